@@ -1,0 +1,58 @@
+"""The `benchbox` command: registers the verbs, turns errors into one line and the right exit code."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import typer
+
+from benchbox import __version__
+from benchbox.errors import EXIT_INTERNAL, BenchboxError
+
+# A verb module defines `register(app)`, and imports what it needs inside its functions: `benchbox --help` must not load torch.
+VERBS = ("run", "plan", "audit", "train", "report", "check", "verify", "data", "listing", "doctor")
+
+app = typer.Typer(
+    name="benchbox",
+    help="Which set-up trains this policy fastest in the memory I have, and is it numerically what I think it is?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"benchbox {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+for verb in VERBS:
+    import_module(f"benchbox.cli.{verb}").register(app)
+
+
+def main() -> None:
+    """Entry point. Errors of ours are one line each on stderr; anything else is a bug and shows its traceback."""
+    try:
+        app()
+    except BenchboxError as error:
+        for line in str(error).splitlines() or [type(error).__name__]:
+            print(f"error: {line}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(EXIT_INTERNAL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""A cell: one point of a matrix, fully resolved, named by the hash of what it holds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimSpec:
+    """AdamW and its schedule. Defaults are those of the pi family (openpi, lerobot)."""
+
+    lr: float = 2.5e-5
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    head_lr: float | None = None  # None: the same as lr
+    max_grad_norm: float = 1.0
+    schedule: str = "warmup_cosine"  # constant | warmup_constant | warmup_cosine
+    warmup_steps: int = 1000
+    total_steps: int = 30_000
+    final_lr: float = 2.5e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSpec:
+    """Where samples come from: the shipped sample dataset, a LeRobot dataset, or generated noise."""
+
+    kind: str = "sample"  # sample | lerobot | synthetic
+    path: str | None = None  # of the LeRobot dataset
+    workers: int = 1  # loader processes a rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One point of a matrix. `batch` is per rank and micro-step; a step consumes batch x accumulation x world_size samples."""
+
+    policy: str
+    size: str
+    backend: str
+    world_size: int
+    batch: int
+    cams: int = 1
+    attention: str = "sdpa"
+    checkpointing: bool = False
+    recipe: str = "bf16_master"
+    accumulation: int = 1
+    seed: int = 0
+    data: DataSpec = field(default_factory=DataSpec)
+    optim: OptimSpec = field(default_factory=OptimSpec)
+
+    @property
+    def cell_id(self) -> str:
+        """Twelve hexadecimal digits of the SHA-256 of the resolved configuration."""
+        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.batch * self.accumulation * self.world_size
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values; `Cell.from_dict` reads them back to an equal cell."""
+        values = asdict(self)
+        values["optim"]["betas"] = list(values["optim"]["betas"])
+        return values
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Cell:
+        optim = dict(values["optim"])
+        optim["betas"] = tuple(optim["betas"])
+        return cls(**{**values, "data": DataSpec(**values["data"]), "optim": OptimSpec(**optim)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureSpec:
+    """How long to look. The launch, not the step, is the statistical sample."""
+
+    warmup_steps: int = 5
+    steps: int = 10
+    launches: int = 3
+    timeout_s: float = 600.0  # of one launch, start to end
+    hang_after_s: float = 120.0  # without any rank reporting progress
