@@ -1,0 +1,34 @@
+"""A threshold: what `benchbox check` holds the records of a run against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """One demand on one metric, in every cell that `where` selects (all of them when it is empty).
+
+    At least one of `expect`, `min`, `max`, `max_regression` is set. `max_regression` is a fraction (0.05 for 5%) of the
+    baseline's value, in the metric's worse direction.
+    """
+
+    metric: str
+    where: Mapping[str, Any] = field(default_factory=dict)
+    expect: str | float | None = None
+    min: float | None = None
+    max: float | None = None
+    max_regression: float | None = None
+
+    def selects(self, cell: Mapping[str, Any]) -> bool:
+        """Whether the demand is on this cell, given as `Cell.to_dict()` or the `cell` of a record."""
+        return all(cell.get(key) == value for key, value in self.where.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, without the demands that are not made; `Threshold(**values)` reads them back."""
+        demands = {name: getattr(self, name) for name in ("expect", "min", "max", "max_regression")}
+        return {"metric": self.metric, "where": dict(self.where)} | {k: v for k, v in demands.items() if v is not None}
