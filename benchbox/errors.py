@@ -6,8 +6,11 @@ end a cell also carry the record status they are filed under, so that a failure 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 EXIT_OK = 0
 EXIT_INTERNAL = 1

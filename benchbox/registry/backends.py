@@ -67,7 +67,7 @@ _BUILT_IN = (
     ),
     BackendInfo(
         name="fsdp1_grad_op",
-        summary="FSDP1 SHARD_GRAD_OP: gradients and optimizer state sharded, parameters kept gathered between forward and backward",
+        summary="FSDP1 SHARD_GRAD_OP: gradients and optimizer state sharded, parameters gathered from forward to backward",
         target="benchbox.backends.fsdp1:Fsdp1GradOp",
     ),
     BackendInfo(

@@ -12,7 +12,7 @@ A batch is a flat dictionary of tensors, born in `benchbox.data` as the policy's
 | `action_dim_mask` | (B, A) bool | which action dimensions the dataset has |
 | `prompt_tokens`, `prompt_mask` | (B, P) int64, bool | task text, with the binned state in it where the spec asks |
 | `response_tokens`, `response_mask` | (B, R) int64, bool | only when `response_tokens` > 0 |
-| `fast_tokens`, `fast_mask` | (B, F) int64, bool | FAST tokens of the action chunk, when `fast_tokens` > 0; pad id is `fast_vocab` - 1 |
+| `fast_tokens`, `fast_mask` | (B, F) int64, bool | FAST tokens of the chunk, when `fast_tokens` > 0; pad id `fast_vocab` - 1 |
 | `fast_truncated` | (B,) int64 | FAST tokens cut off to fit F |
 | `noise` | (B, N, A) float32 | standard normal, drawn per sample from (seed, epoch, index) |
 | `uniform` | (B, U) float32 | uniform in [0, 1), likewise: everything random in a step is in its batch |
@@ -24,11 +24,12 @@ over ranks or accumulation steps, recomputing under checkpointing, or validating
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor, nn
 
     Batch = dict[str, Tensor]
@@ -80,8 +81,8 @@ class Losses(NamedTuple):
 
     `total` is the training loss, a float32 scalar: the mean over samples of each sample's masked mean. A mean of means is
     chosen on purpose: splitting a batch into equal parts, over ranks or accumulation steps, then leaves the gradient unchanged
-    whatever the masks are. `parts` are the detached named terms. `per_sample` holds, for each term, (sum, count), each (B,) float32,
-    when it was asked for.
+    whatever the masks are. `parts` are the detached named terms. `per_sample` holds, for each term, (sum, count), each (B,)
+    float32, when it was asked for.
     """
 
     total: Tensor

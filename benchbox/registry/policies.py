@@ -1,4 +1,4 @@
-"""Policies by name: folders with a `policy.py` and a `presets.yaml`, found in `--policy-dir`, `./policies`, or the bundled copy.
+"""Policies by name: folders with a `policy.py` and a `presets.yaml`, in `--policy-dir`, `./policies`, or the bundled copy.
 
 All search folders together form one package, `benchbox_policies`, so that a policy anywhere can import the shared building
 blocks as `from .._layers.attention import ...`. `benchbox` itself never names a policy.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import sys
 import types
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,8 @@ from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.names import did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from benchbox.registry.contracts import Axes, Policy
 
 PACKAGE = "benchbox_policies"
@@ -94,9 +95,7 @@ def build_policy(name: str, size: str, axes: Axes, extra: Sequence[Path] = ()) -
     """
     entry = policy_entry(name, extra)
     if size not in entry.presets:
-        raise ConfigurationError(
-            Problem("", f"policy {name} has no size {size!r}", did_you_mean(size, entry.presets))
-        )
+        raise ConfigurationError(Problem("", f"policy {name} has no size {size!r}", did_you_mean(size, entry.presets)))
     package = types.ModuleType(PACKAGE)
     package.__path__ = [str(folder) for folder in search_path(extra)]
     if getattr(sys.modules.get(PACKAGE), "__path__", None) != package.__path__:

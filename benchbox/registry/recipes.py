@@ -8,7 +8,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """A precision arrangement. Storage is the dtype of live parameters, compute that of matrix products, stepped that of the
-    tensors (masters, where there are any) and moments the optimizer updates."""
+    tensors (masters, where there are any) and moments the optimizer updates.
+    """
 
     name: str
     summary: str
