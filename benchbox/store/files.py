@@ -1,0 +1,69 @@
+"""JSON on disk: strict, atomic, and with errors that name the file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchbox.errors import RecordError
+
+
+def strict(value: Any) -> Any:
+    """The value with NaN and infinities replaced by None: JSON has no word for them, and strict readers refuse them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(item) for item in value]
+    return value
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that is either the old one or the whole new one, whenever the machine stops."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(0o644)  # mkstemp's 0600 would hide results from colleagues
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON, atomically; non-finite numbers become null."""
+    write_text(path, json.dumps(strict(value), indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        RecordError: the file is missing, unreadable, cut off, or not a JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecordError(f"{path}: no such file") from None
+    except json.JSONDecodeError as error:
+        problem = (
+            "empty" if not error.doc.strip() else f"not whole JSON ({error.msg} at line {error.lineno} column {error.colno})"
+        )
+        raise RecordError(f"{path}: {problem}; delete it and run again to measure what it held") from None
+    except UnicodeDecodeError:
+        raise RecordError(f"{path}: not text") from None
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror or error}") from None
+    if not isinstance(value, dict):
+        raise RecordError(f"{path}: a JSON {type(value).__name__}, and an object is expected")
+    return value

@@ -1,0 +1,158 @@
+"""The launch record, key by key. A public surface: keys are added, never renamed, and a new meaning gets a new key.
+
+Times are seconds, memory is bytes, `per_rank` lists are in rank order. An unknown value is null, and where a reader could
+wonder why, a `reason` stands beside it. A number that JSON cannot hold (NaN, infinity) is null.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from benchbox.errors import RecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SCHEMA_VERSION = 1
+
+STATUSES = ("ok", "oom", "timeout", "hang", "desync", "nan", "crash", "mismatch", "unsupported", "interrupted")
+
+
+class Error(TypedDict):
+    """Why a launch did not end ok."""
+
+    type: str  # class name of the exception, or Killed, LaunchError, MissingRank, ...
+    message: str
+    rank: int | None
+    phase: str | None
+    traceback: str | None
+
+
+class Observed(TypedDict):
+    """Read from live objects, never from configuration. A value the ranks do not share is a list in rank order."""
+
+    backend: str
+    model_class: str
+    optimizer_chain: list[str]  # outermost first
+    sharding: str
+    shard_numel: list[int | None]  # parameter elements held, one a rank
+    attention_kernel: str | None
+    checkpointed_modules: int | None
+    world_size: int
+    device: list[str]  # one a rank
+
+
+class StepTime(TypedDict):
+    """Wall time of every measured step."""
+
+    per_rank: list[list[float]]  # [rank][step]
+    slowest: list[float]  # [step], the largest over ranks
+
+
+class Phase(TypedDict):
+    """Time of one phase in every measured step."""
+
+    per_rank: list[list[float]]  # [rank][step]
+
+
+class Throughput(TypedDict):
+    """Samples per second; the global figure is that of the slowest rank."""
+
+    global_samples_per_s: float  # batch * accumulation * world_size / median over steps of (max over ranks of step time)
+    per_rank_samples_per_s: list[float]
+
+
+class Peak(TypedDict):
+    """Peak memory of one rank since the warm-up boundary."""
+
+    allocated_peak_bytes: int | None
+    reserved_peak_bytes: int | None
+
+
+class WorstPeak(Peak):
+    """The rank with the largest peak."""
+
+    rank: int
+
+
+class Memory(TypedDict):
+    """Peak memory, and what was counted: `torch.cuda` is device memory, `tensor_storage` bytes of live tensors on the host."""
+
+    source: str
+    reason: str | None  # why a figure is null
+    per_rank: list[Peak]
+    worst: WorstPeak
+
+
+class Collective(TypedDict):
+    """One operation in one step: the largest over ranks."""
+
+    count: int
+    bytes: int
+
+
+class Flops(TypedDict):
+    """Floating-point operations of one step, summed over ranks."""
+
+    model_flops_per_step: int | None
+    reason: str | None
+
+
+class Precision(TypedDict):
+    """What every rank's parameters, gradients and optimizer states are made of, and the rules that fired."""
+
+    census: list[dict[str, Any]]  # rank, kind, dtype, device, tensors, elements, bytes
+    findings: list[dict[str, Any]]  # code, severity, title, where, rank, evidence, repair
+
+
+class LaunchRecord(TypedDict):
+    """One fresh process group running one cell."""
+
+    schema_version: int
+    cell_id: str
+    cell: dict[str, Any]  # Cell.to_dict()
+    launch: int  # from 1
+    status: str  # one of STATUSES
+    error: Error | None
+    warmup_steps: int
+    steps: int  # measured steps asked for
+    observed: Observed | None
+    step_time_s: StepTime | None
+    phases_s: dict[str, Phase] | None
+    fused_phases: dict[str, str]  # phase -> why it has no time of its own
+    throughput: Throughput | None
+    memory: Memory | None
+    collectives: dict[str, Collective] | None
+    flops: Flops | None
+    mfu: float | None  # model FLOPs utilisation, the lowest over ranks
+    mfu_reason: str | None
+    precision: Precision | None
+    loss: list[float | None] | None  # every step from the first warm-up step, mean over the global batch
+    grad_norm: list[float | None] | None  # the same steps, before clipping
+    environment: dict[str, Any] | None
+    config: dict[str, Any]  # fully resolved
+    started_at: str  # ISO 8601, UTC
+    duration_s: float  # of the launch, start to end
+
+
+REQUIRED = frozenset(LaunchRecord.__required_keys__)
+
+
+def check_record(value: Mapping[str, Any], where: str) -> None:
+    """Refuse what is not a launch record this version can read.
+
+    Raises:
+        RecordError: a newer schema, an unknown status, or missing keys.
+    """
+    version = value.get("schema_version")
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise RecordError(f"{where}: no schema_version, so not a launch record")
+    if version > SCHEMA_VERSION:
+        raise RecordError(
+            f"{where}: schema version {version}, and this benchbox reads up to {SCHEMA_VERSION}; upgrade benchbox"
+        )
+    missing = sorted(REQUIRED - value.keys())
+    if missing:
+        raise RecordError(f"{where}: missing {', '.join(missing)}; delete it and run again to measure what it held")
+    if value["status"] not in STATUSES:
+        raise RecordError(f"{where}: unknown status {value['status']!r}")
