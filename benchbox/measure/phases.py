@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
+from benchbox.registry.phases import PHASES as PHASES
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
     from types import TracebackType
-
-PHASES = ("data_wait", "forward", "backward", "clip", "optimizer", "zero_grad", "sync")
 
 
 class Instrument(Protocol):
