@@ -64,6 +64,7 @@ def assemble_record(
         "mfu": _lowest([result.get("mfu") for result in merged]),
         "mfu_reason": next((result["mfu_reason"] for result in merged if result.get("mfu_reason")), None),
         "precision": _precision(merged),
+        "samples": [result["samples"] for result in merged] if merged and all("samples" in r for r in merged) else None,
         "loss": first.get("loss") if complete else None,  # the global mean: every rank holds the same
         "grad_norm": first.get("grad_norm") if complete else None,
         "environment": {**(environment or {}), **(first.get("environment") or {})} or None,
@@ -139,14 +140,16 @@ def _memory(ranks: Sequence[Rank]) -> dict[str, Any] | None:
     if not found or not all(found):
         return None
     peaks = [{key: memory[key] for key in ("allocated_peak_bytes", "reserved_peak_bytes")} for memory in found if memory]
-    # What the device had to hold is the reserved peak; where nothing is reserved (host memory), the allocated one decides.
-    by = "reserved_peak_bytes" if all(peak["reserved_peak_bytes"] is not None for peak in peaks) else "allocated_peak_bytes"
+    # The rank named is the one whose device had to hold most: by reserved bytes where they are known, else by allocated ones.
+    # Each figure is the largest over all ranks, so that neither hides behind the other.
+    largest = {key: _largest([peak[key] for peak in peaks]) for key in peaks[0]}
+    by = "allocated_peak_bytes" if largest["reserved_peak_bytes"] is None else "reserved_peak_bytes"
     worst = max(range(len(peaks)), key=lambda rank: peaks[rank][by] or 0)
     return {
         "source": ranks[0]["memory"]["source"],
         "reason": ranks[0]["memory"].get("reason"),
         "per_rank": peaks,
-        "worst": {"rank": worst, **peaks[worst]},
+        "worst": {"rank": worst, **largest},
     }
 
 
@@ -173,6 +176,11 @@ def _flops(ranks: Sequence[Rank]) -> dict[str, Any] | None:
 def _lowest(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return min(known) if known and len(known) == len(values) else None
+
+
+def _largest(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None
 
 
 def _precision(ranks: Sequence[Rank]) -> dict[str, Any] | None:

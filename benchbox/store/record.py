@@ -70,7 +70,7 @@ class Peak(TypedDict):
 
 
 class WorstPeak(Peak):
-    """The rank with the largest peak."""
+    """The largest figures over ranks, and the rank that had to hold most (by reserved bytes where they are known)."""
 
     rank: int
 
@@ -127,6 +127,7 @@ class LaunchRecord(TypedDict):
     mfu: float | None  # model FLOPs utilisation, the lowest over ranks
     mfu_reason: str | None
     precision: Precision | None
+    samples: list[int] | None  # consumed in the measured steps, counted by every rank
     loss: list[float | None] | None  # every step from the first warm-up step, mean over the global batch
     grad_norm: list[float | None] | None  # the same steps, before clipping
     environment: dict[str, Any] | None
