@@ -1,0 +1,22 @@
+import pytest
+
+from benchbox.registry.contracts import BatchSpec
+
+
+@pytest.fixture
+def spec() -> BatchSpec:
+    return BatchSpec(
+        cameras=2,
+        image_size=(16, 20),
+        state_dim=8,
+        action_dim=6,
+        horizon=5,
+        history=3,
+        prompt_tokens=96,
+        text_vocab=300,
+        state_in_prompt=True,
+        response_tokens=4,
+        fast_tokens=12,
+        fast_vocab=256,
+        uniforms=2,
+    )
