@@ -1,0 +1,119 @@
+"""What each field of a matrix may hold, as pydantic types: the one place that says so.
+
+Types are strict (no `"2"` for 2, no `1` for true), and a name that is not known answers with what was probably meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from benchbox.registry.backends import backends
+from benchbox.registry.metrics import METRICS
+from benchbox.registry.names import did_you_mean
+from benchbox.registry.policies import PolicyEntry
+from benchbox.registry.recipes import RECIPES
+
+
+class Strict(BaseModel):
+    """Base of every mapping in a matrix: no unknown keys, no conversions, attribute docstrings become editor hints."""
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, hide_input_in_errors=True
+    )
+
+
+def refuse(message: str, hint: str | None = None) -> PydanticCustomError:
+    """An error to raise in a validator; `spec.problems` prints it as it is."""
+    # The texts travel as context, because pydantic would read braces in them as a template.
+    return PydanticCustomError("refused", "{message}", {"message": message, "hint": hint})
+
+
+def known(kind: str, name: str, names: Iterable[str]) -> str:
+    """The name, when it is one of `names`; refused with the nearest one otherwise."""
+    if name not in names:
+        raise refuse(f"unknown {kind} {name!r}", did_you_mean(name, names))
+    return name
+
+
+def _policy(name: str, info: ValidationInfo) -> str:
+    return known("policy", name, policies_of(info))
+
+
+def _size(name: str, info: ValidationInfo) -> str:
+    # Some policy must have it; that the policy beside it has it is seen when the points are made.
+    return known("size", name, {size for entry in policies_of(info).values() for size in entry.presets})
+
+
+def policies_of(info: ValidationInfo) -> Mapping[str, PolicyEntry]:
+    """The policies that the matrix may name; given as validation context, because `--policy-dir` adds to them."""
+    found: Mapping[str, PolicyEntry] = (info.context or {}).get("policies", {})
+    return found
+
+
+def _batch(value: Any) -> Any:
+    if isinstance(value, Mapping) and "search" in value:
+        raise refuse("searching the largest batch is not there yet", "give a list, such as [1, 2, 4]")
+    return value
+
+
+def _fraction(value: Any) -> Any:
+    """`5%` or 0.05."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return float(value.removesuffix("%")) / 100 if value.endswith("%") else float("nan")
+    except ValueError:
+        raise refuse(f"{value!r} is not a fraction", "write 5% or 0.05") from None
+
+
+def _completed_by_names(names: Iterable[str]) -> WithJsonSchema:
+    # An editor offers the built-in names and accepts any other, since entry points may add some.
+    return WithJsonSchema({"anyOf": [{"enum": sorted(names)}, {"type": "string"}]})
+
+
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Fraction = Annotated[float, BeforeValidator(_fraction), Field(ge=0), WithJsonSchema({"type": ["number", "string"]})]
+Policy = Annotated[str, AfterValidator(_policy)]
+Size = Annotated[str, AfterValidator(_size)]
+Backend = Annotated[str, AfterValidator(lambda name: known("backend", name, backends())), _completed_by_names(backends())]
+Recipe = Annotated[str, AfterValidator(lambda name: known("recipe", name, RECIPES)), WithJsonSchema({"enum": list(RECIPES)})]
+MetricName = Annotated[
+    str, AfterValidator(lambda name: known("metric", name, METRICS)), WithJsonSchema({"enum": list(METRICS)})
+]
+Batch = Annotated[Count, BeforeValidator(_batch)]
+
+
+class Point(Strict):
+    """Some of the fields of a cell: what the top level, a point of a zipped axis, `include`, `exclude` and `where` hold."""
+
+    # The default None only means "not given": it is never validated, so a null in the file is an error.
+    policy: Policy = Field(None)
+    """The policy: a folder of `policies/`."""
+    size: Size = Field(None)
+    """A preset of the policy: tiny, small, full."""
+    backend: Backend = Field(None)
+    """Who shards and reduces."""
+    world_size: Count = Field(None)
+    """Ranks of a process group."""
+    batch: Batch = Field(None)
+    """Samples a rank and micro-step."""
+    cams: Count = Field(None)
+    """Cameras of every sample."""
+    attention: Literal["eager", "sdpa"] = Field(None)
+    """How attention is computed."""
+    checkpointing: bool = Field(None)
+    """Whether activations are recomputed in the backward pass."""
+    recipe: Recipe = Field(None)
+    """The precision recipe."""
+    accumulation: Count = Field(None)
+    """Micro-steps an optimizer step."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(None)
+    """Of parameters and data order."""
+
+    def given(self) -> dict[str, Any]:
+        """The fields that are in the file."""
+        return {name: getattr(self, name) for name in Point.model_fields if name in self.model_fields_set}
