@@ -1,0 +1,75 @@
+"""What a rule is, and the evidence that rules about stepped tensors share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from benchbox.audit.findings import Finding, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from benchbox.audit.facts import Census, SteppedTensor
+
+NAMES_SHOWN = 10
+
+
+class Breach(NamedTuple):
+    """What a rule's check found: how bad, where, and the evidence."""
+
+    severity: Severity
+    where: str
+    rank: int
+    evidence: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One thing that must hold, with everything that is said about it when it does not."""
+
+    code: str
+    title: str
+    severity: Severity  # the worst it can be
+    why: str
+    measured: str
+    repair: str
+    references: tuple[str, ...]
+    check: Callable[[Sequence[Census]], Iterable[Breach]]
+
+    def findings(self, censuses: Sequence[Census]) -> Iterator[Finding]:
+        """The breaches, and one `unknown` for each optimizer that no census could read."""
+        for breach in (*self.check(censuses), *_unknowns(censuses)):
+            yield Finding(
+                code=self.code,
+                severity=breach.severity,
+                title=self.title if breach.severity != "unknown" else f"cannot tell: {self.title}",
+                where=breach.where,
+                rank=breach.rank,
+                evidence=breach.evidence,
+                repair=self.repair
+                if breach.severity != "unknown"
+                else "audit it with an optimizer that is known, or teach the census this one",
+            )
+
+
+def _unknowns(censuses: Sequence[Census]) -> Iterator[Breach]:
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for census in censuses:
+        for opaque in census.opaque:
+            ranks.setdefault((opaque.optimizer, opaque.reason), []).append(census.rank)
+    for (optimizer, reason), seen in ranks.items():
+        yield Breach("unknown", optimizer, min(seen), {"reason": reason, "ranks": sorted(seen)})
+
+
+def stepped_evidence(found: Sequence[tuple[int, SteppedTensor]]) -> dict[str, Any]:
+    """Who and how much: ranks, dtypes, tensors and elements (summed over ranks), and up to ten names."""
+    names = list(dict.fromkeys(tensor.name for _, tensor in found))
+    more = len(names) - NAMES_SHOWN
+    return {
+        "ranks": sorted({rank for rank, _ in found}),
+        "dtypes": sorted({tensor.dtype for _, tensor in found}),
+        "tensors": len(found),
+        "elements": sum(tensor.elements for _, tensor in found),
+        "names": names[:NAMES_SHOWN] + ([f"and {more} more"] if more > 0 else []),
+    }
