@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _PARTITIONS = ("single_partition_of_fp32_groups", "fp32_groups_flat_partition", "fp32_partitioned_groups_flat")
 # What wrappers put into a parameter's path.
 _WRAPPER_NAMES = frozenset({"module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
-# Optimizers whose arithmetic is known: each steps exactly the tensors in its groups, in their own dtype. A subclass elsewhere may
-# hide masters or compensation.
+# Optimizers whose arithmetic is known: each steps exactly the tensors in its groups, in their own dtype. Any other may hide
+# masters or compensation.
 _KNOWN_MODULES = ("torch.optim.", "deepspeed.ops.adam.")
 
 
@@ -64,8 +64,8 @@ def local(tensor: Tensor) -> Tensor:
 def compensation(optimizer: Optimizer, state: Mapping[str, Any]) -> str | None:
     """What keeps updates of 16-bit tensors from being lost inside this optimizer, or None.
 
-    Recognised: stochastic rounding (torchao), Kahan buffers (torchdistx, optimi) and masters or their low halves kept in the state
-    (TransformerEngine's `master_param`, int16 when it stores remainders).
+    Recognised: stochastic rounding (torchao), Kahan buffers (torchdistx, optimi), and masters or their low halves kept in the
+    state (TransformerEngine's `master_param`, int16 when it stores remainders).
     """
     if getattr(optimizer, "bf16_stochastic_round", False):
         return "stochastic rounding"

@@ -39,18 +39,14 @@ class Rule:
 
     def findings(self, censuses: Sequence[Census]) -> Iterator[Finding]:
         """The breaches, and one `unknown` for each optimizer that no census could read."""
-        for breach in (*self.check(censuses), *_unknowns(censuses)):
-            yield Finding(
-                code=self.code,
-                severity=breach.severity,
-                title=self.title if breach.severity != "unknown" else f"cannot tell: {self.title}",
-                where=breach.where,
-                rank=breach.rank,
-                evidence=breach.evidence,
-                repair=self.repair
-                if breach.severity != "unknown"
-                else "audit it with an optimizer that is known, or teach the census this one",
-            )
+        for breach in self.check(censuses):
+            yield self._finding(breach, self.title, self.repair)
+        for breach in _unknowns(censuses):
+            yield self._finding(breach, f"cannot tell whether {self.title}", "audit the set-up with an optimizer that is known")
+
+    def _finding(self, breach: Breach, title: str, repair: str) -> Finding:
+        severity, where, rank, evidence = breach
+        return Finding(code=self.code, severity=severity, title=title, where=where, rank=rank, evidence=evidence, repair=repair)
 
 
 def _unknowns(censuses: Sequence[Census]) -> Iterator[Breach]:

@@ -34,10 +34,10 @@ RULES = (
         code="BXP101",
         title="the optimizer steps 16-bit tensors, and nothing keeps what rounding loses",
         severity="error",
-        why="bfloat16 has 8 bits of precision: an update below 2^-9 of the weight is rounded away every time, however long it trains",
+        why="bfloat16 keeps 8 significant bits: an update below 2^-9 of its weight is rounded away, however often it comes",
         measured="dtype of every tensor the innermost optimizer updates, read on all ranks inside its step",
         repair=(
-            "let the optimizer step float32 masters (recipe bf16_master), or keep parameters in float32 under autocast (fp32_autocast); "
+            "let the optimizer step float32 masters (recipe bf16_master) or float32 parameters under autocast (fp32_autocast); "
             "then tune the learning rate again, because updates that were lost now arrive"
         ),
         references=("OpenTau#181", "accelerate#3979", "transformers#42805", "AReaL#1292"),
