@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.names import did_you_mean
+from benchbox.registry.statuses import STATUSES
 
 Record = Mapping[str, Any]
 Value = float | str | None
@@ -28,6 +29,7 @@ class Metric:
     direction: Direction  # which way is better; none: only equality makes sense
     formula: str
     read: Callable[[Record], Value]
+    words: tuple[str, ...] = ()  # what a metric that is text can say
 
     @property
     def is_number(self) -> bool:
@@ -77,6 +79,7 @@ METRICS: dict[str, Metric] = {
             direction="lower",
             formula="most bytes held by tensors after warm-up, on the rank that held most",
             read=dotted("memory.worst.allocated_peak_bytes"),
+            launches="worst",
         ),
         Metric(
             name="peak_reserved_bytes",
@@ -84,6 +87,7 @@ METRICS: dict[str, Metric] = {
             direction="lower",
             formula="most bytes the allocator took from the device after warm-up, on the rank that took most; null on CPU",
             read=dotted("memory.worst.reserved_peak_bytes"),
+            launches="worst",
         ),
         Metric(
             name="mfu",
@@ -105,6 +109,7 @@ METRICS: dict[str, Metric] = {
             direction="none",
             formula="how the launch ended: ok, or the type of its failure",
             read=dotted("status"),
+            words=STATUSES,
         ),
     )
 }

@@ -6,7 +6,7 @@ Types are strict (no `"2"` for 2, no `1` for true), and a name that is not known
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -14,8 +14,13 @@ from pydantic_core import PydanticCustomError
 from benchbox.registry.backends import backends
 from benchbox.registry.metrics import METRICS
 from benchbox.registry.names import did_you_mean
-from benchbox.registry.policies import PolicyEntry
 from benchbox.registry.recipes import RECIPES
+
+if TYPE_CHECKING:
+    from benchbox.registry.policies import PolicyEntry
+
+# The default of fields that need not be given. A default is not validated, so a null in the file is an error all the same.
+ABSENT: Any = None
 
 
 class Strict(BaseModel):
@@ -54,7 +59,8 @@ def policies_of(info: ValidationInfo) -> Mapping[str, PolicyEntry]:
     return found
 
 
-def _batch(value: Any) -> Any:
+def searched(value: Any) -> Any:
+    """The value, unless it is `{search: max}`."""
     if isinstance(value, Mapping) and "search" in value:
         raise refuse("searching the largest batch is not there yet", "give a list, such as [1, 2, 4]")
     return value
@@ -65,7 +71,7 @@ def _fraction(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return float(value.removesuffix("%")) / 100 if value.endswith("%") else float("nan")
+        return float(value[:-1] if value.endswith("%") else "not a percentage") / 100
     except ValueError:
         raise refuse(f"{value!r} is not a fraction", "write 5% or 0.05") from None
 
@@ -84,34 +90,33 @@ Recipe = Annotated[str, AfterValidator(lambda name: known("recipe", name, RECIPE
 MetricName = Annotated[
     str, AfterValidator(lambda name: known("metric", name, METRICS)), WithJsonSchema({"enum": list(METRICS)})
 ]
-Batch = Annotated[Count, BeforeValidator(_batch)]
+Batch = Annotated[Count, BeforeValidator(searched)]
 
 
 class Point(Strict):
     """Some of the fields of a cell: what the top level, a point of a zipped axis, `include`, `exclude` and `where` hold."""
 
-    # The default None only means "not given": it is never validated, so a null in the file is an error.
-    policy: Policy = Field(None)
+    policy: Policy = ABSENT
     """The policy: a folder of `policies/`."""
-    size: Size = Field(None)
+    size: Size = ABSENT
     """A preset of the policy: tiny, small, full."""
-    backend: Backend = Field(None)
+    backend: Backend = ABSENT
     """Who shards and reduces."""
-    world_size: Count = Field(None)
+    world_size: Count = ABSENT
     """Ranks of a process group."""
-    batch: Batch = Field(None)
+    batch: Batch = ABSENT
     """Samples a rank and micro-step."""
-    cams: Count = Field(None)
+    cams: Count = ABSENT
     """Cameras of every sample."""
-    attention: Literal["eager", "sdpa"] = Field(None)
+    attention: Literal["eager", "sdpa"] = ABSENT
     """How attention is computed."""
-    checkpointing: bool = Field(None)
+    checkpointing: bool = ABSENT
     """Whether activations are recomputed in the backward pass."""
-    recipe: Recipe = Field(None)
+    recipe: Recipe = ABSENT
     """The precision recipe."""
-    accumulation: Count = Field(None)
+    accumulation: Count = ABSENT
     """Micro-steps an optimizer step."""
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(None)
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = ABSENT
     """Of parameters and data order."""
 
     def given(self) -> dict[str, Any]:

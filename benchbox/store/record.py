@@ -9,13 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from benchbox.errors import RecordError
+from benchbox.registry.statuses import STATUSES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SCHEMA_VERSION = 1
-
-STATUSES = ("ok", "oom", "timeout", "hang", "desync", "nan", "crash", "mismatch", "unsupported", "interrupted")
 
 
 class Error(TypedDict):
