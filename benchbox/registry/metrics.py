@@ -29,6 +29,7 @@ class Metric:
     direction: Direction  # which way is better; none: only equality makes sense
     formula: str
     read: Callable[[Record], Value]
+    launches: Literal["median", "worst"] = "median"  # how the values of several launches become that of a cell
     words: tuple[str, ...] = ()  # what a metric that is text can say
 
     @property
