@@ -1,0 +1,1 @@
+"""Building blocks that policies share: towers, attention, masks, flow matching, discrete actions."""

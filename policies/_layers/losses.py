@@ -1,0 +1,35 @@
+"""Sums and counts of each sample, combined into one training loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from benchbox.registry.contracts import Losses
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def token_loss(logits: Tensor, tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy summed over the valid tokens of each sample, and their number: two (B,) float32.
+
+    Args:
+        logits: (B, L, V).
+        tokens: (B, L) int64.
+        valid: (B, L) bool. With no valid token the sum is exactly 0, and so is its gradient.
+    """
+    loss = F.cross_entropy(logits.float().transpose(1, 2), tokens, reduction="none")
+    return torch.where(valid, loss, 0.0).sum(dim=1), valid.sum(dim=1).float()
+
+
+def combine(terms: dict[str, tuple[Tensor, Tensor]], *, per_sample: bool) -> Losses:
+    """Add the terms, each the mean over samples of sum / count; a sample that counts nothing contributes 0 to its mean."""
+    means = {name: (total / count.clamp(min=1.0)).mean() for name, (total, count) in terms.items()}
+    return Losses(
+        total=torch.stack(list(means.values())).sum(),
+        parts={name: mean.detach() for name, mean in means.items()},
+        per_sample={name: (total.detach(), count) for name, (total, count) in terms.items()} if per_sample else None,
+    )

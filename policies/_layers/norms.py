@@ -1,0 +1,50 @@
+"""Root-mean-square norms: Gemma's, and the adaptive one of the action expert."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from .precision import Linear
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EPSILON = 1e-6
+
+
+def normalise(x: Tensor) -> Tensor:
+    """`x` over its root mean square along the last dimension, in float32."""
+    x = x.float()
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + EPSILON)
+
+
+class RMSNorm(nn.Module):
+    """Gemma's norm: multiplies by (1 + weight), so the weight starts at 0. Computed in float32, answers in the dtype of `x`."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (normalise(x) * (1.0 + self.weight.float())).to(x.dtype)
+
+
+class AdaRMSNorm(nn.Module):
+    """A norm whose scale, shift and residual gate come from a condition.
+
+    All three start at 0, as published: a new layer is the identity, and its weights get a gradient from the second step on.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.modulation = Linear(width, 3 * width)
+        nn.init.zeros_(self.modulation.weight)
+        nn.init.zeros_(self.modulation.bias)
+
+    def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        """`x` (B, L, W) modulated by `condition` (B, W), and the gate (B, 1, W) of the branch that follows."""
+        scale, shift, gate = self.modulation(condition).float().unsqueeze(1).chunk(3, dim=-1)
+        return (normalise(x) * (1.0 + scale) + shift).to(x.dtype), gate.to(x.dtype)
