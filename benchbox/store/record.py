@@ -148,9 +148,7 @@ def check_record(value: Mapping[str, Any], where: str) -> None:
     if not isinstance(version, int) or isinstance(version, bool):
         raise RecordError(f"{where}: no schema_version, so not a launch record")
     if version > SCHEMA_VERSION:
-        raise RecordError(
-            f"{where}: schema version {version}, and this benchbox reads up to {SCHEMA_VERSION}; upgrade benchbox"
-        )
+        raise RecordError(f"{where}: schema version {version}; this benchbox reads up to {SCHEMA_VERSION}: upgrade it")
     missing = sorted(REQUIRED - value.keys())
     if missing:
         raise RecordError(f"{where}: missing {', '.join(missing)}; delete it and run again to measure what it held")

@@ -1,0 +1,70 @@
+"""From a whole run to a baseline, and the name of the machine it is of."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from benchbox import __version__
+from benchbox.analysis.summary import label, varying
+from benchbox.errors import RecordError, ThresholdError
+from benchbox.store.baseline import Baseline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from benchbox.analysis.summary import CellSummary
+    from benchbox.store.run import Run
+
+
+def machine_of(records: Iterable[Mapping[str, Any]]) -> str:
+    """The machine that records were taken on, as the measuring processes named it.
+
+    Raises:
+        RecordError: no record names a machine, or they name several.
+    """
+    names = {name for record in records if (name := (record["environment"] or {}).get("machine"))}
+    if not names:
+        raise RecordError("no launch of this run recorded its machine; name it: --machine NAME")
+    if len(names) > 1:
+        raise RecordError(f"the launches of this run were measured on several machines: {', '.join(sorted(names))}")
+    return slug(str(names.pop()))
+
+
+def slug(name: str) -> str:
+    """A name that is safe as a folder on every system."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "machine"
+
+
+def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> Baseline:
+    """The baseline of a run whose every planned launch ended ok.
+
+    Raises:
+        ThresholdError: a cell failed or is missing: a baseline with holes would make later failures look expected.
+    """
+    holes = [summary for summary in summaries if not summary.whole]
+    if holes or not summaries:
+        fields = varying(summary.cell for summary in summaries)
+        first = f": {label(holes[0].cell, fields)} is {holes[0].status}" if holes else ""
+        raise ThresholdError(
+            f"a baseline is made of a whole run, and {len(holes)} of {len(summaries)} cells are not ok in all "
+            f"{run.launches} launches{first}"
+        )
+    cells = {
+        summary.cell_id: {
+            "cell": dict(summary.cell),
+            "values": {name: asdict(spread) if spread else None for name, spread in summary.values.items()},
+        }
+        for summary in summaries
+    }
+    return Baseline(
+        machine=machine,
+        matrix=run.name,
+        promoted_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        benchbox_version=__version__,
+        measure=dict(run.measure),
+        environment=dict(summaries[0].records[-1]["environment"] or {}),
+        cells=cells,
+    )

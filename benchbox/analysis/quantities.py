@@ -1,0 +1,39 @@
+"""Numbers for people: a value and its unit, to a few significant digits, in the prefix that fits."""
+
+from __future__ import annotations
+
+import math
+
+UNKNOWN = "-"
+
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def quantity(value: float | None, unit: str, digits: int = 3) -> str:
+    """`quantity(0.2034, "s")` is `203 ms`, `quantity(2**30, "bytes")` is `1.00 GiB`; a dash where the value is unknown."""
+    if value is None:
+        return UNKNOWN
+    if unit == "s":
+        scale, name = (1.0, "s") if abs(value) >= 10 else (1e3, "ms")
+        return f"{significant(value * scale, digits)} {name}"
+    if unit == "bytes":
+        step = min(int(math.log2(abs(value)) // 10), len(_BYTES) - 1) if abs(value) >= 1 else 0
+        return f"{significant(value / 1024**step, digits)} {_BYTES[step]}"
+    if unit == "fraction":
+        return f"{significant(value * 100, digits)}%"
+    if unit == "loss":
+        return significant(value, max(digits, 4))
+    return f"{significant(value, digits)} {unit}"
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """The number to so many significant digits, never in scientific notation while it is between 1e-4 and 1e9."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    if not 1e-4 <= abs(value) < 1e9:
+        return f"{value:.{digits - 1}e}"
+    rounded = float(f"{value:.{digits - 1}e}")
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    return f"{rounded:.{decimals}f}"

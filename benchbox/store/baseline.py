@@ -1,0 +1,57 @@
+"""Baselines: the metric values of a whole run on one machine, committed to be compared with."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchbox.errors import RecordError
+from benchbox.store.files import read_json, write_json
+from benchbox.store.record import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """`cells` holds, by cell id, the `cell`, and `values`: metric -> {value, low, high, launches}."""
+
+    machine: str
+    matrix: str
+    promoted_at: str  # ISO 8601, UTC
+    benchbox_version: str
+    measure: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    cells: Mapping[str, Mapping[str, Any]]
+
+    def value(self, cell_id: str, metric: str) -> float | None:
+        """A metric of a cell, None when the baseline does not know it."""
+        entry = (self.cells.get(cell_id) or {}).get("values", {}).get(metric)
+        return None if entry is None else float(entry["value"])
+
+
+def baseline_path(folder: Path, machine: str, matrix: str) -> Path:
+    """`<folder>/<machine>/<matrix>.json`"""
+    return folder / machine / f"{matrix}.json"
+
+
+def write_baseline(path: Path, baseline: Baseline) -> None:
+    write_json(path, {"schema_version": SCHEMA_VERSION, **asdict(baseline)})
+
+
+def read_baseline(path: Path) -> Baseline:
+    """A baseline from its file.
+
+    Raises:
+        RecordError: it cannot be read, or is not a baseline.
+    """
+    values = read_json(path)
+    version = values.pop("schema_version", None)
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise RecordError(f"{path}: schema version {version}; this benchbox reads up to {SCHEMA_VERSION}: upgrade it")
+    try:
+        return Baseline(**values)
+    except TypeError as error:
+        raise RecordError(f"{path}: not a baseline ({error})") from None

@@ -1,0 +1,132 @@
+"""Runs for tests of what reads them: no number here was measured. Records go through `assemble_record`, like real ones."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from benchbox.spec.cell import Cell, MeasureSpec
+from benchbox.store.assemble import assemble_record
+from benchbox.store.run import Run, RunStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MEASURE = MeasureSpec(warmup_steps=1, steps=4, launches=2)
+CELL = Cell(policy="example", size="tiny", backend="ddp", world_size=2, batch=2)
+SHARES = {"data_wait": 0.05, "forward": 0.3, "backward": 0.4, "clip": 0.05, "optimizer": 0.15, "zero_grad": 0.02, "sync": 0.03}
+MIB = 2**20
+
+OOM = {
+    "type": "OutOfMemoryError",
+    "message": "tried to allocate 2.00 GiB",
+    "rank": 1,
+    "phase": "backward",
+    "traceback": "Traceback (most recent call last):\n  ...\ntorch.OutOfMemoryError: tried to allocate 2.00 GiB",
+}
+
+
+def rank_result(cell: Cell, rank: int, *, step_s: float = 0.2, launch: int = 1, cuda: bool = False) -> dict[str, Any]:
+    """One rank's `rank<r>.json`. Rank 1 is the slowest; a later launch is a little slower."""
+    steps = [step_s * (1 + 0.01 * step + 0.05 * rank + 0.02 * launch) for step in range(MEASURE.steps)]
+    fused = {"clip": "DeepSpeed clips inside its optimizer step"} if cell.backend.startswith("zero") else {}
+    shares = {name: share for name, share in SHARES.items() if name not in fused}
+    total = sum(shares.values())
+    curve = [2.0 / (step + 1) for step in range(MEASURE.warmup_steps + MEASURE.steps)]
+    allocated = (100 + 10 * rank + 50 * cell.cams) * MIB
+    census = [
+        {"rank": rank, "kind": kind, "dtype": dtype, "device": "cpu", "tensors": 3, "elements": 1000, "bytes": 1000 * size}
+        for kind, dtype, size in (
+            ("parameter", "bfloat16", 2),
+            ("master", "float32", 4),
+            ("exp_avg", "float32", 4),
+            ("exp_avg_sq", "float32", 4),
+        )
+    ]
+    return {
+        "rank": rank,
+        "world_size": cell.world_size,
+        "observed": {
+            "backend": cell.backend,
+            "model_class": "Example",
+            "optimizer_chain": ["AcceleratedOptimizer", "AdamW"],
+            "sharding": "none",
+            "shard_numel": 1000 + rank,
+            "attention_kernel": f"{cell.attention}:flash_cpu" if cell.attention == "sdpa" else cell.attention,
+            "checkpointed_modules": 4 if cell.checkpointing else 0,
+            "world_size": cell.world_size,
+            "device": f"cuda:{rank}" if cuda else "cpu",
+        },
+        "step_time_s": steps,
+        "phases_s": {name: [step * share / total for step in steps] for name, share in shares.items()},
+        "fused_phases": fused,
+        "samples": cell.batch * cell.accumulation * MEASURE.steps,
+        "loss": curve,
+        "grad_norm": curve,
+        "memory": {
+            "source": "torch.cuda" if cuda else "tensor_storage",
+            "allocated_peak_bytes": allocated,
+            "reserved_peak_bytes": allocated + 20 * MIB if cuda else None,
+            "reason": None if cuda else "host memory is not reserved by an allocator of torch's",
+        },
+        "collectives": {"all_reduce": {"count": 3, "bytes": 4000}},
+        "flops": {"model_flops_per_step": 10**9, "reason": None},
+        "mfu": None,
+        "mfu_reason": "the peak of this device is unknown",
+        "precision": {"census": census, "findings": []},
+        "environment": {"machine": "Example CPU, 2 cores", "torch": "2.13.0", "python": "3.12"},
+        "config": cell.to_dict(),
+    }
+
+
+def example_record(
+    cell: Cell = CELL, launch: int = 1, *, status: str = "ok", error: dict[str, Any] | None = None, **results: Any
+) -> dict[str, Any]:
+    """A launch record; a launch that is not ok has no rank results."""
+    ranks = [rank_result(cell, rank, launch=launch, **results) for rank in range(cell.world_size)] if status == "ok" else []
+    return assemble_record(
+        cell=cell,
+        launch=launch,
+        measure=MEASURE,
+        rank_results=ranks,
+        status=status,
+        error=error,
+        started_at="2026-01-01T00:00:00+00:00",
+        duration_s=4.2,
+        environment={"policy_sha256": "0" * 64},
+    )
+
+
+def example_run(cells: list[Cell], **changes: Any) -> Run:
+    values: dict[str, Any] = {
+        "name": "example",
+        "matrix_file": "matrices/example.yaml",
+        "matrix": {"policy": "example", "axes": {"backend": sorted({cell.backend for cell in cells})}},
+        "reference": {"backend": "zero2"},
+        "thresholds": [{"metric": "status", "where": {}, "expect": "ok"}],
+        "measure": asdict(MEASURE),
+        "cells": {cell.cell_id: cell.to_dict() for cell in cells},
+        "skipped": [],
+    }
+    return Run(**values | changes)
+
+
+def write_example(path: Path, *, policy: str = "example", failing: bool = True, cuda: bool = False) -> RunStore:
+    """FSDP against ZeRO-2 at 1 and 4 cameras, eager and sdpa; one cell out of memory (when `failing`), one skipped."""
+    base = replace(CELL, policy=policy)
+    kernels = ({"attention": "eager", "checkpointing": False}, {"attention": "sdpa", "checkpointing": True})
+    speed = {"fsdp1_full": 0.31, "zero2": 0.2}
+    cells = [replace(base, backend=b, cams=cams, **kernel) for b in speed for cams in (1, 4) for kernel in kernels]
+    skipped = {"cell": replace(base, backend="zero3", checkpointing=True).to_dict(), "reason": "zero3 refuses checkpointing"}
+    axes = {"backend": list(speed), "cams": [1, 4], "kernels": list(kernels)}
+    store = RunStore(path)
+    store.write_run(example_run(cells, skipped=[skipped], matrix={"policy": policy, "axes": axes}))
+    for launch in range(1, MEASURE.launches + 1):
+        for cell in cells:
+            if failing and cell is cells[2]:
+                if launch == 1:
+                    store.write_record(example_record(cell, launch, status="oom", error=OOM))
+                continue
+            step_s = speed[cell.backend] * (1 + 0.3 * cell.cams) * (1.2 if cell.checkpointing else 1)
+            store.write_record(example_record(cell, launch, step_s=step_s, cuda=cuda))
+    return store

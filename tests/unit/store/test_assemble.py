@@ -1,0 +1,138 @@
+"""Merging the results of ranks into a launch record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+from example_run import CELL, MEASURE, MIB, OOM, example_record, rank_result
+
+from benchbox.store.assemble import assemble_record
+from benchbox.store.record import REQUIRED, check_record
+
+
+def assemble(ranks, cell=CELL, status="ok", error=None):
+    return assemble_record(
+        cell=cell,
+        launch=1,
+        measure=MEASURE,
+        rank_results=ranks,
+        status=status,
+        error=error,
+        started_at="2026-01-01T00:00:00+00:00",
+        duration_s=1.0,
+        environment=None,
+    )
+
+
+def test_a_record_has_exactly_the_documented_keys():
+    assert set(example_record()) == REQUIRED
+    check_record(example_record(), "here")
+
+
+def test_the_step_time_is_that_of_the_slowest_rank_of_each_step_and_throughput_follows_from_it():
+    fast, slow = rank_result(CELL, 0), rank_result(CELL, 1)
+    fast["step_time_s"], slow["step_time_s"] = [0.1, 0.4, 0.1, 0.1], [0.2, 0.2, 0.2, 0.3]
+    record = assemble([slow, fast])
+    assert record["step_time_s"] == {"per_rank": [[0.1, 0.4, 0.1, 0.1], [0.2, 0.2, 0.2, 0.3]], "slowest": [0.2, 0.4, 0.2, 0.3]}
+    assert record["throughput"]["global_samples_per_s"] == pytest.approx(2 * 1 * 2 / 0.25)
+    assert record["throughput"]["per_rank_samples_per_s"] == pytest.approx([2 / 0.1, 2 / 0.2])
+
+
+def test_accumulated_samples_count():
+    cell = replace(CELL, accumulation=4)
+    record = example_record(cell)
+    expected = 2 * 4 * 2 / median(record["step_time_s"]["slowest"])
+    assert record["throughput"]["global_samples_per_s"] == pytest.approx(expected)
+
+
+def test_ranks_that_measured_different_numbers_of_steps_are_a_desync():
+    ranks = [rank_result(CELL, rank) for rank in range(2)]
+    ranks[1]["step_time_s"].pop()
+    record = assemble(ranks)
+    assert (record["status"], record["error"]["type"]) == ("desync", "DesyncError")
+    assert record["throughput"] is None
+
+
+def test_fewer_steps_than_requested_are_a_mismatch():
+    ranks = [rank_result(CELL, rank) for rank in range(2)]
+    for rank in ranks:
+        rank["step_time_s"].pop()
+    assert assemble(ranks)["error"]["message"] == "3 steps were measured and 4 requested"
+
+
+def test_ok_is_not_believed_when_a_rank_left_no_result():
+    record = assemble([rank_result(CELL, 1)])
+    assert (record["status"], record["error"]["type"], record["error"]["rank"]) == ("crash", "MissingRank", 0)
+    assert record["step_time_s"] is record["memory"] is record["loss"] is None
+
+
+def test_ranks_that_observed_different_things_are_a_mismatch_that_names_them():
+    ranks = [rank_result(CELL, rank) for rank in range(2)]
+    ranks[1]["observed"]["sharding"] = "full"
+    record = assemble(ranks)
+    assert record["status"] == "mismatch"
+    assert record["error"]["message"] == "ranks disagree on observed sharding: 'none' on rank 0, 'full' on rank 1"
+
+
+def test_what_ranks_rightly_differ_in_is_kept_for_each():
+    observed = example_record(cuda=True)["observed"]
+    assert observed["shard_numel"] == [1000, 1001]
+    assert observed["device"] == ["cuda:0", "cuda:1"]
+
+
+def test_the_worst_rank_is_headlined_and_neither_peak_hides_behind_the_other():
+    ranks = [rank_result(CELL, rank, cuda=True) for rank in range(2)]
+    ranks[0]["memory"] |= {"allocated_peak_bytes": 300 * MIB, "reserved_peak_bytes": 310 * MIB}
+    ranks[1]["memory"] |= {"allocated_peak_bytes": 100 * MIB, "reserved_peak_bytes": 400 * MIB}
+    worst = assemble(ranks)["memory"]["worst"]
+    assert worst == {"rank": 1, "allocated_peak_bytes": 300 * MIB, "reserved_peak_bytes": 400 * MIB}
+
+
+def test_unreserved_host_memory_stays_unknown_with_its_reason():
+    memory = example_record()["memory"]
+    assert memory["worst"] == {"rank": 1, "allocated_peak_bytes": 160 * MIB, "reserved_peak_bytes": None}
+    assert memory["reason"]
+
+
+def test_a_failed_launch_keeps_its_error_and_claims_nothing():
+    record = example_record(status="oom", error=OOM)
+    assert record["error"] == OOM
+    measured = (
+        "observed",
+        "step_time_s",
+        "phases_s",
+        "throughput",
+        "memory",
+        "collectives",
+        "flops",
+        "mfu",
+        "precision",
+        "loss",
+    )
+    assert {key: record[key] for key in measured} == dict.fromkeys(measured)
+    assert set(record) == REQUIRED
+
+
+def test_a_failed_launch_whose_ranks_all_reported_keeps_the_evidence_but_quotes_no_throughput():
+    record = assemble([rank_result(CELL, rank) for rank in range(2)], status="mismatch", error=OOM)
+    assert record["observed"] is not None
+    assert record["step_time_s"] is not None
+    assert record["throughput"] is None
+
+
+def test_a_finding_that_every_rank_reports_is_one_finding():
+    ranks = [rank_result(CELL, rank) for rank in range(2)]
+    for rank in ranks:
+        rank["precision"]["findings"] = [{"code": "BXP101", "severity": "error", "rank": 0}]
+    precision = assemble(ranks)["precision"]
+    assert len(precision["findings"]) == 1
+    assert {entry["rank"] for entry in precision["census"]} == {0, 1}
+
+
+def test_phases_of_all_ranks_stand_side_by_side_and_fused_ones_are_named():
+    record = example_record(replace(CELL, backend="zero2"))
+    assert "clip" not in record["phases_s"]
+    assert record["fused_phases"] == {"clip": "DeepSpeed clips inside its optimizer step"}
+    assert [len(steps) for steps in record["phases_s"]["forward"]["per_rank"]] == [4, 4]

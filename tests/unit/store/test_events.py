@@ -1,0 +1,90 @@
+"""Event files that are read while they are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from threading import Thread
+
+import pytest
+
+from benchbox.errors import RecordError
+from benchbox.store.events import EventWriter, read_events
+
+
+def test_what_is_written_is_read_back_with_rank_and_time(tmp_path):
+    writer = EventWriter(tmp_path / "launch-1" / "events-rank3.jsonl", rank=3)
+    writer.write("progress", stage="measure", step=2, of=10, phase=None)
+    events, _ = read_events(tmp_path / "launch-1" / "events-rank3.jsonl")
+    assert [{**event, "t": None} for event in events] == [
+        {"t": None, "rank": 3, "event": "progress", "stage": "measure", "step": 2, "of": 10, "phase": None}
+    ]
+    assert events[0]["t"] > 1.7e9
+
+
+def test_reading_goes_on_where_it_stopped_and_waits_for_the_end_of_a_line(tmp_path):
+    path = tmp_path / "events.jsonl"
+    writer = EventWriter(path, 0)
+    writer.write("start", pid=1)
+    first, offset = read_events(path)
+    with path.open("ab") as stream:
+        stream.write(b'{"event": "pro')
+    assert read_events(path, offset) == ([], offset)
+    with path.open("ab") as stream:
+        stream.write(b'gress"}\n')
+    writer.write("done")
+    rest, offset = read_events(path, offset)
+    assert [event["event"] for event in first + rest] == ["start", "progress", "done"]
+    assert read_events(path, offset) == ([], path.stat().st_size)
+
+
+def test_a_file_that_does_not_exist_yet_has_no_events(tmp_path):
+    assert read_events(tmp_path / "events.jsonl") == ([], 0)
+
+
+def test_a_damaged_line_is_named_by_file_and_byte(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "start"}\nnot an event\n')
+    with pytest.raises(RecordError, match=r"events\.jsonl: the line at byte 19 is not an event"):
+        read_events(path)
+
+
+def test_threads_of_a_rank_never_write_into_each_others_lines(tmp_path):
+    path = tmp_path / "events.jsonl"
+    writer = EventWriter(path, 0)
+    threads = [Thread(target=lambda: [writer.write("heartbeat", filler="x" * 500) for _ in range(200)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read_events(path)[0]) == 800
+
+
+def test_numbers_json_cannot_hold_are_null_and_other_objects_are_text(tmp_path):
+    path = tmp_path / "events.jsonl"
+    EventWriter(path, 0).write("error", value=float("nan"), where=tmp_path)
+    line = path.read_text()
+    assert "NaN" not in line
+    assert json.loads(line)["where"] == str(tmp_path)
+
+
+def test_a_rank_killed_while_writing_leaves_whole_events(tmp_path):
+    path = tmp_path / "events.jsonl"
+    code = (
+        "import sys; from pathlib import Path; from benchbox.store.events import EventWriter\n"
+        "writer = EventWriter(Path(sys.argv[1]), 0)\nprint('ready', flush=True)\n"
+        "while True: writer.write('heartbeat', filler='x' * 3000)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    while not path.exists() or path.stat().st_size < 100_000:
+        pass
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    events, offset = read_events(path)
+    assert len(events) > 30
+    assert path.stat().st_size - offset < 3100

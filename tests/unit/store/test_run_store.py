@@ -1,0 +1,163 @@
+"""Run directories: written atomically, read with errors that name the file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from example_run import CELL, OOM, example_record, example_run, write_example
+
+from benchbox.errors import EXIT_USAGE, RecordError
+from benchbox.store.baseline import Baseline, read_baseline, write_baseline
+from benchbox.store.files import write_text
+from benchbox.store.run import RunStore
+from benchbox.store.table import table, write_tables
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = RunStore(tmp_path / "run")
+    store.write_run(example_run([CELL]))
+    return store
+
+
+def test_a_run_and_its_records_are_read_back_as_written(store):
+    record = example_record()
+    store.write_record(record)
+    assert store.run() == example_run([CELL], created_at=store.run().created_at)
+    assert list(store.records()) == [record]
+    assert store.record(CELL.cell_id, 1) == record
+    assert store.record(CELL.cell_id, 2) is None
+
+
+def test_records_come_in_the_order_of_the_plan_then_by_launch(tmp_path):
+    cells = [replace(CELL, batch=batch) for batch in (3, 1, 2)]
+    store = RunStore(tmp_path)
+    store.write_run(example_run(cells))
+    for launch in (10, 2, 1):
+        for cell in cells:
+            store.write_record(example_record(cell, launch))
+    found = [(record["cell"]["batch"], record["launch"]) for record in store.records()]
+    assert found == [(batch, launch) for batch in (3, 1, 2) for launch in (1, 2, 10)]
+
+
+def test_only_a_launch_that_ended_ok_counts_as_ok(store):
+    store.write_record(example_record(launch=1))
+    store.write_record(example_record(launch=2, status="oom", error=OOM))
+    assert [store.has_ok(CELL.cell_id, launch) for launch in (1, 2, 3)] == [True, False, False]
+
+
+def test_cells_that_are_no_longer_planned_are_not_part_of_the_run(store):
+    store.write_record(example_record())
+    store.write_run(example_run([replace(CELL, batch=7)]))
+    assert list(store.records()) == []
+
+
+def test_logs_and_events_of_a_launch_are_not_mistaken_for_records(store):
+    store.write_record(example_record())
+    folder = store.launch_dir(CELL.cell_id, 1)
+    folder.mkdir()
+    (folder / "rank0.json").write_text("{}")
+    assert len(list(store.records())) == 1
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
+    path = tmp_path / "file.json"
+    write_text(path, "old")
+    monkeypatch.setattr("os.fsync", lambda descriptor: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_record_holds_no_number_that_is_not_json(store):
+    store.write_record(example_record() | {"loss": [1.0, float("nan"), float("inf")]})
+    text = store.record_path(CELL.cell_id, 1).read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["loss"] == [1.0, None, None]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "not whole JSON"),
+        (lambda text: "", "empty"),
+        (lambda text: "[1]", "a JSON list"),
+        (lambda text: "{}", "no schema_version, so not a launch record"),
+        (lambda text: text.replace('"schema_version": 1', '"schema_version": 2'), "schema version 2; .* upgrade it"),
+        (lambda text: text.replace('"loss"', '"lost"'), "missing loss"),
+        (lambda text: text.replace('"status": "ok"', '"status": "fine"'), "unknown status 'fine'"),
+        (lambda text: text.replace('"launch": 1', '"launch": 2'), "moved or copied here"),
+        (lambda text: "\udcff", "not text"),
+    ],
+)
+def test_a_damaged_record_is_one_line_that_names_the_file_and_what_is_wrong(store, damage, message):
+    path = store.write_record(example_record())
+    path.write_bytes(damage(path.read_text()).encode(errors="surrogateescape"))
+    with pytest.raises(RecordError, match=message) as caught:
+        list(store.records())
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == EXIT_USAGE
+
+
+def test_what_is_not_a_run_directory_is_refused_with_how_to_get_one(tmp_path):
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(RecordError, match="`benchbox run MATRIX` makes one"):
+            RunStore(path).run()
+
+
+@pytest.mark.parametrize("change", [{"cells": 3}, {"measure": {}}, {"measure": {"launches": 0}}, {"surprise": 1}])
+def test_a_damaged_run_file_is_refused(store, change):
+    path = store.path / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(RecordError, match=r"run\.json: not what benchbox writes"):
+        store.run()
+
+
+def test_the_table_has_one_row_a_launch_and_survives_parquet_and_csv(tmp_path):
+    records = list(write_example(tmp_path).records())
+    frame = table(records)
+    assert len(frame) == len(records) == 15
+    failed = frame[frame["status"] == "oom"].iloc[0]
+    assert failed["error.type"] == "OutOfMemoryError"
+    assert pd.isna(failed["step_time_s"])
+    csv, parquet = write_tables(records, tmp_path)
+    pd.testing.assert_frame_equal(pd.read_parquet(parquet), frame)
+    again = pd.read_csv(csv)
+    assert again["global_samples_per_s"].tolist()[0] == records[0]["throughput"]["global_samples_per_s"]
+    assert frame["peak_reserved_bytes"].isna().all()
+    assert pd.read_parquet(parquet)["peak_reserved_bytes"].dtype == "Float64"
+
+
+def test_a_run_without_records_has_an_empty_table(tmp_path):
+    csv, parquet = write_tables([], tmp_path)
+    assert csv.exists()
+    assert len(pd.read_parquet(parquet)) == 0
+
+
+def test_a_baseline_is_read_back_as_written_and_something_else_is_refused(tmp_path):
+    baseline = Baseline(
+        machine="m",
+        matrix="x",
+        promoted_at="now",
+        benchbox_version="0",
+        measure={},
+        environment={},
+        cells={
+            "abc": {"cell": {}, "values": {"step_time_s": {"value": 0.5, "low": 0.4, "high": 0.6, "launches": 3}, "mfu": None}}
+        },
+    )
+    path = tmp_path / "m" / "x.json"
+    write_baseline(path, baseline)
+    assert read_baseline(path) == baseline
+    assert (baseline.value("abc", "step_time_s"), baseline.value("abc", "mfu"), baseline.value("abd", "mfu")) == (
+        0.5,
+        None,
+        None,
+    )
+    path.write_text('{"schema_version": 1}')
+    with pytest.raises(RecordError, match="not a baseline"):
+        read_baseline(path)
