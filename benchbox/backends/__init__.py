@@ -1,1 +1,1 @@
-
+"""Who shards and reduces. One `Accelerator` underneath each; what runs is read back from live objects."""

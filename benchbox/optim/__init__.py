@@ -1,1 +1,16 @@
+"""What the optimizer steps: parameter groups by name, masters of 16-bit parameters, the gradient norm, schedules."""
 
+from benchbox.optim.groups import GroupPlan, bind_groups, plan_groups
+from benchbox.optim.masters import MasterWeightOptimizer
+from benchbox.optim.norm import clip_coefficient, squared_norm
+from benchbox.optim.schedules import build_schedule
+
+__all__ = [
+    "GroupPlan",
+    "MasterWeightOptimizer",
+    "bind_groups",
+    "build_schedule",
+    "clip_coefficient",
+    "plan_groups",
+    "squared_norm",
+]

@@ -1,0 +1,74 @@
+"""Where an `Accelerator` is made, and the one place that knows how to get a sharding one without a GPU.
+
+On CUDA accelerate does everything by itself. On CPU, `Accelerator(cpu=True, fsdp_plugin=...)` silently drops the plugin and
+runs DDP, so the state is set by hand after construction, here and nowhere else; `observe` checks what came of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, InitProcessGroupKwargs, ParallelismConfig
+
+
+def single_accelerator() -> Accelerator:
+    """For one process. A launcher's variables would make accelerate wrap even a single process in DDP, so they are taken away."""
+    for variable in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(variable, None)
+    return Accelerator(cpu=not torch.cuda.is_available())
+
+
+def ddp_accelerator() -> Accelerator:
+    """For ranks under a launcher."""
+    return Accelerator(cpu=not torch.cuda.is_available())
+
+
+def fsdp_accelerator(plugin: FullyShardedDataParallelPlugin, parallelism: ParallelismConfig | None = None) -> Accelerator:
+    """For FSDP1 and FSDP2; `parallelism` gives a hybrid mesh."""
+    if torch.cuda.is_available():
+        return Accelerator(fsdp_plugin=plugin, parallelism_config=parallelism)
+    accelerator = Accelerator(cpu=True)
+    state = accelerator.state
+    state.distributed_type = DistributedType.FSDP
+    PartialState._shared_state["distributed_type"] = DistributedType.FSDP  # noqa: SLF001
+    state.fsdp_plugin = plugin
+    state.device = torch.device("cpu")  # accelerate says cpu:0, which FSDP refuses
+    if parallelism is not None:
+        state.parallelism_config = parallelism
+        state.device_mesh = parallelism.build_device_mesh("cpu")
+    return accelerator
+
+
+def deepspeed_accelerator(plugin: Any, accumulation: int) -> Accelerator:
+    """For ZeRO. `cpu=True` would drop the plugin; the environment the backend asks for makes the rest work on CPU."""
+    handlers = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo", timeout=timedelta(minutes=30))]
+    mixed_precision = "bf16" if plugin.deepspeed_config["bf16"]["enabled"] else "no"
+    return Accelerator(
+        mixed_precision=mixed_precision,
+        deepspeed_plugin=plugin,
+        gradient_accumulation_steps=accumulation,
+        kwargs_handlers=handlers,
+    )
+
+
+def device_of(accelerator: Accelerator) -> torch.device:
+    """The device of this rank: `cuda:<local rank>` or plain `cpu`."""
+    device: torch.device = accelerator.device
+    return torch.device("cpu") if device.type == "cpu" else device
+
+
+def forget() -> None:
+    """Drop accelerate's process-wide state, so that the next backend of this process starts from nothing. The process group stays."""
+    group = dist.is_initialized()
+    AcceleratorState._reset_state()  # noqa: SLF001
+    GradientState._reset_state()  # noqa: SLF001
+    PartialState._shared_state.clear()  # noqa: SLF001
+    gc.collect()
+    assert dist.is_initialized() == group

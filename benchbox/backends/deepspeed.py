@@ -1,0 +1,112 @@
+"""DeepSpeed ZeRO 1, 2 and 3."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from benchbox.backends.base import Backend, Prepared, adamw, bind_groups, build_schedule
+
+if TYPE_CHECKING:
+    from benchbox.optim import GroupPlan
+    from benchbox.registry.recipes import Recipe
+    from benchbox.spec.cell import OptimSpec
+
+_DEFAULT_BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's own default for reduce and gather buckets
+
+
+class _Zero(Backend):
+    """accelerate's engine wrapper steps inside `backward`; here backward and step are called one by one, so that their times
+    are their own. Clipping stays inside DeepSpeed's optimizer step and is declared so.
+    """
+
+    stage: ClassVar[int]
+    fused_phases: ClassVar[dict[str, str]] = {"clip": "DeepSpeed clips inside its optimizer step: see optimizer"}
+
+    @staticmethod
+    def environment() -> dict[str, str]:
+        variables = {"ACCELERATE_USE_DEEPSPEED": "true"}
+        if not torch.cuda.is_available():
+            variables["DS_ACCELERATOR"] = "cpu"
+        return variables
+
+    def _prepare(self, policy: Any, recipe: Recipe, optim: OptimSpec, plans: list[GroupPlan]) -> Prepared:
+        from accelerate.utils import DeepSpeedPlugin
+
+        from benchbox.backends.accelerators import deepspeed_accelerator, device_of
+
+        numel = sum(parameter.numel() for parameter in policy.parameters())
+        plugin = DeepSpeedPlugin(hf_ds_config=self._config(recipe, numel))
+        accelerator = deepspeed_accelerator(plugin, self._shape.accumulation)
+        self.device = device_of(accelerator)
+        policy.to(self.device)
+        basic = adamw(bind_groups(plans, policy.named_parameters()), optim)
+        engine, optimizer = accelerator.prepare(policy, basic)
+        self._engine = engine
+        # DeepSpeed replaces the tensors in the groups of this same AdamW by its partitions, and steps it.
+        return Prepared(engine, optimizer, basic, build_schedule(basic, optim))
+
+    def _config(self, recipe: Recipe, numel: int) -> dict[str, Any]:
+        # A bucket is allocated whole, so one larger than the model only wastes memory.
+        bucket = min(_DEFAULT_BUCKET_ELEMENTS, numel)
+        zero: dict[str, Any] = {"stage": self.stage, "reduce_bucket_size": bucket}
+        if self.stage == 3:
+            # DeepSpeed's default keeps parameters under 1e5 elements whole, which in a small policy is all of them.
+            zero |= {"stage3_param_persistence_threshold": min(100_000, numel // 1000), "stage3_prefetch_bucket_size": bucket}
+        else:
+            zero |= {"allgather_bucket_size": bucket}
+        pure = recipe.stepped == "bfloat16"
+        config: dict[str, Any] = {
+            "zero_optimization": zero,
+            "gradient_clipping": self._shape.max_grad_norm,
+            "train_micro_batch_size_per_gpu": self._shape.batch,
+            "gradient_accumulation_steps": self._shape.accumulation,
+            "bf16": {
+                "enabled": recipe.storage == "bfloat16",
+                "bf16_master_weights_and_grads": pure,
+                "bf16_optimizer_states": pure,
+            },
+            "fp16": {"enabled": False},
+            "steps_per_print": 2**31,
+            "wall_clock_breakdown": False,
+        }
+        if recipe.storage != recipe.compute:
+            # No module is "lower precision safe": those would have their gradients reduced in bfloat16, unlike everywhere else.
+            config["torch_autocast"] = {
+                "enabled": True,
+                "dtype": recipe.compute,
+                "lower_precision_safe_modules": [],
+            }
+        return config
+
+    def backward(self, loss: Tensor, *, boundary: bool) -> None:
+        self._engine.set_gradient_accumulation_boundary(is_boundary=boundary)
+        self._engine.backward(loss)  # divides by the accumulation itself
+
+    def clip(self) -> None:
+        """Nothing of its own: see `fused_phases`."""
+
+    def step(self) -> None:
+        """Clip, step the partitions, gather the updated parameters."""
+        self._engine.step()
+        self.grad_norm = torch.as_tensor(self._engine.get_global_grad_norm(), dtype=torch.float32, device=self.device)
+
+    def zero_grad(self) -> None:
+        """DeepSpeed clears gradients in its step."""
+
+
+class Zero1(_Zero):
+    name = "zero1"
+    stage = 1
+
+
+class Zero2(_Zero):
+    name = "zero2"
+    stage = 2
+
+
+class Zero3(_Zero):
+    name = "zero3"
+    stage = 3

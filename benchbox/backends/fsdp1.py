@@ -1,0 +1,78 @@
+"""FSDP1: flat parameters, sharded unit by unit."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch.distributed as dist
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch import Tensor
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+
+from benchbox.backends.accelerators import device_of, fsdp_accelerator
+from benchbox.backends.base import DTYPES, Backend, Prepared, adamw, bind_groups, build_schedule
+
+if TYPE_CHECKING:
+    from benchbox.optim import GroupPlan
+    from benchbox.registry.recipes import Recipe
+    from benchbox.spec.cell import OptimSpec
+
+
+class _Fsdp1(Backend):
+    strategy: ClassVar[ShardingStrategy]
+
+    def _prepare(self, policy: Any, recipe: Recipe, optim: OptimSpec, plans: list[GroupPlan]) -> Prepared:
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=1,
+            sharding_strategy=self.strategy.name,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=[unit.__name__ for unit in policy.layer_units()],
+            use_orig_params=True,
+            mixed_precision_policy=_mixed_precision(recipe),
+        )
+        accelerator = fsdp_accelerator(plugin)
+        self.device = device_of(accelerator)
+        # The shards keep the dtype wrapped here. Casting float32 weights before wrapping is what put Adam's state in bfloat16.
+        policy.to(device=self.device, dtype=DTYPES[recipe.stepped])
+        model = accelerator.prepare_model(policy)
+        stepping = adamw(bind_groups(plans, model.named_parameters()), optim)
+        optimizer = accelerator.prepare_optimizer(stepping, device_placement=False)
+        return Prepared(model, optimizer, stepping, build_schedule(stepping, optim))
+
+    def context(self, *, boundary: bool) -> AbstractContextManager[Any]:
+        model = self.prepared.model
+        if boundary or not isinstance(model, FullyShardedDataParallel):
+            return nullcontext()
+        return model.no_sync()
+
+    def _sum_over_shards(self, value: Tensor) -> Tensor:
+        if isinstance(self.prepared.model, FullyShardedDataParallel):
+            dist.all_reduce(value, group=self.prepared.model.process_group)
+        return value
+
+
+def _mixed_precision(recipe: Recipe) -> MixedPrecision | None:
+    """Sharded weights in one dtype, gathered and reduced in another. Inputs are left alone: the policy casts them where they
+    enter a product, and noise, times and normalisation statistics must stay float32.
+    """
+    if recipe.storage == recipe.stepped:
+        return None
+    dtype = DTYPES[recipe.storage]
+    return MixedPrecision(
+        param_dtype=dtype,
+        reduce_dtype=dtype,
+        buffer_dtype=None,
+        cast_forward_inputs=False,
+        cast_root_forward_inputs=False,
+    )
+
+
+class Fsdp1Full(_Fsdp1):
+    name = "fsdp1_full"
+    strategy = ShardingStrategy.FULL_SHARD
+
+
+class Fsdp1GradOp(_Fsdp1):
+    name = "fsdp1_grad_op"
+    strategy = ShardingStrategy.SHARD_GRAD_OP

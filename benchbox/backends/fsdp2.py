@@ -1,0 +1,89 @@
+"""FSDP2: parameters are DTensors; HSDP is the same on a two-dimensional mesh."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from accelerate.utils import FullyShardedDataParallelPlugin, ParallelismConfig
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
+
+from benchbox.backends.accelerators import device_of, fsdp_accelerator
+from benchbox.backends.base import DTYPES, Backend, Prepared, adamw, bind_groups, build_schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchbox.optim import GroupPlan
+    from benchbox.registry.recipes import Recipe
+    from benchbox.spec.cell import OptimSpec
+
+
+class Fsdp2(Backend):
+    name = "fsdp2"
+
+    def _prepare(self, policy: Any, recipe: Recipe, optim: OptimSpec, plans: list[GroupPlan]) -> Prepared:
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            reshard_after_forward=True,
+            auto_wrap_policy="transformer_based_wrap",
+            transformer_cls_names_to_wrap=[unit.__name__ for unit in policy.layer_units()],
+            mixed_precision_policy=_mixed_precision(recipe),
+        )
+        accelerator = fsdp_accelerator(plugin, self._parallelism())
+        self.device = device_of(accelerator)
+        policy.to(device=self.device, dtype=DTYPES[recipe.stepped])
+        # accelerate prepares the two together: it shards the model in place and points the optimizer at the DTensors.
+        stepping = adamw(bind_groups(plans, policy.named_parameters()), optim)
+        model, optimizer = accelerator.prepare(policy, stepping)
+        return Prepared(model, optimizer, stepping, build_schedule(stepping, optim))
+
+    def _parallelism(self) -> ParallelismConfig | None:
+        return None
+
+    def context(self, *, boundary: bool) -> AbstractContextManager[Any]:
+        model = self.prepared.model
+        return nullcontext() if boundary or not isinstance(model, FSDPModule) else _no_reduction(model)
+
+    def _sum_over_shards(self, value: Tensor) -> Tensor:
+        parameter = next(self.prepared.model.parameters())
+        if isinstance(parameter, DTensor):
+            # The last mesh dimension is the one sharded over; across replicas every copy has the same sum.
+            dist.all_reduce(value, group=parameter.device_mesh.get_group(parameter.device_mesh.ndim - 1))
+        return value
+
+
+class Hsdp(Fsdp2):
+    """Shards within pairs of ranks, replicates across the pairs."""
+
+    name = "hsdp"
+
+    def _parallelism(self) -> ParallelismConfig:
+        ranks = dist.get_world_size() if dist.is_initialized() else _world_size_from_launcher()
+        return ParallelismConfig(dp_replicate_size=ranks // 2, dp_shard_size=2)
+
+
+def _world_size_from_launcher() -> int:
+    import os
+
+    return int(os.environ["WORLD_SIZE"])
+
+
+@contextmanager
+def _no_reduction(model: FSDPModule) -> Iterator[None]:
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def _mixed_precision(recipe: Recipe) -> MixedPrecisionPolicy:
+    """As for FSDP1: storage and optimizer in the stepped dtype, gather and reduction in the storage dtype, inputs left alone."""
+    if recipe.storage == recipe.stepped:
+        return MixedPrecisionPolicy(cast_forward_inputs=False)
+    dtype = DTYPES[recipe.storage]
+    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype, cast_forward_inputs=False)

@@ -1,0 +1,74 @@
+"""One process, and DDP: every rank holds everything."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from benchbox.backends.accelerators import ddp_accelerator, device_of, single_accelerator
+from benchbox.backends.base import DTYPES, Backend, Prepared, adamw, adamw_arguments, bind_groups, build_schedule
+from benchbox.optim import MasterWeightOptimizer
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from benchbox.optim import GroupPlan
+    from benchbox.registry.recipes import Recipe
+    from benchbox.spec.cell import OptimSpec
+
+
+class _Replicated(Backend):
+    """Keeps no masters of its own, so a recipe that steps in another dtype than it stores gets `MasterWeightOptimizer`."""
+
+    @abstractmethod
+    def _accelerator(self) -> Accelerator: ...
+
+    def _prepare(self, policy: Any, recipe: Recipe, optim: OptimSpec, plans: list[GroupPlan]) -> Prepared:
+        accelerator = self._accelerator()
+        self.device = device_of(accelerator)
+        policy.to(self.device)
+        has_masters = recipe.stepped != recipe.storage
+        # Before the cast: what the cast rounds away is just what masters are for.
+        full = {name: parameter.detach().clone() for name, parameter in policy.named_parameters()} if has_masters else {}
+        policy.to(DTYPES[recipe.storage])
+        model = accelerator.prepare_model(policy)
+        groups = bind_groups(plans, model.named_parameters())
+        if has_masters:
+            masters = [full[name] for plan in plans for name in plan.names]
+            stepping: torch.optim.Optimizer = MasterWeightOptimizer(
+                groups, torch.optim.AdamW, masters=masters, **adamw_arguments(optim)
+            )
+        else:
+            stepping = adamw(groups, optim)
+        optimizer = accelerator.prepare_optimizer(stepping, device_placement=False)
+        return Prepared(model, optimizer, stepping, build_schedule(stepping, optim))
+
+    def clip(self) -> None:
+        if isinstance(self.prepared.stepping, MasterWeightOptimizer):
+            self.grad_norm = self.prepared.stepping.clip_grad_norm_(self._shape.max_grad_norm)
+        else:
+            super().clip()
+
+
+class Single(_Replicated):
+    name = "single"
+
+    def _accelerator(self) -> Accelerator:
+        return single_accelerator()
+
+
+class Ddp(_Replicated):
+    name = "ddp"
+
+    def _accelerator(self) -> Accelerator:
+        return ddp_accelerator()
+
+    def context(self, *, boundary: bool) -> AbstractContextManager[Any]:
+        model = self.prepared.model
+        if boundary or not isinstance(model, DistributedDataParallel):
+            return nullcontext()
+        return model.no_sync()

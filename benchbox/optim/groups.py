@@ -1,0 +1,73 @@
+"""Parameter groups: backbone or head, decayed or not.
+
+They are decided from names and shapes before anything is wrapped. After sharding every parameter may be a flat 1-D piece, and a
+rule such as "decay what has two dimensions" then silently decays nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchbox.errors import ConfigurationError, Problem
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from benchbox.registry.contracts import Role
+    from benchbox.spec.cell import OptimSpec
+
+# What wrappers put into parameter names; removed, the names are the policy's own again.
+_WRAPPER_PARTS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module"})
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlan:
+    """One group to be: the names of its parameters, its learning rate, its weight decay."""
+
+    name: str
+    names: tuple[str, ...]
+    lr: float
+    weight_decay: float
+
+
+def plan_groups(policy: nn.Module, roles: Mapping[str, Role], optim: OptimSpec) -> list[GroupPlan]:
+    """Sort the trainable parameters of an unwrapped policy into groups, in a fixed order. Empty groups are left out.
+
+    Raises:
+        ConfigurationError: a trainable parameter has no role.
+    """
+    members: dict[tuple[str, bool], list[str]] = {}
+    for name, parameter in policy.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if name not in roles:
+            raise ConfigurationError(Problem("", f"parameter {name} has no role", "add it to the policy's parameter_roles()"))
+        members.setdefault((roles[name].part, roles[name].decay), []).append(name)
+    plans = []
+    for part, decay in (("backbone", True), ("backbone", False), ("head", True), ("head", False)):
+        if names := members.get((part, decay)):
+            lr = optim.lr if part == "backbone" or optim.head_lr is None else optim.head_lr
+            label = f"{part}, {'decayed' if decay else 'not decayed'}"
+            plans.append(GroupPlan(label, tuple(names), lr, optim.weight_decay if decay else 0.0))
+    return plans
+
+
+def own_name(wrapped_name: str) -> str:
+    """A parameter's name in the unwrapped policy."""
+    return ".".join(part for part in wrapped_name.split(".") if part not in _WRAPPER_PARTS)
+
+
+def bind_groups(plans: Iterable[GroupPlan], named_parameters: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
+    """Torch parameter groups over the (possibly wrapped) parameters that carry the planned names."""
+    parameters = {own_name(name): parameter for name, parameter in named_parameters}
+    return [
+        {
+            "params": [parameters[name] for name in plan.names],
+            "lr": plan.lr,
+            "weight_decay": plan.weight_decay,
+            "name": plan.name,
+        }
+        for plan in plans
+    ]

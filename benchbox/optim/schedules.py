@@ -1,0 +1,58 @@
+"""Learning-rate schedules, built on the optimizer that steps, advanced once per optimizer step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch.optim.lr_scheduler import LambdaLR
+
+from benchbox.errors import ConfigurationError, Problem
+from benchbox.registry.names import did_you_mean
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from benchbox.spec.cell import OptimSpec
+
+
+def _constant(optim: OptimSpec, peak: float) -> Callable[[int], float]:  # noqa: ARG001 (one signature for all)
+    return lambda step: 1.0  # noqa: ARG005
+
+
+def _warmup_constant(optim: OptimSpec, peak: float) -> Callable[[int], float]:  # noqa: ARG001
+    return lambda step: min(1.0, (step + 1) / (optim.warmup_steps + 1))
+
+
+def _warmup_cosine(optim: OptimSpec, peak: float) -> Callable[[int], float]:
+    floor = min(1.0, optim.final_lr / peak)
+
+    def factor(step: int) -> float:
+        if step < optim.warmup_steps:
+            return (step + 1) / (optim.warmup_steps + 1)
+        progress = min(1.0, (step - optim.warmup_steps) / max(1, optim.total_steps - optim.warmup_steps))
+        return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+    return factor
+
+
+SCHEDULES: dict[str, Callable[[OptimSpec, float], Callable[[int], float]]] = {
+    "constant": _constant,
+    "warmup_constant": _warmup_constant,
+    "warmup_cosine": _warmup_cosine,
+}
+
+
+def build_schedule(optimizer: Optimizer, optim: OptimSpec) -> LambdaLR:
+    """The schedule named in `optim`, over every group from its own peak rate. `final_lr` is the floor of the cosine in absolute
+    terms. The rate of step k is in force when step k is taken: it is set before the step and advanced after it.
+
+    Raises:
+        ConfigurationError: no such schedule.
+    """
+    if optim.schedule not in SCHEDULES:
+        hint = did_you_mean(optim.schedule, SCHEDULES)
+        raise ConfigurationError(Problem("optim.schedule", f"unknown schedule {optim.schedule!r}", hint))
+    make = SCHEDULES[optim.schedule]
+    return LambdaLR(optimizer, [make(optim, group["lr"]) for group in optimizer.param_groups])

@@ -1,0 +1,61 @@
+"""From a cell to a session: the policy in float32, then whatever its backend and recipe make of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from benchbox.backends.base import StepShape
+from benchbox.errors import UnsupportedError
+from benchbox.registry.backends import backend_info
+from benchbox.registry.contracts import Axes
+from benchbox.registry.policies import build_policy
+from benchbox.registry.recipes import RECIPES
+from benchbox.session.step import Session
+
+if TYPE_CHECKING:
+    from benchbox.registry.contracts import Policy
+    from benchbox.spec.cell import Cell
+
+Statistics = Sequence[Mapping[str, Mapping[str, list[float]]]]
+
+
+def build_cell_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
+    """The cell's policy, in float32, from the cell's seed: the same weights on every rank and under every backend."""
+    axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing)  # type: ignore[arg-type]
+    torch.manual_seed(cell.seed)
+    with torch.device(_local_device()):
+        return build_policy(cell.policy, cell.size, axes, policy_dirs)
+
+
+def build_session(cell: Cell, policy: Policy, statistics: Statistics) -> Session:
+    """Prepare `policy` for the cell's backend and recipe.
+
+    Args:
+        policy: from `build_cell_policy`. It is taken over: wrapped, sharded or cast in place.
+        statistics: one mapping feature -> statistic -> values for each dataset, for the policy's normalisation buffers.
+
+    Raises:
+        UnsupportedError: the backend cannot run this cell, and the message says why.
+    """
+    info = backend_info(cell.backend)
+    refusal = info.refusal(world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing)
+    if refusal is not None:
+        raise UnsupportedError(refusal)
+    backend_class: Any = info.load()
+    os.environ.update(backend_class.environment())
+    policy.load_statistics(list(statistics))
+    backend = backend_class()
+    shape = StepShape(batch=cell.batch, accumulation=cell.accumulation, max_grad_norm=cell.optim.max_grad_norm)
+    backend.prepare(policy, RECIPES[cell.recipe], cell.optim, shape)
+    return Session(backend, accumulation=cell.accumulation, samples_per_step=cell.samples_per_step)
+
+
+def _local_device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")

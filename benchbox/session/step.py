@@ -1,0 +1,102 @@
+"""The step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchbox.measure.phases import NONE, Instrument
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from benchbox.backends.base import Backend
+    from benchbox.registry.contracts import Batch, Losses
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one optimizer step gave. Tensors stay on the device: reading one waits for the step, so read late.
+
+    `loss` is the mean over all ranks and micro-batches, `grad_norm` the global norm before clipping, both () float32;
+    `parts` the named terms of the loss on this rank; `samples` the samples consumed over all ranks; `lr` the rate of each
+    parameter group in this step.
+    """
+
+    loss: Tensor
+    grad_norm: Tensor
+    parts: dict[str, Tensor]
+    samples: int
+    lr: tuple[float, ...]
+
+
+class Session:
+    """A prepared policy and the step that trains it."""
+
+    def __init__(self, backend: Backend, *, accumulation: int, samples_per_step: int) -> None:
+        self.backend = backend
+        self.accumulation = accumulation
+        self.samples_per_step = samples_per_step
+
+    @property
+    def model(self) -> nn.Module:
+        """What to call: the wrapped policy."""
+        return self.backend.prepared.model
+
+    @property
+    def device(self) -> torch.device:
+        return self.backend.device
+
+    def step(self, micro_batches: Iterable[Batch], instruments: Instrument = NONE) -> StepResult:
+        """One optimizer step over the next `accumulation` micro-batches.
+
+        Args:
+            micro_batches: where batches come from; `next` is called inside the step, so that waiting for data counts.
+            instruments: told of every phase as it begins and ends.
+
+        Raises:
+            StopIteration: the data ended inside the step.
+        """
+        backend, phase = self.backend, instruments.phase
+        batches: Iterator[Batch] = iter(micro_batches)
+        loss = torch.zeros((), device=self.device)
+        parts: dict[str, Tensor] = {}
+        with instruments.step():
+            for micro in range(self.accumulation):
+                boundary = micro == self.accumulation - 1
+                with phase("data_wait"):
+                    batch = self._to_device(next(batches))
+                with backend.context(boundary=boundary):
+                    with phase("forward"), backend.compute():
+                        losses: Losses = backend.prepared.model(batch)
+                    with phase("backward"):
+                        backend.backward(losses.total, boundary=boundary)
+                loss += losses.total.detach()
+                for name, part in losses.parts.items():
+                    parts[name] = parts[name] + part if name in parts else part
+            if "clip" not in backend.fused_phases:
+                with phase("clip"):
+                    backend.clip()
+            rates = tuple(group["lr"] for group in backend.prepared.stepping.param_groups)
+            with phase("optimizer"):
+                backend.step()
+            with phase("zero_grad"):
+                backend.zero_grad()
+                backend.prepared.schedule.step()
+            with phase("sync"):
+                mean_loss = backend.mean_over_ranks(loss / self.accumulation)
+        return StepResult(
+            loss=mean_loss,
+            grad_norm=backend.grad_norm,
+            parts={name: part / self.accumulation for name, part in parts.items()},
+            samples=self.samples_per_step,
+            lr=rates,
+        )
+
+    def _to_device(self, batch: Batch) -> Batch:
+        if self.device.type == "cpu":
+            return batch
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
