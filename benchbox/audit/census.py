@@ -17,13 +17,14 @@ from benchbox.audit.facts import Census, CensusEntry, Opaque, SteppedTensor
 from benchbox.audit.walk import (
     compensation,
     dtype_name,
-    inner_optimizer,
     is_known,
+    is_wrapper,
     live_parameters,
     local,
-    optimizer_chain,
+    master_names,
     partitions,
 )
+from benchbox.backends.observe import optimizer_chain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,21 +43,19 @@ class _Size(NamedTuple):
 class CensusTaker:
     """Takes the census of the step that runs inside it.
 
-        taker = CensusTaker(model, optimizer, names)
+        taker = CensusTaker(model, optimizer)
         with taker:
             session.step(...)
         findings = run_rules([taker.census])
 
-    `model` is the wrapped model and `optimizer` the outermost optimizer, as the backend prepared them; `names` names stepped
-    tensors that are no parameters of the model, such as masters.
+    `model` is the wrapped model and `optimizer` the outermost optimizer, as the backend prepared them.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Any, names: Mapping[Tensor, str] | None = None) -> None:
+    def __init__(self, model: nn.Module, optimizer: Any) -> None:
         self._model = model
         self._chain = optimizer_chain(optimizer)
-        self._names = {id(tensor): name for tensor, name in (names or {}).items()}
-        self._names.update((id(tensor), name) for name, tensor in partitions(self._chain))
-        self._live: dict[int, str] = {}
+        self._live = {id(parameter): name for name, parameter in live_parameters(model)}
+        self._names = {id(tensor): name for name, tensor in partitions(self._chain)} | master_names(self._chain, self._live)
         self._live_storages: set[int] = set()
         self._sizes: dict[tuple[str, int], _Size] = {}  # by kind and the id of the tensor it belongs to
         self._with_gradient: set[int] = set()
@@ -84,7 +83,7 @@ class CensusTaker:
             self._finish()
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if inner_optimizer(optimizer) is not None:
+        if is_wrapper(optimizer):
             return
         if not self._met:
             self._count_model()
@@ -120,8 +119,7 @@ class CensusTaker:
         self._count_held(tensor, state)
 
     def _count_model(self) -> None:
-        for name, parameter in live_parameters(self._model):
-            self._live[id(parameter)] = name
+        for _, parameter in live_parameters(self._model):
             self._live_storages.add(local(parameter).untyped_storage().data_ptr())
             self._count("parameter", parameter, parameter)
             if parameter.grad is not None:

@@ -1,4 +1,4 @@
-"""Finding one's way through wrapped models and optimizers: chains, local shards, names, compensation."""
+"""Finding one's way through wrapped models and optimizers: partitions, local shards, names, compensation."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+from benchbox.backends.observe import optimizer_chain
+from benchbox.optim.masters import MasterWeightOptimizer
+
 # Where ZeRO-1/2, DeepSpeed's bf16 optimizer and ZeRO-3 keep the flat tensors they step.
 _PARTITIONS = ("single_partition_of_fp32_groups", "fp32_groups_flat_partition", "fp32_partitioned_groups_flat")
 # What wrappers put into a parameter's path.
@@ -21,18 +24,8 @@ _WRAPPER_NAMES = frozenset({"module", "_fsdp_wrapped_module", "_checkpoint_wrapp
 _KNOWN_MODULES = ("torch.optim.", "deepspeed.ops.adam.")
 
 
-def optimizer_chain(optimizer: Any) -> list[Any]:
-    """The optimizer and what it wraps, outermost first, following `.optimizer` and `.inner`."""
-    chain: list[Any] = []
-    while optimizer is not None and not any(optimizer is seen for seen in chain):
-        chain.append(optimizer)
-        optimizer = inner_optimizer(optimizer)
-    return chain
-
-
-def inner_optimizer(optimizer: Any) -> Any | None:
-    """What this optimizer wraps, or None when it is the innermost."""
-    return next((inner for name in ("optimizer", "inner") if (inner := getattr(optimizer, name, None)) is not None), None)
+def is_wrapper(optimizer: Any) -> bool:
+    return len(optimizer_chain(optimizer)) > 1
 
 
 def is_known(optimizer: Optimizer) -> bool:
@@ -45,6 +38,19 @@ def partitions(chain: list[Any]) -> Iterator[tuple[str, Tensor]]:
         for attribute in _PARTITIONS:
             for index, tensor in enumerate(getattr(optimizer, attribute, ())):
                 yield f"{type(optimizer).__name__}.{attribute}[{index}]", tensor
+
+
+def master_names(chain: list[Any], live: Mapping[int, str]) -> dict[int, str]:
+    """Names of benchbox's own masters by id: each is called what the live parameter it stands for is called in `live`."""
+    return {
+        id(master): live[id(parameter)]
+        for optimizer in chain
+        if isinstance(optimizer, MasterWeightOptimizer)
+        for parameter, master in zip(
+            (parameter for group in optimizer.param_groups for parameter in group["params"]), optimizer.masters, strict=True
+        )
+        if id(parameter) in live
+    }
 
 
 def live_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

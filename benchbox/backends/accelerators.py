@@ -19,7 +19,7 @@ from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, In
 
 
 def single_accelerator() -> Accelerator:
-    """For one process. A launcher's variables would make accelerate wrap even a single process in DDP, so they are taken away."""
+    """For one process. A launcher's variables would make accelerate wrap even that in DDP, so they are taken away."""
     for variable in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(variable, None)
     return Accelerator(cpu=not torch.cuda.is_available())
@@ -65,7 +65,7 @@ def device_of(accelerator: Accelerator) -> torch.device:
 
 
 def forget() -> None:
-    """Drop accelerate's process-wide state, so that the next backend of this process starts from nothing. The process group stays."""
+    """Drop accelerate's process-wide state: the next backend of this process starts from nothing. The process group stays."""
     group = dist.is_initialized()
     AcceleratorState._reset_state()  # noqa: SLF001
     GradientState._reset_state()  # noqa: SLF001

@@ -82,7 +82,7 @@ def _no_reduction(model: FSDPModule) -> Iterator[None]:
 
 
 def _mixed_precision(recipe: Recipe) -> MixedPrecisionPolicy:
-    """As for FSDP1: storage and optimizer in the stepped dtype, gather and reduction in the storage dtype, inputs left alone."""
+    """As for FSDP1: shards and optimizer in the stepped dtype, gather and reduction in the storage dtype, inputs left alone."""
     if recipe.storage == recipe.stepped:
         return MixedPrecisionPolicy(cast_forward_inputs=False)
     dtype = DTYPES[recipe.storage]

@@ -6,13 +6,14 @@ rule such as "decay what has two dimensions" then silently decays nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from torch import nn
 
     from benchbox.registry.contracts import Role

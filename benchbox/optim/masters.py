@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from benchbox.optim.norm import clip_coefficient, squared_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 # Gradients are upcast, stepped and dropped a bucket at a time: extra memory stays at 64 MiB instead of 4 bytes a parameter.
 _BUCKET_ELEMENTS = 16 * 2**20
@@ -89,6 +91,7 @@ class MasterWeightOptimizer(Optimizer):
                 inner_group.update(options)
                 for live, masters in _buckets(group["params"], inner_group["params"]):
                     for parameter, master in zip(live, masters, strict=True):
+                        assert parameter.grad is not None
                         master.grad = parameter.grad.to(torch.float32)
                         if self._scale is not None:
                             master.grad.mul_(self._scale)
@@ -96,7 +99,7 @@ class MasterWeightOptimizer(Optimizer):
                     self.inner.step()
                     for master in masters:
                         master.grad = None
-                    torch._foreach_copy_(live, masters)  # noqa: SLF001 (torch's optimizers use these by the same name)
+                    torch._foreach_copy_(live, masters)
         finally:
             self.inner.param_groups = groups
             self._scale = None
@@ -134,11 +137,11 @@ class MasterWeightOptimizer(Optimizer):
             master.copy_(stored)
         for group, inner_group in zip(self.param_groups, self.inner.param_groups, strict=True):
             group.update({key: value for key, value in inner_group.items() if key != "params"})
-            torch._foreach_copy_(group["params"], inner_group["params"])  # noqa: SLF001
+            torch._foreach_copy_(group["params"], inner_group["params"])
 
 
 def _buckets(live: Sequence[Tensor], masters: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Pairs of parameters that have a gradient, at most `_BUCKET_ELEMENTS` elements at a time (a larger tensor stands alone)."""
+    """Pairs of parameters with a gradient, at most `_BUCKET_ELEMENTS` elements at a time (a larger tensor stands alone)."""
     bucket: tuple[list[Tensor], list[Tensor]] = ([], [])
     elements = 0
     for parameter, master in zip(live, masters, strict=True):

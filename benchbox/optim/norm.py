@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,8 @@ from benchbox.registry.recipes import RECIPES
 from benchbox.session.step import Session
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from benchbox.registry.contracts import Policy
     from benchbox.spec.cell import Cell
 

@@ -47,17 +47,33 @@ class Source:
             path = path[:-1]
         return self.places.get(path, self.label)
 
+    def at(self, path: Keys, default: Any = None) -> Any:
+        """The value at a path of mapping keys, or the default."""
+        value = self.values
+        for key in path:
+            if not isinstance(value, dict) or key not in value:
+                return default
+            value = value[key]
+        return value
+
     def graft(self, path: Keys, other: Source) -> None:
-        """Put the values of `other` at `path`, with their places, instead of what is there. The parents must be mappings."""
+        """Put the values of `other` at `path`, with their places, instead of what is there; null takes the key out.
+
+        What leads to `path` must be mappings, or absent.
+        """
         for places in (self.places, self.key_places):
             for old in [old for old in places if old[: len(path)] == path]:
                 del places[old]
         at = self.values
         for depth, key in enumerate(path[:-1], start=1):
-            self.places.setdefault(path[:depth], other.label)
+            self.places.setdefault(path[:depth], other.places[()])
+            self.key_places.setdefault(path[:depth], other.places[()])
             at = at.setdefault(key, {})
+        if other.values is None:
+            at.pop(path[-1], None)
+            return
         at[path[-1]] = other.values
-        self.key_places[path] = other.label
+        self.key_places[path] = other.places[()]
         self.places.update({path + inner: place for inner, place in other.places.items()})
         self.key_places.update({path + inner: place for inner, place in other.key_places.items()})
 
@@ -82,9 +98,9 @@ def read_source(path: Path) -> Source:
     if len(raw) > MAX_BYTES:
         raise ConfigurationError(Problem(label, f"is larger than {MAX_BYTES >> 20} MiB", "a matrix is a page of YAML"))
     source = parse(_text(raw, label), label)
-    if not isinstance(source.values, dict) and not source.problems:
+    if not isinstance(source.values, dict):
         found = "is empty" if source.values is None else "is not a mapping"
-        raise ConfigurationError(Problem(f"{label}:1:1", found, "start with 'name: ...'"))
+        raise ConfigurationError([*source.problems, Problem(f"{label}:1:1", found, "start with 'name: ...'")])
     return source
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import RecordError
 from benchbox.store.files import read_json, write_json
-from benchbox.store.record import SCHEMA_VERSION
+from benchbox.store.record import SCHEMA_VERSION, check_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,9 +48,8 @@ def read_baseline(path: Path) -> Baseline:
         RecordError: it cannot be read, or is not a baseline.
     """
     values = read_json(path)
-    version = values.pop("schema_version", None)
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise RecordError(f"{path}: schema version {version}; this benchbox reads up to {SCHEMA_VERSION}: upgrade it")
+    check_version(values, str(path))
+    del values["schema_version"]
     try:
         return Baseline(**values)
     except TypeError as error:

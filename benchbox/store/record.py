@@ -138,17 +138,26 @@ class LaunchRecord(TypedDict):
 REQUIRED = frozenset(LaunchRecord.__required_keys__)
 
 
+def check_version(value: Mapping[str, Any], where: str) -> None:
+    """Refuse a file that a newer benchbox wrote, or none.
+
+    Raises:
+        RecordError: and what to do about it.
+    """
+    version = value.get("schema_version")
+    if not isinstance(version, int):
+        raise RecordError(f"{where}: no schema_version, so not written by benchbox")
+    if version > SCHEMA_VERSION:
+        raise RecordError(f"{where}: schema version {version}; this benchbox reads up to {SCHEMA_VERSION}: upgrade it")
+
+
 def check_record(value: Mapping[str, Any], where: str) -> None:
     """Refuse what is not a launch record this version can read.
 
     Raises:
         RecordError: a newer schema, an unknown status, or missing keys.
     """
-    version = value.get("schema_version")
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise RecordError(f"{where}: no schema_version, so not a launch record")
-    if version > SCHEMA_VERSION:
-        raise RecordError(f"{where}: schema version {version}; this benchbox reads up to {SCHEMA_VERSION}: upgrade it")
+    check_version(value, where)
     missing = sorted(REQUIRED - value.keys())
     if missing:
         raise RecordError(f"{where}: missing {', '.join(missing)}; delete it and run again to measure what it held")

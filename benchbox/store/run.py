@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from benchbox import __version__
 from benchbox.errors import RecordError
 from benchbox.store.files import read_json, write_json
-from benchbox.store.record import SCHEMA_VERSION, check_record
+from benchbox.store.record import SCHEMA_VERSION, check_record, check_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -71,9 +71,8 @@ class RunStore:
         if not path.is_file():
             raise RecordError(f"{self.path}: not a run directory (it has no run.json); `benchbox run MATRIX` makes one")
         values = read_json(path)
-        version = values.pop("schema_version", None)
-        if not isinstance(version, int) or version > SCHEMA_VERSION:
-            raise RecordError(f"{path}: schema version {version}; this benchbox reads up to {SCHEMA_VERSION}: upgrade it")
+        check_version(values, str(path))
+        del values["schema_version"]
         try:
             cells = {entry["cell_id"]: entry["cell"] for entry in values.pop("cells")}
             run = Run(**values, cells=cells)

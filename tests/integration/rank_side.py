@@ -2,7 +2,7 @@
 
 `python -m torch.distributed.run --nproc_per_node N rank_side.py JOB.json`, the job being
 `{"cells": [...], "steps": n, "policy_dirs": [...], "out": path}`. Rank 0 writes, for each cell, the losses and gradient norms of
-every step, what was observed, and the gradient of the first step gathered in full where that was asked for.
+every step, and what was observed.
 """
 
 from __future__ import annotations

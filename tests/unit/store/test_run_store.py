@@ -85,7 +85,7 @@ def test_a_record_holds_no_number_that_is_not_json(store):
         (lambda text: text[: len(text) // 2], "not whole JSON"),
         (lambda text: "", "empty"),
         (lambda text: "[1]", "a JSON list"),
-        (lambda text: "{}", "no schema_version, so not a launch record"),
+        (lambda text: "{}", "no schema_version, so not written by benchbox"),
         (lambda text: text.replace('"schema_version": 1', '"schema_version": 2'), "schema version 2; .* upgrade it"),
         (lambda text: text.replace('"loss"', '"lost"'), "missing loss"),
         (lambda text: text.replace('"status": "ok"', '"status": "fine"'), "unknown status 'fine'"),
