@@ -1,0 +1,94 @@
+"""`--only`: the cells of a matrix that a small expression selects.
+
+Conditions are joined by commas, and all of them must hold:
+
+    backend=zero2              the field has the value
+    cams!=1                    it has another
+    backend in [zero2, ddp]    it has one of these
+    recipe not in [bf16_pure]  it has none of these
+
+Values are YAML, fields are those of a cell. A value that no cell has is refused, since it can only be a slip.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from benchbox.errors import ConfigurationError, Problem
+from benchbox.registry.names import did_you_mean
+from benchbox.spec.cell import Cell
+from benchbox.spec.overrides import split_at_commas
+from benchbox.spec.source import parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+FIELDS = tuple(field.name for field in fields(Cell) if field.name not in {"data", "optim"})
+CONDITION = re.compile(r"(?P<field>\w+)\s*(?P<relation>!=|=|\bnot\s+in\b|\bin\b)\s*(?P<value>.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition: whether a field's value is (or is not) one of some values."""
+
+    text: str
+    field: str
+    values: tuple[Any, ...]
+    negated: bool
+
+    def holds(self, cell: Cell) -> bool:
+        return self.names(getattr(cell, self.field)) != self.negated
+
+    def names(self, value: Any) -> bool:
+        # Types count: in Python 1 == True, and a cell with one camera is not one with cams=true.
+        return any(type(value) is type(own) and value == own for own in self.values)
+
+
+def select(expression: str, cells: Iterable[Cell]) -> list[Cell]:
+    """The cells that an expression selects, in their order; all of them when it is empty.
+
+    Raises:
+        ConfigurationError: it is not an expression, names an unknown field, a value no cell has, or selects nothing.
+    """
+    cells = list(cells)
+    if not expression.strip():
+        return cells
+    conditions, problems = [], []
+    for part in split_at_commas(expression):
+        try:
+            conditions.append(_condition(part))
+        except ConfigurationError as error:
+            problems.extend(error.problems)
+    problems += [problem for condition in conditions for problem in _unknown_values(condition, cells)]
+    if problems:
+        raise ConfigurationError(problems)
+    chosen = [cell for cell in cells if all(condition.holds(cell) for condition in conditions)]
+    if not chosen:
+        raise ConfigurationError(Problem(f"--only {expression}", f"selects none of the {len(cells)} cells"))
+    return chosen
+
+
+def _condition(text: str) -> Condition:
+    place = f"--only {text}"
+    match = CONDITION.fullmatch(text)
+    if match is None:
+        raise ConfigurationError(Problem(place, "is not a condition", "write it as backend=zero2 or backend in [zero2, ddp]"))
+    field = match["field"]
+    if field not in FIELDS:
+        raise ConfigurationError(Problem(place, f"unknown field {field!r}", did_you_mean(field, FIELDS)))
+    value = parse(match["value"], place, place=place).values
+    listed = match["relation"].endswith("in")
+    if listed != isinstance(value, list) or isinstance(value, dict):
+        hint = f"write it as {field} in [...]" if isinstance(value, list) else "after 'in' comes a list: [a, b]"
+        raise ConfigurationError(Problem(place, "is not a condition", hint))
+    return Condition(text, field, tuple(value) if listed else (value,), match["relation"].startswith(("!", "not")))
+
+
+def _unknown_values(condition: Condition, cells: list[Cell]) -> Iterator[Problem]:
+    present = tuple(dict.fromkeys(getattr(cell, condition.field) for cell in cells))
+    for value in condition.values:
+        if not any(type(value) is type(own) and value == own for own in present):
+            there = ", ".join(str(own).lower() if isinstance(own, bool) else str(own) for own in present)
+            yield Problem(f"--only {condition.text}", f"no cell has {condition.field} {value!r}", f"there is {there}")

@@ -1,0 +1,58 @@
+"""Which cells of a matrix run, in which order, and why the others do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchbox.plan.only import select
+from benchbox.registry.backends import backend_info
+
+if TYPE_CHECKING:
+    from benchbox.spec.cell import Cell, MeasureSpec
+    from benchbox.spec.matrix import Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A cell that will not run, and why."""
+
+    cell: Cell
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run does: the cells in order, each different, and what it leaves out."""
+
+    cells: tuple[Cell, ...]
+    skipped: tuple[Skip, ...]
+
+
+def plan(matrix: Matrix, only: str = "") -> Plan:
+    """The cells of a matrix that can run, in the order of the file. `only` narrows them (see `plan.only`).
+
+    Raises:
+        ConfigurationError: `only` is not an expression, or selects nothing.
+    """
+    cells: dict[str, Cell] = {}
+    skipped: list[Skip] = []
+    for cell in select(only, matrix.cells()):
+        refusal = backend_info(cell.backend).refusal(
+            world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing
+        )
+        if refusal:
+            skipped.append(Skip(cell, refusal))
+        elif cell.cell_id in cells:
+            skipped.append(Skip(cell, "the matrix has this cell already"))
+        else:
+            cells[cell.cell_id] = cell
+    return Plan(tuple(cells.values()), tuple(skipped))
+
+
+def launches(planned: Plan, measure: MeasureSpec) -> list[tuple[Cell, int]]:
+    """Every launch as (cell, number from 1): the first of every cell, then the second of every cell, and so on.
+
+    Interleaved, so that a machine that slows down over an hour slows every cell and not the last ones.
+    """
+    return [(cell, number) for number in range(1, measure.launches + 1) for cell in planned.cells]

@@ -1,0 +1,121 @@
+"""What no single field can show: keys that exclude one another, points that are incomplete, selections that select nothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any
+
+from benchbox.errors import Problem
+from benchbox.registry.names import did_you_mean
+from benchbox.spec.cell import Cell
+from benchbox.spec.fields import Point
+from benchbox.spec.matrix import matches
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from benchbox.registry.policies import PolicyEntry
+    from benchbox.spec.matrix import Matrix
+    from benchbox.spec.source import Keys, Source
+
+MAX_CELLS = 10_000
+NEEDED = [f.name for f in fields(Cell) if f.default is MISSING and f.default_factory is MISSING]
+
+
+def structure(source: Source) -> list[Problem]:
+    """Problems between keys. Looks at the plain values and steps over what has the wrong type: that is reported elsewhere."""
+    found: list[Problem] = []
+    axes = source.values.get("axes")
+    axes = axes if isinstance(axes, dict) else {}
+    owner: dict[str, str] = {}  # of a field: the axis that varies it
+    for name, values in axes.items():
+        points = [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+        for key in [name] if name in Point.model_fields else list(points[0]) if points else []:
+            where = source.where(("axes", name), key=True)
+            if key in source.values:
+                other = source.where((key,), key=True)
+                found.append(Problem(where, f"{key} is an axis and also stands at the top level, at {other}", "keep one"))
+            if key in owner:
+                found.append(Problem(where, f"axis {name} varies {key}, which axis {owner[key]} varies already"))
+            owner.setdefault(key, name)
+        for index, point in enumerate(points):
+            if point.keys() != points[0].keys():
+                keys = ", ".join(points[0])
+                found.append(
+                    Problem(source.where(("axes", name, index)), f"every point of axis {name} needs the same keys: {keys}")
+                )
+    found += _too_many(source, axes)
+    found += _incomplete(source, owner)
+    return found
+
+
+def _too_many(source: Source, axes: Mapping[str, Any]) -> list[Problem]:
+    # Counted, never built: a file can ask for more cells than memory holds.
+    count = math.prod(len(values) for values in axes.values() if isinstance(values, list))
+    included = source.values.get("include")
+    count += len(included) if isinstance(included, list) else 0
+    if count <= MAX_CELLS:
+        return []
+    return [Problem(source.where(("axes",), key=True), f"{count} cells are more than {MAX_CELLS}", "shorten an axis")]
+
+
+def _incomplete(source: Source, owner: Mapping[str, str]) -> list[Problem]:
+    found = []
+    included = source.values.get("include")
+    included = included if isinstance(included, list) else []
+    if owner or not included:
+        found = [
+            Problem(source.where(()), f"every cell needs {key}", "give it at the top level or as an axis")
+            for key in NEEDED
+            if key not in source.values and key not in owner
+        ]
+    for index, point in enumerate(included):
+        missing = [key for key in {**dict.fromkeys(NEEDED), **owner} if key not in source.values and key not in point]
+        if missing and isinstance(point, dict):
+            message = f"an included point needs {', '.join(missing)}: there is no such key at the top level"
+            found.append(Problem(source.where(("include", index)), message))
+    return found
+
+
+def meaning(matrix: Matrix, source: Source, policies: Mapping[str, PolicyEntry]) -> list[Problem]:
+    """Problems that only the cells show: sizes that a policy lacks, and selections that select nothing."""
+    cells = list(matrix.cells())
+    if not cells:
+        return [Problem(source.where(("exclude",), key=True), "every cell is excluded")]
+    found = []
+    for policy, size in dict.fromkeys((cell.policy, cell.size) for cell in cells):
+        presets = policies[policy].presets
+        if size not in presets:
+            where = _where_given(source, "size", size)
+            found.append(Problem(where, f"policy {policy} has no size {size!r}", did_you_mean(size, presets)))
+    selections: list[tuple[Keys, Mapping[str, Any]]] = [(("reference",), matrix.reference)]
+    selections += [(("thresholds", i, "where"), threshold.where) for i, threshold in enumerate(matrix.thresholds)]
+    for keys, point in selections:
+        if not any(matches(cell, point) for cell in cells):
+            found.append(Problem(source.where(keys), f"no cell has {describe(point)}", _nearest(point, cells)))
+    return found
+
+
+def describe(point: Mapping[str, Any]) -> str:
+    """`backend=zero2 cams=4`."""
+    return " ".join(f"{key}={_word(value)}" for key, value in point.items())
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _nearest(point: Mapping[str, Any], cells: list[Cell]) -> str:
+    """Which values there are, of the first field that rules every cell out by itself."""
+    for key, value in point.items():
+        present = dict.fromkeys(getattr(cell, key) for cell in cells)
+        if value not in present:
+            return f"{key} is one of {', '.join(map(_word, present))}"
+    return "these values never come together"
+
+
+def _where_given(source: Source, field: str, value: Any) -> str:
+    """Where a field gets this value: at the top level, in an axis, or in an included point."""
+    leads = [keys for keys in source.places if keys and (keys[-1] == field or keys[:-1] == ("axes", field))]
+    return next((source.where(keys) for keys in leads if source.at(keys) == value), source.where(()))

@@ -1,0 +1,91 @@
+"""From a file to a `Matrix`, or to everything that is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from benchbox.errors import ConfigurationError
+from benchbox.registry.policies import find_policies
+from benchbox.spec.cell import DataSpec, MeasureSpec, OptimSpec
+from benchbox.spec.checks import meaning, structure
+from benchbox.spec.fields import Point
+from benchbox.spec.matrix import Axis, Matrix
+from benchbox.spec.overrides import apply_overrides
+from benchbox.spec.problems import in_order, problems_of
+from benchbox.spec.schema import LerobotFile, MatrixFile, ThresholdFile
+from benchbox.spec.source import read_source
+from benchbox.spec.threshold import Threshold
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from benchbox.spec.source import Source
+
+
+def load_matrix(path: str | Path, overrides: Mapping[str, str] | None = None, policy_dirs: Sequence[Path] = ()) -> Matrix:
+    """Read and check a matrix file. `overrides` are dotted keys and YAML texts, as `parse_overrides` returns them.
+
+    Raises:
+        ConfigurationError: with every problem of the file, top to bottom, each at its line and column.
+    """
+    source = read_source(Path(path))
+    problems = [*source.problems, *apply_overrides(source, overrides or {})]
+    policies = find_policies(policy_dirs)
+    try:
+        parsed = MatrixFile.model_validate(source.values, context={"policies": policies})
+    except ValidationError as error:
+        problems += problems_of(error, source)
+    problems += structure(source)
+    if problems:
+        raise ConfigurationError(in_order(problems))
+    matrix = _matrix(parsed, Path(path), source)
+    if problems := meaning(matrix, source, policies):
+        raise ConfigurationError(in_order(problems))
+    return matrix
+
+
+def _matrix(parsed: MatrixFile, path: Path, source: Source) -> Matrix:
+    return Matrix(
+        name=parsed.name,
+        path=path,
+        scalars=parsed.given(),
+        axes=_axes(parsed, source.at(("axes",), {})),
+        include=tuple(point.given() for point in parsed.include),
+        exclude=tuple(point.given() for point in parsed.exclude),
+        data=_data(parsed.data),
+        optim=OptimSpec(**{**parsed.optim.model_dump(), "betas": tuple(parsed.optim.betas)}),
+        measure=MeasureSpec(**parsed.measure.model_dump()),
+        reference=parsed.reference.given() if parsed.reference else {},
+        thresholds=tuple(_threshold(threshold) for threshold in parsed.thresholds),
+        values=source.values,
+    )
+
+
+def _axes(parsed: MatrixFile, in_file: Mapping[str, Any]) -> tuple[Axis, ...]:
+    """The axes in the order of the file, which decides the order of cells."""
+    found = []
+    for name in in_file:
+        values = getattr(parsed.axes, name)
+        points = [{name: value} for value in values] if name in Point.model_fields else [point.given() for point in values]
+        found.append(Axis(name=name, points=tuple(points)))
+    return tuple(found)
+
+
+def _data(data: str | LerobotFile) -> DataSpec:
+    if isinstance(data, LerobotFile):
+        return DataSpec(kind="lerobot", path=data.lerobot, workers=data.workers)
+    return DataSpec(kind=data)
+
+
+def _threshold(threshold: ThresholdFile) -> Threshold:
+    return Threshold(
+        metric=threshold.metric,
+        where=threshold.where.given() if threshold.where else {},
+        expect=threshold.expect,
+        min=threshold.min,
+        max=threshold.max,
+        max_regression=threshold.max_regression,
+    )

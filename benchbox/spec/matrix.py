@@ -1,0 +1,65 @@
+"""A matrix: validated, frozen, and able to name its cells."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from benchbox.spec.cell import Cell, DataSpec, MeasureSpec, OptimSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from benchbox.spec.threshold import Threshold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """What varies: one field with its values, or several fields whose values move together, as a list of partial points."""
+
+    name: str
+    points: tuple[Mapping[str, Any], ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self.points[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """A matrix file, resolved. `scalars` hold in every cell, `include` and `exclude` are partial points.
+
+    `values` are the plain values of the file with its overrides, as a run keeps them.
+    """
+
+    name: str
+    path: Path
+    scalars: Mapping[str, Any]
+    axes: tuple[Axis, ...] = ()
+    include: tuple[Mapping[str, Any], ...] = ()
+    exclude: tuple[Mapping[str, Any], ...] = ()
+    data: DataSpec = field(default_factory=DataSpec)
+    optim: OptimSpec = field(default_factory=OptimSpec)
+    measure: MeasureSpec = field(default_factory=MeasureSpec)
+    reference: Mapping[str, Any] = field(default_factory=dict)
+    thresholds: tuple[Threshold, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def cells(self) -> Iterator[Cell]:
+        """Every cell in the order of the file, the first axis slowest, then the included ones. Some may be equal."""
+        if self.axes or not self.include:  # without axes, `include` alone says what there is
+            for points in itertools.product(*(axis.points for axis in self.axes)):
+                cell = self._cell({key: value for point in points for key, value in point.items()})
+                if not any(matches(cell, point) for point in self.exclude):
+                    yield cell
+        yield from (self._cell(point) for point in self.include)
+
+    def _cell(self, point: Mapping[str, Any]) -> Cell:
+        return Cell(**{**self.scalars, **point}, data=self.data, optim=self.optim)
+
+
+def matches(cell: Cell, point: Mapping[str, Any]) -> bool:
+    """Whether a cell agrees with every field of a partial point."""
+    return all(getattr(cell, key) == value for key, value in point.items())

@@ -1,0 +1,134 @@
+"""What pydantic found wrong, in words, at a place in the file."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from benchbox.errors import Problem
+from benchbox.registry.names import did_you_mean
+from benchbox.spec.fields import Point
+from benchbox.spec.schema import LerobotFile, MatrixFile, MeasureFile, OptimFile, ThresholdFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pydantic import ValidationError
+
+    from benchbox.spec.source import Keys, Source
+
+KINDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "model_type": "a mapping",
+    "dict_type": "a mapping",
+}
+BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("more than", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("less than", "lt"),
+}
+
+
+def problems_of(error: ValidationError, source: Source) -> list[Problem]:
+    """One problem for each thing that pydantic refused."""
+    found: dict[str, Problem] = {}
+    for detail in error.errors(include_url=False):
+        loc = tuple(part for part in detail["loc"] if not str(part).startswith("<"))
+        problem = _problem(detail["type"], loc, detail, source)
+        # A scalar axis under a wrong name is wrong once, not once a value.
+        found.setdefault(f"{problem.where} {problem.message}", problem)
+    return list(found.values())
+
+
+def in_order(problems: Iterable[Problem]) -> list[Problem]:
+    """Top to bottom; what has no line (the command line) comes last."""
+
+    def place(problem: Problem) -> tuple[bool, int, int]:
+        line, column = (["", "", *problem.where.rsplit(":", 2)])[-2:]
+        return (False, int(line), int(column)) if line.isdigit() and column.isdigit() else (True, 0, 0)
+
+    return sorted(problems, key=place)
+
+
+def named(keys: Keys) -> str:
+    """`axes.batch[1]`."""
+    text = ""
+    for key in keys:
+        text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
+    return text
+
+
+def shown(value: Any) -> str:
+    """A value as it would stand in the file, shortened."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _problem(kind: str, loc: Keys, detail: Mapping[str, Any], source: Source) -> Problem:
+    context, value = detail.get("ctx", {}), detail["input"]
+    if len(loc) >= 2 and loc[0] == "axes" and loc[1] not in Point.model_fields and len(loc) <= 3 and kind in KINDS:
+        hint = did_you_mean(str(loc[1]), Point.model_fields)
+        return Problem(
+            source.where(loc[:2], key=True), f"unknown axis {loc[1]!r}", hint or "a zipped axis is a list of mappings"
+        )
+    name, where = named(loc), source.where(loc)
+    match kind:
+        case "refused":
+            return Problem(where, context["message"], context["hint"])
+        case "extra_forbidden":
+            return Problem(
+                source.where(loc, key=True), f"unknown key {loc[-1]!r}", did_you_mean(str(loc[-1]), _keys_at(loc[:-1]))
+            )
+        case "missing":
+            return Problem(source.where(loc[:-1]), f"{named(loc[:-1]) or 'the matrix'} needs the key {loc[-1]!r}")
+        case "literal_error":
+            words = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
+            return Problem(where, f"unknown {loc[-1]} {shown(value)}", did_you_mean(str(value), words))
+        case "too_short" if context["min_length"] == 1:
+            return Problem(where, f"{name} is empty", "give at least one value, or take the key out")
+        case "too_short" | "too_long":
+            length = context.get("min_length") or context.get("max_length")
+            return Problem(where, f"{name} must have {length} values, and has {context['actual_length']}")
+        case "string_too_short":
+            return Problem(where, f"{name} is empty")
+        case "string_pattern_mismatch":
+            return Problem(where, f"{name} {shown(value)} is not a name", "use letters, digits, '.', '_' and '-'")
+    if kind in BOUNDS:
+        words_, key = BOUNDS[kind]
+        return Problem(where, f"{name} must be {words_} {context[key]}, not {shown(value)}")
+    if kind in KINDS:
+        return Problem(where, f"{name} must be {KINDS[kind]}, not {shown(value)}", _conversion(kind, value))
+    return Problem(where, f"{name}: {detail['msg']}")
+
+
+def _conversion(kind: str, value: Any) -> str | None:
+    if kind == "string_type" and isinstance(value, int | float):
+        return "put it in quotes"
+    if kind in {"int_type", "float_type"} and isinstance(value, str) and value.strip().replace(".", "", 1).isdigit():
+        return "take the quotes off"
+    if kind == "bool_type" and str(value).lower() in {"yes", "on", "no", "off", "0", "1"}:
+        return "write true or false"
+    return None
+
+
+def _keys_at(loc: Keys) -> Iterable[str]:
+    """The keys that a mapping of the file may have."""
+    match loc:
+        case ():
+            return MatrixFile.model_fields
+        case ("optim",):
+            return OptimFile.model_fields
+        case ("measure",):
+            return MeasureFile.model_fields
+        case ("data",):
+            return LerobotFile.model_fields
+        case ("thresholds", int()):
+            return ThresholdFile.model_fields
+    return Point.model_fields
