@@ -43,6 +43,10 @@ class Run:
     benchbox_version: str = __version__
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
+    def __post_init__(self) -> None:
+        if self.launches < 1:
+            raise ValueError(f"{self.launches} launches")
+
     @property
     def launches(self) -> int:
         """Launches planned of every cell."""
@@ -75,11 +79,9 @@ class RunStore:
         del values["schema_version"]
         try:
             cells = {entry["cell_id"]: entry["cell"] for entry in values.pop("cells")}
-            run = Run(**values, cells=cells)
-            assert run.launches > 0
-        except (KeyError, TypeError, ValueError, AssertionError) as error:
+            return Run(**values, cells=cells)
+        except (KeyError, TypeError, ValueError) as error:
             raise RecordError(f"{path}: not what benchbox writes ({type(error).__name__}: {error})") from None
-        return run
 
     def launch_dir(self, cell_id: str, launch: int) -> Path:
         """Where a launch keeps its job, events, rank results and logs."""
