@@ -1,0 +1,33 @@
+"""The environment every group is started with. A variable the user has set is left alone."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Both names are read by torch's caching allocator, the newer one first.
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def usable_cores() -> int:
+    """Cores this process may run on, which in a container or a Slurm step are fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def group_variables(ranks: int, user: Mapping[str, str]) -> dict[str, str]:
+    """What to add to the user's environment for a group of that many ranks on this machine.
+
+    Threads are shared out so that ranks do not compete for cores. Expandable segments keep the caching allocator from
+    fragmenting when cells of different shapes are compared by their reserved memory.
+    """
+    added: dict[str, str] = {}
+    if "OMP_NUM_THREADS" not in user:
+        added["OMP_NUM_THREADS"] = str(max(1, usable_cores() // ranks))
+    if not any(name in user for name in _ALLOCATOR_VARIABLES):
+        added["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    return added

@@ -1,0 +1,97 @@
+"""A job: one launch of one cell, the files it leaves, and what a launcher must offer to run it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from benchbox.store.files import write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from benchbox.spec.cell import Cell, MeasureSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One launch of one cell. Everything it leaves is in `folder`, which belongs to it alone."""
+
+    cell: Cell
+    measure: MeasureSpec
+    launch: int  # from 1
+    policy_dirs: tuple[Path, ...]
+    folder: Path
+
+    @property
+    def file(self) -> Path:
+        """What the worker is told."""
+        return self.folder / "job.json"
+
+    @property
+    def group_log(self) -> Path:
+        """What the process that starts the ranks says, and the ranks before they have logs of their own."""
+        return self.folder / "torchrun.log"
+
+    def events(self, rank: int) -> Path:
+        return self.folder / f"events-rank{rank}.jsonl"
+
+    def result(self, rank: int) -> Path:
+        return self.folder / f"rank{rank}.json"
+
+    def prepare(self) -> None:
+        """Make the folder anew and write what the worker is told: events of an earlier attempt must not speak for this one."""
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        self.folder.mkdir(parents=True)
+        write_json(
+            self.file,
+            {
+                "kind": "measure",
+                "cell": self.cell.to_dict(),
+                "measure": asdict(self.measure),
+                "policy_dirs": [str(folder.resolve()) for folder in self.policy_dirs],
+                "out": str(self.folder.resolve()),
+                "launch": self.launch,
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RankExit:
+    """How a rank's process ended, as its parent saw it. A negative code is the number of the signal that ended it."""
+
+    rank: int
+    code: int
+    noticed_at: float  # unix time in seconds
+
+
+class Group(Protocol):
+    """The processes of one running job."""
+
+    def poll(self) -> int | None:
+        """The exit code of the group, or None while it runs."""
+
+    def end(self) -> None:
+        """End every process of the group and return when none is left; also right after the group ended by itself.
+
+        Raises:
+            BenchboxError: a process cannot be ended.
+        """
+
+    def failures(self) -> Sequence[RankExit]:
+        """The ranks that failed, first noticed first; empty when the launcher cannot know. Meaningful after `end`."""
+
+
+class Launcher(Protocol):
+    """Starts jobs. Ranks speak through the event files of their job, so this is all a launcher has to offer."""
+
+    name: str
+
+    def variables(self, ranks: int) -> Mapping[str, str]:
+        """The environment variables it sets for such a group, to be recorded."""
+
+    def start(self, job: Job) -> Group:
+        """Start a prepared job without waiting for it."""

@@ -1,0 +1,44 @@
+"""One run at a time in a run directory."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from benchbox.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextmanager
+def only_run_in(folder: Path) -> Iterator[None]:
+    """Hold the run directory for this process, making it where it does not exist.
+
+    The kernel gives the lock back when its holder dies, however it dies, so a stale one cannot exist; the process id in the
+    file is for people.
+
+    Raises:
+        ConfigurationError: another process holds it, or the directory cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigurationError(f"{folder}: {error.strerror}; name another directory with --out") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+            raise ConfigurationError(
+                f"{folder}: another run (process {holder}) is using it; wait for it, or name another directory with --out"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)

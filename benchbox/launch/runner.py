@@ -1,0 +1,89 @@
+"""Running the launches of a plan one after another, into a run directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from benchbox.launch.job import Job
+from benchbox.launch.once import launch_once
+from benchbox.launch.resume import todo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from benchbox.launch.job import Launcher
+    from benchbox.launch.progress import Progress
+    from benchbox.spec.cell import Cell, MeasureSpec
+    from benchbox.store.run import RunStore
+
+# A launch of the same cell would end the same way: no time is spent on finding that out again within one invocation.
+_WOULD_END_THE_SAME = ("unsupported", "mismatch", "oom")
+
+
+@dataclass(slots=True)
+class Summary:
+    """What one invocation did."""
+
+    kept: int = 0  # launches that were ok already
+    ran: int = 0
+    spared: int = 0  # launches not run because an earlier one of the same cell would end the same way
+    left: int = 0  # launches not run because the user stopped
+    failed: set[str] = field(default_factory=set)  # ids of cells of which a launch did not end ok
+    stopped: bool = False
+
+
+def run_matrix(
+    launches: Sequence[tuple[Cell, int]],
+    *,
+    measure: MeasureSpec,
+    store: RunStore,
+    launcher: Launcher,
+    progress: Progress,
+    policy_dirs: Sequence[Path] = (),
+    fresh: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Summary:
+    """Run what is still missing of these launches, in this order, and store a record of each. A failure stops nothing.
+
+    Raises:
+        RecordError: a record of an earlier run cannot be read.
+        BenchboxError: a process cannot be ended, and would disturb whatever is measured next.
+    """
+    work = todo(launches, measure, store, policy_dirs, fresh=fresh)
+    summary = Summary(kept=work.kept)
+    hopeless: dict[str, str] = {}  # cell id -> the status every launch of it would have
+    with progress.running(list(launches), work.launches, work.notes):
+        for position, (cell, launch) in enumerate(work.launches):
+            if stop():
+                summary.stopped = True
+                summary.left = len(work.launches) - position
+                break
+            if cell.cell_id in hopeless:
+                # What an earlier run may have recorded here is no longer true of this cell.
+                store.record_path(cell.cell_id, launch).unlink(missing_ok=True)
+                summary.spared += 1
+                progress.spared(cell, launch, hopeless[cell.cell_id])
+                continue
+            job = Job(
+                cell=cell,
+                measure=measure,
+                launch=launch,
+                policy_dirs=tuple(policy_dirs),
+                folder=store.launch_dir(cell.cell_id, launch),
+            )
+            progress.began(cell, launch)
+            record = launch_once(job, launcher, on_move=progress.moved, stop=stop)
+            store.write_record(record)
+            progress.ended(record)
+            if record["status"] == "interrupted":
+                summary.stopped = True
+                summary.left = len(work.launches) - position
+                break
+            summary.ran += 1
+            if record["status"] != "ok":
+                summary.failed.add(cell.cell_id)
+            if record["status"] in _WOULD_END_THE_SAME:
+                hopeless[cell.cell_id] = record["status"]
+    return summary

@@ -1,0 +1,75 @@
+"""Watching a group: follows the events of its ranks until it ends, or has to be ended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from benchbox.launch.trace import Trace
+from benchbox.store.events import read_events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from benchbox.launch.job import Group, Job
+
+_POLL_S = 0.1
+
+# After a rank has said why it fails, the others get this long to fail too (their collectives break) before they are ended.
+_FAILING_LIMIT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why watching ended, and where every rank stood then."""
+
+    cause: Literal["ended", "failing", "timeout", "hang", "stopped"]  # by itself, or it has to be ended, and why
+    traces: tuple[Trace, ...]
+    exit_code: int | None  # of the group, when it ended by itself
+    at: float  # unix time in seconds
+
+
+def watch(job: Job, group: Group, on_move: Callable[[Sequence[Trace]], None], stop: Callable[[], bool]) -> Ending:
+    """Follow a group until it has ended or has to be ended, which is left to the caller.
+
+    `on_move` is called with all traces whenever a rank moved; `stop` is asked whether the user wants to.
+
+    Raises:
+        RecordError: a rank wrote something that is no event.
+    """
+    traces = tuple(Trace(rank) for rank in range(job.cell.world_size))
+    offsets = [0] * len(traces)
+    began = moved = time.monotonic()
+    failing_since: float | None = None
+    while True:
+        exit_code = group.poll()  # before reading, so that whatever was written until the end is read
+        now = time.monotonic()
+        if _read(job, traces, offsets):
+            moved = now
+            on_move(traces)
+        if exit_code is not None:
+            return Ending("ended", traces, exit_code, time.time())
+        if stop():
+            return Ending("stopped", traces, None, time.time())
+        if failing_since is None and any(trace.errors for trace in traces):
+            failing_since = now
+        if failing_since is not None:
+            if now - failing_since > _FAILING_LIMIT_S:
+                return Ending("failing", traces, None, time.time())
+        elif now - began > job.measure.timeout_s:
+            return Ending("timeout", traces, None, time.time())
+        # Until the first place is known, ranks load their code and find each other: only the timeout can judge that.
+        elif now - moved > job.measure.hang_after_s and any(trace.place for trace in traces):
+            return Ending("hang", traces, None, time.time())
+        time.sleep(_POLL_S)
+
+
+def _read(job: Job, traces: Sequence[Trace], offsets: list[int]) -> bool:
+    """Fold what is new in the event files; whether any rank moved."""
+    moved = False
+    for trace in traces:
+        events, offsets[trace.rank] = read_events(job.events(trace.rank), offsets[trace.rank])
+        for event in events:
+            moved |= trace.fold(event)
+    return moved
