@@ -1,12 +1,89 @@
-"""The verb is registered here once it exists."""
+"""`benchbox list`: what there is to name in a matrix."""
 
-from __future__ import annotations
+import json
+import textwrap
+from enum import Enum
+from typing import Annotated, Any
 
-from typing import TYPE_CHECKING
+import typer
 
-if TYPE_CHECKING:
-    import typer
+from benchbox.cli.options import PolicyDirOption
+
+Rows = list[dict[str, Any]]
+
+
+class Kind(str, Enum):
+    """What can be listed."""
+
+    policies = "policies"
+    backends = "backends"
+    recipes = "recipes"
+    metrics = "metrics"
+
+
+class Format(str, Enum):
+    """How to print."""
+
+    text = "text"
+    json = "json"
 
 
 def register(app: typer.Typer) -> None:
-    """Nothing yet."""
+    """Add the verb."""
+    app.command("list")(show)
+
+
+def show(
+    kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
+    policy_dirs: PolicyDirOption,
+    form: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.text,
+) -> None:
+    """Print the policies, backends, recipes or metrics that a matrix can name."""
+    if kind is Kind.policies:
+        rows = _policies(policy_dirs)
+    else:
+        rows = {Kind.backends: _backends, Kind.recipes: _recipes, Kind.metrics: _metrics}[kind]()
+    if form is Format.json:
+        print(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        name, *rest = (", ".join(value) if isinstance(value, list) else value for value in row.values())
+        print(name)
+        for text in filter(None, rest):
+            print(textwrap.indent(textwrap.fill(str(text), 76, break_on_hyphens=False, break_long_words=False), "    "))
+
+
+def _policies(folders: PolicyDirOption) -> Rows:
+    from benchbox.registry.policies import find_policies
+
+    found = find_policies(folders).values()
+    return [{"name": entry.name, "sizes": list(entry.presets), "folder": str(entry.folder)} for entry in found]
+
+
+def _backends() -> Rows:
+    from benchbox.registry.backends import backends
+
+    return [{"name": info.name, "summary": info.summary, "limits": info.limits()} for info in backends().values()]
+
+
+def _recipes() -> Rows:
+    from benchbox.registry.recipes import RECIPES
+
+    return [
+        {
+            "name": recipe.name,
+            "summary": recipe.summary,
+            "dtypes": f"stored {recipe.storage}, computed {recipe.compute}, stepped {recipe.stepped}",
+        }
+        for recipe in RECIPES.values()
+    ]
+
+
+def _metrics() -> Rows:
+    from benchbox.registry.metrics import METRICS
+
+    better = {"lower": "lower is better", "higher": "higher is better", "none": "neither way is better"}
+    return [
+        {"name": metric.name, "unit": metric.unit, "direction": better[metric.direction], "formula": metric.formula}
+        for metric in METRICS.values()
+    ]

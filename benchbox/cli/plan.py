@@ -1,12 +1,79 @@
-"""The verb is registered here once it exists."""
+"""`benchbox plan`: what a run would do, before anything runs."""
 
-from __future__ import annotations
-
+import sys
+import textwrap
 from typing import TYPE_CHECKING
 
+import typer
+
+from benchbox.cli.options import MatrixArgument, OnlyOption, PolicyDirOption, SetOption
+
 if TYPE_CHECKING:
-    import typer
+    from collections.abc import Sequence
+
+    from benchbox.plan import Plan
+    from benchbox.spec import Matrix
+    from benchbox.spec.cell import Cell
 
 
 def register(app: typer.Typer) -> None:
-    """Nothing yet."""
+    """Add the verb."""
+    app.command("plan")(plan)
+
+
+def plan(matrix: MatrixArgument, sets: SetOption, policy_dirs: PolicyDirOption, only: OnlyOption = "") -> None:
+    """Print the cells of a matrix, and every cell it skips with the reason."""
+    from benchbox.plan import plan as plan_cells
+    from benchbox.spec import load_matrix, parse_overrides
+
+    loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
+    show(loaded, plan_cells(loaded, only))
+
+
+def show(matrix: "Matrix", planned: "Plan") -> None:
+    """Print a plan: as a table on a terminal, as aligned plain lines elsewhere."""
+    from benchbox.analysis.summary import varying
+    from benchbox.spec.matrix import describe
+
+    everything = [*planned.cells, *(skip.cell for skip in planned.skipped)]
+    values = [cell.to_dict() for cell in everything]
+    fields = [field for field in varying(values) if field not in {"data", "optim"}]
+    constant = {key: value for key, value in values[0].items() if key not in {*fields, "data", "optim"}}
+    _wrapped(f"{matrix.name}: in every cell {describe(constant)} data={matrix.data.path or matrix.data.kind}")
+    if planned.cells:
+        print()
+        _table(planned.cells, fields)
+    if planned.skipped:
+        print("\nskipped")
+        for skip in planned.skipped:
+            _wrapped(f"  {describe({field: getattr(skip.cell, field) for field in fields})}: {skip.reason}")
+    launches, steps = matrix.measure.launches, matrix.measure.steps
+    print(
+        f"\n{len(planned.cells)} cells x {launches} launches = {len(planned.cells) * launches} launches"
+        f" of {matrix.measure.warmup_steps} + {steps} steps; {len(planned.skipped)} skipped"
+    )
+
+
+def _wrapped(text: str) -> None:
+    print(textwrap.fill(text, 80, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False))
+
+
+def _table(cells: "Sequence[Cell]", fields: "Sequence[str]") -> None:
+    from benchbox.spec.matrix import word
+
+    head = ["cell", *fields]
+    rows = [[cell.cell_id, *(word(getattr(cell, field)) for field in fields)] for cell in cells]
+    if not sys.stdout.isatty():
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        for row in (head, *rows):
+            print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in head:
+        table.add_column(name, no_wrap=name == "cell", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False).print(table)

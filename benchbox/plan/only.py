@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.names import did_you_mean
 from benchbox.spec.cell import Cell
+from benchbox.spec.matrix import word
 from benchbox.spec.overrides import split_at_commas
 from benchbox.spec.source import parse
 
@@ -42,8 +43,12 @@ class Condition:
         return self.names(getattr(cell, self.field)) != self.negated
 
     def names(self, value: Any) -> bool:
-        # Types count: in Python 1 == True, and a cell with one camera is not one with cams=true.
-        return any(type(value) is type(own) and value == own for own in self.values)
+        return any(same(value, own) for own in self.values)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equality in which types count: in Python 1 == True, and a cell with one camera is not one with cams=true."""
+    return type(one) is type(other) and one == other
 
 
 def select(expression: str, cells: Iterable[Cell]) -> list[Cell]:
@@ -55,7 +60,8 @@ def select(expression: str, cells: Iterable[Cell]) -> list[Cell]:
     cells = list(cells)
     if not expression.strip():
         return cells
-    conditions, problems = [], []
+    conditions: list[Condition] = []
+    problems: list[Problem] = []
     for part in split_at_commas(expression):
         try:
             conditions.append(_condition(part))
@@ -78,7 +84,10 @@ def _condition(text: str) -> Condition:
     field = match["field"]
     if field not in FIELDS:
         raise ConfigurationError(Problem(place, f"unknown field {field!r}", did_you_mean(field, FIELDS)))
-    value = parse(match["value"], place, place=place).values
+    read = parse(match["value"], place, place=place)
+    if read.problems:
+        raise ConfigurationError(read.problems)
+    value = read.values
     listed = match["relation"].endswith("in")
     if listed != isinstance(value, list) or isinstance(value, dict):
         hint = f"write it as {field} in [...]" if isinstance(value, list) else "after 'in' comes a list: [a, b]"
@@ -89,6 +98,6 @@ def _condition(text: str) -> Condition:
 def _unknown_values(condition: Condition, cells: list[Cell]) -> Iterator[Problem]:
     present = tuple(dict.fromkeys(getattr(cell, condition.field) for cell in cells))
     for value in condition.values:
-        if not any(type(value) is type(own) and value == own for own in present):
-            there = ", ".join(str(own).lower() if isinstance(own, bool) else str(own) for own in present)
-            yield Problem(f"--only {condition.text}", f"no cell has {condition.field} {value!r}", f"there is {there}")
+        if not any(same(value, own) for own in present):
+            message = f"no cell has {condition.field} {word(value)}"
+            yield Problem(f"--only {condition.text}", message, f"there is {', '.join(map(word, present))}")

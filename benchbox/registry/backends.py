@@ -41,6 +41,21 @@ class BackendInfo:
             return f"{self.name} refuses activation checkpointing: {self.no_checkpointing_because}"
         return None
 
+    def limits(self) -> list[str]:
+        """What it cannot do, in words: the general form of what `refusal` says of one cell."""
+        found = []
+        if self.max_ranks is not None:
+            found.append(f"at most {self.max_ranks} rank(s)")
+        if self.min_ranks > 1:
+            found.append(f"at least {self.min_ranks} ranks")
+        if self.ranks_multiple_of > 1:
+            found.append(f"a multiple of {self.ranks_multiple_of} ranks")
+        if set(self.recipes) != set(RECIPES):
+            found.append(f"recipes {', '.join(self.recipes)}")
+        if not self.checkpointing:
+            found.append(f"no activation checkpointing: {self.no_checkpointing_because}")
+        return found
+
     def load(self) -> Any:
         """The backend class. Imports torch."""
         module, _, attribute = self.target.partition(":")

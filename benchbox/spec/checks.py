@@ -10,7 +10,7 @@ from benchbox.errors import Problem
 from benchbox.registry.names import did_you_mean
 from benchbox.spec.cell import Cell
 from benchbox.spec.fields import Point
-from benchbox.spec.matrix import matches
+from benchbox.spec.matrix import describe, matches, word
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,21 +97,12 @@ def meaning(matrix: Matrix, source: Source, policies: Mapping[str, PolicyEntry])
     return found
 
 
-def describe(point: Mapping[str, Any]) -> str:
-    """`backend=zero2 cams=4`."""
-    return " ".join(f"{key}={_word(value)}" for key, value in point.items())
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _nearest(point: Mapping[str, Any], cells: list[Cell]) -> str:
     """Which values there are, of the first field that rules every cell out by itself."""
     for key, value in point.items():
         present = dict.fromkeys(getattr(cell, key) for cell in cells)
         if value not in present:
-            return f"{key} is one of {', '.join(map(_word, present))}"
+            return f"{key} is one of {', '.join(map(word, present))}"
     return "these values never come together"
 
 

@@ -63,3 +63,13 @@ class Matrix:
 def matches(cell: Cell, point: Mapping[str, Any]) -> bool:
     """Whether a cell agrees with every field of a partial point."""
     return all(getattr(cell, key) == value for key, value in point.items())
+
+
+def word(value: Any) -> str:
+    """A value of a cell as it stands in a matrix file."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def describe(point: Mapping[str, Any]) -> str:
+    """`backend=zero2 cams=4`."""
+    return " ".join(f"{key}={word(value)}" for key, value in point.items())
