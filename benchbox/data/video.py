@@ -1,0 +1,109 @@
+"""Video files: frames by their time, and files out of frames. One thread, so that loader workers keep to their core."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import av
+
+from benchbox.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import numpy as np
+
+CODEC = "libx264"
+CODEC_NAME = "h264"
+PIXEL_FORMAT = "yuv420p"
+GOP = 8  # frames between key frames: what reading one frame at random may have to decode
+AHEAD = 12  # frames further on that are decoded through rather than sought
+
+
+class VideoReader:
+    """Frames of one file by presentation time. Reading forwards decodes every frame once."""
+
+    def __init__(self, path: Path, fps: float) -> None:
+        self.path = path
+        self._period = 1 / fps
+        try:
+            self._container = av.open(str(path))
+        except FileNotFoundError:
+            raise DataError(f"{path}: the video is missing") from None
+        except (av.FFmpegError, OSError) as error:
+            raise DataError(f"{path}: not readable as video ({error})") from None
+        if not self._container.streams.video:
+            raise DataError(f"{path}: no video stream in the file")
+        self._stream = self._container.streams.video[0]
+        self._stream.thread_type = "NONE"
+        self._frames: Iterator[Any] = self._container.decode(self._stream)
+        self._last: tuple[float, np.ndarray] | None = None  # time and pixels of the frame last decoded
+
+    def frame_at(self, time_s: float) -> np.ndarray:
+        """The frame shown at that time, within half a frame's duration: (H, W, 3) uint8 RGB.
+
+        Raises:
+            DataError: the file has no such frame, or cannot be decoded there.
+        """
+        if self._last is not None and abs(self._last[0] - time_s) < self._period / 2:
+            return self._last[1]
+        near_ahead = self._last is not None and 0 < time_s - self._last[0] < AHEAD * self._period
+        try:
+            # from the start of the file where a seek landed too late, which files with reordered frames allow
+            for start_s in (None, time_s, 0.0) if near_ahead else (time_s, 0.0):
+                if start_s is not None:
+                    self._container.seek(round(start_s / self._stream.time_base), stream=self._stream)
+                    self._frames = self._container.decode(self._stream)
+                self._last = self._decode_to(time_s)
+                if self._last is not None:
+                    return self._last[1]
+        except (av.FFmpegError, OSError) as error:
+            self._last = None
+            raise DataError(f"{self.path}: cannot decode the frame at {time_s:.3f} s ({error})") from None
+        raise DataError(f"{self.path}: no frame at {time_s:.3f} s, which the table expects")
+
+    def _decode_to(self, time_s: float) -> tuple[float, np.ndarray] | None:
+        for frame in self._frames:
+            if frame.time is not None and frame.time > time_s - self._period / 2:
+                if frame.time >= time_s + self._period / 2:
+                    return None
+                return frame.time, frame.to_ndarray(format="rgb24")
+        return None
+
+    def close(self) -> None:
+        self._container.close()
+
+
+class VideoWriter:
+    """One H.264 file in MP4, frame k shown at k / fps. Every episode starts on a key frame."""
+
+    def __init__(self, path: Path, *, fps: int, height: int, width: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.fps = fps
+        self.frames = 0
+        self._container = av.open(str(path), mode="w")
+        options = {"crf": "23", "preset": "medium", "g": str(GOP), "bf": "0", "threads": "1"}
+        self._stream = self._container.add_stream(CODEC, rate=Fraction(fps), options=options)
+        self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, PIXEL_FORMAT
+
+    def add(self, image: np.ndarray, *, key_frame: bool) -> None:
+        """Append a frame, (H, W, 3) uint8 RGB."""
+        frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+        frame.pts = self.frames
+        frame.time_base = Fraction(1, self.fps)
+        if key_frame:
+            frame.pict_type = av.video.frame.PictureType.I
+        self._container.mux(self._stream.encode(frame))
+        self.frames += 1
+
+    @property
+    def time_s(self) -> float:
+        """When the next frame would be shown."""
+        return self.frames / self.fps
+
+    def close(self) -> None:
+        self._container.mux(self._stream.encode(None))
+        self._container.close()
