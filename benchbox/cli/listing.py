@@ -2,7 +2,7 @@
 
 import json
 import textwrap
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +12,7 @@ from benchbox.cli.options import PolicyDirOption
 Rows = list[dict[str, Any]]
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """What can be listed."""
 
     policies = "policies"
@@ -21,7 +21,7 @@ class Kind(str, Enum):
     metrics = "metrics"
 
 
-class Format(str, Enum):
+class Format(StrEnum):
     """How to print."""
 
     text = "text"
