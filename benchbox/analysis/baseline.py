@@ -8,12 +8,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from benchbox import __version__
+from benchbox.analysis.gate import Reference
 from benchbox.analysis.summary import label, varying
 from benchbox.errors import RecordError, ThresholdError
-from benchbox.store.baseline import Baseline
+from benchbox.store.baseline import Baseline, baseline_path, read_baseline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from benchbox.analysis.summary import CellSummary
     from benchbox.store.run import Run
@@ -68,3 +70,27 @@ def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> B
         environment=dict(summaries[0].records[-1]["environment"] or {}),
         cells=cells,
     )
+
+
+def find_baseline(run: Run, records: Sequence[Mapping[str, Any]], where: Path) -> Reference:
+    """The baseline this run is to be held against: the file `where`, or in the folder `where` that of the run's machine.
+
+    There is none when the run was measured on another machine than the baseline: two machines are not a regression.
+
+    Raises:
+        RecordError: the file exists and is not a baseline, or a file was named that does not exist.
+    """
+    try:
+        machine = machine_of(records)
+    except RecordError as error:
+        return Reference(None, str(error))
+    path = where
+    if where.suffix != ".json":
+        path = baseline_path(where, machine, run.name)
+        if not path.is_file():
+            return Reference(None, f"no baseline {path}; promote a run you trust: benchbox baseline promote RUN")
+    baseline = read_baseline(path)
+    measured_on = slug(str(baseline.environment.get("machine")))
+    if measured_on != machine:
+        return Reference(None, f"{path} was measured on {measured_on}, and this run on {machine}: not comparable")
+    return Reference(baseline, None)

@@ -1,12 +1,89 @@
-"""The verb is registered here once it exists."""
+"""`benchbox check` and `benchbox baseline`: holding a run against its thresholds."""
 
-from __future__ import annotations
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
 
-from typing import TYPE_CHECKING
+import typer
 
-if TYPE_CHECKING:
-    import typer
+from benchbox.errors import ThresholdError
+
+BASELINES = Path("reports/baselines")
+
+
+class Format(StrEnum):
+    text = "text"
+    json = "json"
+
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+
+
+def check(
+    path: RunPath,
+    baseline: Annotated[
+        Path, typer.Option(metavar="FILE|DIR", help="A baseline file, or a folder of <machine>/<matrix>.json.")
+    ] = BASELINES,
+    output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.text,
+) -> None:
+    """Hold a run against the thresholds of its matrix: expected, found, verdict.
+
+    A cell that failed or has not run is never green, whatever the thresholds say. Exit code 4 when anything is not ok.
+    """
+    from benchbox.analysis.baseline import find_baseline
+    from benchbox.analysis.gate import Reference, gate
+    from benchbox.analysis.summary import summarise
+    from benchbox.store.run import RunStore
+
+    store = RunStore(path)
+    run, records = store.run(), list(store.records())
+    needed = any("max_regression" in threshold for threshold in run.thresholds)
+    reference = find_baseline(run, records, baseline) if needed else Reference(None, None)
+    rows = gate(run, summarise(run, records), reference)
+    failing = [row for row in rows if row.verdict != "ok"]
+    if output is Format.json:
+        typer.echo(json.dumps({"verdict": "breach" if failing else "ok", "rows": [row.to_dict() for row in rows]}, indent=1))
+    else:
+        from rich.console import Console
+
+        from benchbox.report.rows import print_rows, say
+
+        console = Console()
+        columns = ("cell", "metric", "expected", "found", "verdict")
+        print_rows(console, columns, [(row.cell, row.metric, row.expected, row.found, row.verdict) for row in rows])
+        noted = (row for row in failing if row.note)
+        notes = (f"{row.cell}: {row.note}" if row.verdict == "breach" else f"{row.note}" for row in noted)
+        for note in dict.fromkeys(notes):
+            say(console, f"note: {note}")
+    if failing or not rows:
+        raise ThresholdError(f"{len(failing)} of {len(rows)} demands on {path} are not met" if rows else f"{path}: no cells")
+
+
+def promote(
+    path: RunPath,
+    machine: Annotated[str | None, typer.Option(help="Name of the machine; by default made from its own description.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the baselines.")] = BASELINES,
+) -> None:
+    """Make a run the baseline of its matrix on its machine. Refused (exit code 4) unless every planned launch ended ok."""
+    from benchbox.analysis.baseline import machine_of, make_baseline, slug
+    from benchbox.analysis.summary import summarise
+    from benchbox.store.baseline import baseline_path, write_baseline
+    from benchbox.store.run import RunStore
+
+    store = RunStore(path)
+    run, records = store.run(), list(store.records())
+    name = slug(machine) if machine else machine_of(records)
+    baseline = make_baseline(run, summarise(run, records), name)
+    target = baseline_path(out, name, run.name)
+    write_baseline(target, baseline)
+    typer.echo(f"{target}: {len(baseline.cells)} cells; commit it, and `benchbox check` compares with it")
 
 
 def register(app: typer.Typer) -> None:
-    """Nothing yet."""
+    """`check RUN` and `baseline promote RUN`."""
+    app.command()(check)
+    baselines = typer.Typer(help="Baselines to compare runs with.", no_args_is_help=True)
+    baselines.callback()(lambda: None)
+    baselines.command()(promote)
+    app.add_typer(baselines, name="baseline")

@@ -1,0 +1,43 @@
+"""Rows of text on a console: a table on a terminal, aligned plain lines that are never cut anywhere else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import Console
+
+_STYLES: Mapping[str, str] = {"ok": "green", "held": "green", "breach": "bold red", "violated": "bold red", "missing": "yellow"}
+
+
+def print_rows(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+    """Print rows under headers; columns named in `right` are numbers. Words with a meaning (ok, breach, ...) are coloured.
+
+    Text is never read as markup: a policy may be called `[red]`.
+    """
+    if console.is_terminal:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+        for header in headers:
+            table.add_column(Text(header), justify="right" if header in right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in row))
+        console.print(table)
+        return
+    widths = [max(len(row[column]) for row in [headers, *rows]) for column in range(len(headers))]
+    for row in [headers, *rows]:
+        cells = (
+            text.rjust(width) if header in right else text.ljust(width)
+            for text, width, header in zip(row, widths, headers, strict=True)
+        )
+        say(console, "  ".join(cells).rstrip())
+
+
+def say(console: Console, line: str = "", style: str = "") -> None:
+    """Print one line as it is: no markup, no highlighting, no wrapping where there is no terminal."""
+    console.print(Text(line, style=style), soft_wrap=not console.is_terminal)
