@@ -14,7 +14,7 @@ def quantity(value: float | None, unit: str, digits: int = 3) -> str:
     if value is None:
         return UNKNOWN
     if unit == "s":
-        scale, name = (1.0, "s") if abs(value) >= 10 else (1e3, "ms")
+        scale, name = (1.0, "s") if abs(value) >= 1 else (1e3, "ms")
         return f"{significant(value * scale, digits)} {name}"
     if unit == "bytes":
         step = min(int(math.log2(abs(value)) // 10), len(_BYTES) - 1) if abs(value) >= 1 else 0

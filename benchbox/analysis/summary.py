@@ -19,7 +19,7 @@ Record = Mapping[str, Any]
 
 MISSING = "missing"
 # From best to worst. A wrong thing measured (mismatch) is worse than nothing measured.
-_STATUS_ORDER = ("ok", "interrupted", "unsupported", "timeout", "hang", "oom", "nan", "desync", "crash", "mismatch")
+STATUS_ORDER = ("ok", "interrupted", "unsupported", "timeout", "hang", "oom", "nan", "desync", "crash", "mismatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _summary(cell_id: str, cell: Mapping[str, Any], planned: int, records: Seque
         cell=cell,
         planned=planned,
         records=tuple(records),
-        status=max((record["status"] for record in records), key=_STATUS_ORDER.index, default=MISSING),
+        status=max((record["status"] for record in records), key=STATUS_ORDER.index, default=MISSING),
         values={metric.name: spread(metric, ok) for metric in METRICS.values() if metric.is_number},
     )
 

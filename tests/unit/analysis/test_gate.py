@@ -1,0 +1,169 @@
+"""The gate: expected, found, verdict. What failed or is missing is never green."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+from example_run import CELL, OOM, example_record, example_run
+
+from benchbox.analysis.baseline import find_baseline, make_baseline, slug
+from benchbox.analysis.gate import Reference, gate, passes
+from benchbox.analysis.summary import summarise
+from benchbox.errors import EXIT_THRESHOLD, RecordError, ThresholdError
+from benchbox.store.baseline import baseline_path, write_baseline
+
+NONE = Reference(None, "promote one")
+WHOLE = [example_record(launch=1), example_record(launch=2)]
+STEP_S = median(median(record["step_time_s"]["slowest"]) for record in WHOLE)
+
+
+def rows(records, thresholds, *, cells=(CELL,), reference=NONE, **changes):
+    run = example_run(list(cells), thresholds=thresholds, **changes)
+    return gate(run, summarise(run, records), reference)
+
+
+def verdicts(found):
+    return [(row.metric, row.verdict) for row in found]
+
+
+def test_a_whole_run_without_thresholds_passes():
+    found = rows(WHOLE, [])
+    assert verdicts(found) == [("status", "ok")]
+    assert passes(found)
+
+
+@pytest.mark.parametrize(
+    ("records", "verdict", "found"),
+    [
+        ([], "missing", "missing"),
+        (WHOLE[:1], "missing", "ok in 1 of 2 launches"),
+        ([WHOLE[0], example_record(launch=2, status="oom", error=OOM)], "breach", "oom"),
+        ([example_record(launch=1, status="interrupted", error=OOM)], "breach", "interrupted"),
+    ],
+)
+@pytest.mark.parametrize("thresholds", [[], [{"metric": "status", "expect": "ok"}], [{"metric": "status", "expect": "oom"}]])
+def test_a_failed_or_missing_cell_is_never_green(records, verdict, found, thresholds):
+    result = rows(records, thresholds)
+    assert (result[0].verdict, result[0].found) == (verdict, found)
+    assert not passes(result)
+
+
+@pytest.mark.parametrize(
+    ("demand", "verdict"),
+    [
+        ({"max": STEP_S * 1.01}, "ok"),
+        ({"max": STEP_S}, "ok"),
+        ({"max": STEP_S * 0.99}, "breach"),
+        ({"min": STEP_S * 0.99}, "ok"),
+        ({"min": STEP_S * 1.01}, "breach"),
+        ({"expect": STEP_S}, "ok"),
+        ({"expect": 1.0}, "breach"),
+    ],
+)
+def test_a_number_is_held_against_absolute_demands(demand, verdict):
+    assert verdicts(rows(WHOLE, [{"metric": "step_time_s", **demand}]))[1:] == [("step_time_s", verdict)]
+
+
+def test_two_demands_of_one_threshold_are_two_rows():
+    found = rows(WHOLE, [{"metric": "step_time_s", "min": 0.01, "max": 0.02}])
+    assert verdicts(found)[1:] == [("step_time_s", "ok"), ("step_time_s", "breach")]
+
+
+def test_a_number_nobody_measured_is_missing():
+    found = rows(WHOLE, [{"metric": "mfu", "min": 0.3}])
+    assert (found[1].verdict, found[1].found, found[1].note) == ("missing", "no value", "no launch could measure it")
+
+
+def test_where_selects_cells():
+    other = replace(CELL, backend="zero2")
+    records = [*WHOLE, *(example_record(other, launch) for launch in (1, 2))]
+    found = rows(records, [{"metric": "step_time_s", "where": {"backend": "zero2"}, "max": 9}], cells=(CELL, other))
+    assert [(row.cell, row.metric) for row in found] == [
+        ("backend=ddp", "status"),
+        ("backend=zero2", "status"),
+        ("backend=zero2", "step_time_s"),
+    ]
+
+
+def test_a_where_that_matches_nothing_is_a_breach_that_says_so():
+    found = rows(WHOLE, [{"metric": "step_time_s", "where": {"backend": "zero3"}, "max": 9}])
+    assert (found[1].verdict, found[1].found) == ("breach", "matches nothing")
+    skipped = [{"cell": replace(CELL, backend="zero3").to_dict(), "reason": "zero3 refuses checkpointing"}]
+    found = rows(WHOLE, [{"metric": "step_time_s", "where": {"backend": "zero3"}, "max": 9}], skipped=skipped)
+    assert found[1].note == "every cell it selects was skipped: zero3 refuses checkpointing"
+
+
+@pytest.fixture
+def reference():
+    run = example_run([CELL])
+    return Reference(make_baseline(run, summarise(run, WHOLE), "example"), None)
+
+
+@pytest.mark.parametrize(
+    ("metric", "factor", "verdict"),
+    [
+        ("step_time_s", 1.04, "ok"),
+        ("step_time_s", 1.06, "breach"),
+        ("step_time_s", 0.5, "ok"),
+        ("global_samples_per_s", 1.04, "ok"),
+        ("global_samples_per_s", 1.06, "breach"),
+        ("global_samples_per_s", 0.5, "ok"),
+    ],
+)
+def test_only_the_worse_direction_is_a_regression(reference, metric, factor, verdict):
+    slower = [example_record(launch=launch, step_s=0.2 * factor) for launch in (1, 2)]
+    found = rows(slower, [{"metric": metric, "max_regression": 0.05}], reference=reference)
+    assert found[1].verdict == verdict
+
+
+@pytest.mark.parametrize(("loss", "verdict"), [(0.4, "ok"), (0.43, "breach"), (0.37, "breach")])
+def test_a_metric_without_a_better_direction_may_move_neither_way(reference, loss, verdict):
+    moved = [record | {"loss": [loss]} for record in WHOLE]
+    found = rows(moved, [{"metric": "final_loss", "max_regression": 0.05}], reference=reference)
+    assert found[1].verdict == verdict
+
+
+def test_no_baseline_is_red_with_the_remedy():
+    found = rows(WHOLE, [{"metric": "step_time_s", "max_regression": 0.05}])
+    assert (found[1].verdict, found[1].note) == ("missing", "promote one")
+
+
+def test_a_baseline_that_does_not_know_the_cell_is_red(reference):
+    other = replace(CELL, batch=3)
+    records = [example_record(other, launch) for launch in (1, 2)]
+    found = rows(records, [{"metric": "step_time_s", "max_regression": 0.05}], cells=[other], reference=reference)
+    assert found[1].verdict == "missing"
+
+
+def test_a_baseline_is_refused_unless_the_run_is_whole():
+    run = example_run([CELL])
+    for records in ([], WHOLE[:1], [WHOLE[0], example_record(launch=2, status="oom", error=OOM)]):
+        with pytest.raises(ThresholdError, match="1 of 1 cells are not ok in all 2 launches") as caught:
+            make_baseline(run, summarise(run, records), "example")
+        assert caught.value.exit_code == EXIT_THRESHOLD
+
+
+def test_the_baseline_of_this_machine_is_found_and_that_of_another_is_not_compared(tmp_path, reference):
+    run = example_run([CELL])
+    missing = find_baseline(run, WHOLE, tmp_path)
+    assert missing.baseline is None
+    assert "benchbox baseline promote RUN" in missing.remedy
+    path = baseline_path(tmp_path, "example-cpu-2-cores", "example")
+    write_baseline(path, reference.baseline)
+    assert find_baseline(run, WHOLE, tmp_path).baseline == find_baseline(run, WHOLE, path).baseline == reference.baseline
+    elsewhere = [record | {"environment": {"machine": "Another"}} for record in WHOLE]
+    found = find_baseline(run, elsewhere, path)
+    assert found.baseline is None
+    assert "example-cpu-2-cores, and this run on another: not comparable" in found.remedy
+
+
+def test_a_baseline_file_that_was_named_must_exist(tmp_path):
+    with pytest.raises(RecordError, match="no such file"):
+        find_baseline(example_run([CELL]), WHOLE, tmp_path / "absent.json")
+
+
+def test_a_machine_name_is_safe_as_a_folder():
+    assert slug("AMD EPYC 9R14 / 2 x H200 (141 GB)") == "amd-epyc-9r14-2-x-h200-141-gb"
+    assert slug("../..") == "machine"

@@ -1,0 +1,107 @@
+"""Each invariant notices the lie it is for, and says nothing of a truthful record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from example_run import CELL, MIB, OOM, example_record
+
+from benchbox.analysis.invariants import INVARIANTS, examine
+
+
+def violations(record):
+    return [(violation.sentence, violation.found) for violation in examine([record]).violations]
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_a_truthful_record_violates_nothing(cuda):
+    found = examine([example_record(cuda=cuda), example_record(replace(CELL, backend="zero2", accumulation=3), cuda=cuda)])
+    assert found.violations == ()
+    assert sum(found.held.values()) + sum(found.not_applicable.values()) == 2 * len(INVARIANTS)
+
+
+def test_a_failed_launch_has_nothing_to_check_but_its_error():
+    assert violations(example_record(status="oom", error=OOM)) == []
+    assert violations(example_record(status="crash")) == [
+        ("nothing is unknown without a reason", "not ok, and no error says why")
+    ]
+
+
+def test_reserved_below_allocated():
+    record = example_record(cuda=True)
+    record["memory"]["per_rank"][1]["reserved_peak_bytes"] = 100 * MIB
+    ((sentence, found),) = violations(record)
+    assert sentence == "reserved >= allocated memory, on every rank"
+    assert found.startswith("rank 1: ")
+
+
+@pytest.mark.parametrize(("share", "broken"), [(0.99, False), (0.97, True), (1.01, False), (1.03, True)])
+def test_phases_that_do_not_sum_to_the_step_within_two_percent(share, broken):
+    record = example_record()
+    for phase in record["phases_s"].values():
+        phase["per_rank"][1] = [time * share for time in phase["per_rank"][1]]
+    found = violations(record)
+    assert bool(found) is broken
+    if broken:
+        assert found[0][0] == "phases sum to the step within 2%, on every rank"
+        assert found[0][1].startswith("rank 1: phases take")
+
+
+def test_a_missing_rank():
+    record = example_record()
+    record["memory"]["per_rank"].pop()
+    assert ("every rank is present", "memory has 1 of 2 ranks") in violations(record)
+
+
+def test_a_world_size_that_was_not_requested():
+    record = example_record()
+    record["observed"]["world_size"] = 1
+    assert violations(record) == [("the world size observed is the one requested", "observed 1, requested 2")]
+
+
+def test_samples_that_were_lost():
+    record = example_record()
+    record["samples"][1] -= 2
+    assert violations(record) == [("samples = batch x accumulation x ranks x steps", "14 samples counted, 16 expected")]
+
+
+def test_a_fast_rank_reported_as_the_slowest():
+    record = example_record()
+    record["step_time_s"]["slowest"] = list(record["step_time_s"]["per_rank"][0])
+    sentences = [sentence for sentence, _ in violations(record)]
+    assert "slowest = maximum over ranks, step by step" in sentences
+    assert "throughput follows from the slowest rank's step times" in sentences
+
+
+def test_throughput_multiplied_by_the_number_of_steps():
+    record = example_record()
+    record["throughput"]["global_samples_per_s"] *= record["steps"]
+    assert [sentence for sentence, _ in violations(record)] == ["throughput follows from the slowest rank's step times"]
+
+
+def test_an_mfu_above_one():
+    record = example_record()
+    record["mfu"] = 1.33
+    assert violations(record) == [("MFU is between 0 and 1, or null", "MFU 1.330")]
+
+
+@pytest.mark.parametrize(("key", "place"), [("mfu", "mfu_reason"), ("memory.reserved_peak_bytes", "memory")])
+def test_a_null_without_a_reason(key, place):
+    record = example_record()
+    if place == "memory":
+        record["memory"]["reason"] = None
+    else:
+        record[place] = None
+    assert violations(record) == [("nothing is unknown without a reason", f"{key} is null without a reason")]
+
+
+def test_steps_that_were_not_measured():
+    record = example_record()
+    record["loss"].pop()
+    assert violations(record) == [("as many steps as asked for", "4 of 5 steps in loss")]
+
+
+def test_a_record_edited_into_nonsense_is_a_violation_not_a_crash():
+    found = violations(example_record() | {"step_time_s": "fast", "memory": 3, "cell": {}})
+    assert any("malformed" in text for _, text in found)

@@ -1,0 +1,71 @@
+"""One summary a cell: the launch is the sample, the worst launch is the status."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import mean, median
+
+import pytest
+from example_run import CELL, MIB, OOM, example_record, example_run
+
+from benchbox.analysis.summary import STATUS_ORDER, label, summarise, varying
+from benchbox.registry.statuses import STATUSES
+
+
+def summary_of(*records, cell=CELL):
+    return summarise(example_run([cell]), records)[0]
+
+
+def test_steps_are_summarised_within_a_launch_before_launches_are_summarised():
+    records = [example_record(launch=1, step_s=0.1), example_record(launch=2, step_s=0.3), example_record(launch=3, step_s=0.2)]
+    medians = [median(record["step_time_s"]["slowest"]) for record in records]
+    step = summary_of(*records).values["step_time_s"]
+    assert (step.value, step.low, step.high, step.launches) == (median(medians), min(medians), max(medians), 3)
+
+
+def test_the_peak_of_several_launches_is_the_highest():
+    high, low = example_record(launch=1), example_record(launch=2)
+    high["memory"]["worst"]["allocated_peak_bytes"] = 900 * MIB
+    low["memory"]["worst"]["allocated_peak_bytes"] = 100 * MIB
+    peak = summary_of(low, high).values["peak_allocated_bytes"]
+    assert (peak.value, peak.low, peak.high) == (900 * MIB, 100 * MIB, 900 * MIB)
+
+
+def test_one_failed_launch_makes_the_cell_failed_and_its_numbers_come_from_the_others():
+    good = example_record(launch=2)
+    summary = summary_of(example_record(launch=1, status="oom", error=OOM), good)
+    assert (summary.status, summary.whole, summary.error) == ("oom", False, OOM)
+    assert summary.values["step_time_s"].launches == 1
+    assert summary.evidence == good
+
+
+def test_a_planned_cell_without_records_is_missing():
+    summary = summary_of()
+    assert (summary.status, summary.whole, summary.evidence) == ("missing", False, None)
+    assert set(summary.values.values()) == {None}
+
+
+def test_a_cell_is_whole_only_when_every_planned_launch_ended_ok():
+    assert not summary_of(example_record(launch=1)).whole
+    assert summary_of(example_record(launch=1), example_record(launch=2)).whole
+
+
+def test_every_status_has_a_place_in_the_order_of_badness():
+    assert set(STATUS_ORDER) == set(STATUSES)
+    assert STATUS_ORDER[0] == "ok"
+
+
+def test_phases_are_those_of_the_slowest_rank_and_add_up_to_its_mean_step():
+    record = example_record()
+    summary = summary_of(record)
+    slowest = record["step_time_s"]["per_rank"][1]
+    assert summary.mean_step_s() == pytest.approx(mean(slowest))
+    assert sum(summary.phases().values()) == pytest.approx(mean(slowest))
+    assert list(summary.phases()) == ["data_wait", "forward", "backward", "clip", "optimizer", "zero_grad", "sync"]
+
+
+def test_cells_are_told_apart_by_the_fields_that_vary():
+    cells = [replace(CELL, backend=b, checkpointing=c).to_dict() for b in ("ddp", "zero2") for c in (False, True)]
+    assert varying(cells) == ("backend", "checkpointing")
+    assert label(cells[1], varying(cells)) == "backend=ddp checkpointing=yes"
+    assert label(cells[0], ()) == "backend=ddp"
