@@ -5,6 +5,6 @@ Shared by those who report where a rank stands and those who judge, from outside
 
 from __future__ import annotations
 
-STAGES = ("build", "prepare", "warmup", "measure", "probe", "write")
+STAGES = ("build", "prepare", "warmup", "measure", "train", "probe", "write")
 
 PHASES = ("data_wait", "forward", "backward", "clip", "optimizer", "zero_grad", "sync")

@@ -53,7 +53,7 @@ def build_session(cell: Cell, policy: Policy, statistics: Statistics) -> Session
     backend = backend_class()
     shape = StepShape(batch=cell.batch, accumulation=cell.accumulation, max_grad_norm=cell.optim.max_grad_norm)
     backend.prepare(policy, RECIPES[cell.recipe], cell.optim, shape)
-    return Session(backend, accumulation=cell.accumulation, samples_per_step=cell.samples_per_step)
+    return Session(backend, accumulation=cell.accumulation)
 
 
 def _local_device() -> torch.device:

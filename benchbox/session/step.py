@@ -23,8 +23,8 @@ class StepResult:
     """What one optimizer step gave. Tensors stay on the device: reading one waits for the step, so read late.
 
     `loss` is the mean over all ranks and micro-batches, `grad_norm` the global norm before clipping, both () float32;
-    `parts` the named terms of the loss on this rank; `samples` the samples consumed over all ranks; `lr` the rate of each
-    parameter group in this step.
+    `parts` the named terms of the loss on this rank; `samples` what this rank consumed, counted; `lr` the rate of each parameter
+    group in this step.
     """
 
     loss: Tensor
@@ -37,10 +37,9 @@ class StepResult:
 class Session:
     """A prepared policy and the step that trains it."""
 
-    def __init__(self, backend: Backend, *, accumulation: int, samples_per_step: int) -> None:
+    def __init__(self, backend: Backend, *, accumulation: int) -> None:
         self.backend = backend
         self.accumulation = accumulation
-        self.samples_per_step = samples_per_step
 
     @property
     def model(self) -> nn.Module:
@@ -65,11 +64,13 @@ class Session:
         batches: Iterator[Batch] = iter(micro_batches)
         loss = torch.zeros((), device=self.device)
         parts: dict[str, Tensor] = {}
+        samples = 0
         with instruments.step():
             for micro in range(self.accumulation):
                 boundary = micro == self.accumulation - 1
                 with phase("data_wait"):
                     batch = self._to_device(next(batches))
+                samples += next(iter(batch.values())).shape[0]
                 with backend.context(boundary=boundary):
                     with phase("forward"), backend.compute():
                         losses: Losses = backend.prepared.model(batch)
@@ -93,7 +94,7 @@ class Session:
             loss=mean_loss,
             grad_norm=backend.grad_norm,
             parts={name: part / self.accumulation for name, part in parts.items()},
-            samples=self.samples_per_step,
+            samples=samples,
             lr=rates,
         )
 

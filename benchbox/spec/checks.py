@@ -26,28 +26,36 @@ NEEDED = [f.name for f in fields(Cell) if f.default is MISSING and f.default_fac
 def structure(source: Source) -> list[Problem]:
     """Problems between keys. Looks at the plain values and steps over what has the wrong type: that is reported elsewhere."""
     found: list[Problem] = []
-    axes = source.values.get("axes")
+    axes = source.values.get("axes", {})
+    readable = isinstance(axes, dict)
     axes = axes if isinstance(axes, dict) else {}
     owner: dict[str, str] = {}  # of a field: the axis that varies it
     for name, values in axes.items():
         points = [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
-        for key in [name] if name in Point.model_fields else list(points[0]) if points else []:
+        keys = [name] if name in Point.model_fields else list(points[0]) if points else []
+        readable = readable and bool(keys)
+        for key in keys:
             where = source.where(("axes", name), key=True)
             if key in source.values:
-                other = source.where((key,), key=True)
-                found.append(Problem(where, f"{key} is an axis and also stands at the top level, at {other}", "keep one"))
+                found.append(_both(key, source, where))
             if key in owner:
                 found.append(Problem(where, f"axis {name} varies {key}, which axis {owner[key]} varies already"))
             owner.setdefault(key, name)
         for index, point in enumerate(points):
             if point.keys() != points[0].keys():
-                keys = ", ".join(points[0])
-                found.append(
-                    Problem(source.where(("axes", name, index)), f"every point of axis {name} needs the same keys: {keys}")
-                )
+                message = f"every point of axis {name} needs the same keys: {', '.join(points[0])}"
+                found.append(Problem(source.where(("axes", name, index)), message))
     found += _too_many(source, axes)
-    found += _incomplete(source, owner)
+    if readable:  # an axis whose name is wrong would be reported again as a field that is not given
+        found += _incomplete(source, owner)
     return found
+
+
+def _both(key: str, source: Source, axis_place: str) -> Problem:
+    place = source.where((key,), key=True)
+    if place.startswith("--set"):
+        return Problem(place, f"{key} is an axis, at {axis_place}", f"set axes.{key}=[...], or choose with --only {key}=...")
+    return Problem(axis_place, f"{key} is an axis and also stands at the top level, at {place}", "keep one")
 
 
 def _too_many(source: Source, axes: Mapping[str, Any]) -> list[Problem]:
@@ -57,7 +65,7 @@ def _too_many(source: Source, axes: Mapping[str, Any]) -> list[Problem]:
     count += len(included) if isinstance(included, list) else 0
     if count <= MAX_CELLS:
         return []
-    return [Problem(source.where(("axes",), key=True), f"{count} cells are more than {MAX_CELLS}", "shorten an axis")]
+    return [Problem(source.where(("axes",), key=True), f"{count} cells, and a matrix may have {MAX_CELLS}", "shorten an axis")]
 
 
 def _incomplete(source: Source, owner: Mapping[str, str]) -> list[Problem]:
@@ -65,15 +73,16 @@ def _incomplete(source: Source, owner: Mapping[str, str]) -> list[Problem]:
     included = source.values.get("include")
     included = included if isinstance(included, list) else []
     if owner or not included:
-        found = [
-            Problem(source.where(()), f"every cell needs {key}", "give it at the top level or as an axis")
-            for key in NEEDED
-            if key not in source.values and key not in owner
-        ]
+        missing = [key for key in NEEDED if key not in source.values and key not in owner]
+        if missing:
+            hint = "give it at the top level or as an axis" if len(missing) == 1 else "give them at the top level or as axes"
+            found.append(Problem(source.where(()), f"every cell needs {', '.join(missing)}", hint))
     for index, point in enumerate(included):
-        missing = [key for key in {**dict.fromkeys(NEEDED), **owner} if key not in source.values and key not in point]
-        if missing and isinstance(point, dict):
-            message = f"an included point needs {', '.join(missing)}: there is no such key at the top level"
+        if not isinstance(point, dict):
+            continue
+        missing = [key for key in dict.fromkeys([*NEEDED, *owner]) if key not in source.values and key not in point]
+        if missing:
+            message = f"an included point needs {', '.join(missing)}: the top level does not say"
             found.append(Problem(source.where(("include", index)), message))
     return found
 

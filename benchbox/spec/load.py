@@ -15,7 +15,7 @@ from benchbox.spec.fields import Point
 from benchbox.spec.matrix import Axis, Matrix
 from benchbox.spec.overrides import apply_overrides
 from benchbox.spec.problems import in_order, problems_of
-from benchbox.spec.schema import LerobotFile, MatrixFile, ThresholdFile
+from benchbox.spec.schema import LerobotFile, MatrixFile, OptimFile, ThresholdFile
 from benchbox.spec.source import read_source
 from benchbox.spec.threshold import Threshold
 
@@ -55,8 +55,8 @@ def _matrix(parsed: MatrixFile, path: Path, source: Source) -> Matrix:
         axes=_axes(parsed, source.at(("axes",), {})),
         include=tuple(point.given() for point in parsed.include),
         exclude=tuple(point.given() for point in parsed.exclude),
-        data=_data(parsed.data),
-        optim=OptimSpec(**{**parsed.optim.model_dump(), "betas": tuple(parsed.optim.betas)}),
+        data=data_spec(parsed.data),
+        optim=optim_spec(parsed.optim),
         measure=MeasureSpec(**parsed.measure.model_dump()),
         reference=parsed.reference.given() if parsed.reference else {},
         thresholds=tuple(_threshold(threshold) for threshold in parsed.thresholds),
@@ -74,7 +74,11 @@ def _axes(parsed: MatrixFile, in_file: Mapping[str, Any]) -> tuple[Axis, ...]:
     return tuple(found)
 
 
-def _data(data: str | LerobotFile) -> DataSpec:
+def optim_spec(optim: OptimFile) -> OptimSpec:
+    return OptimSpec(**{**optim.model_dump(), "betas": tuple(optim.betas)})
+
+
+def data_spec(data: str | LerobotFile) -> DataSpec:
     if isinstance(data, LerobotFile):
         return DataSpec(kind="lerobot", path=data.lerobot, workers=data.workers)
     return DataSpec(kind=data)

@@ -117,15 +117,23 @@ def _data_tag(value: Any) -> str:
     return "<mapping>" if isinstance(value, dict) else "<name>"
 
 
-class MatrixFile(Point):
-    """A matrix of cells to measure. Fields of a cell given here hold in every cell; `axes` vary."""
+DataField = Annotated[
+    Annotated[Literal["sample", "synthetic"], Tag("<name>")] | Annotated[LerobotFile, Tag("<mapping>")],
+    Discriminator(_data_tag),
+]
+
+
+class NamedFile(Point):
+    """What a matrix and a training file share: a name, and fields of a cell."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     """Of the run directory and of the baseline."""
-    data: Annotated[
-        Annotated[Literal["sample", "synthetic"], Tag("<name>")] | Annotated[LerobotFile, Tag("<mapping>")],
-        Discriminator(_data_tag),
-    ] = _DATA.kind
+
+
+class MatrixFile(NamedFile):
+    """A matrix of cells to measure. Fields of a cell given here hold in every cell; `axes` vary."""
+
+    data: DataField = _DATA.kind
     """The shipped dataset, generated noise, or a LeRobot dataset."""
     optim: OptimFile = OptimFile()
     """AdamW and its schedule."""

@@ -162,7 +162,7 @@ class _Walk:
             return node.value
         try:
             return self.yaml.constructor.construct_object(node)
-        except (YAMLError, ValueError, OverflowError):
+        except (YAMLError, ValueError, LookupError, OverflowError):  # a tag such as !!int lets any text reach the conversion
             self.problem(node, f"{node.value[:40]!r} cannot be read as a {str(node.tag).rpartition(':')[2]}")
             return None
 
@@ -180,6 +180,8 @@ class _Walk:
             else:
                 self.source.key_places[(*path, key_node.value)] = self.where(key_node)
                 values[key_node.value] = self.value(value_node, (*path, key_node.value))
+                if values[key_node.value] is None:  # nothing after the colon stands where the next token does
+                    self.source.places[(*path, key_node.value)] = self.where(key_node)
         return values
 
 

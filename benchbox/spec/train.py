@@ -1,0 +1,99 @@
+"""From a training file to a `TrainConfig`: one cell, and how long and how safely to train it."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, ValidationError
+
+from benchbox.errors import ConfigurationError, Problem
+from benchbox.registry.names import did_you_mean
+from benchbox.registry.policies import find_policies
+from benchbox.spec.cell import Cell
+from benchbox.spec.fields import Count, Strict
+from benchbox.spec.load import data_spec, optim_spec
+from benchbox.spec.overrides import apply_overrides
+from benchbox.spec.problems import in_order, problems_of
+from benchbox.spec.schema import DataField, NamedFile, OptimFile
+from benchbox.spec.source import read_source
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class CheckpointFile(Strict):
+    every: Annotated[int, Field(ge=0)] = 1000
+    """Steps between checkpoints; 0 for none, not even at the end."""
+    keep: Count = 2
+    """How many of the newest stay."""
+
+
+class TrainFile(NamedFile):
+    """A policy to train, and the set-up to train it with."""
+
+    data: DataField = "sample"
+    """The shipped dataset, generated noise, or a LeRobot dataset."""
+    optim: OptimFile = OptimFile()
+    """AdamW and its schedule."""
+    steps: Count
+    """Optimizer steps in all."""
+    log_every: Count = 10
+    """Steps between lines on the screen; every step is in `metrics.jsonl`."""
+    checkpoint: CheckpointFile = CheckpointFile()
+    """What survives an interruption."""
+    hang_after_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds without progress of any rank after which the training is called hung and ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """A training run, resolved. `cell` is what a benchmark of the same set-up would measure."""
+
+    name: str
+    cell: Cell
+    steps: int
+    log_every: int
+    checkpoint_every: int
+    keep: int
+    hang_after_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "cell": self.cell.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
+        return cls(**{**values, "cell": Cell.from_dict(values["cell"])})
+
+
+def load_train(path: str | Path, overrides: Mapping[str, str] | None = None, policy_dirs: Sequence[Path] = ()) -> TrainConfig:
+    """Read and check a training file; `overrides` as for `load_matrix`.
+
+    Raises:
+        ConfigurationError: with every problem of the file, top to bottom, each at its line and column.
+    """
+    source = read_source(Path(path))
+    problems = [*source.problems, *apply_overrides(source, overrides or {})]
+    policies = find_policies(policy_dirs)
+    parsed: TrainFile | None = None
+    try:
+        parsed = TrainFile.model_validate(source.values, context={"policies": policies})
+    except ValidationError as error:
+        problems += problems_of(error, source)
+    needed = [field.name for field in fields(Cell) if field.default is MISSING and field.default_factory is MISSING]
+    problems += [Problem(source.where(()), f"training needs {key}") for key in needed if key not in source.values]
+    if parsed is not None and not problems and parsed.size not in (presets := policies[parsed.policy].presets):
+        message = f"policy {parsed.policy} has no size {parsed.size!r}"
+        problems.append(Problem(source.where(("size",)), message, did_you_mean(parsed.size, presets)))
+    if problems or parsed is None:
+        raise ConfigurationError(in_order(problems))
+    return TrainConfig(
+        name=parsed.name,
+        cell=Cell(**parsed.given(), data=data_spec(parsed.data), optim=optim_spec(parsed.optim)),
+        steps=parsed.steps,
+        log_every=parsed.log_every,
+        checkpoint_every=parsed.checkpoint.every,
+        keep=parsed.checkpoint.keep,
+        hang_after_s=parsed.hang_after_s,
+    )

@@ -1,0 +1,58 @@
+"""Requested against observed: a cell that is not what it was asked to be fails, whatever speed it reached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchbox.errors import MismatchError
+from benchbox.registry.recipes import RECIPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from benchbox.audit.facts import Census
+    from benchbox.backends.observe import Observed
+    from benchbox.spec.cell import Cell
+
+_SHARDS_OPTIMIZER = frozenset({"fsdp1_full", "fsdp1_grad_op", "fsdp2", "hsdp", "zero1", "zero2", "zero3"})
+
+
+def check_backend(cell: Cell, observed: Observed) -> None:
+    """Before the first step.
+
+    Raises:
+        MismatchError: another backend runs, over another number of ranks, or nothing is really sharded.
+    """
+    if observed.backend != cell.backend:
+        raise MismatchError(
+            f"requested backend {cell.backend}, observed {observed.backend}: "
+            f"{observed.model_class}, {' > '.join(observed.optimizer_chain)}, {observed.sharding}"
+        )
+    if observed.world_size != cell.world_size:
+        raise MismatchError(f"requested {cell.world_size} ranks, observed {observed.world_size}")
+    if cell.backend in _SHARDS_OPTIMIZER and observed.shard_numel >= observed.total_numel:
+        raise MismatchError(
+            f"{cell.backend} steps {observed.shard_numel} elements on this rank and the policy has {observed.total_numel}: "
+            "nothing is sharded"
+        )
+
+
+def check_step(cell: Cell, *, kernel: str | None, checkpointed: int | None, census: Census) -> None:
+    """After a step was looked at.
+
+    Raises:
+        MismatchError: another attention kernel ran, checkpointing did not happen (or did unasked), or the optimizer stepped
+            tensors of another dtype than the recipe says.
+    """
+    if kernel is not None and kernel.split(":")[0] != cell.attention:
+        raise MismatchError(f"requested {cell.attention} attention, observed {kernel}")
+    if checkpointed is not None and bool(checkpointed) != cell.checkpointing:
+        asked = "on" if cell.checkpointing else "off"
+        raise MismatchError(f"requested checkpointing {asked}, observed {checkpointed} modules run twice")
+    wanted = RECIPES[cell.recipe].stepped
+    if wrong := sorted(set(_stepped_dtypes(census)) - {wanted}):
+        raise MismatchError(f"recipe {cell.recipe} steps {wanted} tensors, observed {', '.join(wrong)}")
+
+
+def _stepped_dtypes(census: Census) -> Iterable[str]:
+    return (tensor.dtype for tensor in census.stepped)

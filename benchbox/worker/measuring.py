@@ -1,0 +1,144 @@
+"""The `measure` job of a rank: warm up, measure, then look closely at one more step, and write down what was seen."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from benchbox.audit.census import CensusTaker
+from benchbox.audit.rules import run_rules
+from benchbox.data.loader import open_stream
+from benchbox.errors import NonFiniteError
+from benchbox.measure.environment import environment
+from benchbox.measure.memory import peak, reset_peak
+from benchbox.measure.phases import PhaseClock, Together
+from benchbox.measure.probe import probe
+from benchbox.session import build_session
+from benchbox.session.build import build_cell_policy
+from benchbox.spec.cell import Cell, MeasureSpec
+from benchbox.store.files import write_json
+from benchbox.worker.expected import check_backend, check_step
+from benchbox.worker.reporting import Reporter
+
+if TYPE_CHECKING:
+    from benchbox.audit.facts import Census
+    from benchbox.measure.phases import Position
+    from benchbox.session import StepResult
+    from benchbox.store.events import EventWriter
+
+
+def measure(job: dict[str, Any], rank: int, position: Position, events: EventWriter) -> None:
+    """Write `rank<r>.json`.
+
+    Raises:
+        MismatchError: what runs is not what was requested.
+        NonFiniteError: a loss or gradient norm is not finite.
+    """
+    cell, spec = Cell.from_dict(job["cell"]), MeasureSpec(**job["measure"])
+    report = Reporter(position, events)
+    report.stage("build")
+    policy = build_cell_policy(cell, [Path(each) for each in job["policy_dirs"]])
+    units = policy.layer_units()
+    stream = open_stream(
+        cell.data,
+        policy.batch_spec(),
+        batch=cell.batch,
+        accumulation=cell.accumulation,
+        rank=rank,
+        world_size=cell.world_size,
+        seed=cell.seed,
+    )
+    with closing(stream):
+        report.stage("prepare")
+        session = build_session(cell, policy, stream.statistics)
+        observed = session.backend.observe()
+        check_backend(cell, observed)
+        device = session.device
+
+        report.stage("warmup", spec.warmup_steps)
+        taken = [_reported(session.step(stream, position), report) for _ in range(spec.warmup_steps)]
+        _meet(device)
+        reset_peak(device)
+
+        report.stage("measure", spec.steps)
+        clock = PhaseClock(device)
+        instruments = Together(clock, position)
+        measured = [_reported(session.step(stream, instruments), report) for _ in range(spec.steps)]
+        times = clock.drain()
+        memory = peak(device)
+        series = _series([*taken, *measured])
+
+        report.stage("probe")
+        taker = CensusTaker(session.model, session.backend.prepared.optimizer)
+        with taker:
+            session.step(stream, position)
+        seen = probe(session, stream, units, device)
+        check_step(cell, kernel=seen.attention_kernel, checkpointed=seen.checkpointed_modules, census=taker.census)
+
+        report.stage("write")
+        result = {
+            "rank": rank,
+            "world_size": cell.world_size,
+            "observed": {
+                **observed.to_dict(),
+                "attention_kernel": seen.attention_kernel,
+                "checkpointed_modules": seen.checkpointed_modules,
+            },
+            "step_time_s": times.step_s,
+            "phases_s": times.phases_s,
+            "fused_phases": session.backend.fused_phases,
+            "samples": sum(result.samples for result in measured),
+            **series,
+            "memory": memory or seen.memory,
+            "collectives": seen.collectives,
+            "flops": seen.flops,
+            **seen.utilisation(times.step_s),
+            "precision": _precision(taker.census, cell.world_size),
+            "environment": environment(),
+            "config": cell.to_dict(),
+        }
+        write_json(Path(job["out"]) / f"rank{rank}.json", result)
+
+
+def _reported(result: StepResult, report: Reporter) -> StepResult:
+    report.said()
+    return result
+
+
+def _meet(device: torch.device) -> None:
+    """Begin measuring together, with nothing of the warm-up still running."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def _series(results: list[StepResult]) -> dict[str, list[float]]:
+    """Losses and gradient norms of all steps, read only now: reading one inside the loop would wait for the device."""
+    series = {
+        "loss": [float(result.loss) for result in results],
+        "grad_norm": [float(result.grad_norm) for result in results],
+    }
+    for name, values in series.items():
+        for step, value in enumerate(values):
+            if not math.isfinite(value):
+                raise NonFiniteError(f"step {step}: {name} is {value}")
+    return series
+
+
+def _precision(census: Census, world_size: int) -> dict[str, Any]:
+    """This rank's census, and the findings of the rules over the censuses of all ranks, the same on each."""
+    censuses = [census]
+    if dist.is_initialized() and world_size > 1:
+        gathered: list[Any] = [None] * world_size
+        dist.all_gather_object(gathered, census)
+        censuses = gathered
+    return {
+        "census": [entry.to_dict() for entry in census.entries],
+        "findings": [finding.to_dict() for finding in run_rules(censuses)],
+    }

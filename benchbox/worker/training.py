@@ -1,0 +1,70 @@
+"""The `train` job of a rank."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchbox.data.loader import open_stream
+from benchbox.session import build_session
+from benchbox.session.build import build_cell_policy
+from benchbox.spec.train import TrainConfig
+from benchbox.trainer.checkpoint import Checkpoints, latest
+from benchbox.trainer.loop import train as run_loop
+from benchbox.trainer.metrics import MetricsLog
+from benchbox.worker.expected import check_backend
+from benchbox.worker.reporting import Reporter
+
+if TYPE_CHECKING:
+    from benchbox.measure.phases import Position
+    from benchbox.store.events import EventWriter
+
+
+def train(job: dict[str, Any], rank: int, position: Position, events: EventWriter) -> None:
+    """Train to the configured number of steps, from the newest checkpoint when the job says `resume`."""
+    config = TrainConfig.from_dict(job["train"])
+    cell, folder = config.cell, Path(job["folder"])
+    report = Reporter(position, events)
+    report.stage("build")
+    checkpoints = None
+    if config.checkpoint_every:
+        checkpoints = Checkpoints(folder / "checkpoints", cell, every=config.checkpoint_every, keep=config.keep)
+    policy = build_cell_policy(cell, [Path(each) for each in job["policy_dirs"]])
+    spec = policy.batch_spec()
+    checkpoint = latest(folder / "checkpoints") if job["resume"] and checkpoints is not None else None
+    start = int(checkpoint.name.rpartition("-")[2]) if checkpoint is not None else 0
+    stream = open_stream(
+        cell.data,
+        spec,
+        batch=cell.batch,
+        accumulation=cell.accumulation,
+        rank=rank,
+        world_size=cell.world_size,
+        seed=cell.seed,
+        start_step=start,
+    )
+    with closing(stream):
+        report.stage("prepare")
+        session = build_session(cell, policy, stream.statistics)
+        check_backend(cell, session.backend.observe())
+        if checkpoints is not None and checkpoint is not None:
+            checkpoints.restore(session, checkpoint)
+        metrics = MetricsLog(
+            folder / "metrics.jsonl",
+            start=start,
+            every=config.log_every,
+            writes=rank == 0,
+            samples_per_step=cell.samples_per_step,
+        )
+        report.stage("train", config.steps - start)
+        run_loop(
+            session,
+            stream,
+            start=start,
+            steps=config.steps,
+            metrics=metrics,
+            checkpoints=checkpoints,
+            instruments=position,
+            after_step=report.said,
+        )
