@@ -64,7 +64,7 @@ def select(expression: str, cells: Iterable[Cell]) -> list[Cell]:
     problems: list[Problem] = []
     for part in split_at_commas(expression):
         try:
-            conditions.append(_condition(part))
+            conditions.append(_condition(part or expression))
         except ConfigurationError as error:
             problems.extend(error.problems)
     problems += [problem for condition in conditions for problem in _unknown_values(condition, cells)]
