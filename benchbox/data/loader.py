@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Protocol, Self
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from benchbox.data.lerobot import open_dataset
 from benchbox.data.order import Key, Order
+from benchbox.data.sample import sample_path
+from benchbox.data.samples import DatasetSamples
 from benchbox.data.synthetic import SyntheticSamples
-from benchbox.errors import ConfigurationError, DataError
+from benchbox.errors import ConfigurationError, DataError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from benchbox.data.metadata import Statistics
     from benchbox.registry.contracts import Batch, BatchSpec
     from benchbox.spec.cell import DataSpec
-
-Statistics = dict[str, dict[str, list[float]]]
 
 
 class Samples(Protocol):
@@ -119,4 +121,10 @@ def open_stream(
 def _open_samples(data: DataSpec, spec: BatchSpec, seed: int) -> Samples:
     if data.kind == "synthetic":
         return SyntheticSamples(spec, seed)
-    raise ConfigurationError(f"unknown kind of data {data.kind!r}")
+    if data.kind == "sample":
+        return DatasetSamples(open_dataset(sample_path()), spec, seed)
+    if data.kind == "lerobot":
+        if data.path is None:
+            raise ConfigurationError("data of kind lerobot needs the path of a dataset")
+        return DatasetSamples(open_dataset(data.path), spec, seed)
+    raise ConfigurationError(Problem("", f"unknown kind of data {data.kind!r}", "one of sample, lerobot, synthetic"))

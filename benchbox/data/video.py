@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import av
+from av.video.reformatter import VideoReformatter
 
 from benchbox.errors import DataError
 
@@ -39,6 +40,7 @@ class VideoReader:
         self._stream = self._container.streams.video[0]
         self._stream.thread_type = "NONE"
         self._frames: Iterator[Any] = self._container.decode(self._stream)
+        self._to_rgb = VideoReformatter()  # one for all frames: setting one up takes longer than using it
         self._last: tuple[float, np.ndarray] | None = None  # time and pixels of the frame last decoded
 
     def frame_at(self, time_s: float) -> np.ndarray:
@@ -69,7 +71,7 @@ class VideoReader:
             if frame.time is not None and frame.time > time_s - self._period / 2:
                 if frame.time >= time_s + self._period / 2:
                     return None
-                return frame.time, frame.to_ndarray(format="rgb24")
+                return frame.time, self._to_rgb.reformat(frame, format="rgb24", threads=1).to_ndarray()
         return None
 
     def close(self) -> None:

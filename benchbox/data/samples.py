@@ -1,0 +1,147 @@
+"""Rows of the batch table out of a dataset: windows of frames, as a policy's `BatchSpec` wants them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from benchbox.data.fast import FastTokenizer
+from benchbox.data.lerobot import ACTION, STATE, LeRobotDataset
+from benchbox.data.normalisation import affine
+from benchbox.data.randomness import draws
+from benchbox.data.text import PAD, ByteTokenizer, padded, prompt, state_bins
+from benchbox.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from benchbox.data.metadata import Episode, Statistics
+    from benchbox.registry.contracts import BatchSpec, NormalisationMode
+
+FAST_CHUNKS = 2048  # that the FAST tokenizer is trained on, spread evenly over the dataset
+
+
+class DatasetSamples:
+    """Samples of one LeRobot dataset: sample i is the window whose current frame is frame i.
+
+    Cameras are the dataset's first `spec.cameras`, in the order `meta/info.json` lists them; where it has fewer, the rest
+    are black and masked. History before the start of the episode is black and masked too, and repeats its first state.
+    Actions past its end repeat the last one and are marked `action_is_pad`.
+
+    Raises:
+        DataError: the dataset's state or action is wider than the policy takes, or a statistic is missing.
+        ConfigurationError: the prompt or the actions do not fit the policy's vocabularies.
+    """
+
+    def __init__(self, dataset: LeRobotDataset, spec: BatchSpec, seed: int) -> None:
+        self.dataset = dataset
+        self.spec = spec
+        self.seed = seed
+        for name, room in ((STATE, spec.state_dim), (ACTION, spec.action_dim)):
+            if self._dims(name) > room:
+                raise DataError(f"{dataset.root}: {name} has {self._dims(name)} dimensions, and the policy takes {room}")
+        self._text = ByteTokenizer(spec.text_vocab)
+        self._state_affine = self._affine(STATE, spec.state_normalisation) if spec.state_in_prompt else None
+        self._fast: FastTokenizer | None = None
+        if spec.fast_tokens:
+            self._action_affine = self._affine(ACTION, "min_max")
+            indices = np.unique(np.linspace(0, len(dataset) - 1, FAST_CHUNKS, dtype=np.int64))
+            chunks = (self._fast_chunk(self._action(int(i))[0]) for i in indices)
+            self._fast = FastTokenizer.train(chunks, horizon=spec.horizon, vocab=spec.fast_vocab)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @property
+    def statistics(self) -> list[Statistics]:
+        """Those of state and action, which is what policies normalise by."""
+        return [{name: self.dataset.statistics.get(name, {}) for name in (STATE, ACTION)}]
+
+    def sample(self, epoch: int, index: int) -> dict[str, Tensor]:
+        """One row of the batch table; only `noise` and `uniform` change with the epoch."""
+        spec = self.spec
+        episode = self.dataset.episode_of(index)
+        history = np.arange(index - spec.history + 1, index + 1)  # (T,)
+        state = self._rows(STATE, history.clip(min=episode.from_index))
+        action, is_pad = self._action(index)
+        images, image_mask = self._images(episode, history)
+        binned = None
+        if self._state_affine is not None:
+            offset, scale = self._state_affine
+            binned = state_bins((state[-1] - offset) / scale, spec.state_bins)
+        texts = {"prompt": prompt(self._text, self.dataset.task(index), binned, spec.prompt_tokens)}
+        if spec.response_tokens:
+            texts["response"] = padded([], spec.response_tokens, PAD)  # the dataset has no answers to learn
+        sample = {
+            "images": images,
+            "image_mask": image_mask,
+            "state": _widened(state, spec.state_dim),
+            "action": _widened(action, spec.action_dim),
+            "action_is_pad": torch.from_numpy(is_pad),
+            "action_dim_mask": torch.arange(spec.action_dim) < action.shape[1],
+            "dataset_index": torch.tensor(0),
+            "episode_index": torch.tensor(episode.index),
+            "frame_index": torch.tensor(index - episode.from_index),
+        }
+        if self._fast is not None:
+            ids = self._fast.encode(self._fast_chunk(action))
+            texts["fast"] = padded(ids, spec.fast_tokens, self._fast.pad)
+            sample["fast_truncated"] = torch.tensor(max(0, len(ids) - spec.fast_tokens))
+        for name, (tokens, mask) in texts.items():
+            sample[f"{name}_tokens"], sample[f"{name}_mask"] = torch.from_numpy(tokens), torch.from_numpy(mask)
+        return sample | draws(spec, self.seed, epoch, index)
+
+    def _images(self, episode: Episode, history: np.ndarray) -> tuple[Tensor, Tensor]:
+        spec = self.spec
+        images = torch.zeros(spec.history, spec.cameras, 3, *spec.image_size, dtype=torch.uint8)  # (T, C, 3, H, W)
+        mask = torch.zeros(spec.history, spec.cameras, dtype=torch.bool)
+        for camera, name in enumerate(self.dataset.cameras[: spec.cameras]):
+            for t, frame in enumerate(history):
+                if frame >= episode.from_index:
+                    images[t, camera] = letterbox(self.dataset.image(name, int(frame)), spec.image_size)
+                    mask[t, camera] = True
+        return images, mask
+
+    def _action(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """(N, D) raw actions from the current frame on, and which of them lie past the end of the episode (N,)."""
+        last = self.dataset.episode_of(index).to_index - 1
+        frames = np.arange(index, index + self.spec.horizon)
+        return self._rows(ACTION, frames.clip(max=last)), frames > last
+
+    def _rows(self, name: str, frames: np.ndarray) -> np.ndarray:
+        first = int(frames[0])
+        rows: np.ndarray = self.dataset.column(name, first, int(frames[-1]) + 1)[frames - first]
+        return rows
+
+    def _fast_chunk(self, action: np.ndarray) -> np.ndarray:
+        offset, scale = self._action_affine
+        chunk: np.ndarray = (action - offset) / scale
+        return chunk
+
+    def _affine(self, name: str, mode: NormalisationMode) -> tuple[np.ndarray, np.ndarray]:
+        stats = self.dataset.statistics.get(name, {})
+        offset, scale = affine(stats, mode, self._dims(name), where=f"{self.dataset.root / 'meta/stats.json'}, {name}")
+        return offset.numpy(), scale.numpy()
+
+    def _dims(self, name: str) -> int:
+        return int(np.prod(self.dataset.features[name]["shape"]))
+
+
+def letterbox(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """(3, H, W) uint8 resized to fit `size`, its proportions kept, in the middle of black bars."""
+    height, width = image.shape[1:]
+    if (height, width) == size:
+        return image
+    ratio = min(size[0] / height, size[1] / width)
+    inner = (max(1, round(height * ratio)), max(1, round(width * ratio)))
+    resized = F.interpolate(image[None], inner, mode="bilinear", align_corners=False, antialias=True)[0]
+    top, left = (size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2
+    return F.pad(resized, (left, size[1] - inner[1] - left, top, size[0] - inner[0] - top))
+
+
+def _widened(values: np.ndarray, width: int) -> Tensor:
+    """(N, D) padded with zeros to (N, width)."""
+    return F.pad(torch.from_numpy(values), (0, width - values.shape[1]))

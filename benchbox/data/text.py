@@ -1,0 +1,68 @@
+"""Text into tokens, offline, and the prompt a sample is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchbox.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PAD, BOS, EOS = 0, 1, 2
+FIRST_BYTE = 3
+VOCABULARY = FIRST_BYTE + 256
+
+
+class ByteTokenizer:
+    """Every byte of the UTF-8 text is a token: ids 3 to 258, after pad 0, begin 1 and end 2. Needs no files.
+
+    Raises:
+        ConfigurationError: the policy's text vocabulary is smaller than 259.
+    """
+
+    def __init__(self, text_vocab: int) -> None:
+        if text_vocab < VOCABULARY:
+            raise ConfigurationError(f"text_vocab is {text_vocab}, and the byte tokenizer has {VOCABULARY} tokens")
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids, without begin and end."""
+        return [byte + FIRST_BYTE for byte in text.encode()]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text; pad, begin and end are left out, a character cut in two is replaced."""
+        return bytes(i - FIRST_BYTE for i in ids if i >= FIRST_BYTE).decode(errors="replace")
+
+
+def state_bins(state: np.ndarray, bins: int) -> np.ndarray:
+    """Normalised state (D,) to bin numbers: [-1, 1] in equal parts, everything outside in the first and last."""
+    return np.clip(np.floor((state + 1) / 2 * bins), 0, bins - 1).astype(np.int64)
+
+
+def prompt(tokenizer: ByteTokenizer, task: str, state: np.ndarray | None, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens (length,) int64 and their mask: what to do, and the binned state (D,) as text where there is one.
+
+    The wording is that of pi05. Where the text is too long the task gives way, from its end: cutting the whole would cut
+    the state, which changes every frame.
+
+    Raises:
+        ConfigurationError: not even the state fits.
+    """
+    clean = " ".join(task.replace("_", " ").split())
+    ending = "\nAction: " if state is None else f", State: {' '.join(map(str, state))};\nAction: "
+    head, tail = [BOS, *tokenizer.encode("Task: ")], tokenizer.encode(ending)
+    room = length - len(head) - len(tail)
+    if room < 0:
+        raise ConfigurationError(f"prompt_tokens is {length}, and the prompt takes {len(head) + len(tail)} without its task")
+    ids = head + tokenizer.encode(clean)[:room] + tail
+    return padded(ids, length, PAD)
+
+
+def padded(ids: Sequence[int], length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
+    """(length,) int64 with `pad` after the ids, and the mask of the ids. Ids beyond `length` are cut off."""
+    kept = list(ids[:length])
+    tokens = np.full(length, pad, dtype=np.int64)
+    tokens[: len(kept)] = kept
+    return tokens, np.arange(length) < len(kept)
