@@ -71,20 +71,25 @@ class Prefix:
 
 def lay(blocks: Sequence[Block]) -> Prefix:
     """Lay blocks end to end."""
-    starts: list[int] = []
     spans: dict[str, slice] = {}
+    offset = 0
     for block in blocks:
-        length, offset = block.hidden.shape[1], len(starts)
+        length = block.hidden.shape[1]
         spans[block.name] = slice(offset, offset + length)
-        starts += {"continue": [0] * length, "bidirectional": [1] + [0] * (length - 1), "causal": [1] * length}[block.attention]
-    valid = torch.cat([block.valid for block in blocks], dim=1)
+        offset += length
     return Prefix(
         hidden=torch.cat([block.hidden for block in blocks], dim=1),
-        valid=valid,
+        valid=torch.cat([block.valid for block in blocks], dim=1),
         readable=torch.cat([block.valid & block.readable for block in blocks], dim=1),
-        groups=torch.tensor(starts, device=valid.device).cumsum(dim=0),
+        groups=torch.cat([_starts(block) for block in blocks]).cumsum(dim=0),
         spans=spans,
     )
+
+
+def _starts(block: Block) -> Tensor:
+    """(L,) bool: which tokens open a group. Made where the tokens are: a copy from the host would make the device wait."""
+    places = torch.arange(block.hidden.shape[1], device=block.hidden.device)
+    return {"continue": places < 0, "bidirectional": places == 0, "causal": places >= 0}[block.attention]
 
 
 def select(hidden: Tensor, places: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""pi05: state as text; actions as FAST tokens for the backbone and as a flow for the expert, insulated from one another."""
+"""pi05: state as text; actions as FAST tokens, which teach the backbone, and as a flow, which teaches the expert."""
 
 from __future__ import annotations
 
