@@ -163,8 +163,8 @@ class _Walk:
         try:
             return self.yaml.constructor.construct_object(node)
         except (YAMLError, ValueError, LookupError, OverflowError):  # a tag such as !!int lets any text reach the conversion
-            self.problem(node, f"{node.value[:40]!r} cannot be read as a {str(node.tag).rpartition(':')[2]}")
-            return None
+            self.problem(node, f"{node.value[:40]!r} cannot be read as {str(node.tag).rpartition(':')[2]}")
+            return node.value
 
     def mapping(self, node: MappingNode, path: Keys) -> dict[str, Any]:
         values: dict[str, Any] = {}

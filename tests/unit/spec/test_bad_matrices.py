@@ -1,0 +1,197 @@
+"""Whatever is wrong with a matrix is said in lines `file:line:column: what; what to do`, all at once."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from good_matrix import GOOD
+
+from benchbox.errors import ConfigurationError, Problem
+from benchbox.spec import load_matrix
+
+MATRICES = Path(__file__).parents[3] / "matrices"
+
+# (what is appended to a good matrix of seven lines, the line it earns)
+APPENDED = [
+    ("polcy: x", "m.yaml:8:1: unknown key 'polcy'; did you mean 'policy'?"),
+    ("name: again", "m.yaml:8:1: duplicate key 'name'; it is already at m.yaml:1:1"),
+    ("3: x", "m.yaml:8:1: a key must be text, not '3'; put it in quotes"),
+    ("[a]: x", "m.yaml:8:1: a key must be text, not a collection"),
+    ("seed: '3'", 'm.yaml:8:7: seed must be a whole number, not "3"; take the quotes off'),
+    ("seed: -1", "m.yaml:8:7: seed must be at least 0, not -1"),
+    ("seed:", "m.yaml:8:1: seed must be a whole number, not null"),
+    ("seed: 2020-01-01", "m.yaml:8:7: '2020-01-01' reads as a timestamp; put it in quotes"),
+    ("seed: !!int x", "m.yaml:8:7: 'x' cannot be read as int"),
+    ("seed: !date 3", "m.yaml:8:7: '3' reads as a !date; put it in quotes"),
+    ("cams: 1.5", "m.yaml:8:7: cams must be a whole number, not 1.5"),
+    ("cams: true", "m.yaml:8:7: cams must be a whole number, not true"),
+    ("accumulation: 0", "m.yaml:8:15: accumulation must be at least 1, not 0"),
+    ("checkpointing: yes", 'm.yaml:8:16: checkpointing must be true or false, not "yes"; write true or false'),
+    ("attention: flash", 'm.yaml:8:12: unknown attention "flash"; one of eager, sdpa'),
+    ("recipe: fp16", "m.yaml:8:9: unknown recipe 'fp16'; one of bf16_master, bf16_pure, fp32, fp32_autocast"),
+    ("batch: 3", "m.yaml:7:3: batch is an axis and also stands at the top level, at m.yaml:8:1; keep one"),
+    ("data: sampel", "m.yaml:8:7: unknown data \"sampel\"; did you mean 'sample'?"),
+    ("data: {lerobot: ''}", "m.yaml:8:17: data.lerobot is empty"),
+    ("data: {lerobot: x, worker: 2}", "m.yaml:8:20: unknown key 'worker'; did you mean 'workers'?"),
+    ("measure: {step: 3}", "m.yaml:8:11: unknown key 'step'; did you mean 'steps'?"),
+    ("measure: 3", "m.yaml:8:10: measure must be a mapping, not 3"),
+    ("optim: {betas: [0.9]}", "m.yaml:8:16: optim.betas must have 2 values, and has 1"),
+    ("optim: {lr: .inf}", "m.yaml:8:13: optim.lr must be a finite number, not Infinity"),
+    ("optim: {schedule: cosine}", "m.yaml:8:19: unknown schedule \"cosine\"; did you mean 'warmup_cosine'?"),
+    ("include: [{backend: ddp}]", "m.yaml:8:11: an included point needs batch: the top level does not say"),
+    ("include: [3]", "m.yaml:8:11: include[0] must be a mapping, not 3"),
+    ("exclude: [{world_size: 2}]", "m.yaml:8:1: every cell is excluded"),
+    ("reference: {backend: zero3}", "m.yaml:8:12: no cell has backend=zero3; backend is one of zero2, ddp"),
+    (
+        "thresholds: [{metric: mfu}]",
+        "m.yaml:8:14: demands nothing of mfu; give expect, min, max, or vs: baseline with max_regression",
+    ),
+    ("thresholds: [{metric: step_tim_s, max: 1}]", "m.yaml:8:23: unknown metric 'step_tim_s'; did you mean 'step_time_s'?"),
+    ("thresholds: [{metric: status, expect: okay}]", "m.yaml:8:14: unknown status to expect 'okay'; did you mean 'ok'?"),
+    ("thresholds: [{metric: status, max: 3}]", "m.yaml:8:14: status is a word, not a number; give expect"),
+    ("thresholds: [{metric: mfu, min: 2, max: 1}]", "m.yaml:8:14: min 2.0 is above max 1.0: nothing passes"),
+    ("thresholds: [{metric: mfu, max: 1, where: {batch: 7}}]", "m.yaml:8:43: no cell has batch=7; batch is one of 1, 2"),
+    (
+        "thresholds: [{metric: mfu, vs: baseline}]",
+        "m.yaml:8:14: demands nothing of mfu; give expect, min, max, or vs: baseline with max_regression",
+    ),
+    (
+        "thresholds: [{metric: mfu, vs: baseline, max_regression: '5'}]",
+        "m.yaml:8:58: '5' is not a fraction; write 5% or 0.05",
+    ),
+    (
+        "thresholds: [{metric: mfu, max_regression: 5%}]",
+        "m.yaml:8:14: vs and max_regression go together; vs: baseline, max_regression: 5%",
+    ),
+    (
+        "thresholds: [{metric: final_loss, vs: baseline, max_regression: 5%}]",
+        "m.yaml:8:14: final_loss has no better direction to regress from; give expect, min or max",
+    ),
+    ("<<: {cams: 2}", "m.yaml:8:1: merge keys (<<) are not read; write the keys out"),
+    ("cams: *four", "m.yaml:8:7: not YAML: found undefined alias 'four'"),
+    ("\tcams: 1", "m.yaml:8:1: not YAML: found character '\\t' that cannot start any token; indent with spaces"),
+    ("cams: \x01", "m.yaml:8:7: not YAML: unacceptable character #x0001: special characters are not allowed"),
+    ("cams: &a [*a]", "m.yaml:8:7: alias to itself; write the values out"),
+    ("cams: " + "[" * 60, "m.yaml:8:56: not YAML: nested deeper than 50"),
+]
+
+# (what is replaced in the good matrix, by what, the line it earns)
+REPLACED = [
+    ("alpha", "alpa", "m.yaml:2:9: unknown policy 'alpa'; did you mean 'alpha'?"),
+    ("tiny", "tny", "m.yaml:3:7: unknown size 'tny'; did you mean 'tiny'?"),
+    ("alpha\nsize: tiny", "beta\nsize: full", "m.yaml:3:7: policy beta has no size 'full'; one of tiny"),
+    ("trial", "a b", "m.yaml:1:7: name \"a b\" is not a name; use letters, digits, '.', '_' and '-'"),
+    ("ddp", "dpd", "m.yaml:6:20: unknown backend 'dpd'; did you mean 'ddp'?"),
+    ("[1, 2]", "[]", "m.yaml:7:10: axes.batch is empty; give at least one value, or take the key out"),
+    ("[1, 2]", "[1, two]", 'm.yaml:7:14: axes.batch[1] must be a whole number, not "two"'),
+    ("[1, 2]", "4", "m.yaml:7:10: axes.batch must be a list, not 4"),
+    (
+        "[1, 2]",
+        "{search: max, start: 2}",
+        "m.yaml:7:10: searching the largest batch is not there yet; give a list, such as [1, 2, 4]",
+    ),
+    ("backend:", "backends:", "m.yaml:6:3: unknown axis 'backends'; did you mean 'backend'?"),
+    ("size: tiny\n", "", "m.yaml:1:1: every cell needs size; give it at the top level or as an axis"),
+    ("name: trial\n", "", "m.yaml:1:1: the matrix needs the key 'name'"),
+    (
+        "batch: [1, 2]",
+        "pair: [{batch: 1, cams: 1}, {batch: 2}]",
+        "m.yaml:7:31: every point of axis pair needs the same keys: batch, cams",
+    ),
+    (
+        "batch: [1, 2]",
+        "pair: [{batch: 1, backend: ddp}]",
+        "m.yaml:7:3: axis pair varies backend, which axis backend varies already",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), APPENDED, ids=[text[:40] for text, _ in APPENDED])
+def test_a_wrong_line_is_reported_where_it_stands_with_the_remedy(refused, text, line):
+    assert refused(GOOD + text + "\n") == [line]
+
+
+@pytest.mark.parametrize(("old", "new", "line"), REPLACED, ids=[new[:40] or old[:40] for old, new, _ in REPLACED])
+def test_a_wrong_value_is_reported_where_it_stands_with_the_remedy(refused, old, new, line):
+    assert refused(GOOD.replace(old, new, 1)) == [line]
+
+
+def test_the_good_matrix_of_these_tests_is_good(load):
+    assert len(list(load(GOOD).cells())) == 4
+
+
+def test_all_problems_come_at_once_from_top_to_bottom(refused):
+    lines = refused(GOOD.replace("ddp", "dpd").replace("alpha", "alpa") + "polcy: 1\nseed: x\npolcy: 2\n")
+    assert [line.split(" ")[0] for line in lines] == [f"m.yaml:{at}:" for at in ("2:9", "6:20", "8:1", "9:7", "10:1")]
+
+
+def test_a_million_cells_are_counted_and_not_built(refused):
+    axes = "".join(f"  {name}: [{', '.join(map(str, range(1, 101)))}]\n" for name in ("cams", "accumulation"))
+    text = GOOD.replace("[1, 2]", f"[{', '.join(map(str, range(1, 51)))}]") + axes
+    assert refused(text) == ["m.yaml:5:1: 1000000 cells, and a matrix may have 10000; shorten an axis"]
+
+
+def test_aliases_that_expand_without_end_are_cut_off(refused):
+    bomb = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+        f"{new}: &{new} [{','.join(['*' + old] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    (line,) = refused(bomb)
+    assert line.endswith("aliases expand to more than 100000 values; write the values out")
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"", "m.yaml:1:1: is empty; start with 'name: ...'"),
+        (b"# nothing\n", "m.yaml:1:1: is empty; start with 'name: ...'"),
+        (b"- a\n", "m.yaml:1:1: is not a mapping; start with 'name: ...'"),
+        (b"\x89PNG\r\n\x1a\n\xff", "m.yaml:1:1: is not UTF-8 text; a matrix is a YAML file"),
+        (b"a: \0\n", "m.yaml:1:1: is a binary file; a matrix is a YAML file"),
+        (b"a: 1\n---\nb: 2\n", "m.yaml:2:1: not YAML: but found another document"),
+        (b"#" * 2_000_000, "m.yaml: is larger than 1 MiB; a matrix is a page of YAML"),
+    ],
+    ids=["empty", "comments", "a list", "an image", "a NUL", "two documents", "two megabytes"],
+)
+def test_a_file_that_is_no_matrix_is_named_for_what_it_is(refused, content, line):
+    assert refused(content) == [line]
+
+
+def test_a_path_that_is_no_file_is_named_for_what_it_is(tmp_path: Path):
+    (tmp_path / "trial.yaml").write_text(GOOD)
+    for path, line in (
+        (tmp_path, f"{tmp_path}: is a directory; it holds {tmp_path}/trial.yaml"),
+        (tmp_path / "trail.yaml", f"{tmp_path}/trail.yaml: no such file; did you mean '{tmp_path}/trial.yaml'?"),
+        (tmp_path / "none" / "x.yaml", f"{tmp_path}/none/x.yaml: no such file"),
+        (tmp_path / "trial.yaml" / "x", f"{tmp_path}/trial.yaml/x: cannot be read: Not a directory"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            load_matrix(path)
+        assert str(caught.value) == line
+
+
+def test_any_damage_to_a_matrix_ends_in_problems_and_never_in_a_traceback(tmp_path: Path):
+    rng = random.Random(20)
+    bases = [path.read_text() for path in sorted(MATRICES.glob("*.yaml"))]
+    debris = [*"[]{}:'\"#|?%@~\t\n\x01é", "- ", "*a", "&a ", "!!int ", "!x ", "1e400", "null", "<<: ", "batch", "[[[[", ".nan"]
+    path = tmp_path / "m.yaml"
+    outcomes = {"loaded": 0, "refused": 0}
+    for _ in range(300):
+        text = rng.choice(bases)
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(text))
+            text = text[:at] + rng.choice(debris) + text[at + rng.choice([0, 0, 1, 3, 20]) :]
+        path.write_text(text)
+        problems = problems_in(path)
+        assert all(problem.where.startswith(str(path)) and problem.message for problem in problems)
+        outcomes["refused" if problems else "loaded"] += 1
+    assert min(outcomes.values()) > 5
+
+
+def problems_in(path: Path) -> tuple[Problem, ...]:
+    try:
+        load_matrix(path)
+    except ConfigurationError as error:
+        return error.problems
+    return ()

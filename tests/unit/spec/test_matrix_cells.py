@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from good_matrix import GOOD
+
+from benchbox.spec import load_matrix
+from benchbox.spec.cell import Cell, DataSpec, MeasureSpec, OptimSpec
+from benchbox.spec.fields import Point
+from benchbox.spec.schema import MeasureFile, OptimFile
+from benchbox.spec.threshold import Threshold
+
+
+def points(matrix, *names):
+    return [tuple(getattr(cell, name) for name in names) for cell in matrix.cells()]
+
+
+def test_axes_multiply_in_the_order_of_the_file(load):
+    assert points(load(GOOD), "backend", "batch") == [("zero2", 1), ("zero2", 2), ("ddp", 1), ("ddp", 2)]
+
+
+def test_the_keys_of_a_zipped_axis_move_together(load):
+    matrix = load(
+        GOOD.replace("[1, 2]", "[1]") + "  pair:\n    - {cams: 1, attention: eager}\n    - {cams: 4, attention: sdpa}\n"
+    )
+    assert points(matrix, "backend", "cams", "attention") == [
+        ("zero2", 1, "eager"),
+        ("zero2", 4, "sdpa"),
+        ("ddp", 1, "eager"),
+        ("ddp", 4, "sdpa"),
+    ]
+
+
+def test_included_points_come_last_and_take_from_the_top_level_what_they_leave_out(load):
+    matrix = load(GOOD + "include: [{backend: single, world_size: 1, batch: 8}]\n")
+    assert list(matrix.cells())[-1] == Cell(policy="alpha", size="tiny", backend="single", world_size=1, batch=8)
+
+
+def test_without_axes_the_included_points_are_the_matrix(load):
+    text = (
+        "name: n\npolicy: alpha\nsize: tiny\nworld_size: 2\ninclude: [{backend: ddp, batch: 1}, {backend: zero1, batch: 2}]\n"
+    )
+    assert points(load(text), "backend", "batch") == [("ddp", 1), ("zero1", 2)]
+
+
+def test_without_axes_and_points_the_top_level_is_the_one_cell(load):
+    assert points(load("name: n\npolicy: alpha\nsize: tiny\nworld_size: 2\nbackend: ddp\nbatch: 3\n"), "batch") == [(3,)]
+
+
+def test_excluded_points_are_left_out_where_every_key_agrees(load):
+    matrix = load(GOOD + "exclude: [{backend: ddp, batch: 2}]\n")
+    assert points(matrix, "backend", "batch") == [("zero2", 1), ("zero2", 2), ("ddp", 1)]
+
+
+def test_an_included_point_is_not_excluded(load):
+    matrix = load(GOOD + "exclude: [{batch: 2}]\ninclude: [{backend: zero3, batch: 2}]\n")
+    assert points(matrix, "backend", "batch") == [("zero2", 1), ("ddp", 1), ("zero3", 2)]
+
+
+def test_every_field_of_a_cell_but_data_and_optim_can_be_an_axis(load):
+    values = {
+        "policy": ["alpha", "beta"],
+        "size": ["tiny"],
+        "backend": ["ddp", "zero1"],
+        "world_size": [2, 4],
+        "batch": [1],
+        "cams": [1, 2],
+        "attention": ["eager", "sdpa"],
+        "checkpointing": ["false", "true"],
+        "recipe": ["fp32", "bf16_pure"],
+        "accumulation": [1, 2],
+        "seed": [0, 1],
+    }
+    assert set(values) == {field.name for field in fields(Cell)} - {"data", "optim"} == set(Point.model_fields)
+    axes = "".join(f"  {name}: [{', '.join(map(str, options))}]\n" for name, options in values.items())
+    cells = list(load("name: n\naxes:\n" + axes).cells())
+    assert len({cell.cell_id for cell in cells}) == len(cells) == 2**9
+
+
+def test_aliases_stand_for_what_they_name(load):
+    matrix = load(GOOD.replace("[1, 2]", "&few [1, 2]") + "  cams: *few\n")
+    assert len(list(matrix.cells())) == 8
+
+
+def test_the_rest_of_the_file_reaches_the_matrix(load):
+    matrix = load(
+        GOOD
+        + "seed: 3\ndata: {lerobot: somewhere, workers: 2}\noptim: {lr: 1e-3, betas: [0.9, 0.999], head_lr: 0.01}\n"
+        + "measure: {steps: 4, timeout_s: 30}\nreference: {backend: ddp}\n"
+        + "thresholds:\n  - {metric: step_time_s, where: {batch: 2}, vs: baseline, max_regression: 5%}\n"
+        + "  - {metric: mfu, min: 0.4}\n"
+    )
+    (cell, *_) = matrix.cells()
+    assert cell.seed == 3
+    assert cell.data == DataSpec(kind="lerobot", path="somewhere", workers=2)
+    assert cell.optim == OptimSpec(lr=1e-3, betas=(0.9, 0.999), head_lr=0.01)
+    assert matrix.measure == MeasureSpec(steps=4, timeout_s=30.0)
+    assert matrix.reference == {"backend": "ddp"}
+    first, second = matrix.thresholds
+    assert first == Threshold(metric="step_time_s", where={"batch": 2}, max_regression=0.05)
+    assert second == Threshold(metric="mfu", min=0.4)
+    assert [first.selects(cell.to_dict()) for cell in matrix.cells()] == [False, True, False, True]
+    assert all(Threshold(**threshold.to_dict()) == threshold for threshold in matrix.thresholds)
+
+
+def test_a_file_that_says_nothing_gets_the_defaults_of_the_dataclasses(load):
+    matrix = load(GOOD)
+    assert (matrix.data, matrix.optim, matrix.measure) == (DataSpec(), OptimSpec(), MeasureSpec())
+
+
+@pytest.mark.parametrize(("file", "held"), [(OptimFile, OptimSpec), (MeasureFile, MeasureSpec)])
+def test_the_file_names_every_setting_there_is(file, held):
+    assert list(file.model_fields) == [field.name for field in fields(held)]
+
+
+def test_a_cell_is_named_by_what_it_holds_and_not_by_its_file(load):
+    (first, *_) = load(GOOD).cells()
+    (second, *_) = load(GOOD.replace("trial", "other") + "measure: {steps: 3}\n").cells()
+    assert first.cell_id == second.cell_id
+    assert Cell.from_dict(first.to_dict()) == first
+    changes = [{"batch": 9}, {"optim": OptimSpec(lr=1.0)}, {"data": DataSpec(kind="synthetic")}]
+    changed = {dataclasses.replace(first, **change).cell_id for change in changes}
+    assert len(changed | {first.cell_id}) == 4
+
+
+def test_the_shipped_matrices_load():
+    folder = Path(__file__).parents[3] / "matrices"
+    found = {path.stem: load_matrix(path) for path in folder.glob("*.yaml")}
+    assert {"fsdp_vs_zero2", "backends"} <= set(found)
+    assert all(matrix.name == stem for stem, matrix in found.items())
+    assert {cell.samples_per_step for cell in found["backends"].cells()} == {4}, "losses are to be laid over one another"
