@@ -81,7 +81,7 @@ def incomparable(one: CellSummary, other: CellSummary, axis: Collection[str]) ->
     if differ:
         return f"they also differ in {', '.join(differ)}"
     for summary in (one, other):
-        if not summary.ok:
+        if summary.status != "ok":
             return f"{_name(summary, axis)} is {summary.status}"
     first, second = one.evidence, other.evidence
     assert first is not None

@@ -1,12 +1,41 @@
-"""The verb is registered here once it exists."""
+"""`benchbox report`: what runs show, as files."""
 
-from __future__ import annotations
+from pathlib import Path
+from typing import Annotated
 
-from typing import TYPE_CHECKING
+import typer
 
-if TYPE_CHECKING:
-    import typer
+
+def report(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write here instead of into the run; of several runs, each into its own folder."),
+    ] = None,
+) -> None:
+    """Print the table of runs and write report.html, report.md, table.csv and table.parquet."""
+    from dataclasses import astuple
+
+    from rich.console import Console
+
+    from benchbox.errors import ConfigurationError
+    from benchbox.report import write_reports
+    from benchbox.report.rows import say
+    from benchbox.report.terminal import print_table
+
+    names = [path.resolve().name for path in paths]
+    if out is not None and len(set(names)) < len(names):
+        raise ConfigurationError(
+            "two of these runs have the same folder name: --out cannot hold both, report them one by one"
+        )
+    console = Console()
+    for path, name in zip(paths, names, strict=True):
+        print_table(path, console)
+        folder = out / name if out is not None and len(paths) > 1 else out
+        for written in astuple(write_reports(path, folder)):
+            say(console, str(written))
 
 
 def register(app: typer.Typer) -> None:
-    """Nothing yet."""
+    """`report RUN...`."""
+    app.command()(report)

@@ -1,0 +1,166 @@
+"""Geometry of the charts: horizontal bars in groups, so that what is compared stands together. Units are SVG user units."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WIDTH = 720.0
+BAR_LEFT = 150.0  # names of series stand left of it
+BAR_WIDTH = 430.0  # of the longest bar; its value stands right of it
+BAR_HEIGHT = 16.0
+ROW_HEIGHT = 23.0
+GROUP_HEAD = 26.0  # name of a group above its bars
+AXIS_HEIGHT = 28.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A piece of a bar. `colour` counts the palette of the chart; -1 is the neutral shade."""
+
+    x: float
+    width: float
+    colour: int
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One cell. `y` is the top of the bar, `whisker` the range over launches; without segments `text` says why."""
+
+    y: float
+    name: str
+    segments: tuple[Segment, ...]
+    whisker: tuple[float, float] | None
+    text: str
+
+    @property
+    def end(self) -> float:
+        """Where the text begins."""
+        ends = [BAR_LEFT, *(segment.x + segment.width for segment in self.segments)]
+        return max(max(ends), *self.whisker) if self.whisker else max(ends)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    x: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Bars to be compared with one another. `y` is the baseline of its name."""
+
+    y: float
+    name: str
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Legend:
+    colour: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """A chart with everything placed. `notes` are sentences that must be read with it."""
+
+    key: str
+    title: str
+    description: str
+    groups: tuple[Group, ...]
+    ticks: tuple[Tick, ...]
+    height: float
+    legend: tuple[Legend, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A value to be drawn, in the unit of the chart."""
+
+    value: float
+    colour: int
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One cell to be drawn: pieces side by side, or (`layered`) one behind the other, the longest at the back."""
+
+    group: str
+    name: str
+    pieces: tuple[Piece, ...]
+    spread: tuple[float, float] | None
+    text: str
+    layered: bool = False
+
+
+def chart(
+    *,
+    key: str,
+    title: str,
+    description: str,
+    entries: Sequence[Entry],
+    scale: float,
+    legend: Sequence[Legend] = (),
+    notes: Sequence[str] = (),
+) -> Chart | None:
+    """Place entries, keeping the order of groups. Ticks are labelled in values divided by `scale`; None when all are empty."""
+    longest = max((max([_length(entry), *(entry.spread or ())]) for entry in entries if entry.pieces), default=0.0)
+    if longest <= 0:
+        return None
+    per_unit = BAR_WIDTH / longest
+    groups = []
+    y = 0.0
+    for name in dict.fromkeys(entry.group for entry in entries):
+        head = y + GROUP_HEAD - 9 if name else y
+        y += GROUP_HEAD if name else 6
+        bars = []
+        for entry in (entry for entry in entries if entry.group == name):
+            bars.append(_bar(entry, y, per_unit))
+            y += ROW_HEIGHT
+        groups.append(Group(y=head, name=name, bars=tuple(bars)))
+    ticks = [Tick(x=BAR_LEFT + tick * scale * per_unit, text=f"{tick:g}") for tick in nice_ticks(longest / scale)]
+    return Chart(
+        key=key,
+        title=title,
+        description=description,
+        groups=tuple(groups),
+        ticks=tuple(ticks),
+        height=y + AXIS_HEIGHT,
+        legend=tuple(legend),
+        notes=tuple(notes),
+    )
+
+
+def _length(entry: Entry) -> float:
+    values = [piece.value for piece in entry.pieces]
+    return (max(values) if entry.layered else sum(values)) if values else 0.0
+
+
+def _bar(entry: Entry, y: float, per_unit: float) -> Bar:
+    segments = []
+    x = BAR_LEFT
+    pieces = sorted(entry.pieces, key=lambda piece: -piece.value) if entry.layered else entry.pieces
+    for piece in pieces:
+        segments.append(Segment(x=x, width=piece.value * per_unit, colour=piece.colour, title=piece.title))
+        if not entry.layered:
+            x += piece.value * per_unit
+    whisker = None
+    if entry.spread is not None and entry.spread[0] < entry.spread[1]:
+        whisker = (BAR_LEFT + entry.spread[0] * per_unit, BAR_LEFT + entry.spread[1] * per_unit)
+    return Bar(y=y, name=entry.name, segments=tuple(segments), whisker=whisker, text=entry.text)
+
+
+def nice_ticks(longest: float, about: int = 5) -> list[float]:
+    """Round values from 0 up to `longest`, about so many, in steps of 1, 2 or 5 times a power of ten."""
+    rough = longest / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    return [round(index * step, 12) for index in range(math.floor(longest / step + 1e-9) + 1)]

@@ -1,0 +1,98 @@
+"""What a run shows, in sentences. A ratio appears only with the sentence of what was compared."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchbox.analysis.summary import label
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from benchbox.analysis.comparability import Comparison
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One pair of cells. `apart` as in `Comparison`."""
+
+    ratio: str
+    sentence: str
+    context: str
+    evidence: str
+    apart: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """`sentences` sum the cards up; `compared` says what the pairs have in common; `refused` what was not compared, and why."""
+
+    sentences: tuple[str, ...]
+    compared: str
+    cards: tuple[Card, ...]
+    refused: tuple[str, ...]
+
+
+def headline(comparisons: Mapping[str, Comparison], axes: Sequence[str]) -> Headline:
+    """From the comparisons of a run. `axes` are the fields that vary."""
+    shown = [comparison for comparison in comparisons.values() if comparison.ratio is not None]
+    refused = [comparison for comparison in comparisons.values() if comparison.ratio is None]
+    by_pair: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
+    for comparison in shown:
+        by_pair[_names(comparison)].append(comparison)
+    axis = " and ".join(shown[0].axis) if shown else ""
+    return Headline(
+        sentences=tuple(_sentence(*pair, members) for pair, members in by_pair.items()),
+        compared=f"Pairs differ in {axis} and in nothing else, requested or observed." if shown else "",
+        cards=tuple(_card(comparison, axes) for comparison in shown),
+        refused=tuple(f"{label(comparison.subject.cell, axes)}: {comparison.reason}" for comparison in refused),
+    )
+
+
+def _names(comparison: Comparison) -> tuple[str, str]:
+    assert comparison.reference is not None
+    subject, reference = (
+        " ".join(_named(cell, field) for field in comparison.axis)
+        for cell in (comparison.subject.cell, comparison.reference.cell)
+    )
+    return subject, reference
+
+
+def _named(cell: Mapping[str, object], field: str) -> str:
+    return str(cell[field]) if field in ("backend", "policy", "recipe", "attention") else label(cell, (field,))
+
+
+def _sentence(subject: str, reference: str, members: Sequence[Comparison]) -> str:
+    ratios = [comparison.ratio for comparison in members if comparison.ratio is not None]
+    low, high = f"{min(ratios):.2f}x", f"{max(ratios):.2f}x"
+    reach = low if low == high else f"{low} to {high}"
+    text = f"{subject} trains at {reach} the samples/s of {reference}"
+    if len(members) > 1:
+        text += f", in {len(members)} pairs of cells"
+    unclear = sum(comparison.apart is not True for comparison in members)
+    if unclear:
+        which = "it" if len(members) == 1 else f"{unclear} of them"
+        text += f"; launches do not settle {which}"
+    return text + "."
+
+
+def _card(comparison: Comparison, axes: Sequence[str]) -> Card:
+    assert comparison.ratio is not None
+    assert comparison.reference is not None
+    subject, reference = _names(comparison)
+    counts = (len(comparison.subject.ok), len(comparison.reference.ok))
+    launches = f"{counts[0]} against {counts[1]} launches"
+    evidence = {
+        None: f"{launches}: the spread of a single launch is unknown",
+        False: f"{launches}, ranges overlap: no difference is shown",
+        True: f"{launches}, ranges do not overlap",
+    }[comparison.apart]
+    return Card(
+        ratio=f"{comparison.ratio:.2f}x",
+        sentence=f"the samples/s of {reference}, by {subject}",
+        context=label(comparison.subject.cell, shared) if (shared := [f for f in axes if f not in comparison.axis]) else "",
+        evidence=evidence,
+        apart=comparison.apart,
+    )

@@ -1,0 +1,67 @@
+"""A report as Markdown: what a pull request or a commit can hold."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from benchbox.report.view import Report
+
+
+def render_markdown(report: Report) -> str:
+    """The report as GitHub-flavoured Markdown. Text from outside is escaped."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield f"# {escape(report.title)}"
+    yield ""
+    yield f"{escape(report.summary)} " + ", ".join(f"{count} {name}" for name, count in report.counts) + "."
+    yield ""
+    yield "In all cells: " + ", ".join(f"{escape(name)} {escape(value)}" for name, value in report.fixed) + "."
+    headline = report.headline
+    if headline.cards:
+        yield from ("", *(f"**{escape(sentence)}**" for sentence in headline.sentences), "", headline.compared, "")
+        for card in headline.cards:
+            yield f"- **{card.ratio}** {escape(card.sentence)}; {escape(card.context)} ({card.evidence})"
+    if headline.refused:
+        yield from ("", "Not compared with the reference:", "", *(f"- {escape(reason)}" for reason in headline.refused))
+    yield from ("", "## Cells", "")
+    columns = report.table.columns
+    yield from _table(
+        [column.name for column in columns],
+        [[value.text for value in row] for row in report.table.rows],
+        right=[column.name for column in columns if column.number],
+    )
+    for note in [*report.table.notes, *(note for chart in report.charts for note in chart.notes if chart.key == "phases")]:
+        yield from ("", escape(note))
+    if report.troubles or report.skipped:
+        yield from ("", "## What did not run", "")
+        rows = [[trouble.cell, trouble.status, trouble.where, trouble.message] for trouble in report.troubles]
+        rows += [[cell, "skipped", "when planned", reason] for cell, reason in report.skipped]
+        yield from _table(["cell", "status", "where", "why"], rows)
+    if report.findings:
+        yield from ("", "## Precision", "")
+        found = [[f.code, f.severity, f.title, "; ".join(f.cells), f.repair] for f in report.findings]
+        yield from _table(["rule", "severity", "finding", "cells", "repair"], found)
+    yield from ("", "## Method", "", escape(report.sampling), "")
+    method = [[metric.name, metric.formula, metric.launches, metric.unit, metric.better] for metric in report.method]
+    yield from _table(["metric", "of one launch", "of a cell", "unit", "better"], method)
+    if report.environment:
+        yield from ("", "## Environment", "")
+        yield from _table(["", ""], [list(entry) for entry in report.environment])
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> Iterator[str]:
+    yield "| " + " | ".join(escape(header) for header in headers) + " |"
+    yield "|" + "|".join("---:" if header in right else "---" for header in headers) + "|"
+    for row in rows:
+        yield "| " + " | ".join(escape(text) for text in row) + " |"
+
+
+def escape(text: str) -> str:
+    """Text as Markdown shows it literally, in one line."""
+    return re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", " ".join(text.split()))

@@ -1,0 +1,170 @@
+"""The parts of a report beside its table and charts: findings, what was observed, what went wrong, where, and how."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchbox.analysis.quantities import UNKNOWN, quantity
+from benchbox.analysis.summary import CellSummary, label, plain
+from benchbox.registry.metrics import METRICS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One thing observed, beside what was requested of it, where anything was."""
+
+    what: str
+    requested: str | None
+    observed: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What was observed in a cell."""
+
+    cell: str
+    facts: tuple[Fact, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """A launch that did not end ok, or a planned cell that has none. `details` may run over lines (a traceback)."""
+
+    cell: str
+    status: str
+    message: str
+    where: str
+    details: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingView:
+    """A finding of the precision audit, and the cells it fired in."""
+
+    code: str
+    severity: str
+    title: str
+    where: str
+    repair: str
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """How a number was made, from the metric's declaration."""
+
+    name: str
+    unit: str
+    better: str
+    formula: str
+    launches: str
+
+
+def findings(summaries: Sequence[CellSummary], axes: Sequence[str]) -> tuple[FindingView, ...]:
+    """Findings of all cells; one that fired in several cells is named once, with its cells."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for summary in summaries:
+        for finding in ((summary.evidence or {}).get("precision") or {}).get("findings") or []:
+            key = tuple(str(finding.get(part) or "") for part in ("code", "severity", "title", "where", "repair"))
+            found.setdefault(key, []).append(label(summary.cell, axes))
+    return tuple(
+        FindingView(code=code, severity=severity, title=title, where=where, repair=repair, cells=tuple(dict.fromkeys(cells)))
+        for (code, severity, title, where, repair), cells in found.items()
+    )
+
+
+def requested_and_observed(summaries: Sequence[CellSummary], axes: Sequence[str]) -> tuple[Seen, ...]:
+    """Every cell of which a launch got as far as to observe anything."""
+    return tuple(_seen(summary, summary.evidence, axes) for summary in summaries if summary.evidence is not None)
+
+
+def _seen(summary: CellSummary, record: Mapping[str, Any], axes: Sequence[str]) -> Seen:
+    cell, observed = summary.cell, record["observed"]
+    chain = " > ".join(observed.get("optimizer_chain") or [])
+    shards = [count for count in observed.get("shard_numel") or [] if count is not None]
+    facts: tuple[tuple[str, Any, Any], ...] = (
+        ("backend", cell["backend"], observed.get("backend")),
+        ("model", None, observed.get("model_class")),
+        ("sharding", None, observed.get("sharding")),
+        ("parameters held, by rank", None, ", ".join(f"{count:,}" for count in shards)),
+        ("ranks", cell["world_size"], observed.get("world_size")),
+        ("device", None, ", ".join(dict.fromkeys(str(device) for device in observed.get("device") or []))),
+        ("attention", cell["attention"], observed.get("attention_kernel")),
+        ("checkpointing", plain(cell["checkpointing"]), _modules(observed.get("checkpointed_modules"))),
+        ("optimizer", None, chain),
+        ("final loss", None, quantity(_value(summary, "final_loss"), "loss")),
+    )
+    return Seen(cell=label(cell, axes), facts=tuple(_fact(*fact) for fact in facts))
+
+
+def _fact(what: str, requested: Any, observed: Any) -> Fact:
+    return Fact(
+        what=what,
+        requested=None if requested is None else str(requested),
+        observed=UNKNOWN if observed in (None, "") else str(observed),
+    )
+
+
+def _modules(count: int | None) -> str | None:
+    return None if count is None else f"{count} modules recomputed"
+
+
+def _value(summary: CellSummary, metric: str) -> float | None:
+    spread = summary.values[metric]
+    return None if spread is None else spread.value
+
+
+def troubles(summaries: Sequence[CellSummary], axes: Sequence[str]) -> Iterable[Trouble]:
+    """Launches that did not end ok, and cells that have not run."""
+    for summary in summaries:
+        name = label(summary.cell, axes)
+        if not summary.records:
+            yield Trouble(cell=name, status=summary.status, message="it has not run", where="", details="")
+        for record in summary.records:
+            if record["status"] == "ok":
+                continue
+            error = record["error"] or {}
+            rank = "" if error.get("rank") is None else f"rank {error['rank']}"
+            where = ", ".join(part for part in (f"launch {record['launch']}", rank, error.get("phase")) if part)
+            message = f"{error.get('type')}: {error.get('message')}" if error else "no reason was recorded"
+            yield Trouble(
+                cell=name, status=record["status"], message=message, where=where, details=error.get("traceback") or ""
+            )
+
+
+def environment(summaries: Sequence[CellSummary]) -> tuple[tuple[str, str], ...]:
+    """Every value seen in an ok launch; several where launches differ."""
+    seen: dict[str, list[str]] = {}
+    for summary in summaries:
+        for record in summary.ok:
+            for key, value in _flat(record["environment"] or {}):
+                values = seen.setdefault(key, [])
+                if value not in values:
+                    values.append(value)
+    return tuple((key, " | ".join(values)) for key, values in seen.items())
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", UNKNOWN if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def method() -> tuple[Method, ...]:
+    """Every metric's declaration, in words."""
+    better = {"lower": "less is better", "higher": "more is better", "none": "neither way is better"}
+    return tuple(
+        Method(
+            name=metric.name,
+            unit=metric.unit,
+            better=better[metric.direction],
+            formula=metric.formula,
+            launches="the worst launch" if metric.launches == "worst" or not metric.is_number else "the median launch",
+        )
+        for metric in METRICS.values()
+    )
