@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+import textwrap
+
+import pytest
+
+from benchbox.registry.backends import backends
+from benchbox.registry.metrics import METRICS
+from benchbox.registry.recipes import RECIPES
+
+
+@pytest.mark.parametrize(("kind", "names"), [("backends", backends()), ("recipes", RECIPES), ("metrics", METRICS)])
+def test_everything_that_can_be_named_is_listed(benchbox, kind, names):
+    text = benchbox("list", kind).stdout
+    assert [line for line in text.splitlines() if not line.startswith(" ")] == list(names)
+    rows = json.loads(benchbox("list", kind, "--format", "json").stdout)
+    assert [row["name"] for row in rows] == list(names)
+
+
+def test_a_backend_says_what_it_cannot_do(benchbox):
+    rows = {row["name"]: row for row in json.loads(benchbox("list", "backends", "--format", "json").stdout)}
+    assert rows["hsdp"]["limits"] == ["at least 4 ranks", "a multiple of 2 ranks"]
+    assert any("checkpointing" in limit for limit in rows["zero3"]["limits"])
+
+
+def test_policies_of_this_directory_and_of_policy_dir_are_listed_with_their_sizes(benchbox, tmp_path):
+    for root, name in (("policies", "near"), ("further", "far")):
+        folder = tmp_path / root / name
+        folder.mkdir(parents=True)
+        (folder / "policy.py").touch()
+        (folder / "presets.yaml").write_text("tiny: {}\nfull: {}\n")
+    text = benchbox("list", "policies", "--policy-dir", tmp_path / "further").stdout
+    assert "far\n    tiny, full\n" in text
+    assert "near\n    tiny, full\n" in text
+
+
+def test_presets_that_cannot_be_read_are_reported_where_they_stand(benchbox, tmp_path):
+    folder = tmp_path / "policies" / "broken"
+    folder.mkdir(parents=True)
+    (folder / "policy.py").touch()
+    (folder / "presets.yaml").write_text(textwrap.dedent("tiny: {a: 1\nfull: [\n"))
+    result = benchbox("list", "policies")
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {folder}/presets.yaml:2:")
+    assert "not YAML" in result.stderr
+
+
+def test_an_unknown_kind_is_refused_with_those_there_are(benchbox):
+    result = benchbox("list", "polices")
+    assert result.returncode == 2
+    assert "'policies'" in result.stderr

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchbox.cli.plan import show
+from benchbox.plan import plan
+from benchbox.spec import load_matrix
+
+MATRICES = Path(__file__).parents[3] / "matrices"
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Path:
+    folder = tmp_path / "policies" / "alpha"
+    folder.mkdir(parents=True)
+    (folder / "policy.py").touch()
+    (folder / "presets.yaml").write_text("tiny: {}\n")
+    path = tmp_path / "trial.yaml"
+    path.write_text(
+        "name: trial\npolicy: alpha\nsize: tiny\nworld_size: 2\ncheckpointing: true\n"
+        "axes: {backend: [zero2, zero3], batch: [1, 2]}\nmeasure: {warmup_steps: 1, steps: 4, launches: 3}\n"
+    )
+    return path
+
+
+def test_every_cell_is_printed_with_its_id_and_what_varies(benchbox, matrix):
+    result = benchbox("plan", matrix)
+    assert result.returncode == 0
+    for cell in plan(load_matrix(matrix, policy_dirs=[matrix.parent / "policies"])).cells:
+        assert re.search(rf"^{cell.cell_id}  {cell.backend} +{cell.batch}$", result.stdout, re.MULTILINE)
+    assert "2 cells x 3 launches = 6 launches of 1 + 4 steps; 2 skipped" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
+
+
+def test_every_skipped_cell_is_printed_with_its_reason(benchbox, matrix):
+    lines = " ".join(benchbox("plan", matrix).stdout.split())
+    assert "backend=zero3 batch=1: zero3 refuses activation checkpointing" in lines
+    assert "backend=zero3 batch=2: zero3 refuses activation checkpointing" in lines
+
+
+def test_set_and_only_narrow_what_is_printed(benchbox, matrix):
+    result = benchbox(
+        "plan", matrix, "--set", "checkpointing=false,axes.batch=[1,2,4]", "--set", "measure.launches=1", "--only", "batch=4"
+    )
+    assert "2 cells x 1 launches = 2 launches" in result.stdout
+    assert "skipped" not in result.stdout.replace("0 skipped", "")
+
+
+def test_a_policy_folder_elsewhere_is_found_with_policy_dir(benchbox, matrix, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    assert benchbox("plan", matrix, cwd=elsewhere).returncode == 2
+    assert benchbox("plan", matrix, "--policy-dir", tmp_path / "policies", cwd=elsewhere).returncode == 0
+
+
+def test_a_wrong_matrix_is_one_line_a_problem_and_exit_code_2(benchbox, matrix):
+    matrix.write_text(matrix.read_text().replace("zero3", "zer3").replace("tiny", "tny"))
+    result = benchbox("plan", "trial.yaml")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == [
+        "error: trial.yaml:3:7: unknown size 'tny'; did you mean 'tiny'?",
+        "error: trial.yaml:6:25: unknown backend 'zer3'; did you mean 'zero3'?",
+    ]
+
+
+def test_on_a_terminal_of_80_columns_no_cell_id_is_cut():
+    primary, secondary = pty.openpty()
+    command = [sys.executable, "-m", "benchbox.cli.app", "plan", str(MATRICES / "fsdp_vs_zero2.yaml")]
+    environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=secondary, env=environment, cwd=MATRICES.parent) as process:
+        assert process.wait(60) == 0
+    os.close(secondary)
+    shown = os.read(primary, 1 << 16).decode()
+    os.close(primary)
+    for cell in plan(load_matrix(MATRICES / "fsdp_vs_zero2.yaml")).cells:
+        assert cell.cell_id in shown
+
+
+def test_a_plan_without_a_cell_that_can_run_still_says_why(matrix, capsys):
+    loaded = load_matrix(matrix, {"axes.backend": "[zero3]"}, [matrix.parent / "policies"])
+    show(loaded, plan(loaded))
+    printed = capsys.readouterr().out
+    assert "0 cells x 3 launches = 0 launches" in printed
+    assert "refuses activation checkpointing" in printed

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchbox.plan import launches, plan
+from benchbox.registry.backends import backends
+from benchbox.spec.cell import Cell, MeasureSpec
+from benchbox.spec.matrix import Axis, Matrix
+
+
+def matrix(*axes: Axis, include=(), **scalars) -> Matrix:
+    base = {"policy": "alpha", "size": "tiny", "backend": "ddp", "world_size": 2, "batch": 1}
+    return Matrix(name="trial", path=Path("trial.yaml"), scalars=base | scalars, axes=axes, include=include)
+
+
+def axis(name: str, *values) -> Axis:
+    return Axis(name=name, points=tuple({name: value} for value in values))
+
+
+def test_cells_come_in_the_order_of_the_file_every_time():
+    planned = plan(matrix(axis("backend", "zero2", "ddp"), axis("batch", 2, 1)))
+    assert [(cell.backend, cell.batch) for cell in planned.cells] == [("zero2", 2), ("zero2", 1), ("ddp", 2), ("ddp", 1)]
+    assert planned == plan(matrix(axis("backend", "zero2", "ddp"), axis("batch", 2, 1)))
+
+
+def test_what_a_backend_cannot_do_is_skipped_with_its_reason():
+    planned = plan(matrix(axis("backend", "single", "ddp", "hsdp", "zero3"), checkpointing=True))
+    assert [cell.backend for cell in planned.cells] == ["ddp"]
+    reasons = {skip.cell.backend: skip.reason for skip in planned.skipped}
+    assert reasons["single"] == "single runs on at most 1 rank(s), and world_size is 2"
+    assert reasons["hsdp"] == "hsdp needs at least 4 ranks, and world_size is 2"
+    assert reasons["zero3"].startswith("zero3 refuses activation checkpointing: ")
+
+
+def test_hsdp_needs_ranks_in_pairs():
+    planned = plan(matrix(axis("world_size", 4, 5, 6), backend="hsdp"))
+    assert [cell.world_size for cell in planned.cells] == [4, 6]
+    assert [skip.reason for skip in planned.skipped] == ["hsdp needs a multiple of 2 ranks, and world_size is 5"]
+
+
+def test_every_backend_can_run_something():
+    for name, info in backends().items():
+        cells = plan(matrix(backend=name, world_size=max(info.min_ranks, 1))).cells
+        assert [cell.backend for cell in cells] == [name]
+
+
+def test_a_cell_that_comes_twice_runs_once():
+    planned = plan(matrix(axis("batch", 1, 2, 1), include=({"batch": 2},)))
+    assert [cell.batch for cell in planned.cells] == [1, 2]
+    assert [(skip.cell.batch, skip.reason) for skip in planned.skipped] == [
+        (1, "the matrix has this cell already"),
+        (2, "the matrix has this cell already"),
+    ]
+
+
+def test_launches_are_interleaved_so_that_drift_falls_on_every_cell():
+    planned = plan(matrix(axis("batch", 1, 2, 4)))
+    order = [(cell.batch, number) for cell, number in launches(planned, MeasureSpec(launches=2))]
+    assert order == [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2)]
+
+
+def test_only_narrows_cells_and_skips_alike():
+    planned = plan(matrix(axis("backend", "single", "ddp", "zero1")), only="backend in [single, ddp]")
+    assert [cell.backend for cell in planned.cells] == ["ddp"]
+    assert [skip.cell.backend for skip in planned.skipped] == ["single"]
+    assert all(isinstance(cell, Cell) for cell in planned.cells)
