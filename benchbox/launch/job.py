@@ -1,10 +1,10 @@
-"""A job: one launch of one cell, the files it leaves, and what a launcher must offer to run it."""
+"""A job for a group of ranks, the files it leaves, and what a launcher must offer to run it."""
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from benchbox.store.files import write_json
 
@@ -12,22 +12,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from benchbox.spec.cell import Cell, MeasureSpec
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One launch of one cell. Everything it leaves is in `folder`, which belongs to it alone."""
+    """What a group of ranks is to do. Everything it leaves is in `folder`, which belongs to it alone."""
 
-    cell: Cell
-    measure: MeasureSpec
-    launch: int  # from 1
-    policy_dirs: tuple[Path, ...]
+    kind: str  # which of the worker's jobs
+    ranks: int
+    told: Mapping[str, Any]  # what the worker is told about it, in plain JSON values
     folder: Path
+    timeout_s: float | None  # start to end; None: it may take as long as it takes
+    hang_after_s: float  # without any rank making progress
 
     @property
     def file(self) -> Path:
-        """What the worker is told."""
+        """What the worker reads."""
         return self.folder / "job.json"
 
     @property
@@ -42,21 +41,11 @@ class Job:
         return self.folder / f"rank{rank}.json"
 
     def prepare(self) -> None:
-        """Make the folder anew and write what the worker is told: events of an earlier attempt must not speak for this one."""
+        """Make the folder anew and write the job: events of an earlier attempt must not speak for this one."""
         if self.folder.exists():
             shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True)
-        write_json(
-            self.file,
-            {
-                "kind": "measure",
-                "cell": self.cell.to_dict(),
-                "measure": asdict(self.measure),
-                "policy_dirs": [str(folder.resolve()) for folder in self.policy_dirs],
-                "out": str(self.folder.resolve()),
-                "launch": self.launch,
-            },
-        )
+        write_json(self.file, {"kind": self.kind, **self.told, "out": str(self.folder.resolve())})
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,11 @@ class LocalLauncher(Launcher):
         return group_variables(ranks, os.environ)
 
     def start(self, job: Job) -> Group:
-        ranks = job.cell.world_size
-        mark = str(job.folder.resolve())
-        scratch = job.folder.resolve() / "torchrun"  # torchrun insists on a folder of its own, by default a new one in /tmp
-        exits = job.folder.resolve() / "exits.json"
+        folder = job.folder.resolve()
+        scratch = folder / "torchrun"  # torchrun insists on a folder of its own, by default a new one in /tmp
+        exits = folder / "exits.json"
         command = [sys.executable, "-m", "benchbox.launch.torchrun", str(exits)]
-        command += ["--nproc-per-node", str(ranks), "--max-restarts", "0", "--log-dir", str(scratch)]
+        command += ["--nproc-per-node", str(job.ranks), "--max-restarts", "0", "--log-dir", str(scratch)]
         # A free port of the loopback device: no two groups collide, and the host's own name need not resolve.
         command += ["--standalone", "--local-addr", "127.0.0.1"]
         command += ["-m", self._worker_module, str(job.file.resolve())]
@@ -47,10 +46,10 @@ class LocalLauncher(Launcher):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self.variables(ranks), MARK: mark},
+                env={**os.environ, **self.variables(job.ranks), MARK: str(folder)},
                 start_new_session=True,  # a Ctrl-C in the terminal is for benchbox, which ends the group in order
             )
-        return _LocalGroup(process, mark, exits, scratch, self._grace_s)
+        return _LocalGroup(process, str(folder), exits, scratch, self._grace_s)
 
 
 class _LocalGroup(Group):

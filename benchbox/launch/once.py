@@ -1,71 +1,73 @@
-"""One launch from start to record."""
+"""One launch of a cell, from its job to its record."""
 
 from __future__ import annotations
 
-import os
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import RecordError
 from benchbox.launch.fingerprint import policy_sha256
-from benchbox.launch.outcome import judge, unreadable
-from benchbox.launch.watch import watch
+from benchbox.launch.group import never, nobody, run_group
+from benchbox.launch.job import Job
 from benchbox.store.assemble import assemble_record
 from benchbox.store.files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
-    from benchbox.launch.job import Job, Launcher
+    from benchbox.launch.job import Launcher
     from benchbox.launch.trace import Trace
-
-_TAIL_BYTES = 2000
-
-
-def _ignore(_: Sequence[Trace]) -> None:
-    pass
-
-
-def _never() -> bool:
-    return False
+    from benchbox.spec.cell import Cell, MeasureSpec
 
 
 def launch_once(
-    job: Job,
-    launcher: Launcher,
+    cell: Cell,
+    measure: MeasureSpec,
     *,
-    on_move: Callable[[Sequence[Trace]], None] = _ignore,
-    stop: Callable[[], bool] = _never,
+    launch: int,
+    folder: Path,
+    launcher: Launcher,
+    policy_dirs: Sequence[Path] = (),
+    on_move: Callable[[Sequence[Trace]], None] = nobody,
+    stop: Callable[[], bool] = never,
 ) -> dict[str, Any]:
-    """Run a job to its end and return its launch record, which is not yet stored. No process of it is left afterwards.
+    """Measure a cell once, in a process group of its own, and return the launch record, which is not yet stored.
 
-    A launch that fails is a record too; `stop` is asked several times a second whether to give up (status `interrupted`).
+    A launch that fails is a record too. `folder` is made anew for what the ranks leave; `on_move` and `stop` as in `run_group`.
 
     Raises:
         BenchboxError: a process of the group cannot be ended.
+        ConfigurationError: the policy does not exist.
     """
-    job.prepare()
+    told = {
+        "cell": cell.to_dict(),
+        "measure": asdict(measure),
+        "policy_dirs": [str(each.resolve()) for each in policy_dirs],
+        "launch": launch,
+    }
+    job = Job(
+        kind="measure",
+        ranks=cell.world_size,
+        told=told,
+        folder=folder,
+        timeout_s=measure.timeout_s,
+        hang_after_s=measure.hang_after_s,
+    )
     environment = {
-        "policy_sha256": policy_sha256(job.cell.policy, job.policy_dirs),
+        "policy_sha256": policy_sha256(cell.policy, policy_dirs),
         "launcher": launcher.name,
-        "set_by_launcher": dict(launcher.variables(job.cell.world_size)),
+        "set_by_launcher": dict(launcher.variables(cell.world_size)),
     }
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     began = time.monotonic()
-    group = launcher.start(job)
-    try:
-        ending = watch(job, group, on_move, stop)
-    except RecordError as problem:
-        ending, outcome = None, unreadable(problem)
-    finally:
-        group.end()
-    if ending is not None:
-        outcome = judge(ending, group.failures(), group_said=_tail(job))
+    outcome = run_group(job, launcher, on_move=on_move, stop=stop)
     return assemble_record(
-        cell=job.cell,
-        launch=job.launch,
-        measure=job.measure,
+        cell=cell,
+        launch=launch,
+        measure=measure,
         rank_results=_results(job),
         status=outcome.status,
         error=outcome.error,
@@ -78,19 +80,9 @@ def launch_once(
 def _results(job: Job) -> list[dict[str, Any]]:
     """What ranks wrote at their end; a rank that wrote nothing, or nothing whole, is missing and counts as such."""
     results = []
-    for rank in range(job.cell.world_size):
+    for rank in range(job.ranks):
         try:
             results.append(read_json(job.result(rank)))
         except RecordError:
             continue
     return results
-
-
-def _tail(job: Job) -> str:
-    """The end of the group's log, for people."""
-    try:
-        with job.group_log.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            return log.read().decode(errors="replace").strip()
-    except FileNotFoundError:
-        return ""

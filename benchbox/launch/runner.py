@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from benchbox.launch.job import Job
+from benchbox.launch.group import never
 from benchbox.launch.once import launch_once
 from benchbox.launch.resume import todo
 
@@ -43,7 +43,7 @@ def run_matrix(
     progress: Progress,
     policy_dirs: Sequence[Path] = (),
     fresh: bool = False,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = never,
 ) -> Summary:
     """Run what is still missing of these launches, in this order, and store a record of each. A failure stops nothing.
 
@@ -66,15 +66,17 @@ def run_matrix(
                 summary.spared += 1
                 progress.spared(cell, launch, hopeless[cell.cell_id])
                 continue
-            job = Job(
-                cell=cell,
-                measure=measure,
-                launch=launch,
-                policy_dirs=tuple(policy_dirs),
-                folder=store.launch_dir(cell.cell_id, launch),
-            )
             progress.began(cell, launch)
-            record = launch_once(job, launcher, on_move=progress.moved, stop=stop)
+            record = launch_once(
+                cell,
+                measure,
+                launch=launch,
+                folder=store.launch_dir(cell.cell_id, launch),
+                launcher=launcher,
+                policy_dirs=policy_dirs,
+                on_move=progress.moved,
+                stop=stop,
+            )
             store.write_record(record)
             progress.ended(record)
             if record["status"] == "interrupted":

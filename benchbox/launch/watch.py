@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from benchbox.launch.job import Group, Job
 
 _POLL_S = 0.1
+
+# Once every rank has said its last word, processes get this long to go.
+_EXIT_LIMIT_S = 60.0
 
 # After a rank has said why it fails, the others get this long to fail too (their collectives break) before they are ended.
 _FAILING_LIMIT_S = 15.0
@@ -38,7 +42,7 @@ def watch(job: Job, group: Group, on_move: Callable[[Sequence[Trace]], None], st
     Raises:
         RecordError: a rank wrote something that is no event.
     """
-    traces = tuple(Trace(rank) for rank in range(job.cell.world_size))
+    traces = tuple(Trace(rank) for rank in range(job.ranks))
     offsets = [0] * len(traces)
     began = moved = time.monotonic()
     failing_since: float | None = None
@@ -57,12 +61,20 @@ def watch(job: Job, group: Group, on_move: Callable[[Sequence[Trace]], None], st
         if failing_since is not None:
             if now - failing_since > _FAILING_LIMIT_S:
                 return Ending("failing", traces, None, time.time())
-        elif now - began > job.measure.timeout_s:
+        elif job.timeout_s is not None and now - began > job.timeout_s:
             return Ending("timeout", traces, None, time.time())
-        # Until the first place is known, ranks load their code and find each other: only the timeout can judge that.
-        elif now - moved > job.measure.hang_after_s and any(trace.place for trace in traces):
+        elif now - moved > _patience_s(job, traces):
             return Ending("hang", traces, None, time.time())
         time.sleep(_POLL_S)
+
+
+def _patience_s(job: Job, traces: Sequence[Trace]) -> float:
+    """How long all ranks may stand still, as they stand now."""
+    if all(trace.ended for trace in traces):
+        return _EXIT_LIMIT_S
+    if any(trace.place for trace in traces):
+        return job.hang_after_s
+    return math.inf  # ranks load their code and find each other, of which nothing is seen: that is for the timeout to judge
 
 
 def _read(job: Job, traces: Sequence[Trace], offsets: list[int]) -> bool:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from benchbox.launch.job import Job
@@ -11,9 +10,7 @@ from benchbox.launch.processes import MARK, end_marked
 from benchbox.spec.cell import Cell, MeasureSpec
 
 HERE = Path(__file__).parent
-MEASURE = MeasureSpec(warmup_steps=1, steps=2, launches=2, timeout_s=60.0, hang_after_s=1.5)
-
-MakeJob = Callable[..., Job]
+MEASURE = MeasureSpec(warmup_steps=1, steps=2, launches=2, timeout_s=60.0, hang_after_s=3.0)
 
 
 def cell(behaviour: str, world_size: int = 2, **fields: object) -> Cell:
@@ -33,7 +30,7 @@ class DirectLauncher:
         return {}
 
     def start(self, job: Job) -> "DirectGroup":
-        self.started.append((job.cell.size, job.launch))
+        self.started.append((job.told["cell"]["size"], job.told["launch"]))
         mark = str(job.folder)
         environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", MARK: mark}
         return DirectGroup(subprocess.Popen([sys.executable, HERE / "stand_in_worker.py", job.file], env=environment), mark)

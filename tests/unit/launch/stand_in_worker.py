@@ -65,12 +65,12 @@ move(1, "forward")
 (out / f".pid{rank}").write_text(str(os.getpid()))
 (out / f".pid{rank}").rename(out / f"pid{rank}")
 threading.Thread(target=breathe, daemon=True).start()
-if behaviour == "leaves_children":
+if behaviour == "healthy":
     # In a session of its own, its parent soon dead: nothing but the environment leads to it.
     subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 1; done"], start_new_session=True)
 move(2, "forward")
 
-if behaviour == "healthy" or behaviour == "leaves_children":
+if behaviour == "healthy":
     pass
 elif behaviour == "unsupported":
     fail("unsupported", "UnsupportedError", "not on this machine")
@@ -78,18 +78,18 @@ elif behaviour == "slow":
     for step in range(3, 200):
         move(step, "forward")
         time.sleep(0.1)
+elif behaviour == "garbles":
+    (out / "events-rank0.jsonl").open("a").write("not an event\n")
+    time.sleep(60)
 elif rank == 0:
     move(2, "backward")
     wait_for_rank_1()
 elif behaviour == "raises":
     fail("crash", "RuntimeError", "boom")
-elif behaviour == "killed" or behaviour == "claims_innocence_wrongly":
+elif behaviour == "claims_innocence_wrongly":
     os.kill(os.getpid(), signal.SIGKILL)
 elif behaviour == "stopped":
     os.kill(os.getpid(), signal.SIGSTOP)
-elif behaviour == "garbles":
-    (out / "events-rank1.jsonl").open("a").write("not an event\n")
-    time.sleep(60)
 else:
     time.sleep(3600)  # sleeps, ignores_sigterm
 
