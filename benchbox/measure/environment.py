@@ -1,0 +1,107 @@
+"""What a measurement was made on and with. No host name, no user name, no path."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+import benchbox
+
+_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers")
+# Variables that change what is measured.
+_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "OMP_NUM_THREADS")
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine, devices, threads, variables and git state of this process, as plain JSON values.
+
+    A package that is not installed, a driver that is not there and a variable that is not set are null.
+    """
+    cpu, devices = _cpu_model(), _devices()
+    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    return {
+        "machine": machine_slug(devices, cpu, cores),
+        "benchbox": benchbox.__version__,
+        "python": platform.python_version(),
+        **{name: _version(name) for name in _PACKAGES},
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": cpu,
+        "cores": cores,
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "threads": torch.get_num_threads(),
+        "devices": devices,
+        "driver": _driver(),
+        "cuda": torch.version.cuda,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
+        "variables": {name: os.environ.get(name) for name in _VARIABLES},
+        "git": _git(),
+    }
+
+
+def machine_slug(devices: list[str], cpu: str, cores: int) -> str:
+    """A file name for this kind of machine: its devices, or its processor and cores where it has none."""
+    if devices:
+        kinds = sorted(set(devices))
+        text = "-".join(f"{devices.count(kind)}x-{kind}" for kind in kinds)
+    else:
+        text = f"{cpu}-{cores}-cores"
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((?:r|tm)\)", "", text.lower())).strip("-")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _devices() -> list[str]:
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def _driver() -> str | None:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the working directory's repository, and whether tracked files differ from it; None outside of one."""
+    commit = _git_says("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changed = _git_says("status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": bool(changed) if changed is not None else None}
+
+
+def _git_says(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,90 @@
+"""Floating-point operations of a step, and the share of the device's peak they make of its time."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from benchbox.measure.watch import recomputing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Dense bfloat16 peaks in FLOP/s by the exact name the driver gives, from NVIDIA's data sheets (which headline twice as much,
+# with sparsity). An unlisted name has no peak: a near match would be wrong by the difference between two form factors.
+DEVICE_PEAKS = {
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,  # SXM
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H200": 989e12,  # SXM
+    "NVIDIA H200 NVL": 835e12,
+    "NVIDIA B200": 2250e12,
+}
+
+
+class FlopCounter:
+    """Adds up torch's formulas for matrix products, convolutions and fused attention, 2 for each multiply-add.
+
+    `total` is what the device did; `recomputed` is the part of it that repeated a forward for activation checkpointing and is
+    no work of the model's.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.recomputed = 0
+
+    def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
+        formula = _FORMULAS.get(operation.overloadpacket)
+        if formula is None:
+            return
+        flops = int(formula(*arguments, **options, out_val=result))
+        self.total += flops
+        if recomputing():
+            self.recomputed += flops
+
+
+def _cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+
+
+def _cpu_attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape))
+
+
+# torch has no formula for the CPU's fused attention.
+_FORMULAS = {
+    **flop_registry,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,  # noqa: SLF001
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,  # noqa: SLF001
+}
+
+
+def utilisation(flops: int, step_time_s: Sequence[float], device_name: str, matmul_dtypes: set[str]) -> dict[str, Any]:
+    """The record's `mfu` and `mfu_reason`: model FLOPs of this rank's step over its median time, as a share of the peak.
+
+    Null with a reason where the peak is unknown, and where it would not apply.
+    """
+    peak = DEVICE_PEAKS.get(device_name)
+    if peak is None:
+        return _unknown(f"no peak is known for {device_name}")
+    if not step_time_s:
+        return _unknown("no step was timed")
+    if not matmul_dtypes & {"bfloat16", "float16"}:
+        return _unknown(
+            f"the known peak is that of 16-bit products, and these ran in {', '.join(sorted(matmul_dtypes)) or 'none'}"
+        )
+    share = flops / median(step_time_s) / peak
+    if share > 1.0:
+        return _unknown(f"{share:.2f} of the peak is impossible, so the count or the peak is wrong")
+    return {"mfu": share, "mfu_reason": None}
+
+
+def _unknown(reason: str) -> dict[str, Any]:
+    return {"mfu": None, "mfu_reason": reason}

@@ -1,0 +1,95 @@
+"""Looks closely at steps that are not timed: collectives, kernels, recomputation, FLOPs, and memory where no counter exists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from benchbox.measure.collectives import CollectiveCounter
+from benchbox.measure.flops import FlopCounter, utilisation
+from benchbox.measure.kernels import AttentionKernels, Recomputation
+from benchbox.measure.memory import TensorStorageTracker
+from benchbox.measure.phases import NONE, Instrument
+from benchbox.measure.watch import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Steps(Protocol):
+    """What is probed: anything with a wrapped model and a step over a source of batches."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    def step(self, micro_batches: Any, instruments: Instrument) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """What was seen, in the shapes of `rank<r>.json`.
+
+    `attention_kernel` is None when no attention ran, `checkpointed_modules` counts units that were recomputed, and `memory` is
+    None where `benchbox.measure.memory.peak` has the counters of the device.
+    """
+
+    collectives: dict[str, dict[str, int]]
+    collective_dtypes: dict[str, list[str]]
+    attention_kernel: str | None
+    checkpointed_modules: int
+    matmul_dtypes: set[str]
+    flops: dict[str, Any]
+    memory: dict[str, Any] | None
+    device_name: str
+
+    def utilisation(self, step_time_s: Sequence[float]) -> dict[str, Any]:
+        """`mfu` and `mfu_reason` of steps that took so long on this rank."""
+        return utilisation(self.flops["model_flops_per_step"], step_time_s, self.device_name, self.matmul_dtypes)
+
+
+def probe(
+    session: Steps,
+    micro_batches: Any,
+    units: tuple[type[nn.Module], ...],
+    device: torch.device,
+    instruments: Instrument = NONE,
+) -> ProbeResult:
+    """Run one step under every observer, and two more under the storage tracker where the device counts no memory.
+
+    Call it after a few steps: it shows a step as it is once optimizer state and buckets exist.
+    """
+    collectives, flops, kernels = CollectiveCounter(), FlopCounter(), AttentionKernels()
+    with Recomputation(session.model, units) as recomputation, kernels, Watch(collectives, flops, kernels):
+        session.step(micro_batches, instruments)
+    return ProbeResult(
+        collectives=collectives.counts,
+        collective_dtypes={name: sorted(dtypes) for name, dtypes in collectives.dtypes.items()},
+        attention_kernel=kernels.name,
+        checkpointed_modules=recomputation.units,
+        matmul_dtypes=kernels.matmul_dtypes,
+        flops={
+            "model_flops_per_step": flops.total - flops.recomputed,
+            "recomputed_flops_per_step": flops.recomputed,
+            "reason": None,
+        },
+        memory=None if device.type == "cuda" else _storage_peak(session, micro_batches, instruments),
+        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type}",
+    )
+
+
+def _storage_peak(session: Steps, micro_batches: Any, instruments: Instrument) -> dict[str, Any]:
+    model = session.model
+    with TensorStorageTracker(chain(model.parameters(), model.buffers())) as tracker:
+        session.step(micro_batches, instruments)
+        tracker.reset_peak()
+        session.step(micro_batches, instruments)
+    return {
+        "source": "tensor_storage",
+        "allocated_peak_bytes": tracker.peak_bytes,
+        "reserved_peak_bytes": None,
+        "reason": "bytes of live tensor storages: no caching allocator reserves memory on this device",
+    }

@@ -1,0 +1,48 @@
+"""Looking at every tensor operation of a step, collectives included, below autograd."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+
+
+class Observer(Protocol):
+    def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
+        """Called after each operation with plain local tensors. `operation` is an `OpOverload`."""
+
+
+class Watch(TorchDispatchMode):
+    """Shows observers every operation inside the with block, forward, backward and optimizer alike.
+
+    It slows a step down a great deal: never around one that is timed.
+    """
+
+    def __init__(self, *observers: Observer) -> None:
+        super().__init__()
+        self._observers = observers
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # A DTensor unwraps itself when declined, and the operations on its local tensors and its collectives arrive here.
+        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+            return NotImplemented
+        options = kwargs or {}
+        result = func(*args, **options)
+        for observer in self._observers:
+            observer.saw(func, args, options, result)
+        return result
+
+
+def recomputing() -> bool:
+    """Whether the running operation repeats a forward inside the backward pass, as activation checkpointing does.
+
+    Backward itself runs without recording gradients; a forward that is repeated in it records them again.
+    """
+    return in_backward() and torch.is_grad_enabled()
+
+
+def in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 (torch has no public way to ask)
