@@ -1,12 +1,72 @@
-"""The verb is registered here once it exists."""
+"""`benchbox data`: recording and inspecting LeRobot datasets."""
 
-from __future__ import annotations
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from typing import TYPE_CHECKING
+import typer
+
+from benchbox.errors import EXIT_USAGE
 
 if TYPE_CHECKING:
-    import typer
+    from benchbox.data.recording import Attempt
+
+data = typer.Typer(name="data", help="Record and inspect LeRobot datasets.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
-    """Nothing yet."""
+    """Add the verb."""
+    app.add_typer(data)
+
+
+@data.command("record")
+def record_dataset(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The new dataset; must not exist.", show_default=False)],
+    envs: Annotated[
+        list[str],
+        typer.Option("--env", metavar="NAME", help="metaworld/reach-v3; again for another task.", show_default=False),
+    ],
+    episodes: Annotated[int, typer.Option(min=1, help="Solved episodes of each environment.")] = 5,
+    cameras: Annotated[str, typer.Option(help="Which cameras, by commas.")] = "corner,corner2,topview,gripperPOV",
+    size: Annotated[int, typer.Option(min=16, help="Height and width of the images in pixels; even.")] = 64,
+    every: Annotated[
+        int, typer.Option(min=1, help="Hold an action for so many control steps of 1/80 s: 80/EVERY frames/s.")
+    ] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="Which goals are drawn.")] = 0,
+) -> None:
+    """Record scripted experts in the Meta-World simulator (extra `sim`). Episodes that do not solve the task are discarded."""
+    from benchbox.data.recording import record
+
+    record(
+        out,
+        envs=envs,
+        episodes=episodes,
+        cameras=[name for name in cameras.split(",") if name],
+        size=size,
+        every=every,
+        seed=seed,
+        report=lambda attempt: _print_attempt(attempt, episodes),
+    )
+    print(f"recorded {out}")
+
+
+@data.command("inspect")
+def inspect_dataset(root: Annotated[Path, typer.Argument(metavar="DIR", help="A dataset.", show_default=False)]) -> None:
+    """Say what a dataset holds and what is wrong with it. Exits with 2 when something is."""
+    from benchbox.data import open_dataset
+    from benchbox.data.inspection import inspect
+
+    inspection = inspect(open_dataset(root))
+    width = max(map(len, inspection.facts))
+    for label, text in inspection.facts.items():
+        print(f"{label:<{width}}  {text}")
+    print(f"\n{len(inspection.problems) or 'no'} problem{'' if len(inspection.problems) == 1 else 's'}")
+    for problem in inspection.problems:
+        print(f"  {problem}")
+    if inspection.problems:
+        raise typer.Exit(EXIT_USAGE)
+
+
+def _print_attempt(attempt: "Attempt", wanted: int) -> None:
+    outcome = "solved" if attempt.solved else "not solved, discarded"
+    so_far = f"{attempt.kept} of {wanted} episodes, {attempt.discarded} discarded"
+    print(f"{attempt.env}: {outcome} in {attempt.frames} frames; {so_far}", flush=True)

@@ -1,0 +1,69 @@
+"""Looking a dataset over: what is in it, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchbox.data.lerobot import ACTION, STATE, LeRobotDataset
+from benchbox.data.normalisation import NEEDED
+from benchbox.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """`facts` are label -> text, in reading order; `problems` one line each."""
+
+    facts: dict[str, str]
+    problems: list[str]
+
+
+def inspect(dataset: LeRobotDataset) -> Inspection:
+    """Reads every state and action and, of every camera, the first and the last frame of every episode."""
+    lengths = [episode.length for episode in dataset.episodes]
+    tasks = Counter(task for episode in dataset.episodes for task in episode.tasks)
+    info = dataset.info
+    facts = {
+        "format": f"LeRobot {info['codebase_version']}, robot {info.get('robot_type') or 'not stated'}",
+        "episodes": f"{len(lengths)}, of {min(lengths)} to {max(lengths)} frames" if lengths else "none",
+        "frames": f"{len(dataset)} at {dataset.fps:g} frames/s, {len(dataset) / dataset.fps:.1f} s",
+        "tasks": "; ".join(f"{task} ({tasks[task]} episodes)" for task in dataset.tasks),
+        "size": f"{sum(file.stat().st_size for file in dataset.root.rglob('*') if file.is_file()) / 2**20:.2f} MiB",
+    }
+    for name, feature in dataset.features.items():
+        shape = " x ".join(map(str, feature["shape"]))
+        names = f": {', '.join(map(str, feature['names']))}" if feature.get("names") else ""
+        facts[name] = f"{feature['dtype']} {shape}{names}"
+    for name in (STATE, ACTION):
+        stats = dataset.statistics.get(name, {})
+        modes = [mode for mode, needed in NEEDED.items() if needed and all(key in stats for key in needed)]
+        facts[f"statistics of {name}"] = f"{', '.join(stats) or 'none'}; normalises by {', '.join(modes) or 'nothing'}"
+    return Inspection(facts, list(_problems(dataset)))
+
+
+def _problems(dataset: LeRobotDataset) -> Iterator[str]:
+    for name in (STATE, ACTION):
+        if not dataset.statistics.get(name):
+            yield f"{dataset.root / 'meta/stats.json'}: no statistics of {name}"
+    for episode in dataset.episodes:
+        first, last = episode.from_index, episode.to_index - 1
+        try:
+            for name in (STATE, ACTION):
+                if not np.isfinite(dataset.column(name, first, last + 1)).all():
+                    yield f"{episode.data_file}: {name} of episode {episode.index} has values that are not finite"
+            dataset.task(first)
+        except DataError as error:
+            yield str(error)
+            continue
+        for camera in dataset.cameras:
+            try:
+                dataset.image(camera, first)
+                dataset.image(camera, last)
+            except DataError as error:
+                yield f"episode {episode.index}: {error}"
