@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +19,15 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def tool_path(user: Mapping[str, str]) -> str:
+    """PATH with the folder of this interpreter in front.
+
+    A virtual environment that is run without being activated has tools there that nobody would find otherwise: ninja, with
+    which DeepSpeed compiles.
+    """
+    return os.pathsep.join([str(Path(sys.executable).parent), user.get("PATH", os.defpath)])
 
 
 def group_variables(ranks: int, user: Mapping[str, str]) -> dict[str, str]:
