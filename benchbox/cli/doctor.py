@@ -37,9 +37,9 @@ def doctor() -> None:
 
     checks = list(examine(environment()))
     for check in checks:
-        print(f"{check.state:<8}{check.name:<14}{check.found}")
+        print(f"{check.state:<9}{check.name:<15}{check.found}")
         if check.remedy:
-            print(f"{'':<8}{'':<14}-> {check.remedy}")
+            print(f"{'':<9}{'':<15}-> {check.remedy}")
     if any(check.state == "missing" for check in checks):
         raise typer.Exit(EXIT_CELL_FAILED)
 
