@@ -1,12 +1,149 @@
-"""The verb is registered here once it exists."""
+"""`benchbox run`: measure the cells of a matrix, and report on them."""
 
-from __future__ import annotations
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from typing import TYPE_CHECKING
+import typer
+
+from benchbox.cli.options import MatrixArgument, OnlyOption, PolicyDirOption, SetOption
+from benchbox.errors import CellFailedError, ConfigurationError
 
 if TYPE_CHECKING:
-    import typer
+    from collections.abc import Callable
+
+    from benchbox.launch.runner import Summary
+    from benchbox.plan import Plan
+    from benchbox.spec import Matrix
+    from benchbox.spec.cell import Cell
+    from benchbox.store.run import Run
+
+_EXIT_STOPPED = 130  # what shells say of a command that Ctrl-C ended
+
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="The run directory.", show_default="runs/<name of the matrix>")
+]
+LaunchesOption = Annotated[
+    int | None, typer.Option("--launches", metavar="N", help="Launches of every cell, instead of the matrix's number.")
+]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Measure again what the run directory already holds.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Nothing yet."""
+    """Add the verb."""
+    app.command("run")(run)
+
+
+def run(
+    matrix: MatrixArgument,
+    sets: SetOption,
+    policy_dirs: PolicyDirOption,
+    only: OnlyOption = "",
+    out: OutOption = None,
+    launches: LaunchesOption = None,
+    fresh: FreshOption = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Measure every cell of a matrix, print the table and write the reports.
+
+    Every launch is a fresh group of processes, and a cell that fails stops no other. Launches that the run directory already
+    holds are kept, so the same command resumes a run that was stopped. With --only, the others of the matrix stay as they are.
+
+    Exit code 3 when a cell did not end ok, 130 when the run was stopped.
+    """
+    from benchbox.launch.local import LocalLauncher
+    from benchbox.launch.lock import only_run_in
+    from benchbox.launch.progress import ConsoleProgress
+    from benchbox.launch.resume import todo
+    from benchbox.launch.runner import run_matrix
+    from benchbox.launch.stop import stop_on_signals
+    from benchbox.plan import launches as launches_of
+    from benchbox.plan import plan
+    from benchbox.spec import load_matrix, parse_overrides
+    from benchbox.store.run import RunStore
+
+    if launches is not None:
+        sets = [*sets, f"measure.launches={launches}"]
+    loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
+    planned, chosen = plan(loaded), plan(loaded, only)
+    if not chosen.cells:
+        reasons = "; ".join(dict.fromkeys(skip.reason for skip in chosen.skipped))
+        raise ConfigurationError(f"{matrix}: no cell can run: {reasons}")
+    work = launches_of(chosen, loaded.measure)
+    folder = out or Path("runs") / loaded.name
+    store = RunStore(folder)
+    if dry_run:
+        from benchbox.cli.plan import show
+
+        show(loaded, chosen)
+        left = todo(work, loaded.measure, store, policy_dirs, fresh=fresh)
+        print(f"in {folder}: {left.kept} launches are done, {len(left.launches)} would run")
+        return
+
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    with only_run_in(folder):
+        store.write_run(_run(loaded, planned))
+        with stop_on_signals() as stop:
+            summary = run_matrix(
+                work,
+                measure=loaded.measure,
+                store=store,
+                launcher=LocalLauncher(),
+                progress=ConsoleProgress(console, _label(planned)),
+                policy_dirs=policy_dirs,
+                fresh=fresh,
+                stop=stop,
+            )
+        if not summary.stopped:
+            _report(folder)
+    _leave(summary, folder, len(chosen.cells))
+
+
+def _run(matrix: "Matrix", planned: "Plan") -> "Run":
+    from benchbox.store.run import Run
+
+    return Run(
+        name=matrix.name,
+        matrix_file=str(matrix.path),
+        matrix=matrix.values,
+        reference=matrix.reference,
+        thresholds=[threshold.to_dict() for threshold in matrix.thresholds],
+        measure=asdict(matrix.measure),
+        cells={cell.cell_id: cell.to_dict() for cell in planned.cells},
+        skipped=[{"cell": skip.cell.to_dict(), "reason": skip.reason} for skip in planned.skipped],
+    )
+
+
+def _label(planned: "Plan") -> "Callable[[Cell], str]":
+    from benchbox.analysis.summary import label, varying
+
+    fields = varying(cell.to_dict() for cell in planned.cells)
+    return lambda cell: label(cell.to_dict(), fields)
+
+
+def _report(folder: Path) -> None:
+    from rich.console import Console
+
+    from benchbox.report import write_reports
+    from benchbox.report.terminal import print_table
+
+    paths = write_reports(folder)
+    print()
+    print_table(folder, Console())
+    print(f"\nreport: {paths.html}")
+
+
+def _leave(summary: "Summary", folder: Path, cells: int) -> None:
+    if summary.stopped:
+        again = shlex.join(["benchbox", *(word for word in sys.argv[1:] if word != "--fresh")])
+        print(f"stopped with {summary.left} launches left; resume with: {again}", file=sys.stderr)
+        raise typer.Exit(_EXIT_STOPPED)
+    if summary.failed:
+        raise CellFailedError(
+            f"{len(summary.failed)} of {cells} cells did not end ok; records and logs of each rank: {folder / 'cells'}"
+        )

@@ -1,0 +1,68 @@
+"""A policy of a few parameters that fails on purpose: its size says how, on which rank and in which step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from benchbox.registry.contracts import BatchSpec, Losses, Role
+
+if TYPE_CHECKING:
+    from benchbox.registry.contracts import Axes, Batch
+
+STATE = ACTION = 8
+
+
+class Layer(nn.Linear):
+    """The one unit."""
+
+
+class Faulty(nn.Module):
+    def __init__(self, fault: str | None, rank: int, step: int) -> None:
+        super().__init__()
+        self.layer = Layer(STATE, ACTION)
+        self._fault = fault if rank == int(os.environ["RANK"]) else None
+        self._step = step
+        self._steps = 0
+
+    def forward(self, batch: Batch, *, per_sample: bool = False) -> Losses:
+        self._steps += 1
+        if self._steps == self._step:
+            self._fail()
+        state: Tensor = batch["state"]  # (B, STATE)
+        wanted: Tensor = batch["action"].mean(dim=1)  # (B, ACTION)
+        loss = (self.layer(state.to(self.layer.weight.dtype)) - wanted).float().square().mean()
+        return Losses(loss, {"square": loss.detach()})
+
+    def _fail(self) -> None:
+        if self._fault == "raise":
+            raise RuntimeError("this policy raises in its second step")
+        if self._fault == "oom":
+            raise torch.OutOfMemoryError("tried to allocate more than there is")
+        if self._fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._fault == "sleep":
+            time.sleep(3600)
+
+    def layer_units(self) -> tuple[type[nn.Module], ...]:
+        return (Layer,)
+
+    def batch_spec(self) -> BatchSpec:
+        return BatchSpec(
+            cameras=1, image_size=(8, 8), state_dim=STATE, action_dim=ACTION, horizon=2, prompt_tokens=4, text_vocab=64
+        )
+
+    def parameter_roles(self) -> dict[str, Role]:
+        return {name: Role("head", decay=parameter.ndim > 1) for name, parameter in self.named_parameters()}
+
+    def load_statistics(self, statistics: Any) -> None:
+        """It normalises nothing."""
+
+
+def build(preset: dict[str, Any], axes: Axes) -> Faulty:
+    return Faulty(preset.get("fault"), preset.get("rank", 0), preset.get("step", 0))
