@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-WIDTH = 720.0
-BAR_LEFT = 150.0  # names of series stand left of it
-BAR_WIDTH = 430.0  # of the longest bar; its value stands right of it
+HALF, FULL = 530.0, 1090.0  # widths: two charts side by side, one alone
+BAR_LEFT = 118.0  # names of series stand left of it
+TEXT_WIDTH = 132.0  # kept free for values, right of the longest bar
 BAR_HEIGHT = 16.0
 ROW_HEIGHT = 23.0
 GROUP_HEAD = 26.0  # name of a group above its bars
@@ -20,11 +20,11 @@ AXIS_HEIGHT = 28.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A piece of a bar. `colour` counts the palette of the chart; -1 is the neutral shade."""
+    """A piece of a bar. `colour` names a colour of the style sheet: s0.. for series, p0.. for phases, rest for neither."""
 
     x: float
     width: float
-    colour: int
+    colour: str
     title: str
 
 
@@ -62,7 +62,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Legend:
-    colour: int
+    colour: str
     text: str
 
 
@@ -75,6 +75,7 @@ class Chart:
     description: str
     groups: tuple[Group, ...]
     ticks: tuple[Tick, ...]
+    width: float
     height: float
     legend: tuple[Legend, ...] = ()
     notes: tuple[str, ...] = ()
@@ -85,7 +86,7 @@ class Piece:
     """A value to be drawn, in the unit of the chart."""
 
     value: float
-    colour: int
+    colour: str
     title: str
 
 
@@ -108,6 +109,7 @@ def chart(
     description: str,
     entries: Sequence[Entry],
     scale: float,
+    width: float = HALF,
     legend: Sequence[Legend] = (),
     notes: Sequence[str] = (),
 ) -> Chart | None:
@@ -115,7 +117,7 @@ def chart(
     longest = max((max([_length(entry), *(entry.spread or ())]) for entry in entries if entry.pieces), default=0.0)
     if longest <= 0:
         return None
-    per_unit = BAR_WIDTH / longest
+    per_unit = (width - BAR_LEFT - TEXT_WIDTH) / longest
     groups = []
     y = 0.0
     for name in dict.fromkeys(entry.group for entry in entries):
@@ -133,6 +135,7 @@ def chart(
         description=description,
         groups=tuple(groups),
         ticks=tuple(ticks),
+        width=width,
         height=y + AXIS_HEIGHT,
         legend=tuple(legend),
         notes=tuple(notes),

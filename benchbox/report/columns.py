@@ -16,11 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A table cell: what it says, what it sorts by, and a remark for who looks closer."""
+    """A table cell: what it says, what it sorts by, a remark for who looks closer, and a detail that belongs to the text."""
 
     text: str
     sort: float | str = ""
     remark: str = ""
+    detail: str = ""
+
+    @property
+    def line(self) -> str:
+        """Text and detail in one line."""
+        return f"{self.text} ({self.detail})" if self.detail else self.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +50,8 @@ def _metric(name: str, *, ranged: bool = False) -> Callable[[CellSummary, Compar
         text = quantity(spread.value, metric.unit).removesuffix(" samples/s")
         low, high = (quantity(bound, metric.unit).removesuffix(" samples/s") for bound in (spread.low, spread.high))
         remark = f"{low} to {high} over {spread.launches} launches" if spread.launches > 1 else "one launch"
-        if ranged and spread.launches > 1 and low != high:
-            text = f"{text} ({_range(low, high)})"
-        return Value(text, spread.value, remark)
+        detail = _range(low, high) if ranged and low != high else ""
+        return Value(text, spread.value, remark, detail)
 
     return read
 
@@ -90,14 +95,9 @@ def _findings(summary: CellSummary, _: Comparison | None) -> Value:
 
 
 def _status(summary: CellSummary, _: Comparison | None) -> Value:
-    text = summary.status
-    if summary.status == "ok" and not summary.whole:
-        text = "incomplete"
-    return Value(text, text, f"{len(summary.ok)} of {summary.planned} launches ok")
-
-
-def _launches(summary: CellSummary, _: Comparison | None) -> Value:
-    return Value(f"{len(summary.ok)}/{summary.planned}", len(summary.ok))
+    text = "incomplete" if summary.status == "ok" and not summary.whole else summary.status
+    launches = f"{len(summary.ok)} of {summary.planned} launches ok"
+    return Value(text, text, launches, "" if summary.whole or not summary.records else launches)
 
 
 _RATIO = Column(name="vs reference", remark="global samples/s over the reference's", number=True, brief=True, read=_ratio)
@@ -109,6 +109,7 @@ _RESERVED = Column(
     read=_metric("peak_reserved_bytes"),
 )
 _COLUMNS = (
+    Column(name="status", remark="the worst over launches", number=False, brief=True, read=_status),
     Column(
         name="samples/s",
         remark=METRICS["global_samples_per_s"].formula,
@@ -131,8 +132,6 @@ _COLUMNS = (
     Column(name="attention kernel", remark="the kernel that ran, observed", number=False, brief=False, read=_kernel),
     Column(name="Adam state", remark="dtypes of Adam's moments, from the census", number=False, brief=False, read=_adam),
     Column(name="findings", remark="of the precision audit", number=False, brief=False, read=_findings),
-    Column(name="launches", remark="ended ok / planned", number=True, brief=False, read=_launches),
-    Column(name="status", remark="the worst over launches", number=False, brief=True, read=_status),
 )
 
 

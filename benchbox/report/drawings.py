@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from benchbox.analysis.quantities import quantity
 from benchbox.analysis.summary import CellSummary, label
 from benchbox.registry.phases import PHASES
-from benchbox.report.charts import Chart, Entry, Legend, Piece, chart
+from benchbox.report.charts import FULL, Chart, Entry, Legend, Piece, chart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,8 +42,8 @@ class _Places:
     def name(self, summary: CellSummary) -> str:
         return label(summary.cell, self._series).removeprefix("backend=")
 
-    def colour(self, summary: CellSummary) -> int:
-        return self._names.index(self.name(summary)) % _COLOURS
+    def colour(self, summary: CellSummary) -> str:
+        return f"s{self._names.index(self.name(summary)) % _COLOURS}"
 
 
 def _throughput(summaries: Sequence[CellSummary], places: _Places) -> Chart | None:
@@ -75,7 +75,7 @@ def _memory(summaries: Sequence[CellSummary], places: _Places) -> Chart | None:
             pieces.append(Piece(value=allocated.value, colour=places.colour(summary), title=f"allocated {texts[-1]}"))
         if reserved is not None:
             texts.append(quantity(reserved.value, "bytes"))
-            pieces.append(Piece(value=reserved.value, colour=-1, title=f"reserved {texts[-1]}"))
+            pieces.append(Piece(value=reserved.value, colour="rest", title=f"reserved {texts[-1]}"))
         largest = max([largest, *(piece.value for piece in pieces)])
         entries.append(
             Entry(
@@ -113,7 +113,7 @@ def _phases(summaries: Sequence[CellSummary], places: _Places) -> Chart | None:
             for phase, seconds in phases.items()
         ]
         if step is not None and (rest := step - sum(phases.values())) > 0.005 * step:
-            pieces.append(Piece(value=rest, colour=-1, title=f"outside the phases {quantity(rest, 's')}"))
+            pieces.append(Piece(value=rest, colour="rest", title=f"outside the phases {quantity(rest, 's')}"))
         for record in summary.ok[:1]:
             for phase, reason in record["fused_phases"].items():
                 fused.setdefault(f"{phase} has no time of its own: {reason}", []).append(places.name(summary))
@@ -128,13 +128,14 @@ def _phases(summaries: Sequence[CellSummary], places: _Places) -> Chart | None:
         description="Mean time of each phase on the slowest rank, mean over launches; the phases add up to the mean step.",
         entries=entries,
         scale=1e-3,
+        width=FULL,
         legend=[Legend(colour=_phase_colour(phase), text=phase) for phase in order],
         notes=[f"{', '.join(dict.fromkeys(cells))}: {reason}." for reason, cells in fused.items()],
     )
 
 
-def _phase_colour(phase: str) -> int:
-    return PHASES.index(phase) if phase in PHASES else _COLOURS - 1
+def _phase_colour(phase: str) -> str:
+    return f"p{PHASES.index(phase)}" if phase in PHASES else "rest"
 
 
 def _flag(summary: CellSummary) -> str:

@@ -33,7 +33,7 @@ def _lines(report: Report) -> Iterator[str]:
     columns = report.table.columns
     yield from _table(
         [column.name for column in columns],
-        [[value.text for value in row] for row in report.table.rows],
+        [[value.line for value in row] for row in report.table.rows],
         right=[column.name for column in columns if column.number],
     )
     for note in [*report.table.notes, *(note for chart in report.charts for note in chart.notes if chart.key == "phases")]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.quantities import UNKNOWN, quantity
 from benchbox.analysis.summary import CellSummary, label, plain
 from benchbox.registry.metrics import METRICS
+from benchbox.store.table import flat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,19 +143,19 @@ def environment(summaries: Sequence[CellSummary]) -> tuple[tuple[str, str], ...]
     seen: dict[str, list[str]] = {}
     for summary in summaries:
         for record in summary.ok:
-            for key, value in _flat(record["environment"] or {}):
+            for key, value in flat_text(record["environment"] or {}):
                 values = seen.setdefault(key, [])
                 if value not in values:
                     values.append(value)
     return tuple((key, " | ".join(values)) for key, values in seen.items())
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", UNKNOWN if value is None else value if isinstance(value, str) else json.dumps(value)
+def flat_text(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Nested values on one level, as text: `optim.lr`."""
+    return tuple(
+        (key, UNKNOWN if value is None else value if isinstance(value, str) else json.dumps(value))
+        for key, value in flat(values).items()
+    )
 
 
 def method() -> tuple[Method, ...]:

@@ -24,7 +24,7 @@ def print_table(run_path: Path, console: Console) -> None:
     report = build(store.run(), store.records())
     shown = [index for index, column in enumerate(report.table.columns) if column.brief or not console.is_terminal]
     columns = [report.table.columns[index] for index in shown]
-    rows = [[row[index].text for index in shown] for row in report.table.rows]
+    rows = [[row[index].line for index in shown] for row in report.table.rows]
     right = [column.name for column in columns if column.number]
     print_rows(console, [column.name for column in columns], rows, right=right)
     for sentence in report.headline.sentences:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,14 @@ from benchbox.report.sections import (
     Trouble,
     environment,
     findings,
+    flat_text,
     method,
     requested_and_observed,
     troubles,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from benchbox.report.charts import Chart
     from benchbox.store.run import Run
@@ -49,6 +51,7 @@ class Report:
     version: str
     counts: tuple[tuple[str, int], ...]
     fixed: tuple[tuple[str, str], ...]  # what all cells have in common
+    settings: tuple[tuple[str, str], ...]  # the same, of data and optimizer
     headline: Headline
     table: Table
     charts: tuple[Chart, ...]
@@ -69,14 +72,16 @@ def build(run: Run, records: Iterable[Mapping[str, Any]]) -> Report:
     comparisons = against_reference(summaries, run.reference, run.matrix.get("axes") or {})
     cols = columns(axes, summaries, compared=bool(run.reference))
     first: Mapping[str, Any] = next(iter(run.cells.values()), {})
-    fixed = tuple((field, plain(value)) for field, value in first.items() if field not in axes)
+    common = {field: value for field, value in first.items() if field not in axes}
+    fixed = tuple((field, plain(value)) for field, value in common.items() if not isinstance(value, Mapping))
     return Report(
         title=run.name,
         summary=_summary_line(run, axes),
-        created_at=run.created_at,
+        created_at=run.created_at.replace("T", " ").replace("+00:00", " UTC"),
         version=__version__,
         counts=_counts(run, summaries),
         fixed=fixed,
+        settings=flat_text({field: value for field, value in common.items() if isinstance(value, Mapping)}),
         headline=headline(comparisons, axes),
         table=Table(columns=cols, rows=table_rows(cols, summaries, comparisons), notes=_table_notes(summaries, comparisons)),
         charts=draw(summaries, axes, tuple(run.reference)),
@@ -97,13 +102,17 @@ def _summary_line(run: Run, axes: Sequence[str]) -> str:
 
 
 def _sampling(run: Run) -> str:
-    measure = run.measure
+    launches, warmup, steps = run.launches, run.measure["warmup_steps"], run.measure["steps"]
     return (
-        f"Every cell was launched {run.launches} times as a fresh process group, launches of different cells interleaved. "
-        f"A launch ran {measure['warmup_steps']} warm-up steps, reset its peaks, and measured {measure['steps']} steps. "
+        f"Every cell was launched {_count(launches, 'time')}, each a fresh process group, cells interleaved. "
+        f"A launch ran {_count(warmup, 'warm-up step')}, reset its peaks, and measured {_count(steps, 'step')}. "
         "The launch is the sample: a figure is the median over launches of what each found over its steps, "
         "and a range goes from the lowest launch to the highest."
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _counts(run: Run, summaries: Sequence[CellSummary]) -> tuple[tuple[str, int], ...]:

@@ -1,0 +1,153 @@
+"""The report in a real browser: complete, quiet, legible in both themes."""
+
+from __future__ import annotations
+
+import os
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from chromium import Chromium, find
+from example_run import write_example
+
+from benchbox.report import write_reports
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+
+HOSTILE = "<script>document.title='taken'</script><img src=x onerror=console.error(1)>"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = find()
+    if path is None:
+        pytest.skip("no Chromium on this machine: the report was not opened in a browser")
+    with Chromium(path) as chromium:
+        yield chromium
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run to show: the one named by BENCHBOX_BROWSER_RUN, else an example."""
+    if named := os.environ.get("BENCHBOX_BROWSER_RUN"):
+        return Path(named)
+    return write_example(tmp_path_factory.mktemp("run"), policy=HOSTILE).path
+
+
+@pytest.fixture(params=["light", "dark"])
+def page(request, browser, run, tmp_path):
+    features = [{"name": "prefers-color-scheme", "value": request.param}]
+    browser.call("Emulation.setEmulatedMedia", features=features)
+    browser.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
+    browser.open(write_reports(run, tmp_path).html)
+    return browser
+
+
+def luminance(colour: str) -> float:
+    channels = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_the_page_is_quiet_and_asks_nobody_for_anything(page):
+    assert page.complaints() == []
+    assert [address for address in page.requests() if not address.startswith("data:")] == [page.address]
+    assert page.evaluate("document.title").endswith(" · benchbox")
+
+
+def test_every_cell_has_a_row_and_every_chart_has_bars(page, run):
+    from benchbox.store.run import RunStore
+
+    cells = len(RunStore(run).run().cells)
+    assert page.evaluate("document.querySelectorAll('#cells-table tbody tr').length") == cells
+    charts = page.evaluate(
+        "[...document.querySelectorAll('figure svg')].map(svg => [svg.getBoundingClientRect().width,"
+        " svg.getBoundingClientRect().height, svg.querySelectorAll('rect').length])"
+    )
+    assert len(charts) == 3
+    for width, height, bars in charts:
+        assert width > 300
+        assert height > 40
+        assert bars >= 1
+
+
+def test_no_bar_or_label_leaves_its_chart(page):
+    outside = page.evaluate(
+        "[...document.querySelectorAll('figure svg')].flatMap(svg => {const box = svg.getBoundingClientRect();"
+        " return [...svg.querySelectorAll('rect, text')].filter(item => {const own = item.getBoundingClientRect();"
+        " return own.left < box.left - 1 || own.right > box.right + 1 || own.bottom > box.bottom + 1;})"
+        ".map(item => item.textContent)})"
+    )
+    assert outside == []
+
+
+def test_the_page_itself_never_scrolls_sideways_even_on_a_telephone(page):
+    page.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_text_and_bars_stand_out_from_what_is_behind_them(page):
+    colours = page.evaluate(
+        "(() => {const style = (query, what) => {const found = document.querySelector(query);"
+        " return found && getComputedStyle(found)[what]};"
+        " return {page: style('body', 'backgroundColor'), card: style('figure', 'backgroundColor'),"
+        " ink: style('body', 'color'), soft: style('.soft', 'color'), text: style('figure svg text', 'fill'),"
+        " tick: style('figure svg .tick', 'fill'), ok: style('[data-status=ok]', 'color'),"
+        " bars: [...document.querySelectorAll('figure svg rect:not(.rest)')].map(bar => getComputedStyle(bar).fill)}})()"
+    )
+    for text in ("ink", "soft", "ok", "text", "tick"):
+        for behind in ("page", "card"):
+            assert contrast(colours[text], colours[behind]) >= 4.5, (text, behind, colours)
+    for bar in set(colours["bars"]):
+        assert contrast(bar, colours["card"]) >= 2.5, (bar, colours["card"])
+
+
+def test_the_two_themes_differ(browser, run, tmp_path):
+    seen = []
+    for theme in ("light", "dark"):
+        browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+        browser.open(write_reports(run, tmp_path).html)
+        seen.append(luminance(browser.evaluate("getComputedStyle(document.body).backgroundColor")))
+    assert seen[0] > 0.8
+    assert seen[1] < 0.05
+
+
+def test_a_click_on_a_header_sorts_the_table_and_says_so(page):
+    heads = page.evaluate("[...document.querySelectorAll('#cells-table thead th')].map(th => th.textContent)")
+    column = heads.index("samples/s")
+    button = f"document.querySelectorAll('#cells-table thead th')[{column}].querySelector('button').click()"
+    read = f"[...document.querySelectorAll('#cells-table tbody tr')].map(row => Number(row.cells[{column}].dataset.sort))"
+    page.evaluate(button)
+    upwards = page.evaluate(read)
+    assert all(one <= other for one, other in pairwise(upwards))
+    assert page.evaluate("document.querySelector('[aria-sort]').getAttribute('aria-sort')") == "ascending"
+    page.evaluate(button)
+    assert page.evaluate(read) == upwards[::-1]
+
+
+def test_everything_a_screen_reader_needs_is_there(page):
+    assert page.evaluate("document.documentElement.lang") == "en"
+    assert page.evaluate("[...document.querySelectorAll('th')].every(th => th.scope)")
+    assert page.evaluate(
+        "[...document.querySelectorAll('svg')].every(svg => svg.getAttribute('aria-labelledby').split(' ')"
+        ".every(id => document.getElementById(id).textContent.length > 10))"
+    )
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(item => item.id)")
+    assert len(ids) == len(set(ids))
+
+
+def test_without_scripts_the_page_is_complete(page, run, tmp_path):
+    page.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        page.open(write_reports(run, tmp_path).html)
+        html = page.call("DOM.getOuterHTML", nodeId=page.call("DOM.getDocument")["root"]["nodeId"])["outerHTML"]
+    finally:
+        page.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert html.count("<svg") == 3
+    assert "<button" not in html
