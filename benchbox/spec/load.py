@@ -38,7 +38,7 @@ def load_matrix(path: str | Path, overrides: Mapping[str, str] | None = None, po
         parsed = MatrixFile.model_validate(source.values, context={"policies": policies})
     except ValidationError as error:
         unreadable = {problem.where for problem in problems}  # what stands there is not what the file says
-        problems += [problem for problem in problems_of(error, source) if problem.where not in unreadable]
+        problems += [problem for problem in problems_of(error, MatrixFile, source) if problem.where not in unreadable]
     problems += structure(source)
     if problems:
         raise ConfigurationError(in_order(problems))

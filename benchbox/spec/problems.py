@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from pydantic import BaseModel, ValidationError
 
 from benchbox.errors import Problem
 from benchbox.registry.names import did_you_mean
 from benchbox.spec.fields import Point
-from benchbox.spec.schema import LerobotFile, MatrixFile, MeasureFile, OptimFile, ThresholdFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-    from pydantic import ValidationError
 
     from benchbox.spec.source import Keys, Source
 
@@ -36,12 +36,16 @@ BOUNDS = {
 }
 
 
-def problems_of(error: ValidationError, source: Source) -> list[Problem]:
-    """One problem for each thing that pydantic refused."""
+def problems_of(error: ValidationError, model: type[BaseModel], source: Source) -> list[Problem]:
+    """One problem for each thing that pydantic refused in a file of that model."""
     found: dict[str, Problem] = {}
     for detail in error.errors(include_url=False):
         loc = tuple(part for part in detail["loc"] if not str(part).startswith("<"))
-        problem = _problem(detail["type"], loc, detail, source)
+        if detail["type"] == "extra_forbidden":
+            hint = did_you_mean(str(loc[-1]), _keys_at(model, loc[:-1]))
+            problem = Problem(source.where(loc, key=True), f"unknown key {loc[-1]!r}", hint)
+        else:
+            problem = _problem(detail["type"], loc, detail, source)
         # A scalar axis under a wrong name is wrong once, not once a value.
         found.setdefault(f"{problem.where} {problem.message}", problem)
     return list(found.values())
@@ -73,23 +77,18 @@ def shown(value: Any) -> str:
 
 def _problem(kind: str, loc: Keys, detail: Mapping[str, Any], source: Source) -> Problem:
     context, value = detail.get("ctx", {}), detail["input"]
-    if len(loc) >= 2 and loc[0] == "axes" and loc[1] not in Point.model_fields and len(loc) <= 3 and kind in KINDS:
-        hint = did_you_mean(str(loc[1]), Point.model_fields)
-        return Problem(
-            source.where(loc[:2], key=True), f"unknown axis {loc[1]!r}", hint or "a zipped axis is a list of mappings"
-        )
     name, where = named(loc), source.where(loc)
+    if loc[:1] == ("axes",) and 2 <= len(loc) <= 3 and loc[1] not in Point.model_fields and kind in KINDS:
+        # Not a list of points, so not a zipped axis: the name of a field was meant.
+        hint = did_you_mean(str(loc[1]), Point.model_fields) or "a zipped axis is a list of mappings"
+        return Problem(source.where(loc[:2], key=True), f"unknown axis {loc[1]!r}", hint)
     match kind:
         case "refused":
             return Problem(where, context["message"], context["hint"])
-        case "extra_forbidden":
-            return Problem(
-                source.where(loc, key=True), f"unknown key {loc[-1]!r}", did_you_mean(str(loc[-1]), _keys_at(loc[:-1]))
-            )
         case "missing":
-            return Problem(source.where(loc[:-1]), f"{named(loc[:-1]) or 'the matrix'} needs the key {loc[-1]!r}")
+            return Problem(source.where(loc[:-1]), f"{named(loc[:-1]) or 'the file'} needs the key {loc[-1]!r}")
         case "literal_error":
-            words = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
+            words = re.findall(r"'([^']*)'", context["expected"])
             return Problem(where, f"unknown {loc[-1]} {shown(value)}", did_you_mean(str(value), words))
         case "too_short" if context["min_length"] == 1:
             return Problem(where, f"{name} is empty", "give at least one value, or take the key out")
@@ -118,17 +117,17 @@ def _conversion(kind: str, value: Any) -> str | None:
     return None
 
 
-def _keys_at(loc: Keys) -> Iterable[str]:
-    """The keys that a mapping of the file may have."""
-    match loc:
-        case ():
-            return MatrixFile.model_fields
-        case ("optim",):
-            return OptimFile.model_fields
-        case ("measure",):
-            return MeasureFile.model_fields
-        case ("data",):
-            return LerobotFile.model_fields
-        case ("thresholds", int()):
-            return ThresholdFile.model_fields
-    return Point.model_fields
+def _keys_at(model: type[BaseModel], loc: Keys) -> Iterable[str]:
+    """The keys that the mapping at `loc` of a file of that model may have."""
+    for key in loc:
+        if isinstance(key, str):
+            hints = get_type_hints(model)
+            model = _model_in(hints.get(key, hints.get("__pydantic_extra__"))) or model
+    return model.model_fields
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The model that a field holds, alone, in a list, or as one of several possibilities."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)

@@ -124,19 +124,19 @@ DataField = Annotated[
 
 
 class NamedFile(Point):
-    """What a matrix and a training file share: a name, and fields of a cell."""
+    """What a matrix and a training file share: a name, and everything that a cell holds."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     """Of the run directory and of the baseline."""
+    data: DataField = _DATA.kind
+    """The shipped dataset, generated noise, or a LeRobot dataset."""
+    optim: OptimFile = OptimFile()
+    """AdamW and its schedule."""
 
 
 class MatrixFile(NamedFile):
     """A matrix of cells to measure. Fields of a cell given here hold in every cell; `axes` vary."""
 
-    data: DataField = _DATA.kind
-    """The shipped dataset, generated noise, or a LeRobot dataset."""
-    optim: OptimFile = OptimFile()
-    """AdamW and its schedule."""
     axes: AxesFile = ABSENT
     """What varies: a list of values a field, or a named list of points whose keys move together."""
     include: list[Point] = Field(default=[])

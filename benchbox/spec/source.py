@@ -96,7 +96,7 @@ def read_source(path: Path) -> Source:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         raise ConfigurationError(Problem(label, f"cannot be read: {getattr(error, 'strerror', None) or error}")) from None
     if len(raw) > MAX_BYTES:
-        raise ConfigurationError(Problem(label, f"is larger than {MAX_BYTES >> 20} MiB", "a matrix is a page of YAML"))
+        raise ConfigurationError(Problem(label, f"is larger than {MAX_BYTES >> 20} MiB", "a page of YAML is meant"))
     source = parse(_text(raw, label), label)
     if not isinstance(source.values, dict):
         found = "is empty" if source.values is None else "is not a mapping"
@@ -190,9 +190,9 @@ def _text(raw: bytes, label: str) -> str:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise ConfigurationError(Problem(f"{label}:{line}:1", "is not UTF-8 text", "a matrix is a YAML file")) from None
+        raise ConfigurationError(Problem(f"{label}:{line}:1", "is not UTF-8 text", "a YAML file is meant")) from None
     if "\0" in text:
-        raise ConfigurationError(Problem(f"{label}:1:1", "is a binary file", "a matrix is a YAML file"))
+        raise ConfigurationError(Problem(f"{label}:1:1", "is a binary file", "a YAML file is meant"))
     return text
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,11 +12,12 @@ from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.names import did_you_mean
 from benchbox.registry.policies import find_policies
 from benchbox.spec.cell import Cell
+from benchbox.spec.checks import NEEDED
 from benchbox.spec.fields import Count, Strict
 from benchbox.spec.load import data_spec, optim_spec
 from benchbox.spec.overrides import apply_overrides
 from benchbox.spec.problems import in_order, problems_of
-from benchbox.spec.schema import DataField, NamedFile, OptimFile
+from benchbox.spec.schema import NamedFile
 from benchbox.spec.source import read_source
 
 if TYPE_CHECKING:
@@ -33,10 +34,6 @@ class CheckpointFile(Strict):
 class TrainFile(NamedFile):
     """A policy to train, and the set-up to train it with."""
 
-    data: DataField = "sample"
-    """The shipped dataset, generated noise, or a LeRobot dataset."""
-    optim: OptimFile = OptimFile()
-    """AdamW and its schedule."""
     steps: Count
     """Optimizer steps in all."""
     log_every: Count = 10
@@ -80,9 +77,8 @@ def load_train(path: str | Path, overrides: Mapping[str, str] | None = None, pol
     try:
         parsed = TrainFile.model_validate(source.values, context={"policies": policies})
     except ValidationError as error:
-        problems += problems_of(error, source)
-    needed = [field.name for field in fields(Cell) if field.default is MISSING and field.default_factory is MISSING]
-    problems += [Problem(source.where(()), f"training needs {key}") for key in needed if key not in source.values]
+        problems += problems_of(error, TrainFile, source)
+    problems += [Problem(source.where(()), f"training needs {key}") for key in NEEDED if key not in source.values]
     if parsed is not None and not problems and parsed.size not in (presets := policies[parsed.policy].presets):
         message = f"policy {parsed.policy} has no size {parsed.size!r}"
         problems.append(Problem(source.where(("size",)), message, did_you_mean(parsed.size, presets)))

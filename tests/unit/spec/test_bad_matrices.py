@@ -94,7 +94,7 @@ REPLACED = [
     ),
     ("backend:", "backends:", "m.yaml:6:3: unknown axis 'backends'; did you mean 'backend'?"),
     ("size: tiny\n", "", "m.yaml:1:1: every cell needs size; give it at the top level or as an axis"),
-    ("name: trial\n", "", "m.yaml:1:1: the matrix needs the key 'name'"),
+    ("name: trial\n", "", "m.yaml:1:1: the file needs the key 'name'"),
     (
         "batch: [1, 2]",
         "pair: [{batch: 1, cams: 1}, {batch: 2}]",
@@ -147,10 +147,10 @@ def test_aliases_that_expand_without_end_are_cut_off(refused):
         (b"", "m.yaml:1:1: is empty; start with 'name: ...'"),
         (b"# nothing\n", "m.yaml:1:1: is empty; start with 'name: ...'"),
         (b"- a\n", "m.yaml:1:1: is not a mapping; start with 'name: ...'"),
-        (b"\x89PNG\r\n\x1a\n\xff", "m.yaml:1:1: is not UTF-8 text; a matrix is a YAML file"),
-        (b"a: \0\n", "m.yaml:1:1: is a binary file; a matrix is a YAML file"),
+        (b"\x89PNG\r\n\x1a\n\xff", "m.yaml:1:1: is not UTF-8 text; a YAML file is meant"),
+        (b"a: \0\n", "m.yaml:1:1: is a binary file; a YAML file is meant"),
         (b"a: 1\n---\nb: 2\n", "m.yaml:2:1: not YAML: but found another document"),
-        (b"#" * 2_000_000, "m.yaml: is larger than 1 MiB; a matrix is a page of YAML"),
+        (b"#" * 2_000_000, "m.yaml: is larger than 1 MiB; a page of YAML is meant"),
     ],
     ids=["empty", "comments", "a list", "an image", "a NUL", "two documents", "two megabytes"],
 )
