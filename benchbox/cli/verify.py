@@ -33,7 +33,7 @@ def verify(path: Annotated[Path, typer.Argument(metavar="RUN", help="A run direc
     for violation in found.violations:
         say(console, f"{violation.cell_id} launch {violation.launch}: {violation.sentence}: {violation.found}", style="red")
     if found.violations:
-        raise ThresholdError(f"{len(found.violations)} violations in {len(records)} records of {path}")
+        raise ThresholdError(f"violations in {len(records)} records of {path}: {len(found.violations)}")
     say(console, f"{len(records)} records, every invariant that applies holds")
 
 

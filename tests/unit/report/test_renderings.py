@@ -1,0 +1,119 @@
+"""The report as HTML, Markdown, text and tables: escaped, self-contained, and saying the same."""
+
+from __future__ import annotations
+
+import io
+from html.parser import HTMLParser
+
+import pytest
+from example_run import write_example
+from rich.console import Console
+
+from benchbox.report import write_reports
+from benchbox.report.markdown import escape
+from benchbox.report.rows import print_rows
+from benchbox.report.terminal import print_table
+
+HOSTILE = '<script>alert("x")</script>|[red]`'
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return write_example(tmp_path_factory.mktemp("run"), policy=HOSTILE).path
+
+
+@pytest.fixture(scope="module")
+def written(run):
+    return write_reports(run)
+
+
+class Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.addresses, self.text = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attributes if name in ("src", "href")]
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_reports_are_written_into_the_run_or_where_they_are_wanted(run, written, tmp_path):
+    assert (written.html, written.markdown) == (run / "report.html", run / "report.md")
+    assert (written.csv, written.parquet) == (run / "table.csv", run / "table.parquet")
+    elsewhere = write_reports(run, tmp_path / "deep" / "er")
+    assert sorted(path.name for path in (tmp_path / "deep" / "er").iterdir()) == [
+        "report.html",
+        "report.md",
+        "table.csv",
+        "table.parquet",
+    ]
+    assert elsewhere.html.read_text() == written.html.read_text()
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(written):
+    page = Page(written.html.read_text())
+    assert page.addresses == ["data:,"]
+    assert "@import" not in written.html.read_text()
+    assert "url(" not in written.html.read_text()
+
+
+def test_a_policy_named_like_a_script_is_text(written):
+    page = Page(written.html.read_text())
+    assert page.tags.count("script") == 1
+    assert HOSTILE in "".join(page.text)
+    assert "<script>alert" not in written.html.read_text()
+
+
+def test_markdown_shows_names_literally_and_keeps_its_tables_whole(written):
+    text = written.markdown.read_text()
+    assert "<script>" not in text.replace("\\<script\\>", "")
+    rows = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
+    assert {row.count("|") for row in rows[:10]} == {rows[0].count("|")}
+    assert escape("a|b\nc*d*") == "a\\|b c\\*d\\*"
+
+
+def test_markdown_says_what_the_page_says(written):
+    text = written.markdown.read_text()
+    for part in (
+        "**fsdp1\\_full trains at 0.65x the samples/s of zero2, in 3 pairs of cells.**",
+        "| fsdp1\\_full | 1 | eager | no | ok | 9.07 | 0.65x | 441 ms (437..445 ms) | 160 MiB |",
+        "OutOfMemoryError: tried to allocate 2.00 GiB",
+        "zero3 refuses checkpointing",
+        "DeepSpeed clips inside its optimizer step.",
+        "| samples/s | more is better |",
+    ):
+        assert part in text
+
+
+def printed(run, **options):
+    stream = io.StringIO()
+    print_table(run, Console(file=stream, **options))
+    return stream.getvalue()
+
+
+def test_what_is_not_a_terminal_gets_whole_plain_lines(run):
+    text = printed(run)
+    assert "\x1b" not in text
+    first = next(line for line in text.splitlines() if line.startswith("fsdp1_full"))
+    assert " ".join(first.split()) == "fsdp1_full 1 eager no ok 9.07 0.65x 441 ms (437..445 ms) 160 MiB eager float32 none"
+    failed = "backend=fsdp1_full cams=4 attention=eager checkpointing=no"
+    assert f"oom: {failed} (launch 1, rank 1, backward): OutOfMemoryError: tried to allocate 2.00 GiB" in text
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_a_terminal_gets_a_table_that_fits_it(run, width):
+    text = printed(run, force_terminal=True, width=width, color_system=None)
+    assert max(len(line) for line in text.splitlines()) <= width
+    for word in ("fsdp1_full", "9.07", "441 ms", "160 MiB", "oom", "0.65x"):
+        assert word in text
+
+
+def test_names_are_never_read_as_markup():
+    stream = io.StringIO()
+    for terminal in (True, False):
+        print_rows(Console(file=stream, force_terminal=terminal, color_system=None), ["name"], [["[red]x[/red]"]])
+    assert stream.getvalue().count("[red]x[/red]") == 2

@@ -1,0 +1,184 @@
+"""What a report says: only what the records bear out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from example_run import CELL, OOM, example_record, example_run, write_example
+
+from benchbox.registry.metrics import METRICS
+from benchbox.report.view import build
+
+FSDP, ZERO = replace(CELL, backend="fsdp1_full"), replace(CELL, backend="zero2")
+
+
+def launches(cell, step_s=0.2):
+    return [example_record(cell, launch, step_s=step_s) for launch in (1, 2)]
+
+
+def report_of(*cells_and_records, **changes):
+    records = [record for part in cells_and_records for record in part]
+    cells = {record["cell_id"]: record["cell"] for record in records}
+    return build(replace(example_run([CELL], **changes), cells=cells), records)
+
+
+def column(report, name):
+    index = [column.name for column in report.table.columns].index(name)
+    return [row[index].line for row in report.table.rows]
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    store = write_example(tmp_path_factory.mktemp("run"))
+    return build(store.run(), store.records())
+
+
+def test_a_headline_says_what_was_compared(example):
+    assert example.headline.sentences == ("fsdp1_full trains at 0.65x the samples/s of zero2, in 3 pairs of cells.",)
+    assert example.headline.compared == "Pairs differ in backend and in nothing else, requested or observed."
+    assert example.headline.refused == ("backend=fsdp1_full cams=4 attention=eager checkpointing=no: fsdp1_full is oom",)
+    assert {card.context for card in example.headline.cards} == {
+        "cams=1 attention=eager checkpointing=no",
+        "cams=1 attention=sdpa checkpointing=yes",
+        "cams=4 attention=sdpa checkpointing=yes",
+    }
+
+
+def test_cells_that_differ_in_more_have_no_headline():
+    report = report_of(launches(FSDP), launches(replace(ZERO, attention="eager")))
+    assert report.headline.sentences == report.headline.cards == ()
+    assert report.headline.refused == ("backend=fsdp1_full attention=sdpa: no cell differs from it in backend only",)
+    assert column(report, "vs reference") == ["-", "reference"]
+
+
+def test_launches_that_overlap_settle_nothing_and_the_headline_says_so():
+    report = report_of(launches(FSDP, 0.201), launches(ZERO))
+    assert report.headline.sentences == ("fsdp1_full trains at 1.00x the samples/s of zero2; launches do not settle it.",)
+    assert column(report, "vs reference") == ["1.00x ~", "reference"]
+    assert any("ranges overlap" in note for note in report.table.notes)
+
+
+def test_a_matrix_without_a_reference_has_no_column_of_ratios():
+    report = report_of(launches(FSDP), launches(ZERO), reference={})
+    assert "vs reference" not in [column.name for column in report.table.columns]
+    assert report.headline.cards == report.headline.refused == ()
+
+
+def test_the_table_shows_the_axes_that_vary_and_the_rest_once(example):
+    assert [column.name for column in example.table.columns][:4] == ["backend", "cams", "attention", "checkpointing"]
+    assert dict(example.fixed)["recipe"] == "bf16_master"
+    assert "backend" not in dict(example.fixed)
+    assert dict(example.settings)["optim.lr"] == "2.5e-05"
+
+
+def test_a_step_is_shown_with_its_range_over_launches(example):
+    assert column(example, "step")[0] == "441 ms (437..445 ms)"
+
+
+def test_host_memory_is_never_called_device_memory(example):
+    assert "peak reserved" not in [column.name for column in example.table.columns]
+    assert any(note.endswith("not device memory.") for note in example.table.notes)
+    assert any(note.startswith("Peak reserved is unknown: ") for note in example.table.notes)
+    memory = next(chart for chart in example.charts if chart.key == "memory")
+    assert memory.notes == (
+        "tensor_storage: bytes of live tensor storage on the host, from a separate untimed step: not device memory.",
+    )
+
+
+def test_device_memory_shows_what_was_reserved_behind_what_was_allocated(tmp_path):
+    store = write_example(tmp_path, cuda=True)
+    report = build(store.run(), store.records())
+    assert column(report, "peak reserved")[0] == "180 MiB"
+    memory = next(chart for chart in report.charts if chart.key == "memory")
+    behind, front = memory.groups[0].bars[0].segments
+    assert (behind.colour, behind.title, front.title) == ("rest", "reserved 180 MiB", "allocated 160 MiB")
+    assert behind.width > front.width
+
+
+def test_a_fused_phase_is_declared(example):
+    phases = next(chart for chart in example.charts if chart.key == "phases")
+    assert phases.notes == ("zero2: clip has no time of its own: DeepSpeed clips inside its optimizer step.",)
+    fsdp, zero = phases.groups[0].bars
+    assert [segment.title.split()[0] for segment in fsdp.segments].count("clip") == 1
+    assert [segment.title.split()[0] for segment in zero.segments].count("clip") == 0
+
+
+def test_time_outside_the_phases_is_drawn_not_hidden():
+    records = launches(ZERO)
+    for record in records:
+        del record["phases_s"]["optimizer"]
+    phases = next(chart for chart in report_of(records).charts if chart.key == "phases")
+    last = phases.groups[0].bars[0].segments[-1]
+    assert last.title.startswith("outside the phases ")
+    assert last.colour == "rest"
+
+
+def test_what_failed_is_told_with_rank_phase_and_traceback_and_stays_in_the_charts_without_a_bar(example):
+    (trouble,) = example.troubles
+    assert (trouble.status, trouble.where) == ("oom", "launch 1, rank 1, backward")
+    assert trouble.message == "OutOfMemoryError: tried to allocate 2.00 GiB"
+    assert "torch.OutOfMemoryError" in trouble.details
+    bars = [bar for chart in example.charts for group in chart.groups for bar in group.bars if bar.text == "oom"]
+    assert len(bars) == 3
+    assert not any(bar.segments for bar in bars)
+    assert dict(example.counts) == {"cells": 8, "ok": 7, "failed": 1, "skipped": 1}
+
+
+def test_a_cell_that_was_skipped_says_why(example):
+    assert example.skipped == (("backend=zero3 attention=sdpa checkpointing=yes", "zero3 refuses checkpointing"),)
+
+
+def test_an_incomplete_cell_is_not_shown_as_ok():
+    report = report_of(launches(ZERO)[:1])
+    assert column(report, "status") == ["incomplete (1 of 2 launches ok)"]
+    bar = report.charts[0].groups[0].bars[0]
+    assert bar.text.endswith("(1 of 2 launches)")
+
+
+def test_requested_stands_beside_observed(example):
+    facts = {fact.what: (fact.requested, fact.observed) for fact in example.seen[1].facts}
+    assert facts["attention"] == ("sdpa", "sdpa:flash_cpu")
+    assert facts["checkpointing"] == ("yes", "4 modules recomputed")
+    assert facts["parameters held, by rank"] == (None, "1,000, 1,001")
+
+
+def test_findings_are_told_once_with_their_cells():
+    records = [*launches(FSDP), *launches(ZERO)]
+    for record in records:
+        record["precision"]["findings"] = [
+            {
+                "code": "BXP101",
+                "severity": "error",
+                "title": "16-bit stepped",
+                "where": "w",
+                "rank": 0,
+                "evidence": {},
+                "repair": "r",
+            }
+        ]
+    report = report_of(records)
+    (finding,) = report.findings
+    assert finding.cells == ("backend=fsdp1_full", "backend=zero2")
+    assert column(report, "findings") == ["BXP101 error", "BXP101 error"]
+
+
+def test_the_method_section_is_the_metrics_declarations(example):
+    assert [(entry.name, entry.formula) for entry in example.method] == [(m.name, m.formula) for m in METRICS.values()]
+    assert "launched 2 times" in example.sampling
+    assert "1 warm-up step," in example.sampling
+
+
+def test_an_environment_that_changed_between_launches_shows_both():
+    first, second = launches(ZERO)
+    second["environment"]["torch"] = "2.14.0"
+    assert dict(report_of([first, second]).environment)["torch"] == "2.13.0 | 2.14.0"
+
+
+def test_a_run_of_failures_and_a_run_that_has_not_begun_still_have_a_report():
+    failed = report_of([example_record(status="crash", error=OOM)])
+    assert failed.charts == failed.seen == failed.environment == ()
+    assert column(failed, "status") == ["crash (0 of 2 launches ok)"]
+    begun = build(example_run([CELL]), [])
+    assert column(begun, "status") == ["missing"]
+    assert begun.troubles[0].message == "it has not run"
