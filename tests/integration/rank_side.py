@@ -1,8 +1,8 @@
 """Runs several cells one after another in one process group, so that a test pays for starting ranks once.
 
-`python -m torch.distributed.run --nproc_per_node N rank_side.py JOB.json`, the job being
-`{"cells": [...], "steps": n, "policy_dirs": [...], "out": path}`. Rank 0 writes, for each cell, the losses and gradient norms of
-every step, and what was observed.
+`python -m torch.distributed.run --nproc_per_node N rank_side.py JOB.json`, the job being `{"cells": [...], "steps": n, "out":
+folder}`. Rank 0 writes `<index>.json` for each cell: the losses and gradient norms of every step and what was observed. Beside it
+stands `<index>.pt`: the whole gradient of the first step by parameter name, averaged over ranks and micro-steps, before clipping.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 
+from benchbox.backends.accelerators import forget
 from benchbox.data.loader import open_stream
-from benchbox.session import build_session
+from benchbox.optim.groups import own_name
+from benchbox.session import Session, build_session
 from benchbox.session.build import build_cell_policy
 from benchbox.spec.cell import Cell
 
@@ -25,44 +29,74 @@ from benchbox.spec.cell import Cell
 def main(job_file: str) -> None:
     torch.set_num_threads(1)
     job = json.loads(Path(job_file).read_text())
-    results = []
-    for values in job["cells"]:
-        cell = Cell.from_dict(values)
-        results.append(run(cell, job["steps"], [Path(folder) for folder in job.get("policy_dirs", [])]))
-        from benchbox.backends.accelerators import forget
-
+    rank = int(os.environ["RANK"])
+    for index, values in enumerate(job["cells"]):
+        result, gradient = run(Cell.from_dict(values), job["steps"], rank)
+        if rank == 0:
+            torch.save(gradient, Path(job["out"]) / f"{index}.pt")
+            (Path(job["out"]) / f"{index}.json").write_text(json.dumps(result))
         forget()
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        Path(job["out"]).write_text(json.dumps(results))
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
 
 
-def run(cell: Cell, steps: int, policy_dirs: list[Path]) -> dict:
-    policy = build_cell_policy(cell, policy_dirs)
-    rank = int(os.environ.get("RANK", "0"))
-    with closing(
-        open_stream(
-            cell.data,
-            policy.batch_spec(),
-            batch=cell.batch,
-            accumulation=cell.accumulation,
-            rank=rank,
-            world_size=cell.world_size,
-            seed=cell.seed,
-        )
-    ) as stream:
+def run(cell: Cell, steps: int, rank: int) -> tuple[dict, dict[str, torch.Tensor]]:
+    policy = build_cell_policy(cell)
+    stream = open_stream(
+        cell.data,
+        policy.batch_spec(),
+        batch=cell.batch,
+        accumulation=cell.accumulation,
+        rank=rank,
+        world_size=cell.world_size,
+        seed=cell.seed,
+    )
+    with closing(stream):
         session = build_session(cell, policy, stream.statistics)
         observed = session.backend.observe().to_dict()
-        batches = iter(stream)
-        taken = [session.step(batches) for _ in range(steps)]
-    return {
+        reader = GradientReader(session)
+        taken = [session.step(stream, reader)]
+        taken += [session.step(stream) for _ in range(steps - 1)]
+    result = {
         "cell": cell.to_dict(),
         "observed": observed,
-        "loss": [float(result.loss) for result in taken],
-        "grad_norm": [float(result.grad_norm) for result in taken],
+        "loss": [float(each.loss) for each in taken],
+        "grad_norm": [float(each.grad_norm) for each in taken],
+        "samples": taken[0].samples,
     }
+    return result, reader.gradient
+
+
+class GradientReader:
+    """An instrument that reads the gradient between the last backward and whatever comes next."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._when = "optimizer" if "clip" in session.backend.fused_phases else "clip"
+        self.gradient: dict[str, torch.Tensor] = {}
+
+    def step(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        if name == self._when:
+            self.gradient = {own_name(name): value for name, value in whole_gradients(self._session.model)}
+        return nullcontext()
+
+
+def whole_gradients(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    if type(model).__name__ == "DeepSpeedEngine":
+        from deepspeed.utils import safe_get_full_grad
+
+        return [(name, safe_get_full_grad(parameter).clone()) for name, parameter in model.module.named_parameters()]
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+            return [(name, parameter.grad.clone()) for name, parameter in model.named_parameters()]
+    return [
+        (name, parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad.clone())
+        for name, parameter in model.named_parameters()
+    ]
 
 
 if __name__ == "__main__":

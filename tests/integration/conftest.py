@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchbox.spec.cell import Cell, DataSpec, OptimSpec
+
+RANK_SIDE = Path(__file__).parent / "rank_side.py"
+
+
+def tiny_cell(**changes: Any) -> Cell:
+    """pi05 tiny on generated data, learning fast enough that ten steps differ."""
+    values: dict[str, Any] = {
+        "policy": "pi05",
+        "size": "tiny",
+        "backend": "ddp",
+        "world_size": 2,
+        "batch": 2,
+        "data": DataSpec(kind="synthetic", workers=0),
+        "optim": OptimSpec(lr=1e-3, schedule="constant", weight_decay=0.1),
+    }
+    return Cell(**(values | changes))
+
+
+def run_cells(cells: list[Cell], steps: int, folder: Path) -> list[dict[str, Any]]:
+    """Run cells of one world size in one process group of real ranks."""
+    (ranks,) = {cell.world_size for cell in cells}
+    folder.mkdir(parents=True, exist_ok=True)
+    job = folder / "job.json"
+    job.write_text(json.dumps({"cells": [cell.to_dict() for cell in cells], "steps": steps, "out": str(folder)}))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    command += ["--nproc-per-node", str(ranks), str(RANK_SIDE), str(job)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=500)
+    if done.returncode:
+        pytest.fail(f"ranks failed:\n{done.stderr[-6000:]}")
+    return [json.loads((folder / f"{index}.json").read_text()) | {"index": index} for index in range(len(cells))]
