@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchbox.launch.trace import Place, Trace
+    from benchbox.launch.trace import Trace
+    from benchbox.registry.phases import Place
 
 # A rank says where it is every second; one that has not for this long is dead, stopped, or holds the interpreter's lock.
 _SILENT_AFTER_S = 5.0
@@ -46,7 +47,7 @@ def blame(traces: Sequence[Trace], at: float) -> Blame:
         ranks = ", ".join(str(trace.rank) for trace in suspects)
         return Blame(None, place, f"ranks {ranks} all stood in {stood}, so which of them held the others up is unknown")
     suspect = suspects[0]
-    seconds = f" for {at - suspect.since:.0f} s" if suspect.since is not None else ""
+    seconds = f" for {at - place.since:.0f} s" if place else ""
     behind = ", the furthest behind" if len(traces) > 1 else ""
     hush = ", and had stopped saying so" if quiet and among is quiet else ""
     return Blame(suspect.rank, place, f"rank {suspect.rank} stood in {stood}{seconds}{behind}{hush}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.errors import RecordError
 from benchbox.launch.outcome import judge, unreadable
+from benchbox.launch.stacks import ask_for_stacks
 from benchbox.launch.watch import watch
 
 if TYPE_CHECKING:
@@ -43,11 +44,12 @@ def run_group(
     group = launcher.start(job)
     try:
         ending = watch(job, group, on_move, stop)
+        stacks = ask_for_stacks(job, group, ending.traces) if ending.cause in ("hang", "timeout") else {}
     except RecordError as problem:
         return unreadable(problem)
     finally:
         group.end()
-    return judge(ending, group.failures(), group_said=_tail(job.group_log))
+    return judge(ending, group.failures(), stacks=stacks, group_said=_tail(job.group_log))
 
 
 def _tail(path: Path) -> str:

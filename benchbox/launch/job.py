@@ -37,6 +37,14 @@ class Job:
     def events(self, rank: int) -> Path:
         return self.folder / f"events-rank{rank}.jsonl"
 
+    def place(self, rank: int) -> Path:
+        """Where the rank stood last, see `benchbox.store.place`."""
+        return self.folder / f"place-rank{rank}"
+
+    def stack(self, rank: int) -> Path:
+        """What the rank was doing when it was asked for it. A rank that can be asked has made the file."""
+        return self.folder / f"stack-rank{rank}.txt"
+
     def result(self, rank: int) -> Path:
         return self.folder / f"rank{rank}.json"
 
@@ -62,6 +70,9 @@ class Group(Protocol):
 
     def poll(self) -> int | None:
         """The exit code of the group, or None while it runs."""
+
+    def signal_ranks(self, pids: Sequence[int], number: int) -> None:
+        """Send a signal to ranks, given by the process ids they reported, but not to what they started."""
 
     def end(self) -> None:
         """End every process of the group and return when none is left; also right after the group ended by itself.

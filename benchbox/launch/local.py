@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.launch.environment import group_variables, tool_path
 from benchbox.launch.job import Group, Job, Launcher, RankExit
-from benchbox.launch.processes import MARK, end_marked
+from benchbox.launch.processes import MARK, end_marked, marked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +62,11 @@ class _LocalGroup(Group):
 
     def poll(self) -> int | None:
         return self._process.poll()
+
+    def signal_ranks(self, pids: Sequence[int], number: int) -> None:
+        for process in marked(self._mark):  # the kernel may have given a dead rank's id to somebody else
+            if process.pid in pids:
+                process.send_signal(number)
 
     def end(self) -> None:
         end_marked(self._mark, grace_s=self._grace_s)

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from benchbox.errors import RecordError
     from benchbox.launch.job import RankExit
-    from benchbox.launch.trace import Place, Trace
+    from benchbox.launch.trace import Trace
     from benchbox.launch.watch import Ending
+    from benchbox.registry.phases import Place
 
 # torchrun kills ranks itself, but only those that ignore its SIGTERM for 30 s. An earlier SIGKILL comes from outside.
 _OWN_KILLS_AFTER_S = 15.0
@@ -29,17 +30,19 @@ class Outcome:
     error: dict[str, Any] | None = None
 
 
-def judge(ending: Ending, failures: Sequence[RankExit] = (), *, group_said: str = "") -> Outcome:
+def judge(
+    ending: Ending, failures: Sequence[RankExit] = (), *, stacks: Mapping[int, str] | None = None, group_said: str = ""
+) -> Outcome:
     """The outcome of a group, from how it ended and the ranks that failed, first noticed first.
 
     The first of these that holds: the user stopped it; no rank started; a rank was killed from outside; a rank failed on its
     own account (the earliest); the group had to be ended because it stood still or took too long; a rank vanished without a
-    word; a rank failed because another had; the group failed although every rank was done. Else it is ok. `group_said` is for
-    people: it becomes the message when there is no other.
+    word; a rank failed because another had; the group failed although every rank was done. Else it is ok. For people only are
+    `stacks`, by rank, where they could be had, and `group_said`, which becomes the message when there is no other.
     """
     if ending.cause == "stopped":
         return Outcome("interrupted", _error("Interrupted", "stopped by the user before it ended"))
-    if ending.cause == "ended" and not any(trace.started for trace in ending.traces):
+    if ending.cause == "ended" and not any(trace.pid is not None for trace in ending.traces):
         return _crash("LaunchError", f"no rank started: {group_said or 'the group said nothing'}")
     noticed = failures if ending.cause == "ended" else ()  # else they failed because the launcher ended them
     errors = sorted((error for trace in ending.traces for error in trace.errors), key=lambda error: error["t"])
@@ -49,7 +52,7 @@ def judge(ending: Ending, failures: Sequence[RankExit] = (), *, group_said: str 
     if own:
         return _said(own[0])
     if ending.cause in ("hang", "timeout"):
-        return _stuck(ending)
+        return _stuck(ending, stacks or {})
     if vanished := _vanished(ending, noticed):
         return vanished
     if errors:
@@ -75,11 +78,15 @@ def _killed(traces: Sequence[Trace], noticed: Sequence[RankExit]) -> Outcome | N
     return None
 
 
-def _stuck(ending: Ending) -> Outcome:
+def _stuck(ending: Ending, stacks: Mapping[int, str]) -> Outcome:
     found = blame(ending.traces, ending.at)
     if ending.cause == "hang":
-        return Outcome("hang", _error("Hang", f"no rank made progress: {found.sentence}", found.rank, found.place))
-    return Outcome("timeout", _error("Timeout", f"the launch took too long: {found.sentence}", found.rank, found.place))
+        error = _error("Hang", f"no rank made progress: {found.sentence}", found.rank, found.place)
+    else:
+        error = _error("Timeout", f"the launch took too long: {found.sentence}", found.rank, found.place)
+    seen = [rank for rank in stacks if found.rank in (None, rank)]
+    error["traceback"] = "\n".join(f"rank {rank}\n{stacks[rank]}" for rank in seen) or None
+    return Outcome(ending.cause, error)
 
 
 def _vanished(ending: Ending, noticed: Sequence[RankExit]) -> Outcome | None:
@@ -91,7 +98,9 @@ def _vanished(ending: Ending, noticed: Sequence[RankExit]) -> Outcome | None:
     codes = {failed.rank: failed.code for failed in noticed}
     known = [trace for rank in codes for trace in missing if trace.rank == rank]
     first = known[0] if known else min(missing, key=lambda trace: trace.last_seen or 0.0)
-    return _crash("Killed", f"ended {_how(codes.get(first.rank))} without a word", first.rank, first.place)
+    code = codes.get(first.rank)
+    kind = "ExitError" if code is not None and code > 0 else "Killed"
+    return _crash(kind, f"ended {_how(code)} without a word", first.rank, first.place)
 
 
 def _failed_exit(ending: Ending, noticed: Sequence[RankExit]) -> Outcome:

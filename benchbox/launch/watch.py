@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from benchbox.launch.trace import Trace
 from benchbox.store.events import read_events
+from benchbox.store.place import read_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,11 +25,15 @@ _EXIT_LIMIT_S = 60.0
 _FAILING_LIMIT_S = 15.0
 
 
+# By itself, or it has to be ended, and why.
+Cause = Literal["ended", "failing", "timeout", "hang", "stopped"]
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """Why watching ended, and where every rank stood then."""
 
-    cause: Literal["ended", "failing", "timeout", "hang", "stopped"]  # by itself, or it has to be ended, and why
+    cause: Cause
     traces: tuple[Trace, ...]
     exit_code: int | None  # of the group, when it ended by itself
     at: float  # unix time in seconds
@@ -43,6 +48,16 @@ def watch(job: Job, group: Group, on_move: Callable[[Sequence[Trace]], None], st
         RecordError: a rank wrote something that is no event.
     """
     traces = tuple(Trace(rank) for rank in range(job.ranks))
+    cause, exit_code = _follow(job, group, traces, on_move, stop)
+    for trace in traces:
+        # Events tell of steps at once, but of phases only once a second; this is where the rank really was.
+        trace.place = read_place(job.place(trace.rank)) or trace.place
+    return Ending(cause, traces, exit_code, time.time())
+
+
+def _follow(
+    job: Job, group: Group, traces: Sequence[Trace], on_move: Callable[[Sequence[Trace]], None], stop: Callable[[], bool]
+) -> tuple[Cause, int | None]:
     offsets = [0] * len(traces)
     began = moved = time.monotonic()
     failing_since: float | None = None
@@ -53,18 +68,18 @@ def watch(job: Job, group: Group, on_move: Callable[[Sequence[Trace]], None], st
             moved = now
             on_move(traces)
         if exit_code is not None:
-            return Ending("ended", traces, exit_code, time.time())
+            return "ended", exit_code
         if stop():
-            return Ending("stopped", traces, None, time.time())
+            return "stopped", None
         if failing_since is None and any(trace.errors for trace in traces):
             failing_since = now
         if failing_since is not None:
             if now - failing_since > _FAILING_LIMIT_S:
-                return Ending("failing", traces, None, time.time())
+                return "failing", None
         elif job.timeout_s is not None and now - began > job.timeout_s:
-            return Ending("timeout", traces, None, time.time())
+            return "timeout", None
         elif now - moved > _patience_s(job, traces):
-            return Ending("hang", traces, None, time.time())
+            return "hang", None
         time.sleep(_POLL_S)
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from benchbox.registry.phases import PHASES as PHASES
+from benchbox.registry.phases import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -179,30 +180,25 @@ class PhaseClock:
             self._done.append((self._step_start, self._mark(), self._open))
 
 
-class Place(NamedTuple):
-    """Where a rank stands, and since when (unix time in seconds)."""
-
-    stage: str
-    step: int | None
-    of: int | None
-    phase: str | None
-    since: float
+def _forget(place: Place) -> None:
+    pass
 
 
 class Position:
-    """Remembers where the main thread stands, for a heartbeat thread to read.
+    """Remembers where the main thread stands, for a heartbeat thread to read, and tells `keep` of every move.
 
     `place` is replaced as a whole, so that a reader never sees half a change. After an exception it stays where it was raised.
     """
 
-    def __init__(self, stage: str = "build") -> None:
-        self.place = Place(stage, None, None, None, time.time())
+    def __init__(self, stage: str = "build", keep: Callable[[Place], None] = _forget) -> None:
+        self._keep = keep
+        self._be_at(Place(stage, None, None, None, time.time()))
         self._step = _Span(self._next_step, self._leave)
         self._phases = {name: self._span(name) for name in PHASES}
 
     def enter(self, stage: str, of: int | None = None) -> None:
         """Begin a stage of `of` steps; the next step is its number 1."""
-        self.place = Place(stage, None, of, None, time.time())
+        self._be_at(Place(stage, None, of, None, time.time()))
 
     def step(self) -> AbstractContextManager[None]:
         return self._step
@@ -215,7 +211,11 @@ class Position:
 
     def _move(self, step: int | None, phase: str | None) -> None:
         stage, _, of, _, _ = self.place
-        self.place = Place(stage, step, of, phase, time.time())
+        self._be_at(Place(stage, step, of, phase, time.time()))
+
+    def _be_at(self, place: Place) -> None:
+        self.place = place
+        self._keep(place)
 
     def _next_step(self) -> None:
         self._move((self.place.step or 0) + 1, None)

@@ -7,6 +7,7 @@ result of this rank.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import BenchboxError
 from benchbox.store.events import EventWriter
+from benchbox.store.place import PlaceFile
 
 if TYPE_CHECKING:
     from benchbox.measure.phases import Position
@@ -36,11 +38,12 @@ def run_rank(job_file: str) -> int:
     events = EventWriter(out / f"events-rank{rank}.jsonl", rank)
     _die_with_parent()
     _say_when_terminated(events)
+    _dump_stack_when_asked(out / f"stack-rank{rank}.txt")
     events.write("start", pid=os.getpid())
 
     from benchbox.measure.phases import Position
 
-    position = Position()
+    position = Position(keep=PlaceFile(out / f"place-rank{rank}").write)
     _beat(position, events)
     try:
         _work(job, rank, position, events)
@@ -121,6 +124,11 @@ def _say_when_terminated(events: EventWriter) -> None:
         os._exit(128 + received)
 
     threading.Thread(target=wait, name="sigterm", daemon=True).start()
+
+
+def _dump_stack_when_asked(path: Path) -> None:
+    """On SIGUSR2 write what every thread is doing, even deep in C. The launcher asks a rank that no longer moves."""
+    faulthandler.register(signal.SIGUSR2, file=os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), all_threads=True)
 
 
 def _beat(position: Position, events: EventWriter) -> None:

@@ -44,6 +44,10 @@ class DirectGroup:
     def poll(self) -> int | None:
         return self.process.poll()
 
+    def signal_ranks(self, pids: list[int], number: int) -> None:
+        for pid in pids:
+            os.kill(pid, number)
+
     def end(self) -> None:
         end_marked(self.mark, grace_s=2.0)
         self.process.wait()

@@ -3,6 +3,7 @@
 The size of the cell says what it does at step 2 of 3.
 """
 
+import faulthandler
 import json
 import os
 import signal
@@ -12,8 +13,10 @@ import threading
 import time
 from pathlib import Path
 
+from benchbox.registry.phases import Place
 from benchbox.store.events import EventWriter
 from benchbox.store.files import write_json
+from benchbox.store.place import PlaceFile
 
 job = json.loads(Path(sys.argv[1]).read_text())
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -24,6 +27,9 @@ if behaviour == "dies_at_import":
     sys.exit("no such luck")
 
 events = EventWriter(out / f"events-rank{rank}.jsonl", rank)
+places = PlaceFile(out / f"place-rank{rank}")
+stacks = (out / f"stack-rank{rank}.txt").open("w")
+faulthandler.register(signal.SIGUSR2, file=stacks)
 
 
 def told_to_stop(number, frame):
@@ -39,10 +45,12 @@ def breathe():
         events.write("heartbeat", **where, since=since)
 
 
-def move(step, phase):
+def move(step, phase, *, say=True):
     global where, since
     where, since = {"stage": "measure", "step": step, "of": 3, "phase": phase}, time.time()
-    events.write("progress", **where)
+    places.write(Place(**where, since=since))
+    if say:
+        events.write("progress", **where)
 
 
 def fail(status, kind, message, *, secondary=False):
@@ -81,17 +89,20 @@ elif behaviour == "slow":
 elif behaviour == "garbles":
     (out / "events-rank0.jsonl").open("a").write("not an event\n")
     time.sleep(60)
+elif behaviour == "sleeps":
+    time.sleep(3600)
 elif rank == 0:
     move(2, "backward")
     wait_for_rank_1()
 elif behaviour == "raises":
     fail("crash", "RuntimeError", "boom")
 elif behaviour == "claims_innocence_wrongly":
+    move(2, "optimizer", say=False)
     os.kill(os.getpid(), signal.SIGKILL)
 elif behaviour == "stopped":
     os.kill(os.getpid(), signal.SIGSTOP)
 else:
-    time.sleep(3600)  # sleeps, ignores_sigterm
+    time.sleep(3600)  # ignores_sigterm
 
 move(3, "sync")
 observed = {"backend": job["cell"]["backend"], "world_size": world, "shard_numel": 1, "device": "cpu"}

@@ -53,8 +53,8 @@ def test_a_healthy_group_is_ok_its_ranks_are_merged_and_daemons_it_left_behind_a
     ("behaviour", "status", "kind", "rank", "phase"),
     [
         ("raises", "crash", "RuntimeError", 1, "forward"),
-        # Rank 0 believes that it failed by itself; torchrun knows how rank 1 ended.
-        ("claims_innocence_wrongly", "crash", "Killed", 1, "forward"),
+        # Rank 0 believes that it failed by itself; torchrun knows how rank 1 ended, and no event told of its last phase.
+        ("claims_innocence_wrongly", "crash", "Killed", 1, "optimizer"),
         ("stopped", "hang", "Hang", 1, "forward"),
         ("dies_at_import", "crash", "LaunchError", None, None),
     ],
@@ -75,6 +75,12 @@ def test_a_failure_has_a_type_a_rank_and_a_phase_and_leaves_no_process(
 def test_one_rank_alone_fails_in_the_same_words(behaviour: str, status: str, kind: str, launch: Launch) -> None:
     record = launch(behaviour, ranks=1, measure=replace(MEASURE, timeout_s=3.0), launcher=DirectLauncher())
     assert (record["status"], record["error"]["type"]) == (status, kind)
+
+
+def test_a_hang_shows_what_the_rank_was_doing(launch: Launch) -> None:
+    record = launch("sleeps", ranks=1, launcher=DirectLauncher())
+    assert record["status"] == "hang"
+    assert "stand_in_worker.py" in record["error"]["traceback"]
 
 
 def test_a_launch_can_be_stopped_while_it_runs(launch: Launch) -> None:

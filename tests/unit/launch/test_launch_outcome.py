@@ -29,6 +29,7 @@ TERMINATED = {"t": NOW, "event": "terminated", "signal": 15}
 def ending(cause: str, *ranks: list[Mapping[str, Any]], exit_code: int | None = None) -> Ending:
     traces = tuple(Trace(rank) for rank in range(len(ranks)))
     for trace, events in zip(traces, ranks, strict=True):
+        trace.pid = trace.rank + 100 if events else None
         for event in events:
             trace.fold(event)
     return Ending(cause, traces, exit_code, NOW)

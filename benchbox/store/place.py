@@ -1,0 +1,73 @@
+"""Where a rank stands, in a file mapped into its memory: moving costs no system call, and a killed rank leaves it behind.
+
+A heartbeat is too coarse for a rank that is killed from outside, and an event for every phase would fill the disk.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import TYPE_CHECKING
+
+from benchbox.registry.phases import PHASES, STAGES, Place
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# A count of moves, then two slots that are written in turn: the count is raised last, so the slot it names is always whole.
+_COUNT = struct.Struct("<q")
+_SLOT = struct.Struct("<bbqqd")  # stage, phase, step, of, since; -1 for none
+_SIZE = _COUNT.size + 2 * _SLOT.size
+
+_STAGE_NUMBERS = {stage: number for number, stage in enumerate(STAGES)}
+_PHASE_NUMBERS = {phase: number for number, phase in enumerate(PHASES)}
+
+
+class PlaceFile:
+    """Writes one rank's place."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("wb+") as stream:
+            stream.truncate(_SIZE)
+            self._memory = mmap.mmap(stream.fileno(), _SIZE)
+        self._count = 0
+
+    def write(self, place: Place) -> None:
+        """Replace the place.
+
+        Raises:
+            KeyError: an unknown stage or phase.
+        """
+        stage, step, of, phase, since = place
+        self._count += 1
+        _SLOT.pack_into(
+            self._memory,
+            _COUNT.size + self._count % 2 * _SLOT.size,
+            _STAGE_NUMBERS[stage],
+            -1 if phase is None else _PHASE_NUMBERS[phase],
+            -1 if step is None else step,
+            -1 if of is None else of,
+            since,
+        )
+        _COUNT.pack_into(self._memory, 0, self._count)
+
+
+def read_place(path: Path) -> Place | None:
+    """The last place written, by a rank that has ended or stands still; None when there is none."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(data) != _SIZE:
+        return None
+    (count,) = _COUNT.unpack_from(data)
+    if count == 0:
+        return None
+    stage, phase, step, of, since = _SLOT.unpack_from(data, _COUNT.size + count % 2 * _SLOT.size)
+    return Place(
+        STAGES[stage],
+        None if step < 0 else step,
+        None if of < 0 else of,
+        None if phase < 0 else PHASES[phase],
+        since,
+    )
