@@ -11,8 +11,19 @@ from benchbox.analysis.summary import plain
 if TYPE_CHECKING:
     from benchbox.analysis.summary import CellSummary
 
-# Two launches on machines or builds that differ here measured two things. Nothing per process, such as a port or a path.
-_SAME_MACHINE = ("benchbox", "policy_sha256", "versions", "machine", "cpu", "devices", "driver")
+# Launches that differ in any of these were made with something else, and the ratio would be of that too.
+_SAME_ENVIRONMENT = (
+    "machine",
+    "benchbox",
+    "policy_sha256",
+    "torch",
+    "accelerate",
+    "deepspeed",
+    "driver",
+    "cuda",
+    "threads",
+    "variables",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +117,7 @@ def _must_agree(one: Mapping[str, Any], other: Mapping[str, Any], axis: Collecti
         pairs["checkpointed modules"] = values(lambda record: bool(record["observed"]["checkpointed_modules"]))
     if "recipe" not in axis:
         pairs["Adam state"] = values(lambda record: ", ".join(adam_dtypes(record)) or None)
-    for key in _SAME_MACHINE:
+    for key in _SAME_ENVIRONMENT:
         pairs[key] = values(lambda record, key=key: (record["environment"] or {}).get(key))
     return pairs
 

@@ -11,7 +11,7 @@ from benchbox.analysis.summary import CellSummary, plain
 from benchbox.registry.metrics import METRICS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ def _metric(name: str, *, ranged: bool = False) -> Callable[[CellSummary, Compar
 
 
 def _range(low: str, high: str) -> str:
-    """`203..210 ms`, the unit once when both have the same."""
-    number, _, unit = low.partition(" ")
-    return f"{number}..{high}" if high.partition(" ")[2] == unit else f"{low}..{high}"
+    """`203..210`, with units only when they are not the same."""
+    (number, _, unit), (other, _, other_unit) = low.partition(" "), high.partition(" ")
+    return f"{number}..{other}" if unit == other_unit else f"{low}..{high}"
 
 
 def _ratio(_: CellSummary, comparison: Comparison | None) -> Value:
@@ -96,8 +96,10 @@ def _findings(summary: CellSummary, _: Comparison | None) -> Value:
 
 def _status(summary: CellSummary, _: Comparison | None) -> Value:
     text = "incomplete" if summary.status == "ok" and not summary.whole else summary.status
-    launches = f"{len(summary.ok)} of {summary.planned} launches ok"
-    return Value(text, text, launches, "" if summary.whole or not summary.records else launches)
+    ok, planned = len(summary.ok), summary.planned
+    return Value(
+        text, text, f"{ok} of {planned} launches ok", "" if summary.whole or not summary.records else f"{ok}/{planned} ok"
+    )
 
 
 _RATIO = Column(name="vs reference", remark="global samples/s over the reference's", number=True, brief=True, read=_ratio)
@@ -136,19 +138,34 @@ _COLUMNS = (
 
 
 def columns(axes: Sequence[str], summaries: Sequence[CellSummary], *, compared: bool) -> tuple[Column, ...]:
-    """The columns of a run: one for every axis that varies, then the measurements that this run can have."""
+    """The columns of a run: one for every axis that varies, then the measurements that this run can have.
+
+    An axis that moves together with an earlier one tells nothing new, and is left to who has room for it.
+    """
     left_out = [] if compared else [_RATIO]
     if all(summary.values["peak_reserved_bytes"] is None for summary in summaries):
         left_out.append(_RESERVED)
-    return (*(_axis(field) for field in axes), *(column for column in _COLUMNS if column not in left_out))
+    told: list[list[str]] = []  # what each axis so far says of every cell, as a pattern
+    fields = []
+    for field in axes:
+        pattern = _pattern(plain(summary.cell.get(field)) for summary in summaries)
+        fields.append(_axis(field, brief=pattern not in told))
+        told.append(pattern)
+    return (*fields, *(column for column in _COLUMNS if column not in left_out))
 
 
-def _axis(field: str) -> Column:
+def _pattern(values: Iterable[str]) -> list[str]:
+    """Values as numbers in the order of their appearance: equal for fields that move together."""
+    seen: dict[str, str] = {}
+    return [seen.setdefault(value, str(len(seen))) for value in values]
+
+
+def _axis(field: str, *, brief: bool) -> Column:
     def read(summary: CellSummary, _: Comparison | None) -> Value:
         value = summary.cell.get(field)
         return Value(plain(value), value if isinstance(value, (int, float)) else plain(value))
 
-    return Column(name=field, remark="", number=False, brief=True, read=read)
+    return Column(name=field, remark="", number=False, brief=brief, read=read)
 
 
 def table_rows(

@@ -22,9 +22,10 @@ def print_rows(console: Console, headers: Sequence[str], rows: Sequence[Sequence
     Text is never read as markup: a policy may be called `[red]`.
     """
     if console.is_terminal:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for header in headers:
-            table.add_column(Text(header), justify="right" if header in right else "left", overflow="fold")
+            heading = header.replace(" ", "\n")  # headers are wider than what stands below them
+            table.add_column(Text(heading), justify="right" if header in right else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in row))
         console.print(table)

@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from benchbox.report.columns import Value
+
+
+def _text(value: Value, console: Console) -> str:
+    return f"{value.text}\n{value.detail}".rstrip() if console.is_terminal else value.line
+
 
 def print_table(run_path: Path, console: Console) -> None:
     """Print a run's table, what the comparison shows, and what did not run. A terminal gets the columns it has room for.
@@ -24,7 +30,7 @@ def print_table(run_path: Path, console: Console) -> None:
     report = build(store.run(), store.records())
     shown = [index for index, column in enumerate(report.table.columns) if column.brief or not console.is_terminal]
     columns = [report.table.columns[index] for index in shown]
-    rows = [[row[index].line for index in shown] for row in report.table.rows]
+    rows = [[_text(row[index], console) for index in shown] for row in report.table.rows]
     right = [column.name for column in columns if column.number]
     print_rows(console, [column.name for column in columns], rows, right=right)
     for sentence in report.headline.sentences:
