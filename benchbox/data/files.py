@@ -86,7 +86,7 @@ class CameraFiles:
 
     def end_episode(self) -> tuple[dict[str, Any], np.ndarray]:
         """Encode the running episode: its columns of the episode table, and the histogram of its pixels."""
-        if self._writer is None or self._writer.path.stat().st_size >= self._limit:
+        if self._writer is None or self._writer.encoded_bytes >= self._limit:
             self._close_video()
             self._file += 1
             path = self._root / V30_VIDEO.format(video_key=self._feature, **_place(self._file))

@@ -46,6 +46,7 @@ class Stream:
             sampler=order,
             num_workers=workers,  # torch gives each one thread
             pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # else it draws from the process's generator, and opening a stream changes a run
         )
         self._batches: Iterator[Batch | DataError] = iter(loader)
 

@@ -83,9 +83,9 @@ class VideoWriter:
 
     def __init__(self, path: Path, *, fps: int, height: int, width: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
         self.fps = fps
         self.frames = 0
+        self.encoded_bytes = 0  # so far: the encoder holds some frames back
         self._container = av.open(str(path), mode="w")
         options = {"crf": "23", "preset": "medium", "g": str(GOP), "bf": "0", "threads": "1"}
         self._stream = self._container.add_stream(CODEC, rate=Fraction(fps), options=options)
@@ -98,7 +98,7 @@ class VideoWriter:
         frame.time_base = Fraction(1, self.fps)
         if key_frame:
             frame.pict_type = av.video.frame.PictureType.I
-        self._container.mux(self._stream.encode(frame))
+        self._encode(frame)
         self.frames += 1
 
     @property
@@ -107,5 +107,10 @@ class VideoWriter:
         return self.frames / self.fps
 
     def close(self) -> None:
-        self._container.mux(self._stream.encode(None))
+        self._encode(None)
         self._container.close()
+
+    def _encode(self, frame: av.VideoFrame | None) -> None:
+        packets = self._stream.encode(frame)
+        self.encoded_bytes += sum(packet.size for packet in packets)
+        self._container.mux(packets)

@@ -1,0 +1,321 @@
+"""What the writer stored, the reader gives back: every value exactly, every frame the right one."""
+
+import json
+import multiprocessing
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+from data_helpers import FEATURES, LENGTHS, TASKS, blank_frame, read_back, write_dataset
+
+from benchbox.data import LeRobotWriter, open_dataset
+from benchbox.errors import DataError
+
+FRAMES = sum(LENGTHS)
+
+
+@pytest.fixture
+def broken(dataset_root, tmp_path):
+    """A copy of the dataset to damage."""
+    return shutil.copytree(dataset_root, tmp_path / "copy")
+
+
+def test_it_counts_frames_and_names_what_it_holds(dataset_root):
+    ds = open_dataset(dataset_root)
+    assert len(ds) == FRAMES
+    assert ds.fps == 10
+    assert ds.cameras == ("front", "wrist")
+    assert ds.tasks == ("push the red block", "open the drawer")
+    assert [(e.index, e.from_index, e.to_index, e.length, e.tasks) for e in ds.episodes] == [
+        (0, 0, 13, 13, (TASKS[0],)),
+        (1, 13, 14, 1, (TASKS[1],)),
+        (2, 14, 34, 20, (TASKS[0],)),
+    ]
+
+
+def test_an_item_has_the_documented_keys_types_and_shapes(dataset_root):
+    item = open_dataset(dataset_root)[15]
+    tensors = {name: (tuple(v.shape), v.dtype) for name, v in item.items() if isinstance(v, torch.Tensor)}
+    assert tensors == {
+        "observation.state": ((3,), torch.float32),
+        "action": ((2,), torch.float32),
+        "observation.images.front": ((3, 32, 48), torch.uint8),
+        "observation.images.wrist": ((3, 24, 24), torch.uint8),
+    }
+    assert item["episode_index"] == 2
+    assert item["frame_index"] == 1
+    assert item["timestamp"] == pytest.approx(0.1)
+    assert item["task"] == "push the red block"
+
+
+def test_values_come_back_exactly(dataset_root):
+    ds = open_dataset(dataset_root)
+    rng = np.random.default_rng(0)
+    for index, item in enumerate(ds):
+        assert torch.equal(item["observation.state"], torch.from_numpy(rng.normal(size=3).astype(np.float32)))
+        assert torch.equal(item["action"], torch.tensor([index / 10, -index / 10]))
+
+
+@pytest.mark.parametrize("order", ["forwards", "backwards", "shuffled"])
+def test_every_frame_is_the_right_one_in_any_order(dataset_root, order):
+    ds = open_dataset(dataset_root)
+    indices = list(range(FRAMES))
+    if order == "backwards":
+        indices.reverse()
+    elif order == "shuffled":
+        random.Random(1).shuffle(indices)
+    assert [read_back(ds.image(camera, i)) for i in indices for camera in ds.cameras] == [
+        i for i in indices for _ in ds.cameras
+    ]
+
+
+def test_noise_survives_the_video_within_its_loss(tmp_path):
+    """Lossy by design: smooth images come back within a few grey levels."""
+    ramp = np.linspace(0, 255, 48 * 32).reshape(32, 48)
+    image = np.stack([ramp, ramp[::-1], np.full_like(ramp, 90)], -1).astype(np.uint8)
+    features = {name: FEATURES[name] for name in ("observation.state", "action", "observation.images.front")}
+    with LeRobotWriter(tmp_path / "ramp", fps=5, features=features, robot_type="test") as writer:
+        for _ in range(4):
+            frame = {"observation.state": np.zeros(3), "action": np.zeros(2), "observation.images.front": image}
+            writer.add_frame(frame, task="look")
+        writer.end_episode()
+    seen = open_dataset(tmp_path / "ramp").image("front", 3).permute(1, 2, 0).numpy()
+    assert np.abs(seen.astype(int) - image).mean() < 8
+
+
+def test_only_what_is_asked_for_is_decoded(broken):
+    shutil.rmtree(broken / "videos/observation.images.wrist")
+    ds = open_dataset(broken)
+    assert read_back(ds.image("front", 5)) == 5
+    with pytest.raises(DataError, match=r"observation\.images\.wrist.*missing"):
+        ds[5]
+
+
+def test_an_item_may_be_changed_without_changing_the_dataset(dataset_root):
+    ds = open_dataset(dataset_root)
+    before = ds[3]["action"].clone()
+    ds[3]["action"].zero_()
+    assert torch.equal(ds[3]["action"], before)
+
+
+def _child_reads(ds, indices, results):
+    results.put([read_back(ds.image("front", i)) for i in indices])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_dataset_in_use_can_be_handed_to_another_process(dataset_root, method):
+    ds = open_dataset(dataset_root)
+    ds.image("front", 3)
+    context = multiprocessing.get_context(method)
+    results = context.Queue()
+    child = context.Process(target=_child_reads, args=(ds, [20, 2, 33], results))
+    child.start()
+    own = [read_back(ds.image("front", i)) for i in range(4, 30)]
+    assert results.get(timeout=60) == [20, 2, 33]
+    child.join()
+    assert own == list(range(4, 30))
+
+
+def test_a_pickled_dataset_opens_its_files_anew(dataset_root):
+    ds = open_dataset(dataset_root)
+    ds.image("wrist", 0)
+    assert read_back(pickle.loads(pickle.dumps(ds)).image("wrist", 21)) == 21
+
+
+def test_large_datasets_go_on_in_further_files(tmp_path):
+    root = write_dataset(tmp_path / "many", lengths=(9,) * 4, tasks=("go",) * 4, data_file_mib=0, video_file_mib=0)
+    assert len(list(root.glob("data/*/*.parquet"))) == 4
+    assert len(list(root.glob("videos/observation.images.front/*/*.mp4"))) == 4
+    ds = open_dataset(root)
+    assert [read_back(ds.image("front", i)) for i in (0, 8, 9, 35)] == [0, 8, 9, 35]
+    assert torch.equal(ds[35]["action"], torch.tensor([3.5, -3.5]))
+
+
+def test_the_files_are_those_of_the_v30_layout(dataset_root):
+    info = json.loads((dataset_root / "meta/info.json").read_text())
+    assert info["codebase_version"] == "v3.0"
+    assert (info["total_episodes"], info["total_frames"], info["total_tasks"]) == (3, FRAMES, 2)
+    assert {"total_videos", "total_chunks"}.isdisjoint(info)
+    assert pd.read_parquet(dataset_root / "meta/tasks.parquet").loc["open the drawer", "task_index"] == 1
+    rows = pq.read_table(dataset_root / "data/chunk-000/file-000.parquet")
+    kinds = {name: str(rows.schema.field(name).type) for name in ("timestamp", "frame_index", "index", "task_index")}
+    assert kinds == {"timestamp": "float", "frame_index": "int64", "index": "int64", "task_index": "int64"}
+    episodes = pq.read_table(dataset_root / "meta/episodes/chunk-000/file-000.parquet").to_pylist()
+    assert episodes[2]["videos/observation.images.wrist/from_timestamp"] == pytest.approx(1.4)
+    assert episodes[2]["videos/observation.images.wrist/to_timestamp"] == pytest.approx(3.4)
+    assert episodes[2]["stats/action/count"] == [20]
+
+
+def test_statistics_are_those_of_every_frame(dataset_root):
+    ds = open_dataset(dataset_root)
+    states = np.stack([item["observation.state"].numpy() for item in ds]).astype(np.float64)
+    stats = ds.statistics["observation.state"]
+    assert stats["count"] == [FRAMES]
+    for name, expected in {
+        "mean": states.mean(0),
+        "std": states.std(0),
+        "min": states.min(0),
+        "max": states.max(0),
+        "q01": np.quantile(states, 0.01, axis=0),
+        "q99": np.quantile(states, 0.99, axis=0),
+    }.items():
+        np.testing.assert_allclose(stats[name], expected, rtol=1e-9)
+    image = ds.statistics["observation.images.front"]
+    ones = sum(i.bit_count() for i in range(FRAMES)) / (8 * FRAMES)  # the share of white bars
+    assert np.shape(image["mean"]) == (3, 1, 1)
+    assert image["mean"][0][0][0] == pytest.approx(ones)
+    assert image["std"][2][0][0] == pytest.approx((ones * (1 - ones)) ** 0.5)
+    assert (image["min"][0][0][0], image["q50"][0][0][0], image["max"][0][0][0]) == (0, 0, 1)
+
+
+def _truncate(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _edit_info(root, **values):
+    path = root / "meta/info.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+DAMAGE = {
+    "no info": (lambda root: (root / "meta/info.json").unlink(), "not a LeRobot dataset"),
+    "info is not JSON": (lambda root: (root / "meta/info.json").write_text("{"), r"info\.json: not readable as JSON"),
+    "another version": (lambda root: _edit_info(root, codebase_version="v2.1"), "'v2.1'.*v3.0 can be read"),
+    "another count": (lambda root: _edit_info(root, total_frames=9), "total_frames is 9, and the episodes hold 34"),
+    "no features": (lambda root: _edit_info(root, features=None), "damaged metadata"),
+    "no action": (lambda root: _edit_info(root, features={"observation.state": {"dtype": "float32"}}), "no feature 'action'"),
+    "no statistics": (lambda root: (root / "meta/stats.json").unlink(), "stats.json is missing"),
+    "no tasks": (lambda root: (root / "meta/tasks.parquet").unlink(), r"tasks\.parquet: the file is missing"),
+    "no episodes": (lambda root: shutil.rmtree(root / "meta/episodes"), "episode tables are missing"),
+    "table cut off": (lambda root: _truncate(next(root.glob("data/*/*"))), r"file-000\.parquet: not readable as Parquet"),
+    "video cut off": (lambda root: _truncate(next(root.glob("videos/*front/*/*"))), r"file-000\.mp4: not readable as video"),
+    "no video": (lambda root: next(root.glob("videos/*front/*/*")).unlink(), r"file-000\.mp4: the video is missing"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_one_line_that_names_the_file(broken, name):
+    damage, says = DAMAGE[name]
+    damage(broken)
+    with pytest.raises(DataError, match=says) as caught:
+        open_dataset(broken)[0]
+    assert str(broken) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(DataError, match="nowhere: no such dataset folder"):
+        open_dataset(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("index", [-1, FRAMES])
+def test_a_frame_that_does_not_exist_is_refused(dataset_root, index):
+    with pytest.raises(DataError, match=f"no frame {index}; the dataset has {FRAMES}"):
+        open_dataset(dataset_root)[index]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"action": np.zeros(5)}, r"action: a value of shape \(5,\) for a feature of shape \(2,\)"),
+        ({"observation.images.front": np.zeros((32, 48, 3))}, "images are uint8, not float64"),
+        ({"odd": 1}, "missing or unknown: odd"),
+    ],
+)
+def test_a_frame_that_does_not_fit_is_refused_and_the_recording_goes_on(tmp_path, change, says):
+    good = blank_frame()
+    with LeRobotWriter(tmp_path / "new", fps=10, features=FEATURES, robot_type="test") as writer:
+        writer.add_frame(good, task="t")
+        with pytest.raises(DataError, match=says):
+            writer.add_frame(good | change, task="t")
+        writer.add_frame(good, task="t")
+        writer.end_episode()
+    assert open_dataset(tmp_path / "new")[1]["frame_index"] == 1
+
+
+@pytest.mark.parametrize(
+    ("feature", "says"),
+    [
+        ({"dtype": "video", "shape": [31, 48, 3]}, "even sizes"),
+        ({"dtype": "float32", "shape": [2, 2]}, "one dimension"),
+        ({"dtype": "complex64", "shape": [2]}, "cannot store complex64"),
+    ],
+)
+def test_features_that_cannot_be_stored_are_refused(tmp_path, feature, says):
+    with pytest.raises(DataError, match=says):
+        LeRobotWriter(tmp_path / "new", fps=10, features=FEATURES | {"more": feature}, robot_type="test")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_discarded_episodes_leave_no_trace(tmp_path):
+    frame = blank_frame()
+    white = frame | {"observation.images.front": np.full((32, 48, 3), 255, np.uint8)}
+    with LeRobotWriter(tmp_path / "new", fps=10, features=FEATURES, robot_type="test") as writer:
+        writer.add_frame(white, task="failed")
+        writer.discard_episode()
+        writer.add_frame(frame, task="solved")
+        writer.end_episode()
+    ds = open_dataset(tmp_path / "new")
+    assert len(ds) == 1
+    assert ds.tasks == ("solved",)
+    assert ds[0]["observation.images.front"].max() < 16
+
+
+def test_an_existing_folder_is_never_written_to(dataset_root):
+    with pytest.raises(DataError, match="exists already"):
+        LeRobotWriter(dataset_root, fps=10, features=FEATURES, robot_type="test")
+
+
+def test_a_recording_that_raises_leaves_nothing(tmp_path):
+    def interrupted():
+        with LeRobotWriter(tmp_path / "new", fps=10, features=FEATURES, robot_type="test") as writer:
+            writer.add_frame(blank_frame(), task="t")
+            writer.end_episode()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("leave", ["nothing", "an open episode"])
+def test_closing_without_a_whole_recording_is_refused_and_leaves_nothing(tmp_path, leave):
+    writer = LeRobotWriter(tmp_path / "new", fps=10, features=FEATURES, robot_type="test")
+    if leave == "an open episode":
+        writer.add_frame(blank_frame(), task="t")
+    with pytest.raises(DataError, match=r"nothing was recorded|neither ended nor discarded"):
+        writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_recording_leaves_no_dataset(tmp_path):
+    code = """
+import sys
+from data_helpers import FEATURES, blank_frame
+from benchbox.data import LeRobotWriter
+writer = LeRobotWriter(sys.argv[1], fps=10, features=FEATURES, robot_type="test")
+while True:
+    for _ in range(5):
+        writer.add_frame(blank_frame(), task="t")
+    writer.end_episode()
+    print(writer.episodes, flush=True)
+"""
+    root = tmp_path / "new"
+    environment = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    with subprocess.Popen([sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE, env=environment) as child:
+        assert child.stdout is not None
+        while child.stdout.readline() != b"3\n":
+            time.sleep(0)
+        child.send_signal(signal.SIGKILL)
+    assert not root.exists()
+    with pytest.raises(DataError, match="no such dataset"):
+        open_dataset(root)

@@ -1,0 +1,46 @@
+"""Text becomes tokens without any file, and the state in a prompt is never cut."""
+
+import numpy as np
+import pytest
+
+from benchbox.data.text import BOS, EOS, PAD, ByteTokenizer, padded, prompt, state_bins
+from benchbox.errors import ConfigurationError
+
+
+def test_any_text_comes_back():
+    tokenizer = ByteTokenizer(259)
+    text = "öffne die Schublade, 開ける\n"
+    assert tokenizer.decode([BOS, *tokenizer.encode(text), EOS, PAD, PAD]) == text
+    assert max(tokenizer.encode("\xff" + chr(0x10FFFF))) < 259
+
+
+def test_a_vocabulary_without_room_for_every_byte_is_refused():
+    with pytest.raises(ConfigurationError, match="text_vocab is 258, and the byte tokenizer has 259"):
+        ByteTokenizer(258)
+
+
+def test_bins_divide_minus_one_to_one_and_hold_what_lies_outside():
+    state = np.array([-5, -1, -1 + 1e-6, -0.001, 0, 0.999, 1, 5])
+    assert state_bins(state, 256).tolist() == [0, 0, 0, 127, 128, 255, 255, 255]
+
+
+def test_a_long_task_gives_way_to_the_state():
+    tokenizer = ByteTokenizer(259)
+    tokens, mask = prompt(tokenizer, "pick  up\nthe_cup " * 20, np.array([12, 255]), 64)
+    text = tokenizer.decode(tokens[mask].tolist())
+    assert len(tokens) == 64
+    assert mask.all()
+    assert text.startswith("Task: pick up the cup pick")
+    assert text.endswith(", State: 12 255;\nAction: ")
+
+
+def test_a_prompt_without_room_for_the_state_is_refused():
+    with pytest.raises(ConfigurationError, match="prompt_tokens is 20, and the prompt takes"):
+        prompt(ByteTokenizer(259), "reach", np.array([12, 255]), 20)
+
+
+def test_padding_cuts_what_is_too_long():
+    tokens, mask = padded([7, 8, 9], 2, pad=5)
+    assert (tokens.tolist(), mask.tolist()) == ([7, 8], [True, True])
+    tokens, mask = padded([7], 3, pad=5)
+    assert (tokens.tolist(), mask.tolist()) == ([7, 5, 5], [True, False, False])
