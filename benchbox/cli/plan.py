@@ -1,5 +1,6 @@
 """`benchbox plan`: what a run would do, before anything runs."""
 
+import shutil
 import sys
 import textwrap
 from typing import TYPE_CHECKING
@@ -54,26 +55,20 @@ def show(matrix: "Matrix", planned: "Plan") -> None:
     )
 
 
-def _wrapped(text: str) -> None:
-    print(textwrap.fill(text, 80, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False))
+def _wrapped(text: str, indent: int = 4) -> None:
+    print(textwrap.fill(text, 80, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False))
 
 
 def _table(cells: "Sequence[Cell]", fields: "Sequence[str]") -> None:
-    from benchbox.spec.matrix import word
+    """Aligned columns; on a terminal too narrow for them a wrapped line a cell, since a folded table cannot be read."""
+    from benchbox.spec.matrix import describe, word
 
-    head = ["cell", *fields]
-    rows = [[cell.cell_id, *(word(getattr(cell, field)) for field in fields)] for cell in cells]
-    if not sys.stdout.isatty():
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        for row in (head, *rows):
-            print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    rows = [["cell", *fields], *([cell.cell_id, *(word(getattr(cell, field)) for field in fields)] for cell in cells)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    if sys.stdout.isatty() and max(map(len, lines)) > shutil.get_terminal_size().columns:
+        for cell in cells:
+            _wrapped(f"{cell.cell_id}  {describe({field: getattr(cell, field) for field in fields})}", indent=14)
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in head:
-        table.add_column(name, no_wrap=name == "cell", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False).print(table)
+    typer.secho(lines[0], bold=True)  # plain where there is no terminal
+    print("\n".join(lines[1:]))

@@ -11,7 +11,7 @@ import pytest
 
 from benchbox.cli.plan import show
 from benchbox.plan import plan
-from benchbox.spec import load_matrix
+from benchbox.spec import load_matrix, parse_overrides
 
 MATRICES = Path(__file__).parents[3] / "matrices"
 
@@ -71,17 +71,30 @@ def test_a_wrong_matrix_is_one_line_a_problem_and_exit_code_2(benchbox, matrix):
     ]
 
 
-def test_on_a_terminal_of_80_columns_no_cell_id_is_cut():
+WIDE = "axes.seed=[0,1],axes.accumulation=[1,2],axes.batch=[1,2],world_size=null,axes.world_size=[2,4]"
+
+
+@pytest.mark.parametrize("sets", ["measure.steps=3", WIDE], ids=["narrow", "wide"])
+def test_a_terminal_of_80_columns_shows_every_cell_whole(sets):
+    matrix = MATRICES / "fsdp_vs_zero2.yaml"
     primary, secondary = pty.openpty()
-    command = [sys.executable, "-m", "benchbox.cli.app", "plan", str(MATRICES / "fsdp_vs_zero2.yaml")]
+    command = [sys.executable, "-m", "benchbox.cli.app", "plan", str(matrix), "--set", sets, "--only", "cams=1"]
     environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
     with subprocess.Popen(command, stdout=secondary, env=environment, cwd=MATRICES.parent) as process:
+        os.close(secondary)
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", "".join(iter(lambda: _read(primary), "")))
         assert process.wait(60) == 0
-    os.close(secondary)
-    shown = os.read(primary, 1 << 16).decode()
     os.close(primary)
-    for cell in plan(load_matrix(MATRICES / "fsdp_vs_zero2.yaml")).cells:
-        assert cell.cell_id in shown
+    for cell in plan(load_matrix(matrix, parse_overrides([sets])), "cams=1").cells:
+        assert re.search(rf"^{cell.cell_id}  .*{cell.backend} ", shown, re.MULTILINE)
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+def _read(terminal: int) -> str:
+    try:
+        return os.read(terminal, 1 << 16).decode()
+    except OSError:  # EIO: the other side is closed
+        return ""
 
 
 def test_a_plan_without_a_cell_that_can_run_still_says_why(matrix, capsys):
