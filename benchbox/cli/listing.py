@@ -38,7 +38,7 @@ def show(
     policy_dirs: PolicyDirOption,
     form: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.text,
 ) -> None:
-    """Print the policies, backends, recipes or metrics that a matrix can name."""
+    """Print the policies, backends, recipes or metrics there are."""
     if kind is Kind.policies:
         rows = _policies(policy_dirs)
     else:

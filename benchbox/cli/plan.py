@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(matrix: MatrixArgument, sets: SetOption, policy_dirs: PolicyDirOption, only: OnlyOption = "") -> None:
-    """Print the cells of a matrix, and every cell it skips with the reason."""
+    """Print the cells of a matrix, and what is skipped and why."""
     from benchbox.plan import plan as plan_cells
     from benchbox.spec import load_matrix, parse_overrides
 

@@ -82,4 +82,4 @@ class MeasureSpec:
     steps: int = 10
     launches: int = 3
     timeout_s: float = 600.0  # of one launch, start to end
-    hang_after_s: float = 120.0  # without any rank reporting progress
+    hang_after_s: float = 120.0  # without any rank reporting progress, once the first one has begun to step

@@ -42,7 +42,9 @@ def structure(source: Source) -> list[Problem]:
                 found.append(Problem(where, f"axis {name} varies {key}, which axis {owner[key]} varies already"))
             owner.setdefault(key, name)
         for index, point in enumerate(points):
-            if point.keys() != points[0].keys():
+            if not point:
+                found.append(Problem(source.where(("axes", name, index)), f"this point of axis {name} is empty"))
+            elif point.keys() != points[0].keys():
                 message = f"every point of axis {name} needs the same keys: {', '.join(points[0])}"
                 found.append(Problem(source.where(("axes", name, index)), message))
     found += _too_many(source, axes)
