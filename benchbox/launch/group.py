@@ -49,6 +49,7 @@ def run_group(
         return unreadable(problem)
     finally:
         group.end()
+        job.tidy()
     return judge(ending, group.failures(), stacks=stacks, group_said=_tail(job.group_log))
 
 

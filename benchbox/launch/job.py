@@ -55,6 +55,12 @@ class Job:
         self.folder.mkdir(parents=True)
         write_json(self.file, {"kind": self.kind, **self.told, "out": str(self.folder.resolve())})
 
+    def tidy(self) -> None:
+        """Remove what was kept ready for a failure that did not come."""
+        for rank in range(self.ranks):
+            if self.stack(rank).exists() and not self.stack(rank).stat().st_size:
+                self.stack(rank).unlink()
+
 
 @dataclass(frozen=True, slots=True)
 class RankExit:

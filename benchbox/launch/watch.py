@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 
+# Loading code and building billions of parameters takes minutes in which nothing is seen to move: for the timeout to judge.
+_OPAQUE_STAGES = ("build", "prepare")
+
 # Once every rank has said its last word, processes get this long to go.
 _EXIT_LIMIT_S = 60.0
 
@@ -87,9 +90,9 @@ def _patience_s(job: Job, traces: Sequence[Trace]) -> float:
     """How long all ranks may stand still, as they stand now."""
     if all(trace.ended for trace in traces):
         return _EXIT_LIMIT_S
-    if any(trace.place for trace in traces):
-        return job.hang_after_s
-    return math.inf  # ranks load their code and find each other, of which nothing is seen: that is for the timeout to judge
+    if all(trace.place is None or trace.place.stage in _OPAQUE_STAGES for trace in traces):
+        return math.inf
+    return job.hang_after_s
 
 
 def _read(job: Job, traces: Sequence[Trace], offsets: list[int]) -> bool:

@@ -1,0 +1,158 @@
+"""A matrix of one policy that fails in every way and one that does not, run by the real command."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+POLICIES = Path(__file__).parent / "policies"
+MATRIX = """\
+name: faults
+policy: faulty
+backend: ddp
+recipe: fp32
+world_size: 2
+batch: 2
+data: synthetic
+axes:
+  size: [raises, killed, sleeps, out_of_memory, healthy]
+measure: {warmup_steps: 1, steps: 3, launches: 1, hang_after_s: 10, timeout_s: 240}
+"""
+
+pytestmark = pytest.mark.ranks
+
+
+def command(matrix: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "benchbox.cli.app", "run", str(matrix), "--policy-dir", str(POLICIES), *options]
+
+
+def benchbox_run(matrix: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(matrix, *options), capture_output=True, text=True, cwd=matrix.parent, timeout=500)
+
+
+def records(folder: Path) -> dict[str, dict[str, Any]]:
+    """Records by the cell's size and seed, as `healthy 0`."""
+    found = (json.loads(path.read_text()) for path in folder.glob("cells/*/launch-1.json"))
+    return {f"{record['cell']['size']} {record['cell']['seed']}": record for record in found}
+
+
+def survivors(folder: Path) -> list[str]:
+    """Command lines of processes that a launch of this run started, whatever became of their parents."""
+    alive = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("BENCHBOX_JOB", "").startswith(str(folder)):
+                alive.append(" ".join(process.cmdline()))
+    return alive
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "faults.yaml").write_text(MATRIX)
+    return folder, benchbox_run(folder / "faults.yaml")
+
+
+def test_every_fault_is_typed_with_its_rank_and_phase_and_the_other_cell_finishes(faults: Any) -> None:
+    folder, done = faults
+    expected = {
+        "raises 0": ("crash", "RuntimeError", 1, "forward"),
+        "killed 0": ("crash", "Killed", 1, "forward"),
+        "sleeps 0": ("hang", "Hang", 1, "forward"),
+        "out_of_memory 0": ("oom", "OutOfMemoryError", 0, "forward"),
+        "healthy 0": ("ok", None, None, None),
+    }
+    found = {
+        name: (record["status"], *((record["error"] or {}).get(key) for key in ("type", "rank", "phase")))
+        for name, record in records(folder / "runs" / "faults").items()
+    }
+    assert found == expected, done.stdout + done.stderr
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: 4 of 5 cells did not end ok")
+    assert survivors(folder) == []
+
+
+def test_a_hang_is_recorded_with_the_line_the_rank_stood_in(faults: Any) -> None:
+    folder, _ = faults
+    assert "policy.py" in records(folder / "runs" / "faults")["sleeps 0"]["error"]["traceback"]
+
+
+def test_every_launch_leaves_one_plain_line_and_the_logs_of_its_ranks(faults: Any) -> None:
+    folder, done = faults
+    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
+    assert [line.split()[:4] for line in lines] == [
+        ["[1/5]", "size=raises", "#1", "crash"],
+        ["[2/5]", "size=killed", "#1", "crash"],
+        ["[3/5]", "size=sleeps", "#1", "hang"],
+        ["[4/5]", "size=out_of_memory", "#1", "oom"],
+        ["[5/5]", "size=healthy", "#1", "ok"],
+    ]
+    assert "\x1b" not in done.stdout
+    assert len(list((folder / "runs" / "faults").glob("cells/*/launch-1/rank[01].log"))) == 10
+
+
+def test_a_second_run_keeps_what_is_ok_and_runs_the_failed_again(faults: Any) -> None:
+    folder, _ = faults
+    run = folder / "runs" / "faults"
+    before = records(run)
+    done = benchbox_run(folder / "faults.yaml", "--only", "size in [raises, healthy]")
+    after = records(run)
+    changed = {name for name in before if after[name]["started_at"] != before[name]["started_at"]}
+    assert changed == {"raises 0"}, done.stdout + done.stderr
+    assert done.returncode == 3
+    assert len(json.loads((run / "run.json").read_text())["cells"]) == 5  # --only leaves the others in the run
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Iterator[tuple[Path, subprocess.CompletedProcess[str]]]:
+    """A run of three cells, told by Ctrl-C to stop in the second; meanwhile a second run of it was tried."""
+    text = MATRIX.replace("ddp", "single").replace("world_size: 2", "world_size: 1")
+    (tmp_path / "faults.yaml").write_text(
+        text.replace("size: [raises, killed, sleeps, out_of_memory, healthy]", "seed: [0, 1, 2]")
+    )
+    (tmp_path / "faults.yaml").write_text((tmp_path / "faults.yaml").read_text() + "size: healthy\n")
+    process = subprocess.Popen(
+        command(tmp_path / "faults.yaml"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    try:
+        until(lambda: len(list(tmp_path.glob("runs/faults/cells/*/launch-1/events-rank0.jsonl"))) == 2)
+        second = benchbox_run(tmp_path / "faults.yaml")
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 130, out + err
+        assert "resume with: benchbox run" in err.splitlines()[-1]
+        yield tmp_path, second
+    finally:
+        process.kill()
+
+
+def test_ctrl_c_ends_the_group_and_the_same_command_resumes(stopped: Any) -> None:
+    folder, second = stopped
+    run = folder / "runs" / "faults"
+    assert second.returncode == 2
+    assert "another run (process " in second.stderr
+    assert survivors(folder) == []
+    before = records(run)
+    assert sorted(record["status"] for record in before.values()) == ["interrupted", "ok"]
+    done = benchbox_run(folder / "faults.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = records(run)
+    assert [record["status"] for record in after.values()] == ["ok"] * 3
+    assert after["healthy 0"]["started_at"] == before["healthy 0"]["started_at"]
+    assert done.stdout.splitlines()[0] == "1 of 3 launches are done already"
