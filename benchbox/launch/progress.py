@@ -100,8 +100,8 @@ class ConsoleProgress(Progress):
         numbers = f"{self._done}/{self._total} launches  {cells}/{self._cells} cells"
         if self._failed:
             numbers += f"  {self._failed} failed"
-        if self._durations:
-            numbers += f"  about {_clock(self._remaining_s())} left"
+        if self._durations and (remaining_s := self._remaining_s()) >= 1:
+            numbers += f"  about {_clock(remaining_s)} left"
         head = Table.grid(padding=(0, 2))
         head.add_row(ProgressBar(total=self._total, completed=self._done, width=24), Text(numbers))
         display = Table.grid()
