@@ -137,7 +137,7 @@ def _numeric(
         yield f"<= {number(high)}", (-infinity, high), None
     if (allowed := threshold.get("max_regression")) is None:
         return
-    text = f"within {allowed:.2%} of the baseline"
+    text = f"within {allowed * 100:g}% of the baseline"
     if reference.baseline is None:
         yield text, None, reference.remedy
         return
@@ -147,11 +147,11 @@ def _numeric(
         return
     worse, better = base + allowed * abs(base), base - allowed * abs(base)
     if wanted.direction == "lower":
-        yield f"<= {number(worse)} (baseline {number(base)} + {allowed:.2%})", (-infinity, worse), None
+        yield f"<= {number(worse)} (baseline {number(base)} + {allowed * 100:g}%)", (-infinity, worse), None
     elif wanted.direction == "higher":
-        yield f">= {number(better)} (baseline {number(base)} - {allowed:.2%})", (better, infinity), None
+        yield f">= {number(better)} (baseline {number(base)} - {allowed * 100:g}%)", (better, infinity), None
     else:
-        yield f"{number(better)} .. {number(worse)} (baseline {number(base)} +- {allowed:.2%})", (better, worse), None
+        yield f"{number(better)} .. {number(worse)} (baseline {number(base)} +- {allowed * 100:g}%)", (better, worse), None
 
 
 def _row(

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 HALF, FULL = 530.0, 1090.0  # widths: two charts side by side, one alone
-BAR_LEFT = 118.0  # names of series stand left of it
-TEXT_WIDTH = 132.0  # kept free for values, right of the longest bar
+CHARACTER = 7.4  # width to allow for one, generous for the font of the style sheet
+GAP = 10.0  # between a bar and the name left and the value right of it
+LONGEST_NAME, LONGEST_TEXT = 24, 26  # characters; what is longer is cut, and whole in the description
 BAR_HEIGHT = 16.0
 ROW_HEIGHT = 23.0
 GROUP_HEAD = 26.0  # name of a group above its bars
@@ -30,8 +31,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One cell. `y` is the top of the bar, `whisker` the range over launches; without segments `text` says why."""
+    """One cell. `y` is the top of the bar, `x` its left end, `whisker` the range over launches; without segments `text` says
+    why.
+    """
 
+    x: float
     y: float
     name: str
     segments: tuple[Segment, ...]
@@ -39,9 +43,17 @@ class Bar:
     text: str
 
     @property
+    def short_name(self) -> str:
+        return _cut(self.name, LONGEST_NAME)
+
+    @property
+    def short_text(self) -> str:
+        return _cut(self.text, LONGEST_TEXT)
+
+    @property
     def end(self) -> float:
         """Where the text begins."""
-        ends = [BAR_LEFT, *(segment.x + segment.width for segment in self.segments)]
+        ends = [self.x, *(segment.x + segment.width for segment in self.segments)]
         return max(max(ends), *self.whisker) if self.whisker else max(ends)
 
 
@@ -117,7 +129,8 @@ def chart(
     longest = max((max([_length(entry), *(entry.spread or ())]) for entry in entries if entry.pieces), default=0.0)
     if longest <= 0:
         return None
-    per_unit = (width - BAR_LEFT - TEXT_WIDTH) / longest
+    left = _room((entry.name for entry in entries), LONGEST_NAME)
+    per_unit = (width - left - _room((entry.text for entry in entries), LONGEST_TEXT)) / longest
     groups = []
     y = 0.0
     for name in dict.fromkeys(entry.group for entry in entries):
@@ -125,10 +138,10 @@ def chart(
         y += GROUP_HEAD if name else 6
         bars = []
         for entry in (entry for entry in entries if entry.group == name):
-            bars.append(_bar(entry, y, per_unit))
+            bars.append(_bar(entry, left, y, per_unit))
             y += ROW_HEIGHT
         groups.append(Group(y=head, name=name, bars=tuple(bars)))
-    ticks = [Tick(x=BAR_LEFT + tick * scale * per_unit, text=f"{tick:g}") for tick in nice_ticks(longest / scale)]
+    ticks = [Tick(x=left + tick * scale * per_unit, text=f"{tick:g}") for tick in nice_ticks(longest / scale)]
     return Chart(
         key=key,
         title=title,
@@ -147,9 +160,17 @@ def _length(entry: Entry) -> float:
     return (max(values) if entry.layered else sum(values)) if values else 0.0
 
 
-def _bar(entry: Entry, y: float, per_unit: float) -> Bar:
+def _room(texts: Iterable[str], longest: int) -> float:
+    return min(max(map(len, texts), default=0), longest) * CHARACTER + GAP
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def _bar(entry: Entry, left: float, y: float, per_unit: float) -> Bar:
     segments = []
-    x = BAR_LEFT
+    x = left
     pieces = sorted(entry.pieces, key=lambda piece: -piece.value) if entry.layered else entry.pieces
     for piece in pieces:
         segments.append(Segment(x=x, width=piece.value * per_unit, colour=piece.colour, title=piece.title))
@@ -157,8 +178,8 @@ def _bar(entry: Entry, y: float, per_unit: float) -> Bar:
             x += piece.value * per_unit
     whisker = None
     if entry.spread is not None and entry.spread[0] < entry.spread[1]:
-        whisker = (BAR_LEFT + entry.spread[0] * per_unit, BAR_LEFT + entry.spread[1] * per_unit)
-    return Bar(y=y, name=entry.name, segments=tuple(segments), whisker=whisker, text=entry.text)
+        whisker = (left + entry.spread[0] * per_unit, left + entry.spread[1] * per_unit)
+    return Bar(x=left, y=y, name=entry.name, segments=tuple(segments), whisker=whisker, text=entry.text)
 
 
 def nice_ticks(longest: float, about: int = 5) -> list[float]:

@@ -142,4 +142,4 @@ def _flag(summary: CellSummary) -> str:
     """A number of a cell that did not wholly succeed says so beside it."""
     if summary.whole:
         return ""
-    return f" ({len(summary.ok)} of {summary.planned} launches)"
+    return f" ({len(summary.ok)}/{summary.planned} ok)"

@@ -65,17 +65,18 @@ def _named(cell: Mapping[str, object], field: str) -> str:
 
 
 def _sentence(subject: str, reference: str, members: Sequence[Comparison]) -> str:
-    ratios = [comparison.ratio for comparison in members if comparison.ratio is not None]
+    """Ratios are quoted of the pairs that their launches tell apart; the others are counted."""
+    ratios = [comparison.ratio for comparison in members if comparison.ratio is not None and comparison.apart]
+    unsettled = len(members) - len(ratios)
+    if not ratios:
+        return f"Launches do not settle whether {subject} or {reference} trains faster."
     low, high = f"{min(ratios):.2f}x", f"{max(ratios):.2f}x"
-    reach = low if low == high else f"{low} to {high}"
-    text = f"{subject} trains at {reach} the samples/s of {reference}"
+    text = f"{subject} trains at {low if low == high else f'{low} to {high}'} the samples/s of {reference}"
     if len(members) > 1:
-        text += f", in {len(members)} pairs of cells"
-    unclear = sum(comparison.apart is not True for comparison in members)
-    if unclear:
-        which = "it" if len(members) == 1 else f"{unclear} of them"
-        text += f"; launches do not settle {which}"
-    return text + "."
+        text += f" in {len(ratios)} of {len(members)} pairs of cells"
+    if unsettled:
+        text += "; launches do not settle the rest" if unsettled > 1 else "; launches do not settle the other"
+    return f"{text}."
 
 
 def _card(comparison: Comparison, axes: Sequence[str]) -> Card:

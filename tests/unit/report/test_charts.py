@@ -6,7 +6,9 @@ import itertools
 
 import pytest
 
-from benchbox.report.charts import BAR_LEFT, HALF, TEXT_WIDTH, Entry, Piece, chart, nice_ticks
+from benchbox.report.charts import CHARACTER, GAP, HALF, LONGEST_NAME, Entry, Piece, chart, nice_ticks
+
+TEXT = CHARACTER + GAP  # room for one character
 
 
 def entry(*values, spread=None, group="", layered=False):
@@ -21,13 +23,13 @@ def drawn(*entries, scale=1.0):
 def test_bars_are_as_long_as_their_values_and_the_longest_leaves_room_for_its_text():
     one, two = drawn(entry(1.0), entry(4.0)).groups[0].bars
     assert two.segments[0].width == pytest.approx(4 * one.segments[0].width)
-    assert two.end == pytest.approx(HALF - TEXT_WIDTH)
+    assert two.end == pytest.approx(HALF - TEXT)
 
 
 def test_a_whisker_beyond_the_bar_is_inside_the_chart_and_moves_the_text():
     (bar,) = drawn(entry(1.0, spread=(0.5, 2.0))).groups[0].bars
-    assert bar.end == bar.whisker[1] == pytest.approx(HALF - TEXT_WIDTH)
-    assert bar.segments[0].width == pytest.approx((bar.end - BAR_LEFT) / 2)
+    assert bar.end == bar.whisker[1] == pytest.approx(HALF - TEXT)
+    assert bar.segments[0].width == pytest.approx((bar.end - bar.x) / 2)
 
 
 def test_one_launch_has_no_whisker():
@@ -38,7 +40,7 @@ def test_stacked_pieces_follow_one_another_and_layered_ones_share_their_start():
     (stacked,) = drawn(entry(1.0, 2.0)).groups[0].bars
     assert stacked.segments[1].x == pytest.approx(stacked.segments[0].x + stacked.segments[0].width)
     (layered,) = drawn(entry(1.0, 2.0, layered=True)).groups[0].bars
-    assert [segment.x for segment in layered.segments] == [BAR_LEFT, BAR_LEFT]
+    assert [segment.x for segment in layered.segments] == [layered.x, layered.x]
     assert layered.segments[0].width > layered.segments[1].width
 
 
@@ -48,6 +50,13 @@ def test_bars_of_a_group_stand_together_whatever_their_order_and_never_overlap()
     tops = [bar.y for group in placed.groups for bar in group.bars]
     assert all(later - earlier >= 16 for earlier, later in itertools.pairwise(tops))
     assert placed.height > tops[-1] + 16
+
+
+def test_a_name_too_long_for_the_chart_is_cut():
+    (bar,) = drawn(Entry(group="", name="n" * 80, pieces=entry(1.0).pieces, spread=None, text="t")).groups[0].bars
+    assert bar.short_name == "n" * (LONGEST_NAME - 3) + "..."
+    assert bar.name == "n" * 80
+    assert bar.x == LONGEST_NAME * CHARACTER + GAP
 
 
 def test_nothing_to_draw_is_no_chart():

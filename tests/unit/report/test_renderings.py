@@ -79,7 +79,7 @@ def test_markdown_shows_names_literally_and_keeps_its_tables_whole(written):
 def test_markdown_says_what_the_page_says(written):
     text = written.markdown.read_text()
     for part in (
-        "**fsdp1\\_full trains at 0.65x the samples/s of zero2, in 3 pairs of cells.**",
+        "**fsdp1\\_full trains at 0.65x the samples/s of zero2 in 3 of 3 pairs of cells.**",
         "| fsdp1\\_full | 1 | eager | no | ok | 9.07 | 0.65x | 441 ms (437..445) | 160 MiB |",
         "OutOfMemoryError: tried to allocate 2.00 GiB",
         "zero3 refuses checkpointing",
