@@ -29,9 +29,9 @@ class Finding:
         return asdict(self)
 
 
-def fails(findings: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether findings, as a record holds them, keep an audit from passing."""
-    return any(finding["severity"] in FAILING for finding in findings)
+def failing(findings: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of findings, as a record holds them, those that keep an audit from passing."""
+    return [finding for finding in findings if finding["severity"] in FAILING]
 
 
 def finding_lines(finding: Mapping[str, Any]) -> list[str]:

@@ -13,12 +13,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 from benchbox.backends.observe import optimizer_chain
+from benchbox.optim.groups import own_name
 from benchbox.optim.masters import MasterWeightOptimizer
 
 # Where ZeRO-1/2, DeepSpeed's bf16 optimizer and ZeRO-3 keep the flat tensors they step.
 _PARTITIONS = ("single_partition_of_fp32_groups", "fp32_groups_flat_partition", "fp32_partitioned_groups_flat")
-# What wrappers put into a parameter's path.
-_WRAPPER_NAMES = frozenset({"module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
 # Optimizers whose arithmetic is known: each steps exactly the tensors in its groups, in their own dtype. Any other may hide
 # masters or compensation.
 _KNOWN_MODULES = ("torch.optim.", "deepspeed.ops.adam.")
@@ -56,7 +55,7 @@ def master_names(chain: list[Any], live: Mapping[int, str]) -> dict[int, str]:
 def live_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Parameters of a wrapped model, by the names they had before it was wrapped."""
     for path, parameter in model.named_parameters():
-        yield ".".join(part for part in path.split(".") if part not in _WRAPPER_NAMES), parameter
+        yield own_name(path), parameter
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -59,13 +59,16 @@ def _unknowns(censuses: Sequence[Census]) -> Iterator[Breach]:
 
 
 def stepped_evidence(found: Sequence[tuple[int, SteppedTensor]]) -> dict[str, Any]:
-    """Who and how much: ranks, dtypes, tensors and elements (summed over ranks), and up to ten names."""
+    """Who and how much: ranks, dtypes, tensors and elements of the rank with most of them, and up to ten names."""
+    by_rank: dict[int, list[SteppedTensor]] = {}
+    for rank, tensor in found:
+        by_rank.setdefault(rank, []).append(tensor)
     names = list(dict.fromkeys(tensor.name for _, tensor in found))
     more = len(names) - NAMES_SHOWN
     return {
-        "ranks": sorted({rank for rank, _ in found}),
+        "ranks": sorted(by_rank),
         "dtypes": sorted({tensor.dtype for _, tensor in found}),
-        "tensors": len(found),
-        "elements": sum(tensor.elements for _, tensor in found),
+        "tensors": max(len(held) for held in by_rank.values()),
+        "elements": max(sum(tensor.elements for tensor in held) for held in by_rank.values()),
         "names": names[:NAMES_SHOWN] + ([f"and {more} more"] if more > 0 else []),
     }
