@@ -26,6 +26,7 @@ class BackendInfo:
     recipes: tuple[str, ...] = tuple(RECIPES)
     checkpointing: bool = True
     no_checkpointing_because: str = ""
+    saves: bool = False  # whether the trainer can save and resume it
 
     def refusal(self, *, world_size: int, recipe: str, checkpointing: bool) -> str | None:
         """Why this backend cannot run such a cell, or None when it can."""
@@ -69,11 +70,13 @@ _BUILT_IN = (
         target="benchbox.backends.replicated:Single",
         min_ranks=1,
         max_ranks=1,
+        saves=True,
     ),
     BackendInfo(
         name="ddp",
         summary="DistributedDataParallel: everything replicated, gradients all-reduced",
         target="benchbox.backends.replicated:Ddp",
+        saves=True,
     ),
     BackendInfo(
         name="fsdp1_full",

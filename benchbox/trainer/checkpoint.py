@@ -16,9 +16,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 
-from benchbox import __version__
-from benchbox.errors import ConfigurationError, DataError, Problem, UnsupportedError
-from benchbox.store.files import read_json, write_json
+from benchbox.errors import DataError
+from benchbox.store.checkpoints import check_same, describe_in, keep_newest, name_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,29 +27,11 @@ if TYPE_CHECKING:
     from benchbox.session import Session
     from benchbox.spec.cell import Cell
 
-_PREFIX = "step-"
-_WHOLE_ON_EVERY_RANK = ("single", "ddp")
-
-
-def latest(folder: Path) -> Path | None:
-    """The newest checkpoint in a folder of them, or None."""
-    found = [path for path in folder.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdigit()]
-    return max(found, key=lambda path: int(path.name.removeprefix(_PREFIX)), default=None)
-
 
 class Checkpoints:
-    """Saves and restores sessions of one cell.
-
-    Raises:
-        UnsupportedError: the cell's backend shards; saving shards is not there yet.
-    """
+    """Saves and restores sessions of one cell, whose backend holds everything on every rank."""
 
     def __init__(self, folder: Path, cell: Cell, *, every: int, keep: int) -> None:
-        if cell.backend not in _WHOLE_ON_EVERY_RANK:
-            raise UnsupportedError(
-                f"checkpoints of {cell.backend} are not there yet: train with {' or '.join(_WHOLE_ON_EVERY_RANK)}, "
-                "or without them by checkpoint: {every: 0}"
-            )
         self.every = every
         self._folder = folder
         self._cell = cell
@@ -58,7 +39,7 @@ class Checkpoints:
 
     def save(self, session: Session, steps: int) -> Path:
         """Save what `steps` steps have made. Called on every rank; returns when the checkpoint is on disk."""
-        final = self._folder / f"{_PREFIX}{steps:08d}"
+        final = self._folder / name_of(steps)
         partial = self._folder / f".partial-{final.name}"
         if _rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
@@ -71,26 +52,24 @@ class Checkpoints:
             save_file(tensors, partial / "model.safetensors")
             torch.save(prepared.stepping.state_dict(), partial / "optimizer.pt")
             torch.save(prepared.schedule.state_dict(), partial / "schedule.pt")
-            about = {"schema_version": 1, "steps": steps, "cell": self._cell.to_dict(), "benchbox_version": __version__}
-            write_json(partial / "checkpoint.json", about)
+            describe_in(partial, self._cell, steps)
         _barrier()
         if _rank() == 0:
             _to_disk(partial)
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
-            self._drop_old()
+            keep_newest(self._folder, self._keep)
         _barrier()
         return final
 
-    def restore(self, session: Session, checkpoint: Path) -> int:
-        """Load a checkpoint into a freshly built session and return the number of steps it holds.
+    def restore(self, session: Session, checkpoint: Path) -> None:
+        """Load a checkpoint into a freshly built session.
 
         Raises:
             ConfigurationError: it is of another configuration.
             DataError: it is damaged.
         """
-        about = read_json(checkpoint / "checkpoint.json")
-        self._check_same(about, checkpoint)
+        check_same(checkpoint, self._cell)
         device = session.device
         prepared = session.backend.prepared
         try:
@@ -106,21 +85,6 @@ class Checkpoints:
         torch.set_rng_state(random["cpu"])
         if device.type == "cuda":
             torch.cuda.set_rng_state(random["cuda"], device)
-        return int(about["steps"])
-
-    def _check_same(self, about: dict[str, Any], checkpoint: Path) -> None:
-        now, then = self._cell.to_dict(), about["cell"]
-        different = sorted(key for key in now if now[key] != then.get(key))
-        if different:
-            changes = ", ".join(f"{key} {then.get(key)!r} there and {now[key]!r} here" for key in different)
-            raise ConfigurationError(
-                Problem(str(checkpoint), f"of another configuration: {changes}", "resume with what it was trained with")
-            )
-
-    def _drop_old(self) -> None:
-        found = sorted(path for path in self._folder.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdigit())
-        for path in found[: -self._keep]:
-            shutil.rmtree(path)
 
 
 def _policy(model: nn.Module) -> nn.Module:

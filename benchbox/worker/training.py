@@ -10,7 +10,9 @@ from benchbox.data.loader import open_stream
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy
 from benchbox.spec.train import TrainConfig
-from benchbox.trainer.checkpoint import Checkpoints, latest
+from benchbox.store.checkpoints import checkpoints as checkpoints_in
+from benchbox.store.checkpoints import steps_of
+from benchbox.trainer.checkpoint import Checkpoints
 from benchbox.trainer.loop import train as run_loop
 from benchbox.trainer.metrics import MetricsLog
 from benchbox.worker.expected import check_backend
@@ -32,8 +34,8 @@ def train(job: dict[str, Any], rank: int, position: Position, events: EventWrite
         checkpoints = Checkpoints(folder / "checkpoints", cell, every=config.checkpoint_every, keep=config.keep)
     policy = build_cell_policy(cell, [Path(each) for each in job["policy_dirs"]])
     spec = policy.batch_spec()
-    checkpoint = latest(folder / "checkpoints") if job["resume"] and checkpoints is not None else None
-    start = int(checkpoint.name.rpartition("-")[2]) if checkpoint is not None else 0
+    found = checkpoints_in(folder / "checkpoints") if job["resume"] else []
+    start = steps_of(found[-1]) if found else 0
     stream = open_stream(
         cell.data,
         spec,
@@ -48,8 +50,8 @@ def train(job: dict[str, Any], rank: int, position: Position, events: EventWrite
         report.stage("prepare")
         session = build_session(cell, policy, stream.statistics)
         check_backend(cell, session.backend.observe())
-        if checkpoints is not None and checkpoint is not None:
-            checkpoints.restore(session, checkpoint)
+        if checkpoints is not None and found:
+            checkpoints.restore(session, found[-1])
         metrics = MetricsLog(
             folder / "metrics.jsonl",
             start=start,
