@@ -10,18 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchbox.cli.options import PolicyDirOption
+from benchbox.cli.options import Format, FormatOption, PolicyDirOption
 from benchbox.errors import CellFailedError, ConfigurationError, Problem, ThresholdError, UnsupportedError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from benchbox.spec.cell import Cell
-
-
-class Format(StrEnum):
-    text = "text"
-    json = "json"
 
 
 class Data(StrEnum):
@@ -46,7 +41,7 @@ def audit_precision(
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Steps before the one that is looked at.")] = 3,
     beta2: Annotated[float | None, typer.Option(min=0.0, help="AdamW's second beta.", show_default="that of a matrix")] = None,
     data: Annotated[Data, typer.Option(help="What to step on.")] = Data.synthetic,
-    output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.text,
+    output: FormatOption = Format.text,
 ) -> None:
     """Run a few steps on real ranks and report every dtype they touched: parameters, gradients, masters and optimizer state.
 

@@ -1,20 +1,15 @@
 """`benchbox check` and `benchbox baseline`: holding a run against its thresholds."""
 
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from benchbox.cli.options import Format, FormatOption
 from benchbox.errors import ThresholdError
 
 BASELINES = Path("reports/baselines")
-
-
-class Format(StrEnum):
-    text = "text"
-    json = "json"
 
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
@@ -25,7 +20,7 @@ def check(
     baseline: Annotated[
         Path, typer.Option(metavar="FILE|DIR", help="A baseline file, or a folder of <machine>/<matrix>.json.")
     ] = BASELINES,
-    output: Annotated[Format, typer.Option("--format", help="text or json.")] = Format.text,
+    output: FormatOption = Format.text,
 ) -> None:
     """Hold a run against the thresholds of its matrix: expected, found, verdict.
 

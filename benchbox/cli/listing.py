@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchbox.cli.options import PolicyDirOption
+from benchbox.cli.options import Format, FormatOption, PolicyDirOption
 
 Rows = list[dict[str, Any]]
 
@@ -21,13 +21,6 @@ class Kind(StrEnum):
     metrics = "metrics"
 
 
-class Format(StrEnum):
-    """How to print."""
-
-    text = "text"
-    json = "json"
-
-
 def register(app: typer.Typer) -> None:
     """Add the verb."""
     app.command("list")(show)
@@ -36,7 +29,7 @@ def register(app: typer.Typer) -> None:
 def show(
     kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
     policy_dirs: PolicyDirOption,
-    form: Annotated[Format, typer.Option("--format", help="How to print.")] = Format.text,
+    form: FormatOption = Format.text,
 ) -> None:
     """Print the policies, backends, recipes or metrics there are."""
     if kind is Kind.policies:

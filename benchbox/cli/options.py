@@ -3,6 +3,7 @@
 No `from __future__ import annotations` here or in a verb module: typer reads annotations at run time.
 """
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -22,3 +23,13 @@ OnlyOption = Annotated[
 PolicyDirOption = Annotated[
     list[Path], typer.Option("--policy-dir", metavar="DIR", default_factory=list, help="A further folder of policies.")
 ]
+
+
+class Format(StrEnum):
+    """How to print."""
+
+    text = "text"
+    json = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
