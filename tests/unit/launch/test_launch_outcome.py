@@ -57,6 +57,12 @@ def test_a_rank_that_vanished_is_blamed_before_those_that_failed_because_of_it()
     assert outcome.error["phase"] == "backward"
 
 
+def test_a_rank_killed_from_outside_is_blamed_though_another_believes_it_failed_by_itself() -> None:
+    failures = [RankExit(0, 1, 100.0), RankExit(1, -9, 100.0)]
+    outcome = judge(ending("ended", [error(rank=0)], [at(4, "backward")], exit_code=1), failures)
+    assert (outcome.error["type"], outcome.error["rank"], outcome.error["phase"]) == ("Killed", 1, "backward")
+
+
 def test_a_survivor_that_torchrun_had_to_kill_is_not_blamed_for_it() -> None:
     failures = [RankExit(0, 1, 100.0), RankExit(1, -9, 130.0)]
     outcome = judge(ending("ended", [error(rank=0)], [at(4, "backward")], exit_code=1), failures)

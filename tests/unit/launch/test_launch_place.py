@@ -16,7 +16,9 @@ from benchbox.store.place import PlaceFile, read_place
 def test_a_place_is_read_as_it_was_written(place: Place, tmp_path: Path) -> None:
     writer = PlaceFile(tmp_path / "place")
     assert read_place(tmp_path / "place") is None
-    writer.write(Place("warmup", 1, 2, "forward", 1.0))
+    before = Place("warmup", 1, 2, "forward", 1.0)
+    writer.write(before)
+    assert read_place(tmp_path / "place") == before
     writer.write(place)
     assert read_place(tmp_path / "place") == place
     assert read_place(tmp_path / "nothing") is None
@@ -39,4 +41,5 @@ def test_a_killed_writer_leaves_a_whole_place(tmp_path: Path) -> None:
         writer.wait()
         place = read_place(path)
         assert place is not None
+        assert place.step
         assert place.step == place.of == place.since
