@@ -114,6 +114,8 @@ class _Simulator:
                 raise ConfigurationError(Problem("", f"{name} has no camera {camera!r}", did_you_mean(camera, known)))
 
     def __enter__(self) -> Self:
+        if not self._cameras:
+            return self
         visual = self._env.model.vis
         visual.global_.offwidth = max(self._size, visual.global_.offwidth)
         visual.global_.offheight = max(self._size, visual.global_.offheight)
@@ -125,7 +127,8 @@ class _Simulator:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._renderer.close()
+        if self._cameras:
+            self._renderer.close()
 
     def attempt(self, number: int, writer: LeRobotWriter) -> tuple[int, bool]:
         """Add the frames of one run of the expert: how many, and whether it solved the task."""

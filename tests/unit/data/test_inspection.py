@@ -1,0 +1,78 @@
+"""`benchbox data inspect` says what a dataset holds, and what is wrong with it."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from data_helpers import burn
+
+from benchbox.data import open_dataset
+from benchbox.data.inspection import inspect
+from benchbox.data.sample import sample_path
+from benchbox.data.video import VideoWriter
+
+
+def benchbox_inspect(root):
+    command = [sys.executable, "-m", "benchbox.cli.app", "data", "inspect", str(root)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def short_video(dataset_root, tmp_path):
+    """A copy whose front camera stops five frames before the table does."""
+    root = shutil.copytree(dataset_root, tmp_path / "short")
+    video = root / "videos/observation.images.front/chunk-000/file-000.mp4"
+    writer = VideoWriter(video, fps=10, height=32, width=48)
+    for index in range(29):
+        writer.add(np.ascontiguousarray(burn(index, 32, 48)), key_frame=index == 0)
+    writer.close()
+    return root
+
+
+def test_it_names_frames_tasks_cameras_and_normalisations(dataset_root):
+    facts = inspect(open_dataset(dataset_root)).facts
+    assert facts["episodes"] == "3, of 1 to 20 frames"
+    assert facts["frames"] == "34 at 10 frames/s, 3.4 s"
+    assert facts["tasks"] == "push the red block (2 episodes); open the drawer (1 episodes)"
+    assert facts["observation.images.wrist"].startswith("video 24 x 24 x 3")
+    assert facts["statistics of action"].endswith("normalises by mean_std, min_max, quantile")
+
+
+def test_a_video_shorter_than_its_table_is_a_problem_of_that_episode(short_video):
+    (problem,) = inspect(open_dataset(short_video)).problems
+    assert problem.startswith("episode 2: ")
+    assert "observation.images.front/chunk-000/file-000.mp4: no frame at 3.300 s" in problem
+
+
+def test_statistics_that_are_missing_are_a_problem(dataset_root, tmp_path):
+    root = shutil.copytree(dataset_root, tmp_path / "bare")
+    (root / "meta/stats.json").write_text(json.dumps({"action": {"min": [0, 0], "max": [1, 1]}}))
+    inspection = inspect(open_dataset(root))
+    assert inspection.problems == [f"{root}/meta/stats.json: no statistics of observation.state"]
+    assert inspection.facts["statistics of action"] == "min, max; normalises by min_max"
+
+
+def test_problems_are_printed_and_the_exit_code_says_so(short_video):
+    done = benchbox_inspect(short_video)
+    assert done.returncode == 2
+    assert "1 problem\n" in done.stdout
+    assert "no frame at 3.300 s" in done.stdout
+
+
+def test_a_folder_that_is_no_dataset_is_one_line(tmp_path):
+    done = benchbox_inspect(tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == f"error: {tmp_path}: not a LeRobot dataset: meta/info.json is missing\n"
+
+
+def test_the_shipped_sample_is_small_whole_and_has_four_cameras():
+    ds = open_dataset(sample_path())
+    inspection = inspect(ds)
+    assert inspection.problems == []
+    assert ds.cameras == ("corner", "corner2", "topview", "gripperPOV")
+    assert len(ds.tasks) == 2
+    assert sum(file.stat().st_size for file in sample_path().rglob("*") if file.is_file()) <= 2 * 10**6
+    assert {"count", "q01", "q99"} <= set(ds.statistics["observation.state"])
