@@ -17,7 +17,9 @@ def quantity(value: float | None, unit: str, digits: int = 3) -> str:
         scale, name = (1.0, "s") if abs(value) >= 1 else (1e3, "ms")
         return f"{significant(value * scale, digits)} {name}"
     if unit == "bytes":
-        step = min(int(math.log2(abs(value)) // 10), len(_BYTES) - 1) if abs(value) >= 1 else 0
+        if abs(value) < 1024:
+            return f"{value:.0f} B"
+        step = min(int(math.log2(abs(value)) // 10), len(_BYTES) - 1)
         return f"{significant(value / 1024**step, digits)} {_BYTES[step]}"
     if unit == "fraction":
         return f"{significant(value * 100, digits)}%"

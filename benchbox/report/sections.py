@@ -92,12 +92,13 @@ def _seen(summary: CellSummary, record: Mapping[str, Any], axes: Sequence[str]) 
         ("backend", cell["backend"], observed.get("backend")),
         ("model", None, observed.get("model_class")),
         ("sharding", None, observed.get("sharding")),
-        ("parameters held, by rank", None, ", ".join(f"{count:,}" for count in shards)),
+        ("shard elements, by rank", None, ", ".join(f"{count:,}" for count in shards)),
         ("ranks", cell["world_size"], observed.get("world_size")),
         ("device", None, ", ".join(dict.fromkeys(str(device) for device in observed.get("device") or []))),
         ("attention", cell["attention"], observed.get("attention_kernel")),
         ("checkpointing", plain(cell["checkpointing"]), _modules(observed.get("checkpointed_modules"))),
         ("optimizer", None, chain),
+        ("collectives in a step", None, _collectives(record["collectives"])),
         ("final loss", None, quantity(_value(summary, "final_loss"), "loss")),
     )
     return Seen(cell=label(cell, axes), facts=tuple(_fact(*fact) for fact in facts))
@@ -109,6 +110,13 @@ def _fact(what: str, requested: Any, observed: Any) -> Fact:
         requested=None if requested is None else str(requested),
         observed=UNKNOWN if observed in (None, "") else str(observed),
     )
+
+
+def _collectives(seen: Mapping[str, Any] | None) -> str | None:
+    if seen is None:
+        return None
+    each = (f"{entry['count']} {name} of {quantity(entry['bytes'], 'bytes')} in all" for name, entry in seen.items())
+    return ", ".join(each) or "none"
 
 
 def _modules(count: int | None) -> str | None:

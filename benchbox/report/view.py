@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox import __version__
 from benchbox.analysis.comparability import against_reference
-from benchbox.analysis.summary import CellSummary, label, plain, summarise, varying
+from benchbox.analysis.summary import MISSING, CellSummary, label, plain, summarise, varying
 from benchbox.report.columns import Column, Value, columns, table_rows
 from benchbox.report.drawings import MEMORY_SOURCES, draw
 from benchbox.report.headline import Headline, headline
@@ -117,8 +117,10 @@ def _count(number: int, noun: str) -> str:
 
 def _counts(run: Run, summaries: Sequence[CellSummary]) -> tuple[tuple[str, int], ...]:
     whole = sum(summary.whole for summary in summaries)
-    failed = sum(summary.status not in ("ok", "missing") for summary in summaries)
-    counts = {"cells": len(summaries), "ok": whole, "failed": failed, "incomplete": len(summaries) - whole - failed}
+    missing = sum(summary.status == MISSING for summary in summaries)
+    failed = sum(summary.status not in ("ok", MISSING) for summary in summaries)
+    incomplete = len(summaries) - whole - failed - missing
+    counts = {"cells": len(summaries), "ok": whole, "failed": failed, "incomplete": incomplete, "missing": missing}
     return tuple((name, count) for name, count in (counts | {"skipped": len(run.skipped)}).items() if count or name == "ok")
 
 

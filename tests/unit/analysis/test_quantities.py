@@ -15,7 +15,7 @@ from benchbox.analysis.quantities import quantity
         (6.633, "s", "6.63 s"),
         (12.345, "s", "12.3 s"),
         (0, "bytes", "0 B"),
-        (1023, "bytes", "1020 B"),
+        (1023, "bytes", "1023 B"),
         (1024, "bytes", "1.00 KiB"),
         (1.5 * 2**30, "bytes", "1.50 GiB"),
         (78.1 * 2**30, "bytes", "78.1 GiB"),

@@ -140,7 +140,8 @@ def test_requested_stands_beside_observed(example):
     facts = {fact.what: (fact.requested, fact.observed) for fact in example.seen[1].facts}
     assert facts["attention"] == ("sdpa", "sdpa:flash_cpu")
     assert facts["checkpointing"] == ("yes", "4 modules recomputed")
-    assert facts["parameters held, by rank"] == (None, "1,000, 1,001")
+    assert facts["shard elements, by rank"] == (None, "1,000, 1,001")
+    assert facts["collectives in a step"] == (None, "3 all_reduce of 3.91 KiB in all")
 
 
 def test_findings_are_told_once_with_their_cells():
@@ -182,3 +183,4 @@ def test_a_run_of_failures_and_a_run_that_has_not_begun_still_have_a_report():
     begun = build(example_run([CELL]), [])
     assert column(begun, "status") == ["missing"]
     assert begun.troubles[0].message == "it has not run"
+    assert dict(begun.counts) == {"cells": 1, "ok": 0, "missing": 1}
