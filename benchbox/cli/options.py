@@ -14,14 +14,19 @@ MatrixArgument = Annotated[Path, typer.Argument(metavar="MATRIX", help="A matrix
 SetOption = Annotated[
     list[str],
     typer.Option(
-        "--set", metavar="KEY=VALUE,..", default_factory=list, help="Lay values over the matrix: size=full,axes.batch=[1,2]."
+        "--set",
+        metavar="KEY=VALUE,..",
+        default_factory=list,
+        show_default=False,
+        help="Lay values over the matrix: size=full,axes.batch=[1,2].",
     ),
 ]
 OnlyOption = Annotated[
     str, typer.Option("--only", metavar="EXPR", help="Only these cells: backend=zero2, cams!=1, backend in [zero2,ddp].")
 ]
 PolicyDirOption = Annotated[
-    list[Path], typer.Option("--policy-dir", metavar="DIR", default_factory=list, help="A further folder of policies.")
+    list[Path],
+    typer.Option("--policy-dir", metavar="DIR", default_factory=list, show_default=False, help="A further folder of policies."),
 ]
 
 
