@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import getpass
+import json
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import benchbox
+from benchbox.measure.environment import environment, machine_slug
+
+
+@pytest.fixture
+def found():
+    return environment()
+
+
+def test_it_is_plain_json_and_says_what_runs(found):
+    assert json.loads(json.dumps(found)) == found
+    assert found["torch"] == torch.__version__
+    assert found["benchbox"] == benchbox.__version__
+    assert found["threads"] == torch.get_num_threads()
+
+
+def test_it_names_no_host_and_no_folder(found):
+    text = json.dumps(found)
+    assert f'"{socket.gethostname()}"' not in text
+    assert str(Path.home()) not in text
+    assert str(Path.cwd()) not in text
+    assert f'"{getpass.getuser()}"' not in text
+
+
+def test_an_unset_variable_is_null_and_a_set_one_is_kept(monkeypatch):
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    assert environment()["variables"]["PYTORCH_CUDA_ALLOC_CONF"] is None
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert environment()["variables"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+
+
+def test_git_state_is_that_of_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert environment()["git"] is None
+    for command in (
+        ["init", "--quiet"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--allow-empty", "-m", "first"],
+    ):
+        subprocess.run(["git", *command], check=True)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert environment()["git"] == {"commit": head, "dirty": False}
+    (tmp_path / "new").write_text("1")
+    subprocess.run(["git", "add", "new"], check=True)
+    assert environment()["git"] == {"commit": head, "dirty": True}
+
+
+def test_a_machine_is_called_by_its_devices_or_by_its_processor():
+    assert machine_slug(["NVIDIA H200"] * 8, "some CPU", 64) == "8x-nvidia-h200"
+    assert machine_slug([], "Intel(R) Xeon(R) @ 2.10GHz", 2) == "intel-xeon-2-10ghz-2-cores"

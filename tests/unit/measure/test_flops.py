@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from benchbox.measure.flops import DEVICE_PEAKS, FlopCounter, utilisation
+from benchbox.measure.watch import Watch
+
+H200 = "NVIDIA H200"
+
+
+def counted(function):
+    counter = FlopCounter()
+    with Watch(counter):
+        function().sum().backward()
+    return counter
+
+
+def test_a_linear_layer_by_hand():
+    """Forward is 2 B I O; backward as much for the weight, and for the input where that needs a gradient."""
+    layer, x = nn.Linear(16, 32), torch.randn(8, 16)
+    product = 2 * 8 * 16 * 32
+    assert counted(lambda: layer(x)).total == 2 * product
+    x.requires_grad_()
+    assert counted(lambda: layer(x)).total == 3 * product
+
+
+def test_cpu_attention_counts_as_the_products_it_replaces():
+    """Torch has no formula for it. Its flash backward repeats the scores: five products for the eager four."""
+    q = torch.randn(2, 3, 8, 16, requires_grad=True)
+    product = 2 * 2 * 3 * 8 * 8 * 16
+    assert counted(lambda: (q @ q.transpose(-1, -2)).softmax(-1) @ q).total == (2 + 4) * product
+    assert counted(lambda: F.scaled_dot_product_attention(q, q, q)).total == (2 + 5) * product
+
+
+def test_recomputed_work_is_told_from_the_models():
+    """A block of two layers: what is before the last saved tensor runs again, and is not the model's work."""
+    first, second = nn.Linear(16, 16), nn.Linear(16, 16)
+    x = torch.randn(8, 16, requires_grad=True)
+    product = 2 * 8 * 16 * 16
+
+    def block(x):
+        return second(torch.tanh(first(x))).square()
+
+    plain = counted(lambda: block(x))
+    again = counted(lambda: checkpoint(block, x, use_reentrant=False))
+    assert (plain.total, plain.recomputed) == (6 * product, 0)
+    assert (again.total - again.recomputed, again.recomputed) == (6 * product, 2 * product)
+
+
+def test_utilisation_of_a_known_device_is_work_over_time_over_peak():
+    half = DEVICE_PEAKS[H200] / 2
+    assert utilisation(int(half), [1.0, 1.0, 9.0], H200, {"bfloat16", "float32"}) == {"mfu": 0.5, "mfu_reason": None}
+
+
+@pytest.mark.parametrize(
+    ("device", "flops", "dtypes", "because"),
+    [
+        ("this cpu", 1, {"bfloat16"}, "no peak is known"),
+        ("NVIDIA A100X", 1, {"bfloat16"}, "no peak is known"),
+        (H200, 10**16, {"bfloat16"}, "impossible"),
+        (H200, 1, {"float32"}, "float32"),
+    ],
+)
+def test_utilisation_is_null_with_a_reason_where_it_would_be_a_guess(device, flops, dtypes, because):
+    """An unknown device must not borrow another's peak, and more than all of a peak is an error, not a result."""
+    found = utilisation(flops, [1.0], device, dtypes)
+    assert found["mfu"] is None
+    assert because in found["mfu_reason"]

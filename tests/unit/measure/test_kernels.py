@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from benchbox.measure.kernels import AttentionKernels, Recomputation
+from benchbox.measure.watch import Watch
+
+
+def eager(q, k, v):
+    return (q @ k.transpose(-1, -2)).softmax(dim=-1) @ v
+
+
+def unfused(q, k, v):
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+def observed(*attentions):
+    q = torch.randn(1, 2, 4, 8, requires_grad=True)
+    kernels = AttentionKernels()
+    with kernels, Watch(kernels):
+        for attention in attentions:
+            attention(q, q, q).sum().backward()
+    return kernels
+
+
+def test_the_fused_kernel_is_named():
+    assert observed(F.scaled_dot_product_attention).name == "sdpa:flash_cpu"
+
+
+def test_torchs_unfused_kernel_is_told_from_an_eager_softmax():
+    """Both are plain products and a softmax below autograd."""
+    assert observed(unfused).name == "sdpa:math"
+    assert observed(eager).name == "eager"
+
+
+def test_a_mixture_names_all_of_it():
+    assert observed(eager, F.scaled_dot_product_attention, unfused).name == "sdpa:flash_cpu+sdpa:math+eager"
+
+
+def test_no_attention_has_no_name():
+    assert observed(lambda q, _k, _v: F.log_softmax(q, dim=-1)).name is None
+
+
+def test_dtypes_of_products_are_those_that_ran():
+    layer, kernels = nn.Linear(4, 4), AttentionKernels()
+    with Watch(kernels), torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(torch.ones(2, 4))
+    assert kernels.matmul_dtypes == {"bfloat16"}
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+class Model(nn.Module):
+    """Three layers, of which the first `recomputed` are checkpointed."""
+
+    def __init__(self, recomputed, *, reentrant=False):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(3))
+        self.head = nn.Linear(4, 1)
+        self.recomputed, self.reentrant = recomputed, reentrant
+
+    def forward(self, x):
+        for index, layer in enumerate(self.layers):
+            x = checkpoint(layer, x, use_reentrant=self.reentrant) if index < self.recomputed else layer(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("recomputed", [0, 2, 3])
+def test_units_that_run_again_in_backward_are_counted(recomputed, reentrant):
+    model = Model(recomputed, reentrant=reentrant)
+    with Recomputation(model, (Layer,)) as seen:
+        for _ in range(4):  # accumulation runs every unit four times, which is no recomputation
+            model(torch.ones(2, 4, requires_grad=True)).sum().backward()
+    assert seen.units == recomputed
+
+
+def test_a_unit_that_recomputes_a_part_of_itself_counts():
+    class Partly(Layer):
+        def forward(self, x):
+            return checkpoint(self.linear, x, use_reentrant=False)
+
+    model = nn.Sequential(Partly(), Partly())
+    with Recomputation(model, (Partly,)) as seen:
+        model(torch.ones(2, 4)).sum().backward()
+    assert seen.units == 2

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import gc
+
+import torch
+from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from benchbox.measure.memory import TensorStorageTracker, peak
+
+KIB = 1024
+
+
+def kib(count):
+    return torch.zeros(count * 256)  # float32
+
+
+def test_peak_is_the_most_that_lived_at_once():
+    with TensorStorageTracker() as tracker:
+        a = kib(4)
+        b = kib(8)
+        del a
+        c = kib(2)
+        assert tracker.current_bytes == 10 * KIB
+        del b, c
+    assert tracker.current_bytes == 0
+    assert tracker.peak_bytes == 12 * KIB
+
+
+def test_views_and_tensors_of_one_storage_count_once():
+    with TensorStorageTracker() as tracker:
+        a = kib(4)
+        b = a.view(-1, 256)[1:]
+        del a
+        assert tracker.current_bytes == 4 * KIB, "the view keeps all of the storage"
+        del b
+        assert tracker.current_bytes == 0
+
+
+def test_what_existed_before_counts_once_an_operation_touches_it_or_as_a_root():
+    a, b = kib(4), kib(8)
+    with TensorStorageTracker([a]) as tracker:
+        assert tracker.current_bytes == 4 * KIB
+        b.add_(1)
+        assert tracker.current_bytes == 12 * KIB
+
+
+def test_resizing_a_storage_gives_memory_back():
+    """FSDP frees gathered parameters this way, while their tensors live on."""
+    original = torch.UntypedStorage.resize_
+    with TensorStorageTracker() as tracker:
+        a = kib(4)
+        a.untyped_storage().resize_(0)
+        assert tracker.current_bytes == 0
+        a.untyped_storage().resize_(2 * KIB)
+        assert tracker.current_bytes == 2 * KIB
+    assert torch.UntypedStorage.resize_ is original
+
+
+def test_a_linear_step_by_hand():
+    """Parameters, their gradients, input, output, and what the sum's backward expands without copying."""
+    layer, x = nn.Linear(256, 128, bias=False), torch.zeros(64, 256)
+    with TensorStorageTracker(layer.parameters()) as tracker:
+        layer(x).sum().backward()
+    weight, batch, output, scalar = 256 * 128 * 4, 64 * 256 * 4, 64 * 128 * 4, 4
+    # at the end of backward: weight, gradient, input, and the sum with the scalar gradient it starts from; the output was
+    # freed when the sum was taken
+    assert tracker.peak_bytes == max(weight + batch + output + scalar, 2 * weight + batch + 2 * scalar)
+
+
+def test_the_second_step_agrees_with_torchs_own_tracker():
+    """The same model and steps under torch's MemTracker, which knows modules and optimizers and is told what exists."""
+
+    def setting():
+        gc.collect()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 64))
+        return model, torch.optim.AdamW(model.parameters()), torch.randn(32, 64)
+
+    def step(model, optimizer, x):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    model, optimizer, x = setting()
+    with TensorStorageTracker(model.parameters()) as tracker:
+        step(model, optimizer, x)
+        tracker.reset_peak()
+        step(model, optimizer, x)
+
+    model, optimizer, x = setting()
+    step(model, optimizer, x)
+    theirs = MemTracker()
+    theirs.track_external(model, optimizer, x)
+    with theirs:
+        step(model, optimizer, x)
+    assert tracker.peak_bytes == theirs.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+
+
+def test_a_device_without_counters_has_no_peak_of_its_own():
+    assert peak(torch.device("cpu")) is None
