@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
+import subprocess
+import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from chromium import Chromium, find
@@ -13,7 +13,7 @@ from example_run import write_example
 
 from benchbox.report import write_reports
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=console.error(1)>"
 
@@ -27,12 +27,31 @@ def browser():
         yield chromium
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run to show: the one named by BENCHBOX_BROWSER_RUN, else an example."""
-    if named := os.environ.get("BENCHBOX_BROWSER_RUN"):
-        return Path(named)
-    return write_example(tmp_path_factory.mktemp("run"), policy=HOSTILE).path
+MATRIX = """
+name: page
+policy: pi05
+size: tiny
+data: synthetic
+world_size: 1
+backend: single
+batch: 1
+axes:
+  attention: [sdpa]
+measure: {warmup_steps: 1, steps: 2, launches: 1}
+"""
+
+
+@pytest.fixture(scope="module", params=["example", "measured"])
+def run(request, tmp_path_factory):
+    """Runs to show: one made up to hold everything a report can have to show, and one that `benchbox run` has measured."""
+    folder = tmp_path_factory.mktemp("run")
+    if request.param == "example":
+        return write_example(folder, policy=HOSTILE).path
+    (folder / "page.yaml").write_text(MATRIX)
+    command = [sys.executable, "-m", "benchbox.cli.app", "run", "page.yaml", "--out", "measured"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "measured"
 
 
 @pytest.fixture(params=["light", "dark"])
