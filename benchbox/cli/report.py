@@ -25,9 +25,7 @@ def report(
 
     names = [path.resolve().name for path in paths]
     if out is not None and len(set(names)) < len(names):
-        raise ConfigurationError(
-            "two of these runs have the same folder name: --out cannot hold both, report them one by one"
-        )
+        raise ConfigurationError("two of these runs have the same folder name: --out cannot hold both, report them one by one")
     console = Console()
     for path, name in zip(paths, names, strict=True):
         print_table(path, console)
