@@ -13,7 +13,7 @@ from .attention import split_heads
 from .norms import AdaRMSNorm, RMSNorm
 from .precision import Linear
 from .presets import CLOSED
-from .rope import rotate
+from .rope import rotate, rotation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +55,7 @@ class GemmaLayer(nn.Module):
 
     def __init__(self, config: GemmaConfig, *, adaptive: bool = False) -> None:
         super().__init__()
-        self.heads, self.kv_heads = config.heads, config.kv_heads
+        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
         norm = AdaRMSNorm if adaptive else RMSNorm
         self.attention_norm = norm(config.width)
         self.query = Linear(config.width, config.heads * config.head_dim, bias=False)
@@ -70,8 +70,9 @@ class GemmaLayer(nn.Module):
     def before(self, x: Tensor, positions: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Query (B, H, L, D), key and value (B, G, L, D) of `x` (B, L, W), and the gate of what attention will answer."""
         normed, gate = _norm(self.attention_norm, x, condition)
-        query = rotate(split_heads(self.query(normed), self.heads), positions)
-        key = rotate(split_heads(self.key(normed), self.kv_heads), positions)
+        cos, sin = rotation(positions, self.head_dim)
+        query = rotate(split_heads(self.query(normed), self.heads), cos, sin)
+        key = rotate(split_heads(self.key(normed), self.kv_heads), cos, sin)
         return query, key, split_heads(self.value(normed), self.kv_heads), gate
 
     def after(self, x: Tensor, attended: Tensor, gate: Tensor | None, condition: Tensor | None) -> Tensor:

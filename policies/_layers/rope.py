@@ -9,16 +9,21 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+BASE = 10_000.0
 
-def rotate(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tensor:
-    """Turn each pair (i, i + D/2) of `x` (B, H, L, D) by position * base^(-2i/D), in float32; answers in the dtype of `x`.
 
-    Angles are computed here from integer `positions` (B, L), once a layer, because a layer's floating inputs may be rounded by
-    whoever shards it (FSDP casts them to bfloat16), and integers are not.
+def rotation(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine (B, 1, L, D/2) float32 of position * base^(-2i/D), for integer `positions` (B, L) and heads of `width` D.
+
+    Formed in each layer rather than handed to it: whoever shards a layer may round its floating inputs (FSDP can cast them to
+    bfloat16), and integers are not rounded.
     """
-    half = x.shape[-1] // 2
-    exponents = torch.arange(half, device=x.device, dtype=torch.float32) / half
-    angles = positions[:, None, :, None].float() / base**exponents  # (B, 1, L, D/2)
-    cos, sin = angles.cos(), angles.sin()
+    exponents = torch.arange(width // 2, device=positions.device, dtype=torch.float32) / (width // 2)
+    angles = positions[:, None, :, None].float() / BASE**exponents
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn each pair (i, i + D/2) of `x` (B, H, L, D) in float32; answers in the dtype of `x`."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

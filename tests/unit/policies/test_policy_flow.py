@@ -7,7 +7,7 @@ import torch
 from benchbox_policies._layers.flow import embed_time, flow_loss, mix, time_from_uniform
 from benchbox_policies._layers.losses import combine, token_loss
 from benchbox_policies._layers.norms import AdaRMSNorm
-from benchbox_policies._layers.rope import rotate
+from benchbox_policies._layers.rope import rotate, rotation
 
 
 def test_times_are_beta_distributed_and_never_zero():
@@ -65,7 +65,8 @@ def test_rotated_products_depend_on_the_distance_between_positions_alone():
     query, key = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
 
     def product(i: int, j: int) -> torch.Tensor:
-        return (rotate(query, torch.tensor([[i]])) * rotate(key, torch.tensor([[j]]))).sum()
+        turned = [rotate(x, *rotation(torch.tensor([[place]]), 16)) for x, place in ((query, i), (key, j))]
+        return (turned[0] * turned[1]).sum()
 
     torch.testing.assert_close(product(5, 2), product(103, 100), atol=1e-4, rtol=1e-4)
     assert abs(product(5, 2) - product(5, 4)) > 1e-3

@@ -127,6 +127,24 @@ def test_what_is_masked_contributes_nothing(attention):
     assert not torch.equal(policy(other).total, before)
 
 
+def test_of_a_history_of_frames_the_last_is_seen():
+    policy, batch = awake()
+    history = dict(batch)
+    for name, past in (("images", 255 - batch["images"]), ("image_mask", ~batch["image_mask"])):
+        history[name] = torch.cat((past, batch[name]), dim=1)
+    assert torch.equal(policy(history).total, policy(batch).total)
+
+
+def test_a_new_expert_layer_is_the_identity_because_its_gates_are_closed():
+    policy = build()
+    seen = []
+    for pair in policy.paligemma.pairs:
+        pair.register_forward_hook(lambda _, inputs, output: seen.append((inputs[1], output[1])))
+    policy(make_batch(policy.batch_spec(), 2))
+    assert len(seen) == 3
+    assert all(torch.equal(before, after) for before, after in seen)
+
+
 def test_only_the_steps_and_dimensions_that_exist_are_learnt():
     policy, batch = awake()
     target_only = {key: value.clone() for key, value in batch.items()}
