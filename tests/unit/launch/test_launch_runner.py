@@ -33,7 +33,9 @@ class Bench:
         self.launcher = DirectLauncher()
         self.text = ""
 
-    def run(self, *cells: Cell, launches: int = 1, measure: MeasureSpec = MEASURE, **options: object) -> Summary:
+    def run(
+        self, *cells: Cell, launches: int = 1, measure: MeasureSpec = MEASURE, terminal: bool = False, **options: object
+    ) -> Summary:
         out = io.StringIO()
         self.launcher.started.clear()
         summary = run_matrix(
@@ -41,7 +43,7 @@ class Bench:
             measure=measure,
             store=self.store,
             launcher=self.launcher,
-            progress=ConsoleProgress(Console(file=out), lambda cell: f"size={cell.size}"),
+            progress=ConsoleProgress(Console(file=out, force_terminal=terminal, width=100), lambda cell: f"size={cell.size}"),
             policy_dirs=[self.policy_dir],
             **options,
         )
@@ -72,6 +74,13 @@ def test_one_plain_line_tells_how_each_launch_ended(bench: Bench) -> None:
     assert first.startswith("[1/2] size=dies_at_import #1 crash")
     assert "LaunchError" in first
     assert second.startswith("[2/2] size=healthy #1 ok 20 samples/s")  # 2 samples in 0.1 s
+
+
+def test_on_a_terminal_a_display_shows_what_is_done_and_what_runs(bench: Bench) -> None:
+    bench.run(BROKEN, HEALTHY, terminal=True)
+    assert "1/2 launches  1/2 cells  1 failed" in bench.text
+    assert "size=healthy #1  " in bench.text
+    assert "[2/2] size=healthy #1 ok" in bench.text
 
 
 def test_a_second_run_does_only_what_is_missing_or_failed(bench: Bench) -> None:
