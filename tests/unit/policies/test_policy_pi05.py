@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import torch
 from policy_batches import awake, build, gradients, make_batch
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from benchbox.errors import ConfigurationError
 from benchbox.registry.contracts import Axes
@@ -39,6 +40,24 @@ def test_the_batch_spec_follows_preset_and_axes():
     spec = build(cams=3).batch_spec()
     assert (spec.cameras, spec.image_size, spec.horizon, spec.fast_vocab) == (3, (32, 32), 10, 512)
     assert spec.state_in_prompt
+
+
+def test_images_and_prompt_are_one_group_and_every_later_token_is_its_own():
+    policy = build(cams=2)
+    prefix = policy.prefix(make_batch(policy.batch_spec(), 1))
+    together, causal = 2 * 16 + 128, 8 + 32
+    assert prefix.groups.tolist() == [1] * together + list(range(2, 2 + causal))
+    assert list(prefix.spans) == ["images", "prompt", "response", "fast"]
+    assert not prefix.readable[:, prefix.spans["fast"]].any()
+
+
+def test_a_step_of_full_has_the_right_shapes():
+    with FakeTensorMode() as fake:
+        policy = build(size="full")
+        with unset_fake_temporarily():
+            batch = make_batch(policy.batch_spec(), 1)
+        policy({key: fake.from_tensor(value) for key, value in batch.items()}).total.backward()
+    assert all(parameter.grad.shape == parameter.shape for parameter in policy.parameters())
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
