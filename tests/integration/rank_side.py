@@ -1,8 +1,9 @@
 """Runs several cells one after another in one process group, so that a test pays for starting ranks once.
 
 `python -m torch.distributed.run --nproc_per_node N rank_side.py JOB.json`, the job being `{"cells": [...], "steps": n, "out":
-folder}`. Rank 0 writes `<index>.json` for each cell: the losses and gradient norms of every step and what was observed. Beside it
-stands `<index>.pt`: the whole gradient of the first step by parameter name, averaged over ranks and micro-steps, before clipping.
+folder}`. For each cell rank 0 writes `<index>.json`: the losses and gradient norms of every step and what was observed. Beside
+it stands `<index>.pt`: the whole gradient of the first step by parameter name, averaged over ranks and micro-steps, before
+clipping.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def test_what_runs_is_what_was_asked_for(results: dict, backend: str) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("backend", [name for name in RANKS if name != "single"])
 def test_steps_agree_with_one_process(results: dict, backend: str, recipe: str) -> None:
-    """From the same seed and the same global batch, every backend's losses and gradient norms follow those of one process, step by
-    step: within 2% in any recipe, within 0.01% in float32."""
+    """From the same seed and the same global batch, every backend's losses and gradient norms follow those of one process, step
+    by step: within 2% in any recipe, within 0.01% in float32."""
     reference = results["single", recipe, "4x1"]
     result = results[backend, recipe, f"{4 // RANKS[backend]}x1"]
     tolerance = 1e-4 if recipe == "fp32" else 0.02

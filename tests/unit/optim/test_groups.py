@@ -1,0 +1,108 @@
+"""Groups are decided before wrapping; the norm is float32; schedules say what they are."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from benchbox.errors import ConfigurationError
+from benchbox.optim import bind_groups, build_schedule, clip_coefficient, plan_groups, squared_norm
+from benchbox.optim.groups import own_name
+from benchbox.registry.contracts import Role
+from benchbox.spec.cell import OptimSpec
+
+
+def policy() -> nn.ModuleDict:
+    return nn.ModuleDict({"tower": nn.Linear(4, 4), "head": nn.Linear(4, 2)})
+
+
+ROLES = {
+    "tower.weight": Role("backbone", decay=True),
+    "tower.bias": Role("backbone", decay=False),
+    "head.weight": Role("head", decay=True),
+    "head.bias": Role("head", decay=False),
+}
+
+
+def test_four_groups_each_with_its_rate_and_decay() -> None:
+    """Backbone and head, decayed and not, in a fixed order."""
+    plans = plan_groups(policy(), ROLES, OptimSpec(lr=1e-5, head_lr=1e-4, weight_decay=0.1))
+    assert [(plan.names, plan.lr, plan.weight_decay) for plan in plans] == [
+        (("tower.weight",), 1e-5, 0.1),
+        (("tower.bias",), 1e-5, 0.0),
+        (("head.weight",), 1e-4, 0.1),
+        (("head.bias",), 1e-4, 0.0),
+    ]
+
+
+def test_decay_survives_sharding_that_flattens_everything() -> None:
+    """Bound by name after wrapping, a matrix that became a flat shard is still decayed (VITRA's split lost it)."""
+    plans = plan_groups(policy(), ROLES, OptimSpec(weight_decay=0.1))
+    flat = [
+        ("_fsdp_wrapped_module." + name.replace("tower", "tower._fsdp_wrapped_module"), nn.Parameter(parameter.flatten()))
+        for name, parameter in policy().named_parameters()
+    ]
+    groups = bind_groups(plans, flat)
+    assert {group["name"]: (group["weight_decay"], group["params"][0].dim()) for group in groups} == {
+        "backbone, decayed": (0.1, 1),
+        "backbone, not decayed": (0.0, 1),
+        "head, decayed": (0.1, 1),
+        "head, not decayed": (0.0, 1),
+    }
+
+
+def test_frozen_parameters_are_in_no_group() -> None:
+    """What does not train is not handed to the optimizer, and an empty group is left out."""
+    frozen = policy()
+    frozen["tower"].requires_grad_(False)
+    assert [plan.name for plan in plan_groups(frozen, ROLES, OptimSpec())] == ["head, decayed", "head, not decayed"]
+
+
+def test_a_parameter_without_a_role_is_an_error_with_its_name() -> None:
+    with pytest.raises(ConfigurationError, match=r"head\.bias has no role"):
+        plan_groups(policy(), {name: role for name, role in ROLES.items() if name != "head.bias"}, OptimSpec())
+
+
+@pytest.mark.parametrize("wrapped", ["module.tower.weight", "_fsdp_wrapped_module.tower._checkpoint_wrapped_module.weight"])
+def test_wrappers_leave_no_trace_in_names(wrapped: str) -> None:
+    assert own_name(wrapped) == "tower.weight"
+
+
+def test_the_norm_of_bfloat16_gradients_is_float32() -> None:
+    """Summed in float32 over tensors and elements; in bfloat16 the same sum is off by more than half a percent."""
+    gradients = [torch.full((257,), 1.01, dtype=torch.bfloat16) for _ in range(301)]
+    exact = sum(float(gradient.double().square().sum()) for gradient in gradients)
+    assert float(squared_norm(gradients, torch.device("cpu"))) == pytest.approx(exact, rel=1e-5)
+
+
+@pytest.mark.parametrize(("norm", "wanted"), [(0.5, 1.0), (4.0, 0.25)])
+def test_clipping_only_shrinks(norm: float, wanted: float) -> None:
+    assert float(clip_coefficient(torch.tensor(norm), 1.0)) == pytest.approx(wanted, rel=1e-5)
+
+
+def rates(spec: OptimSpec, steps: int) -> list[float]:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=spec.lr)
+    schedule = build_schedule(optimizer, spec)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return found
+
+
+def test_warm_up_then_cosine_with_a_floor() -> None:
+    """Rises linearly, is at its peak after the warm-up, falls to the floor and stays there."""
+    found = rates(OptimSpec(lr=1.0, schedule="warmup_cosine", warmup_steps=4, total_steps=14, final_lr=0.1), 20)
+    assert found[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert found[9] == pytest.approx(0.55)
+    assert found[14:] == pytest.approx([0.1] * 6)
+    assert all(later <= sooner for sooner, later in itertools.pairwise(found))
+
+
+def test_an_unknown_schedule_says_which_there_are() -> None:
+    with pytest.raises(ConfigurationError, match=r"did you mean 'constant'"):
+        rates(OptimSpec(schedule="constnat"), 1)

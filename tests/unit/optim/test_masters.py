@@ -1,0 +1,194 @@
+"""Masters keep what bfloat16 cannot, through steps, schedules and resumes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchbox.optim import MasterWeightOptimizer, build_schedule, masters
+from benchbox.spec.cell import OptimSpec
+
+
+def model(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 8))
+
+
+def master_optimizer(live: nn.Module, full: list[Tensor] | None, **changes: Any) -> MasterWeightOptimizer:
+    arguments: dict[str, Any] = {"lr": 1e-4, "weight_decay": 0.1, "betas": (0.9, 0.95), "fused": True}
+    return MasterWeightOptimizer(live.parameters(), torch.optim.AdamW, masters=full, **(arguments | changes))
+
+
+def gradients(live: nn.Module, step: int) -> None:
+    """Give every parameter the same kind of gradient, whatever its dtype holds of it."""
+    for index, parameter in enumerate(live.parameters()):
+        drawn = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(100 * step + index))
+        parameter.grad = drawn.to(parameter.dtype)
+
+
+def test_masters_step_as_float32_weights_would() -> None:
+    """Given the same gradients, masters follow AdamW on float32 weights bit for bit, and live weights are them, rounded."""
+    full, live = model(), model().to(torch.bfloat16)
+    optimizer = master_optimizer(live, list(model().parameters()))
+    reference = torch.optim.AdamW(full.parameters(), lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), fused=True)
+    for step in range(20):
+        gradients(live, step)
+        for parameter, bf16 in zip(full.parameters(), live.parameters(), strict=True):
+            parameter.grad = bf16.grad.float()
+        optimizer.step()
+        reference.step()
+    for master, wanted, rounded in zip(optimizer.masters, full.parameters(), live.parameters(), strict=True):
+        assert torch.equal(master, wanted)
+        assert torch.equal(rounded, master.to(torch.bfloat16))
+
+
+def test_masters_come_from_the_weights_before_the_cast() -> None:
+    """What the cast rounded away is in the masters when they are given, and gone when they are derived."""
+    given = master_optimizer(model().to(torch.bfloat16), list(model().parameters()))
+    derived = master_optimizer(model().to(torch.bfloat16), None)
+    assert all(torch.equal(master, weight) for master, weight in zip(given.masters, model().parameters(), strict=True))
+    assert not any(torch.equal(master, weight) for master, weight in zip(derived.masters, model().parameters(), strict=True))
+
+
+def test_state_is_float32_and_updates_below_rounding_arrive() -> None:
+    """A thousand updates too small for bfloat16 move the live weight; stepping the live weight itself leaves it there."""
+    steps, lr = 1000, 1e-5
+    moved, stuck = (nn.Parameter(torch.ones(64, dtype=torch.bfloat16)) for _ in range(2))
+    with_masters = MasterWeightOptimizer([moved], torch.optim.AdamW, lr=lr, weight_decay=0.0)
+    without = torch.optim.AdamW([stuck], lr=lr, weight_decay=0.0)
+    for _ in range(steps):
+        moved.grad, stuck.grad = torch.ones_like(moved), torch.ones_like(stuck)
+        with_masters.step()
+        without.step()
+    assert {value.dtype for state in with_masters.state.values() for value in state.values()} == {torch.float32}
+    assert moved[0].item() == pytest.approx(1 - steps * lr, rel=2**-8)
+    assert stuck[0].item() == 1.0
+
+
+def test_clipping_acts_after_the_upcast() -> None:
+    """The norm returned is the float32 norm of the gradients, and the step is that of exactly scaled float32 gradients."""
+    live, full = model().to(torch.bfloat16), model()
+    optimizer = master_optimizer(live, list(model().parameters()))
+    reference = torch.optim.AdamW(full.parameters(), lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), fused=True)
+    gradients(live, 0)
+    for parameter, bf16 in zip(full.parameters(), live.parameters(), strict=True):
+        parameter.grad = bf16.grad.float()
+    wanted = torch.nn.utils.clip_grad_norm_(full.parameters(), 0.5)
+    norm = optimizer.clip_grad_norm_(0.5)
+    assert norm.dtype == torch.float32
+    assert norm.item() == pytest.approx(wanted.item(), rel=1e-6)
+    optimizer.step()
+    reference.step()
+    for master, weight in zip(optimizer.masters, full.parameters(), strict=True):
+        assert torch.allclose(master, weight, rtol=1e-6, atol=1e-9)
+
+
+def test_a_clip_lasts_for_one_step() -> None:
+    """A step without a clip before it takes the gradients as they are, whatever was clipped before."""
+    live, other = model().to(torch.bfloat16), model().to(torch.bfloat16)
+    clipped, never = (master_optimizer(each, list(model().parameters()), lr=0.0) for each in (live, other))
+    gradients(live, 0)
+    clipped.clip_grad_norm_(1e-3)
+    clipped.step()
+    for optimizer, each in ((clipped, live), (never, other)):
+        optimizer.state.clear()
+        gradients(each, 1)
+        optimizer.step()
+    for state, wanted in zip(clipped.state.values(), never.state.values(), strict=True):
+        assert torch.equal(state["exp_avg"], wanted["exp_avg"])
+
+
+def test_resuming_is_bit_exact() -> None:
+    """Saved and loaded in the middle, an optimizer ends with the masters, moments and live weights of one that went through."""
+    through, half = (model().to(torch.bfloat16) for _ in range(2))
+    straight = master_optimizer(through, list(model().parameters()))
+    first = master_optimizer(half, list(model().parameters()))
+    for step in range(3):
+        for live, optimizer in ((through, straight), (half, first)):
+            gradients(live, step)
+            optimizer.step()
+    saved = copy.deepcopy(first.state_dict())
+    resumed_live = model(seed=9).to(torch.bfloat16)
+    resumed = master_optimizer(resumed_live, None)
+    resumed.load_state_dict(saved)
+    for step in range(3, 6):
+        for live, optimizer in ((through, straight), (resumed_live, resumed)):
+            gradients(live, step)
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(straight.masters, resumed.masters, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(through.parameters(), resumed_live.parameters(), strict=True))
+    for a, b in zip(straight.state.values(), resumed.state.values(), strict=True):
+        assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_state_without_masters_is_refused() -> None:
+    """Loading what another optimizer saved would silently derive masters from bfloat16."""
+    live = model().to(torch.bfloat16)
+    with pytest.raises(KeyError, match="holds no masters"):
+        master_optimizer(live, None).load_state_dict(torch.optim.AdamW(live.parameters()).state_dict())
+
+
+def test_the_schedule_reaches_the_step() -> None:
+    """A schedule built on it decides the rate the inner optimizer steps with: at step k, the schedule's value at k."""
+    parameter = nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    optimizer = MasterWeightOptimizer([parameter], torch.optim.SGD, lr=1.0)
+    schedule = build_schedule(optimizer, OptimSpec(lr=1.0, schedule="warmup_constant", warmup_steps=3))
+    taken = []
+    for _ in range(5):
+        parameter.grad = torch.ones_like(parameter)
+        before = optimizer.masters[0].clone()
+        optimizer.step()
+        schedule.step()
+        taken.append((before - optimizer.masters[0]).item())
+    assert taken == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+
+
+def test_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stepped a few tensors at a time or all at once, the result is the same to the last bit."""
+    results = []
+    for elements in (50, 10**9):
+        monkeypatch.setattr(masters, "_BUCKET_ELEMENTS", elements)
+        live = model().to(torch.bfloat16)
+        optimizer = master_optimizer(live, list(model().parameters()))
+        for step in range(3):
+            gradients(live, step)
+            optimizer.step()
+        results.append(optimizer.masters)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_a_parameter_without_gradient_stays() -> None:
+    """Neither updated nor decayed, as with any torch optimizer."""
+    live = model().to(torch.bfloat16)
+    optimizer = master_optimizer(live, list(model().parameters()))
+    gradients(live, 0)
+    idle = next(live.parameters())
+    idle.grad = None
+    before = optimizer.masters[0].clone()
+    optimizer.step()
+    assert torch.equal(optimizer.masters[0], before)
+    assert not torch.equal(optimizer.masters[1], list(model().parameters())[1])
+
+
+def test_added_groups_are_stepped_with_their_own_rate() -> None:
+    """`add_param_group` brings masters of its own, and its options count."""
+    first, second = (nn.Parameter(torch.zeros(1, dtype=torch.bfloat16)) for _ in range(2))
+    optimizer = MasterWeightOptimizer([first], torch.optim.SGD, lr=1.0)
+    optimizer.add_param_group({"params": [second], "lr": 0.5})
+    first.grad, second.grad = torch.ones_like(first), torch.ones_like(second)
+    optimizer.step()
+    assert [master.item() for master in optimizer.masters] == [-1.0, -0.5]
+    assert [first.item(), second.item()] == [-1.0, -0.5]
+
+
+def test_masters_must_fit_their_parameters() -> None:
+    """A master of another dtype or shape is refused at once, naming both."""
+    live = model().to(torch.bfloat16)
+    with pytest.raises(ValueError, match="must be float32 with the shape and device"):
+        master_optimizer(live, [parameter.detach().clone() for parameter in live.parameters()])
+    with pytest.raises(ValueError, match="3 masters for 4 parameters"):
+        master_optimizer(live, list(model().parameters())[:3])
