@@ -1,0 +1,84 @@
+"""A cell that is not what it was asked to be fails, whatever speed it reached."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchbox.audit.facts import Census, SteppedTensor
+from benchbox.backends.observe import Observed
+from benchbox.errors import MismatchError
+from benchbox.launch.local import LocalLauncher
+from benchbox.launch.once import launch_once
+from benchbox.spec.cell import MeasureSpec
+from benchbox.worker.expected import check_backend, check_step
+from tests.integration.conftest import tiny_cell
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("backend", ["fsdp1_full", "fsdp2", "zero2"])
+def test_a_set_up_that_silently_became_ddp_is_a_mismatch(backend: str, tmp_path: Path) -> None:
+    """accelerate drops the plugin and runs DDP, at a speed of its own; the record says mismatch and names both."""
+    launcher = LocalLauncher(worker_module="tests.integration.trapped_worker")
+    measure = MeasureSpec(warmup_steps=1, steps=2, launches=1)
+    record = launch_once(tiny_cell(backend=backend), measure, launch=1, folder=tmp_path, launcher=launcher)
+    assert record["status"] == "mismatch", record["error"]
+    assert record["error"]["type"] == "MismatchError"
+    assert f"requested backend {backend}, observed ddp" in record["error"]["message"]
+    assert record["throughput"] is None
+
+
+def observed(**changes: Any) -> Observed:
+    values = {
+        "backend": "fsdp2",
+        "model_class": "FSDPPi05",
+        "optimizer_chain": ["AcceleratedOptimizer", "AdamW"],
+        "sharding": "S(0) on mesh (2,)",
+        "shard_numel": 50,
+        "total_numel": 100,
+        "world_size": 2,
+        "device": "cpu",
+    }
+    return Observed(**(values | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"backend": "hsdp"}, "requested backend fsdp2, observed hsdp"),
+        ({"world_size": 1}, "requested 2 ranks, observed 1"),
+        ({"shard_numel": 100}, "nothing is sharded"),
+    ],
+)
+def test_what_is_observed_before_the_first_step_decides(changes: dict[str, Any], message: str) -> None:
+    """Another backend, another number of ranks, or shards as large as the whole are refused; the real thing passes."""
+    cell = tiny_cell(backend="fsdp2")
+    check_backend(cell, observed())
+    with pytest.raises(MismatchError, match=message):
+        check_backend(cell, observed(**changes))
+
+
+def census(dtype: str) -> Census:
+    stepped = SteppedTensor(name="w", optimizer="AdamW", dtype=dtype, device="cpu", elements=4, live=True)
+    return Census(rank=0, optimizer_chain=("AdamW",), entries=(), stepped=(stepped,), opaque=())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kernel": "eager"}, "requested sdpa attention, observed eager"),
+        ({"checkpointed": 0}, "requested checkpointing on, observed 0 modules"),
+        ({"census": census("bfloat16")}, "recipe bf16_master steps float32 tensors, observed bfloat16"),
+    ],
+)
+def test_what_is_observed_in_a_step_decides(changes: dict[str, Any], message: str) -> None:
+    """A kernel, recomputation or stepped dtype other than requested is refused; the real thing passes."""
+    cell = tiny_cell(attention="sdpa", checkpointing=True, recipe="bf16_master")
+    seen: dict[str, Any] = {"kernel": "sdpa:flash_cpu", "checkpointed": 5, "census": census("float32")}
+    check_step(cell, **seen)
+    with pytest.raises(MismatchError, match=message):
+        check_step(cell, **(seen | changes))
