@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchbox.backends.base import StepShape
+from benchbox.data.loader import open_stream
 from benchbox.errors import UnsupportedError
 from benchbox.registry.backends import backend_info
 from benchbox.registry.contracts import Axes
@@ -19,6 +20,7 @@ from benchbox.session.step import Session
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from benchbox.data.loader import Stream
     from benchbox.registry.contracts import Policy
     from benchbox.spec.cell import Cell
 
@@ -31,6 +33,25 @@ def build_cell_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
     torch.manual_seed(cell.seed)
     with torch.device(_local_device()):
         return build_policy(cell.policy, cell.size, axes, policy_dirs)
+
+
+def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0) -> Stream:
+    """The micro-batches this rank trains on, as the policy wants them, from optimizer step `start_step` on. To be closed.
+
+    Raises:
+        ConfigurationError: the data cannot be had in the form the policy asks for.
+        DataError: the dataset is missing or damaged.
+    """
+    return open_stream(
+        cell.data,
+        policy.batch_spec(),
+        batch=cell.batch,
+        accumulation=cell.accumulation,
+        rank=rank,
+        world_size=cell.world_size,
+        seed=cell.seed,
+        start_step=start_step,
+    )
 
 
 def build_session(cell: Cell, policy: Policy, statistics: Statistics) -> Session:

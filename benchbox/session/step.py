@@ -23,8 +23,8 @@ class StepResult:
     """What one optimizer step gave. Tensors stay on the device: reading one waits for the step, so read late.
 
     `loss` is the mean over all ranks and micro-batches, `grad_norm` the global norm before clipping, both () float32;
-    `parts` the named terms of the loss on this rank; `samples` what this rank consumed, counted; `lr` the rate of each parameter
-    group in this step.
+    `parts` the named terms of the loss on this rank; `samples` what this rank consumed, counted; `lr` the rate of each
+    parameter group in this step.
     """
 
     loss: Tensor

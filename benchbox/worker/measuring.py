@@ -12,14 +12,13 @@ import torch.distributed as dist
 
 from benchbox.audit.census import CensusTaker
 from benchbox.audit.rules import run_rules
-from benchbox.data.loader import open_stream
 from benchbox.errors import NonFiniteError
 from benchbox.measure.environment import environment
 from benchbox.measure.memory import peak, reset_peak
 from benchbox.measure.phases import PhaseClock, Together
 from benchbox.measure.probe import probe
 from benchbox.session import build_session
-from benchbox.session.build import build_cell_policy
+from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell, MeasureSpec
 from benchbox.store.files import write_json
 from benchbox.worker.expected import check_backend, check_step
@@ -44,16 +43,7 @@ def measure(job: dict[str, Any], rank: int, position: Position, events: EventWri
     report.stage("build")
     policy = build_cell_policy(cell, [Path(each) for each in job["policy_dirs"]])
     units = policy.layer_units()
-    stream = open_stream(
-        cell.data,
-        policy.batch_spec(),
-        batch=cell.batch,
-        accumulation=cell.accumulation,
-        rank=rank,
-        world_size=cell.world_size,
-        seed=cell.seed,
-    )
-    with closing(stream):
+    with closing(open_cell_data(cell, policy, rank)) as stream:
         report.stage("prepare")
         session = build_session(cell, policy, stream.statistics)
         observed = session.backend.observe()

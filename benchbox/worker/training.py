@@ -6,9 +6,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchbox.data.loader import open_stream
 from benchbox.session import build_session
-from benchbox.session.build import build_cell_policy
+from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.train import TrainConfig
 from benchbox.store.checkpoints import checkpoints as checkpoints_in
 from benchbox.store.checkpoints import steps_of
@@ -33,20 +32,9 @@ def train(job: dict[str, Any], rank: int, position: Position, events: EventWrite
     if config.checkpoint_every:
         checkpoints = Checkpoints(folder / "checkpoints", cell, every=config.checkpoint_every, keep=config.keep)
     policy = build_cell_policy(cell, [Path(each) for each in job["policy_dirs"]])
-    spec = policy.batch_spec()
     found = checkpoints_in(folder / "checkpoints") if job["resume"] else []
     start = steps_of(found[-1]) if found else 0
-    stream = open_stream(
-        cell.data,
-        spec,
-        batch=cell.batch,
-        accumulation=cell.accumulation,
-        rank=rank,
-        world_size=cell.world_size,
-        seed=cell.seed,
-        start_step=start,
-    )
-    with closing(stream):
+    with closing(open_cell_data(cell, policy, rank, start_step=start)) as stream:
         report.stage("prepare")
         session = build_session(cell, policy, stream.statistics)
         check_backend(cell, session.backend.observe())

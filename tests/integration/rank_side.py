@@ -20,10 +20,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from benchbox.backends.accelerators import forget
-from benchbox.data.loader import open_stream
 from benchbox.optim.groups import own_name
 from benchbox.session import Session, build_session
-from benchbox.session.build import build_cell_policy
+from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell
 
 
@@ -44,16 +43,7 @@ def main(job_file: str) -> None:
 
 def run(cell: Cell, steps: int, rank: int) -> tuple[dict, dict[str, torch.Tensor]]:
     policy = build_cell_policy(cell)
-    stream = open_stream(
-        cell.data,
-        policy.batch_spec(),
-        batch=cell.batch,
-        accumulation=cell.accumulation,
-        rank=rank,
-        world_size=cell.world_size,
-        seed=cell.seed,
-    )
-    with closing(stream):
+    with closing(open_cell_data(cell, policy, rank)) as stream:
         session = build_session(cell, policy, stream.statistics)
         observed = session.backend.observe().to_dict()
         reader = GradientReader(session)

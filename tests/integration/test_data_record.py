@@ -148,8 +148,9 @@ ctypes.CDLL.__init__ = load
         (("--env", "metaworld/reach-v3", "--size", "33"), "", "even sizes"),
         (("--env", "metaworld/reach-v3"), "sys.modules['metaworld'] = None", "pip install 'benchbox[sim]'"),
         (("--env", "metaworld/reach-v3"), WITHOUT_OSMESA, "install libosmesa6"),
+        (("--env", "metaworld/reach-v3"), "import os; os.environ['DISPLAY'] = ':4711'", "set MUJOCO_GL=osmesa"),
     ],
-    ids=["environment", "suite", "camera", "rate", "size", "extra", "library"],
+    ids=["environment", "suite", "camera", "rate", "size", "extra", "library", "display"],
 )
 def test_what_cannot_be_recorded_is_one_line_with_the_remedy(tmp_path, arguments, before, says):
     done = benchbox_data("record", *arguments, "--out", "new", cwd=tmp_path, before=before)
