@@ -67,10 +67,6 @@ class Census:
     stepped: tuple[SteppedTensor, ...]
     opaque: tuple[Opaque, ...] = ()
 
-    def to_list(self) -> list[dict[str, Any]]:
-        """The entries as plain JSON values: the record's `precision.census`."""
-        return [entry.to_dict() for entry in self.entries]
-
 
 def all_stepped(censuses: Iterable[Census]) -> Iterator[tuple[int, SteppedTensor]]:
     """(rank, tensor) for every stepped tensor of every rank that holds a part of it."""

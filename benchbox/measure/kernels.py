@@ -2,82 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import torch.nn.functional as F
-from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 
 from benchbox.measure.watch import in_backward
 
-_FUSED = {
+if TYPE_CHECKING:
+    from torch import nn
+
+_SDPA = {
     "_scaled_dot_product_flash_attention": "flash",
     "_scaled_dot_product_flash_attention_for_cpu": "flash_cpu",
     "_scaled_dot_product_efficient_attention": "efficient",
     "_scaled_dot_product_cudnn_attention": "cudnn",
     "_scaled_dot_product_fused_attention_overrideable": "overrideable",
+    # torch decomposes its unfused kernel into plain products and this softmax, which nothing else uses
+    "_safe_softmax": "math",
 }
+_EAGER = "_softmax"
 _MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
 
-class AttentionKernels:
-    """Names the attention that ran: `sdpa:<kernel>` for torch's scaled_dot_product_attention, `eager` for a softmax of its own.
+class KernelNames:
+    """Names the attention that ran, and the dtypes of matrix products.
 
-    Several are joined by `+`, fused ones first, as in `sdpa:flash+eager`. torch decomposes its unfused kernel, `math`, into
-    plain products and a softmax; it is told from an eager one because the call to scaled_dot_product_attention is seen too.
+    Attention is `sdpa:<kernel>` for torch's scaled_dot_product_attention and `eager` for a softmax of its own; several are
+    joined by `+`, as in `sdpa:flash+eager`.
     """
 
     def __init__(self) -> None:
-        self._fused: set[str] = set()
-        self._unfused = self._eager = False
-        self._calls = _SdpaCalls(self)
-        self._fused_in_call: bool | None = None  # None outside a call
+        self._sdpa: set[str] = set()
+        self._eager = False
         self.matmul_dtypes: set[str] = set()
 
     @property
-    def name(self) -> str | None:
+    def attention(self) -> str | None:
         """None when no attention ran."""
-        kernels = sorted(self._fused) + (["math"] if self._unfused else [])
-        parts = [f"sdpa:{kernel}" for kernel in kernels] + (["eager"] if self._eager else [])
+        parts = [f"sdpa:{kernel}" for kernel in sorted(self._sdpa)] + (["eager"] if self._eager else [])
         return "+".join(parts) or None
-
-    def __enter__(self) -> Self:
-        self._calls.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._calls.__exit__(*exception)
 
     def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:  # noqa: ARG002
         name = operation.overloadpacket.__name__
-        if name in _FUSED:
-            self._fused.add(_FUSED[name])
-            self._fused_in_call = None if self._fused_in_call is None else True
-        elif name == "_softmax" and self._fused_in_call is None:
+        if name in _SDPA:
+            self._sdpa.add(_SDPA[name])
+        elif name == _EAGER:
             self._eager = True
         elif name in _MATMULS:
             self.matmul_dtypes.add(str(arguments[1].dtype).removeprefix("torch."))  # the first may be a bias
-
-    def called(self, function: Any, arguments: Any, options: Any) -> Any:
-        """Run one call to scaled_dot_product_attention and note whether a fused kernel served it."""
-        self._fused_in_call = False
-        try:
-            return function(*arguments, **options)
-        finally:
-            self._unfused |= not self._fused_in_call
-            self._fused_in_call = None
-
-
-class _SdpaCalls(TorchFunctionMode):
-    def __init__(self, kernels: AttentionKernels) -> None:
-        super().__init__()
-        self._kernels = kernels
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention:
-            return self._kernels.called(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
 
 
 class Recomputation:

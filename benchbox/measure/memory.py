@@ -38,8 +38,7 @@ class TensorStorageTracker:
     """Counts the bytes of live tensor storages, each once however many tensors share it.
 
         with TensorStorageTracker(model.parameters()) as tracker:
-            step()                # meets every storage that a step uses, whoever holds it
-            tracker.reset_peak()
+            step()  # meets every storage that a step uses, whoever holds it
             step()
         tracker.peak_bytes
 
@@ -73,9 +72,6 @@ class TensorStorageTracker:
     def __exit__(self, *exception: object) -> None:
         self._watch.__exit__(*exception)
         UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-
-    def reset_peak(self) -> None:
-        self.peak_bytes = self.current_bytes
 
     def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:  # noqa: ARG002
         for leaf in tree_leaves((arguments, options, result)):

@@ -11,7 +11,7 @@ from torch import nn
 
 from benchbox.measure.collectives import CollectiveCounter
 from benchbox.measure.flops import FlopCounter, utilisation
-from benchbox.measure.kernels import AttentionKernels, Recomputation
+from benchbox.measure.kernels import KernelNames, Recomputation
 from benchbox.measure.memory import TensorStorageTracker
 from benchbox.measure.phases import NONE, Instrument
 from benchbox.measure.watch import Watch
@@ -38,7 +38,6 @@ class ProbeResult:
     """
 
     collectives: dict[str, dict[str, int]]
-    collective_dtypes: dict[str, list[str]]
     attention_kernel: str | None
     checkpointed_modules: int
     matmul_dtypes: set[str]
@@ -62,13 +61,12 @@ def probe(
 
     Call it after a few steps: it shows a step as it is once optimizer state and buckets exist.
     """
-    collectives, flops, kernels = CollectiveCounter(), FlopCounter(), AttentionKernels()
-    with Recomputation(session.model, units) as recomputation, kernels, Watch(collectives, flops, kernels):
+    collectives, flops, kernels = CollectiveCounter(), FlopCounter(), KernelNames()
+    with Recomputation(session.model, units) as recomputation, Watch(collectives, flops, kernels):
         session.step(micro_batches, instruments)
     return ProbeResult(
         collectives=collectives.counts,
-        collective_dtypes={name: sorted(dtypes) for name, dtypes in collectives.dtypes.items()},
-        attention_kernel=kernels.name,
+        attention_kernel=kernels.attention,
         checkpointed_modules=recomputation.units,
         matmul_dtypes=kernels.matmul_dtypes,
         flops={
@@ -85,7 +83,6 @@ def _storage_peak(session: Steps, micro_batches: Any, instruments: Instrument) -
     model = session.model
     with TensorStorageTracker(chain(model.parameters(), model.buffers())) as tracker:
         session.step(micro_batches, instruments)
-        tracker.reset_peak()
         session.step(micro_batches, instruments)
     return {
         "source": "tensor_storage",

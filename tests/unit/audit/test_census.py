@@ -89,6 +89,18 @@ def test_wrapping_does_not_change_names():
     assert next(tensor.name for tensor in taken(wrapped, optimizer).stepped) == "0.weight"
 
 
+def test_a_flat_tensor_that_live_parameters_view_is_no_master():
+    """Stepping it is stepping them."""
+    layers = model(torch.bfloat16)
+    flat = nn.Parameter(torch.zeros(ELEMENTS, dtype=torch.bfloat16))
+    for parameter, part in zip(layers.parameters(), flat.detach().split([64, 8, 64, 8]), strict=True):
+        parameter.data = part.view_as(parameter)
+    flat.grad = torch.ones_like(flat)
+    census = taken(layers, torch.optim.AdamW([flat]))
+    assert [tensor.live for tensor in census.stepped] == [True]
+    assert not {"master", "master_gradient"} & {entry.kind for entry in census.entries}
+
+
 def test_an_optimizer_of_unknown_arithmetic_is_opaque():
     class Homemade(torch.optim.AdamW):
         def step(self, closure=None):

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from benchbox.measure.kernels import AttentionKernels, Recomputation
+from benchbox.measure.kernels import KernelNames, Recomputation
 from benchbox.measure.watch import Watch
 
 
@@ -22,33 +22,33 @@ def unfused(q, k, v):
 
 def observed(*attentions):
     q = torch.randn(1, 2, 4, 8, requires_grad=True)
-    kernels = AttentionKernels()
-    with kernels, Watch(kernels):
+    kernels = KernelNames()
+    with Watch(kernels):
         for attention in attentions:
             attention(q, q, q).sum().backward()
     return kernels
 
 
 def test_the_fused_kernel_is_named():
-    assert observed(F.scaled_dot_product_attention).name == "sdpa:flash_cpu"
+    assert observed(F.scaled_dot_product_attention).attention == "sdpa:flash_cpu"
 
 
 def test_torchs_unfused_kernel_is_told_from_an_eager_softmax():
     """Both are plain products and a softmax below autograd."""
-    assert observed(unfused).name == "sdpa:math"
-    assert observed(eager).name == "eager"
+    assert observed(unfused).attention == "sdpa:math"
+    assert observed(eager).attention == "eager"
 
 
 def test_a_mixture_names_all_of_it():
-    assert observed(eager, F.scaled_dot_product_attention, unfused).name == "sdpa:flash_cpu+sdpa:math+eager"
+    assert observed(eager, F.scaled_dot_product_attention, unfused).attention == "sdpa:flash_cpu+sdpa:math+eager"
 
 
 def test_no_attention_has_no_name():
-    assert observed(lambda q, _k, _v: F.log_softmax(q, dim=-1)).name is None
+    assert observed(lambda q, _k, _v: F.log_softmax(q, dim=-1)).attention is None
 
 
 def test_dtypes_of_products_are_those_that_ran():
-    layer, kernels = nn.Linear(4, 4), AttentionKernels()
+    layer, kernels = nn.Linear(4, 4), KernelNames()
     with Watch(kernels), torch.autocast("cpu", dtype=torch.bfloat16):
         layer(torch.ones(2, 4))
     assert kernels.matmul_dtypes == {"bfloat16"}
