@@ -120,8 +120,11 @@ class _Simulator:
         visual.global_.offwidth = max(self._size, visual.global_.offwidth)
         visual.global_.offheight = max(self._size, visual.global_.offheight)
         visual.quality.shadowsize = SHADOW_PIXELS
+        self._mujoco.Renderer._mjr_context = None  # noqa: SLF001  # its destructor reads this even where starting it failed
         try:
-            self._renderer = self._mujoco.Renderer(self._env.model, self._size, self._size)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the graphics library: what matters of them is in the error
+                self._renderer = self._mujoco.Renderer(self._env.model, self._size, self._size)
         except Exception as error:  # what fails, and how, depends on the graphics library
             raise _no_graphics(error) from error
         return self
