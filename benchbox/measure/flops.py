@@ -29,11 +29,24 @@ DEVICE_PEAKS = {
 }
 
 
+# Fused attention on CPU has no formula in torch.
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001
+_BACKWARD = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        "_scaled_dot_product_flash_attention_for_cpu_backward",
+        "_scaled_dot_product_flash_attention_backward",
+        "_scaled_dot_product_efficient_attention_backward",
+        "_scaled_dot_product_cudnn_attention_backward",
+    )
+)
+
+
 class FlopCounter:
     """Adds up torch's formulas for matrix products, convolutions and fused attention, 2 for each multiply-add.
 
-    `total` is what the device did; `recomputed` is the part of it that repeated a forward for activation checkpointing and is
-    no work of the model's.
+    `total` is what the device did; `recomputed` is the part of it that did something again: a forward, for activation
+    checkpointing, or the scores of attention, in a fused backward. The rest is the model's work, whatever the set-up.
     """
 
     def __init__(self) -> None:
@@ -41,29 +54,20 @@ class FlopCounter:
         self.recomputed = 0
 
     def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
-        formula = _FORMULAS.get(operation.overloadpacket)
-        if formula is None:
+        packet = operation.overloadpacket
+        if packet in _BACKWARD:
+            shapes = [tensor.shape for tensor in arguments[:4]]  # of the output's gradient, query, key, value
+            flops = int(sdpa_backward_flop_count(*shapes))
+            self.recomputed += flops - 2 * int(sdpa_flop_count(*shapes[1:]))
+        elif packet is _FORWARD:
+            flops = int(sdpa_flop_count(*(tensor.shape for tensor in arguments[:3])))
+        elif packet in flop_registry:
+            flops = int(flop_registry[packet](*arguments, **options, out_val=result))
+        else:
             return
-        flops = int(formula(*arguments, **options, out_val=result))
         self.total += flops
         if recomputing():
             self.recomputed += flops
-
-
-def _cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
-
-
-def _cpu_attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape))
-
-
-# torch has no formula for the CPU's fused attention.
-_FORMULAS = {
-    **flop_registry,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,  # noqa: SLF001
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,  # noqa: SLF001
-}
 
 
 def utilisation(flops: int, step_time_s: Sequence[float], device_name: str, matmul_dtypes: set[str]) -> dict[str, Any]:
