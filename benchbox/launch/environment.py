@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from pathlib import Path
@@ -19,6 +20,18 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def host_variables(user: Mapping[str, str]) -> dict[str, str]:
+    """What ranks need to find and keep compiled extensions. Paths of this machine, so no part of a record."""
+    found = {"PATH": tool_path(user)}
+    if "TORCH_EXTENSIONS_DIR" not in user:
+        # torch's own cache is shared by all environments, and building for one unbuilds for the others: DeepSpeed's
+        # extension would be compiled anew at every change between two checkouts.
+        cache = Path(user.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
+        found["TORCH_EXTENSIONS_DIR"] = str(cache / "benchbox" / "torch_extensions" / environment)
+    return found
 
 
 def tool_path(user: Mapping[str, str]) -> str:

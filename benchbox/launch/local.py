@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from benchbox.launch.environment import group_variables, tool_path
+from benchbox.launch.environment import group_variables, host_variables
 from benchbox.launch.job import Group, Job, Launcher, RankExit
 from benchbox.launch.processes import MARK, end_marked, marked
 
@@ -46,7 +46,7 @@ class LocalLauncher(Launcher):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PATH": tool_path(os.environ), **self.variables(job.ranks), MARK: str(folder)},
+                env={**os.environ, **host_variables(os.environ), **self.variables(job.ranks), MARK: str(folder)},
                 start_new_session=True,  # a Ctrl-C in the terminal is for benchbox, which ends the group in order
             )
         return _LocalGroup(process, str(folder), exits, scratch, self._grace_s)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchbox.launch.environment import host_variables
 from benchbox.spec.cell import Cell, DataSpec, OptimSpec
 
 RANK_SIDE = Path(__file__).parent / "rank_side.py"
@@ -36,7 +37,13 @@ def run_cells(cells: list[Cell], steps: int, folder: Path) -> list[dict[str, Any
     job.write_text(json.dumps({"cells": [cell.to_dict() for cell in cells], "steps": steps, "out": str(folder)}))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     command += ["--nproc-per-node", str(ranks), str(RANK_SIDE), str(job)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=500)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **host_variables(os.environ), "OMP_NUM_THREADS": "1"},
+        timeout=500,
+    )
     if done.returncode:
         pytest.fail(f"ranks failed:\n{done.stderr[-6000:]}")
     return [json.loads((folder / f"{index}.json").read_text()) | {"index": index} for index in range(len(cells))]
