@@ -81,8 +81,8 @@ class Losses(NamedTuple):
 
     `total` is the training loss, a float32 scalar: the mean over samples of each sample's masked mean. A mean of means is
     chosen on purpose: splitting a batch into equal parts, over ranks or accumulation steps, then leaves the gradient unchanged
-    whatever the masks are. `parts` are the detached named terms. `per_sample` holds, for each term, (sum, count), each (B,)
-    float32, when it was asked for.
+    whatever the masks are. `parts` are the detached named terms, and whatever else a policy counts, as means over samples.
+    `per_sample` holds, for each term, (sum, count), each (B,) float32, when it was asked for.
     """
 
     total: Tensor

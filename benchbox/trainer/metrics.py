@@ -71,5 +71,5 @@ class MetricsLog:
             "grad_norm": float(result.grad_norm),
             "lr": result.lr[0],
             "samples": (step + 1) * self._samples_per_step,
-            **{f"loss/{name}": float(part) for name, part in result.parts.items()},
+            **{name: float(part) for name, part in result.parts.items()},
         }

@@ -74,7 +74,10 @@ class Pi05(nn.Module):
             "fast": token_loss(fast, batch["fast_tokens"], batch["fast_mask"]),
             "response": token_loss(response, batch["response_tokens"], batch["response_mask"]),
         }
-        return combine(terms, per_sample=per_sample)
+        losses = combine(terms, per_sample=per_sample)
+        # Tokens that did not fit are actions the backbone is never taught: said in every step's metrics.
+        losses.parts["fast_truncated"] = batch["fast_truncated"].float().mean()
+        return losses
 
     def prefix(self, batch: Batch) -> Prefix:
         """What the expert is told, and then the discrete actions, which it must not read."""

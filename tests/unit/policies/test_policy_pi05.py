@@ -328,3 +328,13 @@ def test_a_wrong_preset_names_every_wrong_key():
 def _module():
     build()
     return sys.modules[f"{PACKAGE}.pi05.policy"]
+
+
+def test_fast_tokens_that_did_not_fit_are_reported() -> None:
+    """The mean number of FAST tokens cut off a sample is among the parts, and not in the loss."""
+    policy = build()
+    batch = make_batch(policy.batch_spec(), 3)
+    whole = policy({**batch, "fast_truncated": torch.zeros_like(batch["fast_truncated"])})
+    cut = policy({**batch, "fast_truncated": torch.arange(len(batch["fast_truncated"]))})
+    assert cut.parts["fast_truncated"].item() == (len(batch["fast_truncated"]) - 1) / 2
+    assert torch.equal(cut.total, whole.total)
