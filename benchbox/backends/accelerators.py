@@ -6,15 +6,13 @@ runs DDP, so the state is set by hand after construction, here and nowhere else;
 
 from __future__ import annotations
 
-import gc
 import os
 from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.state import PartialState
 from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, InitProcessGroupKwargs, ParallelismConfig
 
 
@@ -62,13 +60,3 @@ def device_of(accelerator: Accelerator) -> torch.device:
     """The device of this rank: `cuda:<local rank>` or plain `cpu`."""
     device: torch.device = accelerator.device
     return torch.device("cpu") if device.type == "cpu" else device
-
-
-def forget() -> None:
-    """Drop accelerate's process-wide state: the next backend of this process starts from nothing. The process group stays."""
-    group = dist.is_initialized()
-    AcceleratorState._reset_state()  # noqa: SLF001
-    GradientState._reset_state()  # noqa: SLF001
-    PartialState._shared_state.clear()  # noqa: SLF001
-    gc.collect()
-    assert dist.is_initialized() == group

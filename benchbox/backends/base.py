@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchbox.backends.observe import Observed, observe
-from benchbox.optim import bind_groups, build_schedule, clip_coefficient, plan_groups, squared_norm
+from benchbox.optim import clip_coefficient, plan_groups, squared_norm
 from benchbox.registry.backends import BackendInfo, backend_info
 
 if TYPE_CHECKING:
@@ -143,6 +143,3 @@ def adamw(groups: list[dict[str, Any]], optim: OptimSpec) -> Optimizer:
 
 def adamw_arguments(optim: OptimSpec) -> dict[str, Any]:
     return {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay, "fused": True}
-
-
-__all__ = ["DTYPES", "Backend", "Prepared", "StepShape", "adamw", "adamw_arguments", "bind_groups", "build_schedule"]

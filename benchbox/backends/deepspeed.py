@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from benchbox.backends.base import Backend, Prepared, adamw, bind_groups, build_schedule
+from benchbox.backends.base import Backend, Prepared, adamw
+from benchbox.optim import bind_groups, build_schedule
 
 if TYPE_CHECKING:
     from benchbox.optim import GroupPlan

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 
 from benchbox.backends.accelerators import device_of, fsdp_accelerator
-from benchbox.backends.base import DTYPES, Backend, Prepared, adamw, bind_groups, build_schedule
+from benchbox.backends.base import DTYPES, Backend, Prepared, adamw
+from benchbox.optim import bind_groups, build_schedule
 
 if TYPE_CHECKING:
     from benchbox.optim import GroupPlan

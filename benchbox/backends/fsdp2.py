@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from benchbox.backends.accelerators import device_of, fsdp_accelerator
-from benchbox.backends.base import DTYPES, Backend, Prepared, adamw, bind_groups, build_schedule
+from benchbox.backends.base import DTYPES, Backend, Prepared, adamw
+from benchbox.optim import bind_groups, build_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,14 +64,8 @@ class Hsdp(Fsdp2):
     name = "hsdp"
 
     def _parallelism(self) -> ParallelismConfig:
-        ranks = dist.get_world_size() if dist.is_initialized() else _world_size_from_launcher()
-        return ParallelismConfig(dp_replicate_size=ranks // 2, dp_shard_size=2)
-
-
-def _world_size_from_launcher() -> int:
-    import os
-
-    return int(os.environ["WORLD_SIZE"])
+        # From the launcher: the mesh must be known before the Accelerator that starts the process group.
+        return ParallelismConfig(dp_replicate_size=int(os.environ["WORLD_SIZE"]) // 2, dp_shard_size=2)
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from benchbox.backends.accelerators import ddp_accelerator, device_of, single_accelerator
-from benchbox.backends.base import DTYPES, Backend, Prepared, adamw, adamw_arguments, bind_groups, build_schedule
-from benchbox.optim import MasterWeightOptimizer
+from benchbox.backends.base import DTYPES, Backend, Prepared, adamw, adamw_arguments
+from benchbox.optim import MasterWeightOptimizer, bind_groups, build_schedule
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +20,7 @@ from benchbox.session.step import Session
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from benchbox.backends.base import Backend
     from benchbox.data.loader import Stream
     from benchbox.registry.contracts import Policy
     from benchbox.spec.cell import Cell
@@ -64,14 +65,12 @@ def build_session(cell: Cell, policy: Policy, statistics: Statistics) -> Session
     Raises:
         UnsupportedError: the backend cannot run this cell, and the message says why.
     """
-    info = backend_info(cell.backend)
-    refusal = info.refusal(world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing)
+    backend: Backend = backend_info(cell.backend).load()()
+    refusal = backend.capabilities.refusal(world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing)
     if refusal is not None:
         raise UnsupportedError(refusal)
-    backend_class: Any = info.load()
-    os.environ.update(backend_class.environment())
+    os.environ.update(backend.environment())
     policy.load_statistics(list(statistics))
-    backend = backend_class()
     shape = StepShape(batch=cell.batch, accumulation=cell.accumulation, max_grad_norm=cell.optim.max_grad_norm)
     backend.prepare(policy, RECIPES[cell.recipe], cell.optim, shape)
     return Session(backend, accumulation=cell.accumulation)

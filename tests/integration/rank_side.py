@@ -16,10 +16,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from benchbox.backends.accelerators import forget
 from benchbox.optim.groups import own_name
 from benchbox.session import Session, build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
@@ -57,6 +57,13 @@ def run(cell: Cell, steps: int, rank: int) -> tuple[dict, dict[str, torch.Tensor
         "samples": taken[0].samples,
     }
     return result, reader.gradient
+
+
+def forget() -> None:
+    """Drop accelerate's process-wide state, so that the next cell starts from nothing; the process group stays."""
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    PartialState._shared_state.clear()
 
 
 class GradientReader:

@@ -9,10 +9,9 @@ from statistics import median
 import pytest
 import torch
 
-from benchbox.data.loader import open_stream
 from benchbox.measure.phases import NONE, PHASES, PhaseClock, Position, Together
 from benchbox.session import build_session
-from benchbox.session.build import build_cell_policy
+from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell, DataSpec
 from benchbox.store.place import PlaceFile
 
@@ -35,8 +34,7 @@ def stepping():
         data=DataSpec(kind="synthetic", workers=0),
     )
     policy = build_cell_policy(cell)
-    stream = open_stream(cell.data, policy.batch_spec(), batch=1, accumulation=1, rank=0, world_size=1, seed=0)
-    with closing(stream):
+    with closing(open_cell_data(cell, policy, rank=0)) as stream:
         yield build_session(cell, policy, stream.statistics), stream
     torch.set_num_threads(threads)
 
