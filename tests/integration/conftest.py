@@ -29,12 +29,13 @@ def tiny_cell(**changes: Any) -> Cell:
     return Cell(**(values | changes))
 
 
-def run_cells(cells: list[Cell], steps: int, folder: Path) -> list[dict[str, Any]]:
-    """Run cells of one world size in one process group of real ranks."""
-    (ranks,) = {cell.world_size for cell in cells}
+def run_cells(cells: list[tuple[Cell, int]], folder: Path) -> list[dict[str, Any]]:
+    """Run cells of one world size, each for its number of steps, in one process group of real ranks."""
+    (ranks,) = {cell.world_size for cell, _ in cells}
     folder.mkdir(parents=True, exist_ok=True)
     job = folder / "job.json"
-    job.write_text(json.dumps({"cells": [cell.to_dict() for cell in cells], "steps": steps, "out": str(folder)}))
+    told = [{"cell": cell.to_dict(), "steps": steps} for cell, steps in cells]
+    job.write_text(json.dumps({"cells": told, "out": str(folder)}))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     command += ["--nproc-per-node", str(ranks), str(RANK_SIDE), str(job)]
     done = subprocess.run(

@@ -1,9 +1,9 @@
 """Runs several cells one after another in one process group, so that a test pays for starting ranks once.
 
-`python -m torch.distributed.run --nproc_per_node N rank_side.py JOB.json`, the job being `{"cells": [...], "steps": n, "out":
-folder}`. For each cell rank 0 writes `<index>.json`: the losses and gradient norms of every step and what was observed. Beside
-it stands `<index>.pt`: the whole gradient of the first step by parameter name, averaged over ranks and micro-steps, before
-clipping.
+`python -m torch.distributed.run --nproc_per_node N rank_side.py JOB.json`, the job being `{"cells": [{"cell": ..., "steps": n},
+...], "out": folder}`. For each cell rank 0 writes `<index>.json`: the losses and gradient norms of every step and what was
+observed. Beside it stands `<index>.pt`, for cells in float32: the whole gradient of the first step by parameter name, averaged
+over ranks and micro-steps, before clipping.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ def main(job_file: str) -> None:
     torch.set_num_threads(1)
     job = json.loads(Path(job_file).read_text())
     rank = int(os.environ["RANK"])
-    for index, values in enumerate(job["cells"]):
-        result, gradient = run(Cell.from_dict(values), job["steps"], rank)
+    for index, told in enumerate(job["cells"]):
+        result, gradient = run(Cell.from_dict(told["cell"]), told["steps"], rank)
         if rank == 0:
-            torch.save(gradient, Path(job["out"]) / f"{index}.pt")
+            if gradient:
+                torch.save(gradient, Path(job["out"]) / f"{index}.pt")
             (Path(job["out"]) / f"{index}.json").write_text(json.dumps(result))
         forget()
     if dist.is_initialized():
@@ -46,7 +47,7 @@ def run(cell: Cell, steps: int, rank: int) -> tuple[dict, dict[str, torch.Tensor
     with closing(open_cell_data(cell, policy, rank)) as stream:
         session = build_session(cell, policy, stream.statistics)
         observed = session.backend.observe().to_dict()
-        reader = GradientReader(session)
+        reader = GradientReader(session, wanted=cell.recipe == "fp32")
         taken = [session.step(stream, reader)]
         taken += [session.step(stream) for _ in range(steps - 1)]
     result = {
@@ -69,8 +70,9 @@ def forget() -> None:
 class GradientReader:
     """An instrument that reads the gradient between the last backward and whatever comes next."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, wanted: bool) -> None:
         self._session = session
+        self._wanted = wanted
         self._when = "optimizer" if "clip" in session.backend.fused_phases else "clip"
         self.gradient: dict[str, torch.Tensor] = {}
 
@@ -78,7 +80,7 @@ class GradientReader:
         return nullcontext()
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        if name == self._when:
+        if name == self._when and self._wanted:
             self.gradient = {own_name(name): value for name, value in whole_gradients(self._session.model)}
         return nullcontext()
 
