@@ -13,7 +13,13 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import PartialState
-from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, InitProcessGroupKwargs, ParallelismConfig
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+    InitProcessGroupKwargs,
+    ParallelismConfig,
+)
 
 
 def single_accelerator() -> Accelerator:
@@ -24,8 +30,9 @@ def single_accelerator() -> Accelerator:
 
 
 def ddp_accelerator() -> Accelerator:
-    """For ranks under a launcher."""
-    return Accelerator(cpu=not torch.cuda.is_available())
+    """For ranks under a launcher. Gradients are views into DDP's buckets: held beside them they would take their size twice."""
+    handlers = [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]
+    return Accelerator(cpu=not torch.cuda.is_available(), kwargs_handlers=handlers)
 
 
 def fsdp_accelerator(plugin: FullyShardedDataParallelPlugin, parallelism: ParallelismConfig | None = None) -> Accelerator:

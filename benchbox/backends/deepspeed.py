@@ -38,6 +38,10 @@ class _Zero(Backend):
 
         from benchbox.backends.accelerators import deepspeed_accelerator, device_of
 
+        if not torch.cuda.is_available():
+            from benchbox.backends.extension import build_extension
+
+            build_extension()
         numel = sum(parameter.numel() for parameter in policy.parameters())
         plugin = DeepSpeedPlugin(hf_ds_config=self._config(recipe, numel))
         accelerator = deepspeed_accelerator(plugin, self._shape.accumulation)

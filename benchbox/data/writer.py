@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -188,6 +187,8 @@ class LeRobotWriter:
         episodes = self._folder / metadata.V30_EPISODES.format(chunk_index=0, file_index=0)
         episodes.parent.mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(self._episodes), episodes)
+        import pandas as pd  # here: every rank imports this package, and few write a dataset
+
         tasks = pd.DataFrame({"task_index": list(self._tasks.values())}, index=pd.Index(list(self._tasks), name="task"))
         tasks.to_parquet(meta / "tasks.parquet")
         stats = {name: statistics.of_values(np.concatenate(values)) for name, values in self._values.items()}

@@ -67,7 +67,7 @@ def measure(job: dict[str, Any], rank: int, position: Position, events: EventWri
         taker = CensusTaker(session.model, session.backend.prepared.optimizer)
         with taker:
             session.step(stream, position)
-        seen = probe(session, stream, units, device)
+        seen = probe(session, stream, units, device, position)
         check_step(cell, kernel=seen.attention_kernel, checkpointed=seen.checkpointed_modules, census=taker.census)
 
         report.stage("write")
