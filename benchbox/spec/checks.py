@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import Problem
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from benchbox.registry.policies import PolicyEntry
+    from benchbox.spec.cell import DataSpec
     from benchbox.spec.matrix import Matrix
     from benchbox.spec.source import Keys, Source
 
@@ -89,12 +91,20 @@ def _incomplete(source: Source, owner: Mapping[str, str]) -> list[Problem]:
     return found
 
 
+def data_there(data: DataSpec, source: Source) -> list[Problem]:
+    """A dataset that is not there, said before ranks are started to find it out."""
+    if data.path is None or (Path(data.path) / "meta" / "info.json").is_file():
+        return []
+    missing = "there is no meta/info.json in it" if Path(data.path).is_dir() else "there is no such folder"
+    return [Problem(source.where(("data", "lerobot")), f"{data.path} is not a LeRobot dataset: {missing}")]
+
+
 def meaning(matrix: Matrix, source: Source, policies: Mapping[str, PolicyEntry]) -> list[Problem]:
     """Problems that only the cells show: sizes that a policy lacks, and selections that select nothing."""
     cells = list(matrix.cells())
     if not cells:
         return [Problem(source.where(("exclude",), key=True), "every cell is excluded")]
-    found = []
+    found = data_there(matrix.data, source)
     for policy, size in dict.fromkeys((cell.policy, cell.size) for cell in cells):
         presets = policies[policy].presets
         if size not in presets:

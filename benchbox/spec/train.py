@@ -12,7 +12,7 @@ from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.names import did_you_mean
 from benchbox.registry.policies import find_policies
 from benchbox.spec.cell import Cell
-from benchbox.spec.checks import NEEDED
+from benchbox.spec.checks import NEEDED, data_there
 from benchbox.spec.fields import Count, Strict
 from benchbox.spec.load import data_spec, optim_spec
 from benchbox.spec.overrides import apply_overrides
@@ -82,6 +82,8 @@ def load_train(path: str | Path, overrides: Mapping[str, str] | None = None, pol
     if parsed is not None and not problems and parsed.size not in (presets := policies[parsed.policy].presets):
         message = f"policy {parsed.policy} has no size {parsed.size!r}"
         problems.append(Problem(source.where(("size",)), message, did_you_mean(parsed.size, presets)))
+    if parsed is not None:
+        problems += data_there(data_spec(parsed.data), source)
     if problems or parsed is None:
         raise ConfigurationError(in_order(problems))
     return TrainConfig(

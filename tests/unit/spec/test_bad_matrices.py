@@ -34,6 +34,8 @@ APPENDED = [
     ("batch: 3", "m.yaml:7:3: batch is an axis and also stands at the top level, at m.yaml:8:1; keep one"),
     ("data: sampel", "m.yaml:8:7: unknown data \"sampel\"; did you mean 'sample'?"),
     ("data: {lerobot: ''}", "m.yaml:8:17: data.lerobot is empty"),
+    ("data: {lerobot: nowhere}", "m.yaml:8:17: nowhere is not a LeRobot dataset: there is no such folder"),
+    ("data: {lerobot: /}", "m.yaml:8:17: / is not a LeRobot dataset: there is no meta/info.json in it"),
     ("data: {lerobot: x, worker: 2}", "m.yaml:8:20: unknown key 'worker'; did you mean 'workers'?"),
     ("measure: {step: 3}", "m.yaml:8:11: unknown key 'step'; did you mean 'steps'?"),
     ("measure: 3", "m.yaml:8:10: measure must be a mapping, not 3"),

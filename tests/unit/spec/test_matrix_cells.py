@@ -85,7 +85,10 @@ def test_aliases_stand_for_what_they_name(load):
     assert len(list(matrix.cells())) == 8
 
 
-def test_the_rest_of_the_file_reaches_the_matrix(load):
+def test_the_rest_of_the_file_reaches_the_matrix(load, tmp_path, monkeypatch):
+    (tmp_path / "somewhere/meta").mkdir(parents=True)
+    (tmp_path / "somewhere/meta/info.json").touch()
+    monkeypatch.chdir(tmp_path)
     matrix = load(
         GOOD
         + "seed: 3\ndata: {lerobot: somewhere, workers: 2}\noptim: {lr: 1e-3, betas: [0.9, 0.999], head_lr: 0.01}\n"

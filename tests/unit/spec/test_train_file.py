@@ -31,6 +31,10 @@ def test_a_training_file_names_one_cell_and_survives_the_way_to_the_worker(load_
     [
         (GOOD + "log_evry: 2\n", "t.yaml:8:1: unknown key 'log_evry'; did you mean 'log_every'?"),
         (GOOD + "checkpoint: {evry: 2}\n", "t.yaml:8:14: unknown key 'evry'; did you mean 'every'?"),
+        (
+            GOOD + "data: {lerobot: nowhere}\n",
+            "t.yaml:8:17: nowhere is not a LeRobot dataset: there is no such folder",
+        ),
         (GOOD + "axes: {}\n", "t.yaml:8:1: unknown key 'axes'"),
         (GOOD.replace("steps: 5\n", ""), "t.yaml:1:1: the file needs the key 'steps'"),
         (GOOD.replace("batch: 1\n", ""), "t.yaml:1:1: training needs batch"),
