@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchbox.errors import ConfigurationError
+from benchbox.registry.backends import backend_info
 from benchbox.spec.cell import Cell
 from benchbox.spec.train import TrainConfig, load_train
 
@@ -45,3 +48,13 @@ def test_what_is_wrong_with_it_is_said_where_it_stands(load_training, tmp_path, 
     with pytest.raises(ConfigurationError) as caught:
         load_training(text)
     assert [str(problem).replace(f"{tmp_path}/", "") for problem in caught.value.problems] == [line]
+
+
+def test_the_shipped_training_files_load():
+    """Each names the shipped policies and data, and can be saved by its backend."""
+    shipped = sorted((Path(__file__).parents[3] / "matrices" / "train").glob("*.yaml"))
+    assert shipped
+    for path in shipped:
+        config = load_train(path)
+        assert config.name == path.stem
+        assert backend_info(config.cell.backend).saves
