@@ -45,9 +45,7 @@ def master_names(chain: list[Any], live: Mapping[int, str]) -> dict[int, str]:
         id(master): live[id(parameter)]
         for optimizer in chain
         if isinstance(optimizer, MasterWeightOptimizer)
-        for parameter, master in zip(
-            (parameter for group in optimizer.param_groups for parameter in group["params"]), optimizer.masters, strict=True
-        )
+        for parameter, master in optimizer.stepped()
         if id(parameter) in live
     }
 

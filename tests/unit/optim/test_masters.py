@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchbox.optim import MasterWeightOptimizer, build_schedule, masters
+from benchbox.optim import MasterWeightOptimizer, build_schedule, pieces
 from benchbox.spec.cell import OptimSpec
 
 
@@ -125,6 +125,30 @@ def test_resuming_is_bit_exact() -> None:
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
+def test_what_is_saved_in_one_piece_is_resumed_in_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The saved state is that of whole parameters, so another device, with pieces of another size, goes on bit for bit."""
+    ends = []
+    for elements in (10**9, 7):
+        monkeypatch.setitem(pieces.BUCKET_ELEMENTS, "cpu", 10**9)
+        live = model().to(torch.bfloat16)
+        optimizer = master_optimizer(live, list(model().parameters()))
+        gradients(live, 0)
+        optimizer.step()
+        saved = copy.deepcopy(optimizer.state_dict())
+        monkeypatch.setitem(pieces.BUCKET_ELEMENTS, "cpu", elements)
+        resumed = master_optimizer(live, None)
+        resumed.load_state_dict(saved)
+        again = resumed.state_dict()
+        assert [value.shape for value in again["masters"]] == [parameter.shape for parameter in live.parameters()]
+        assert again["state"].keys() == saved["state"].keys()
+        for index, state in saved["state"].items():
+            assert all(torch.equal(state[name], again["state"][index][name]) for name in state)
+        gradients(live, 1)
+        resumed.step()
+        ends.append(resumed.masters)
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
 def test_a_state_without_masters_is_refused() -> None:
     """Loading what another optimizer saved would silently derive masters from bfloat16."""
     live = model().to(torch.bfloat16)
@@ -148,17 +172,46 @@ def test_the_schedule_reaches_the_step() -> None:
 
 
 def test_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stepped a few tensors at a time or all at once, the result is the same to the last bit."""
+    """Stepped in pieces of tensors, a few tensors at a time or all at once, the result is the same to the last bit."""
     results = []
-    for elements in (50, 10**9):
-        monkeypatch.setattr(masters, "_BUCKET_ELEMENTS", elements)
+    for elements in (7, 50, 10**9):
+        monkeypatch.setitem(pieces.BUCKET_ELEMENTS, "cpu", elements)
         live = model().to(torch.bfloat16)
         optimizer = master_optimizer(live, list(model().parameters()))
         for step in range(3):
             gradients(live, step)
             optimizer.step()
         results.append(optimizer.masters)
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    for few, some, every in zip(*results, strict=True):
+        assert torch.equal(few, every)
+        assert torch.equal(some, every)
+
+
+def test_an_optimizer_that_looks_at_whole_tensors_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adafactor's factored state is that of the whole matrix, however small the buckets are."""
+    monkeypatch.setitem(pieces.BUCKET_ELEMENTS, "cpu", 7)
+    live, full = model().to(torch.bfloat16), model()
+    optimizer = MasterWeightOptimizer(live.parameters(), torch.optim.Adafactor, masters=list(model().parameters()), lr=1e-2)
+    reference = torch.optim.Adafactor(full.parameters(), lr=1e-2)
+    for step in range(3):
+        gradients(live, step)
+        for parameter, bf16 in zip(full.parameters(), live.parameters(), strict=True):
+            parameter.grad = bf16.grad.float()
+        optimizer.step()
+        reference.step()
+    assert all(torch.equal(master, weight) for master, weight in zip(optimizer.masters, full.parameters(), strict=True))
+
+
+def test_live_parameters_may_move_to_another_storage() -> None:
+    """`.data` replaced after construction, as `.to(device)` does: the step reaches the storage the model computes with."""
+    live = model().to(torch.bfloat16)
+    optimizer = master_optimizer(live, list(model().parameters()))
+    for parameter in live.parameters():
+        parameter.data = parameter.data.clone()
+    gradients(live, 0)
+    optimizer.step()
+    for master, parameter in zip(optimizer.masters, live.parameters(), strict=True):
+        assert torch.equal(parameter, master.to(torch.bfloat16))
 
 
 def test_a_parameter_without_gradient_stays() -> None:
