@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 # On a CPU 16-bit elements are upcast this many at a time, which stay in the cache between upcast and product.
-_PIECE_ELEMENTS = 2**18
+_PIECE_ELEMENTS = 2**20
 
 
 def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
