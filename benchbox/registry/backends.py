@@ -31,7 +31,7 @@ class BackendInfo:
     def refusal(self, *, world_size: int, recipe: str, checkpointing: bool) -> str | None:
         """Why this backend cannot run such a cell, or None when it can."""
         if self.max_ranks is not None and world_size > self.max_ranks:
-            return f"{self.name} runs on at most {self.max_ranks} rank(s), and world_size is {world_size}"
+            return f"{self.name} runs on {_at_most(self.max_ranks)}, and world_size is {world_size}"
         if world_size < self.min_ranks:
             return f"{self.name} needs at least {self.min_ranks} ranks, and world_size is {world_size}"
         if world_size % self.ranks_multiple_of:
@@ -46,7 +46,7 @@ class BackendInfo:
         """What it cannot do, in words: the general form of what `refusal` says of one cell."""
         found = []
         if self.max_ranks is not None:
-            found.append(f"at most {self.max_ranks} rank(s)")
+            found.append(_at_most(self.max_ranks))
         if self.min_ranks > 1:
             found.append(f"at least {self.min_ranks} ranks")
         if self.ranks_multiple_of > 1:
@@ -61,6 +61,10 @@ class BackendInfo:
         """The backend class. Imports torch."""
         module, _, attribute = self.target.partition(":")
         return getattr(import_module(module), attribute)
+
+
+def _at_most(ranks: int) -> str:
+    return f"at most {ranks} rank{'s' if ranks > 1 else ''}"
 
 
 _BUILT_IN = (

@@ -29,7 +29,12 @@ Statistics = Sequence[Mapping[str, Mapping[str, list[float]]]]
 
 
 def build_cell_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
-    """The cell's policy, in float32, from the cell's seed: the same weights on every rank and under every backend."""
+    """The cell's policy, in float32, from the cell's seed: the same weights on every rank and under every backend.
+
+    Raises:
+        ConfigurationError: there is no such policy or size.
+        UnsupportedError: there are fewer GPUs than ranks.
+    """
     axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing)  # type: ignore[arg-type]
     torch.manual_seed(cell.seed)
     with torch.device(_local_device()):
@@ -77,6 +82,12 @@ def build_session(cell: Cell, policy: Policy, statistics: Statistics) -> Session
 
 
 def _local_device() -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device("cpu")
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    index, devices = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if index >= devices:
+        raise UnsupportedError(
+            f"rank {index} has no GPU of its own: this machine shows {devices}; lower world_size, "
+            "or hide them by CUDA_VISIBLE_DEVICES= to run on CPU ranks"
+        )
+    return torch.device("cuda", index)

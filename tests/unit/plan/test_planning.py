@@ -27,7 +27,7 @@ def test_what_a_backend_cannot_do_is_skipped_with_its_reason():
     planned = plan(matrix(axis("backend", "single", "ddp", "hsdp", "zero3"), checkpointing=True))
     assert [cell.backend for cell in planned.cells] == ["ddp"]
     reasons = {skip.cell.backend: skip.reason for skip in planned.skipped}
-    assert reasons["single"] == "single runs on at most 1 rank(s), and world_size is 2"
+    assert reasons["single"] == "single runs on at most 1 rank, and world_size is 2"
     assert reasons["hsdp"] == "hsdp needs at least 4 ranks, and world_size is 2"
     assert reasons["zero3"].startswith("zero3 refuses activation checkpointing: ")
 
