@@ -69,7 +69,7 @@ def test_float32_masters_are_clean_wherever_a_backend_keeps_them(backend, master
         ("--backend ddp --recipe bf16", 2, "--recipe: unknown recipe 'bf16'; did you mean 'bf16_pure'?"),
         ("--backend ddp --recipe fp32 --size tinny", 2, "--size: policy pi05 has no size 'tinny'; did you mean 'tiny'?"),
         ("--backend ddp --recipe fp32 --beta2 1", 2, "--beta2: 1.0 would never forget a gradient; give a value below 1"),
-        ("--backend single --recipe fp32 --world-size 2", 3, "single runs on at most 1 rank(s), and world_size is 2"),
+        ("--backend single --recipe fp32 --world-size 2", 3, "single runs on at most 1 rank, and world_size is 2"),
     ],
 )
 def test_bad_input_is_one_line(options, code, line):
