@@ -24,7 +24,7 @@ def tiny_cell(**changes: Any) -> Cell:
         "world_size": 2,
         "batch": 2,
         "data": DataSpec(kind="synthetic", workers=0),
-        "optim": OptimSpec(lr=1e-3, schedule="constant", weight_decay=0.1),
+        "optim": OptimSpec(lr=1e-3, schedule="warmup_constant", warmup_steps=4, weight_decay=0.1),
     }
     return Cell(**(values | changes))
 

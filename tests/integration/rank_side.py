@@ -55,6 +55,7 @@ def run(cell: Cell, steps: int, rank: int) -> tuple[dict, dict[str, torch.Tensor
         "observed": observed,
         "loss": [float(each.loss) for each in taken],
         "grad_norm": [float(each.grad_norm) for each in taken],
+        "lr": [each.lr for each in taken],
         "samples": taken[0].samples,
     }
     return result, reader.gradient

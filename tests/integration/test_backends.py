@@ -27,8 +27,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, st
         for backend in (name for name, wanted in RANKS.items() if wanted == ranks):
             setup: dict[str, Any] = {"backend": backend, "world_size": ranks}
             cells += [(tiny_cell(**setup, batch=4 // ranks, recipe=recipe), STEPS) for recipe in RECIPES]
-            cells += [(tiny_cell(**setup, batch=4, recipe="fp32"), 1)] if ranks > 1 else []
-            cells.append((tiny_cell(**setup, batch=1, accumulation=4, recipe="fp32"), 1))
+            cells += [(tiny_cell(**setup, batch=4, recipe="fp32"), 3)] if ranks > 1 else []
+            cells.append((tiny_cell(**setup, batch=1, accumulation=4, recipe="fp32"), 3))
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
         for result in run_cells(cells, folder):
             cell = result["cell"]
@@ -80,15 +80,28 @@ def test_the_ten_steps_are_not_all_the_same(results: dict) -> None:
 
 @pytest.mark.parametrize("backend", RANKS)
 def test_accumulating_four_gives_the_gradient_of_a_batch_of_four(results: dict, backend: str) -> None:
-    """Four micro-batches of one sample give, parameter by parameter, the gradient of one batch of the same four."""
+    """Four micro-batches of one sample give, parameter by parameter, the gradient of one batch of the same four; and the steps
+    that follow agree as well, so nothing of one step is left in the next."""
     whole = results[backend, "fp32", "4x1"]
     split = results[backend, "fp32", "1x4"]
     assert whole["samples"] == split["samples"] == 4
     assert whole["gradient"].keys() == split["gradient"].keys()
     for name, wanted in whole["gradient"].items():
         assert torch.allclose(split["gradient"][name], wanted, rtol=1e-4, atol=1e-6), name
+    for step in range(3):
+        assert split["loss"][step] == pytest.approx(whole["loss"][step], rel=1e-4), f"loss of step {step}"
     norm = torch.stack([gradient.norm() for gradient in whole["gradient"].values()]).norm().item()
     assert whole["grad_norm"][0] == pytest.approx(norm, rel=1e-4), "the reported norm is that of the gradient"
+
+
+@pytest.mark.parametrize("backend", RANKS)
+def test_the_schedule_advances_once_a_step(results: dict, backend: str) -> None:
+    """The rate in force at step k is the schedule's at k in every group, and accumulation does not make it run four times as
+    fast."""
+    wanted = [1e-3 * min(1.0, (step + 1) / 5) for step in range(STEPS)]
+    for recipe, split in (("bf16_master", f"{4 // RANKS[backend]}x1"), ("fp32", "1x4")):
+        for step, rates in enumerate(results[backend, recipe, split]["lr"]):
+            assert rates == pytest.approx([wanted[step]] * 4), f"{recipe} {split}, step {step}"
 
 
 @pytest.mark.parametrize("backend", [name for name in RANKS if name not in ("single", "hsdp")])
