@@ -1,9 +1,9 @@
 """Runs several cells one after another in one process group, so that a test pays for starting ranks once.
 
 `python -m torch.distributed.run --nproc_per_node N rank_side.py JOB.json`, the job being `{"cells": [{"cell": ..., "steps": n},
-...], "out": folder}`. For each cell rank 0 writes `<index>.json`: the losses and gradient norms of every step and what was
-observed. Beside it stands `<index>.pt`, for cells in float32: the whole gradient of the first step by parameter name, averaged
-over ranks and micro-steps, before clipping.
+...], "out": folder}`. For each cell rank 0 writes `<index>.json`: the losses and gradient norms of every step, what was
+observed, and the collectives of one more step. Beside it stands `<index>.pt`, for cells in float32: the whole gradient of the
+first step by parameter name, averaged over ranks and micro-steps, before clipping.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
+from benchbox.measure.collectives import CollectiveCounter
+from benchbox.measure.watch import Watch
 from benchbox.optim.groups import own_name
 from benchbox.session import Session, build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
@@ -50,9 +52,13 @@ def run(cell: Cell, steps: int, rank: int) -> tuple[dict, dict[str, torch.Tensor
         reader = GradientReader(session, wanted=cell.recipe == "fp32")
         taken = [session.step(stream, reader)]
         taken += [session.step(stream) for _ in range(steps - 1)]
+        collectives = CollectiveCounter()
+        with Watch(collectives):
+            session.step(stream)
     result = {
         "cell": cell.to_dict(),
         "observed": observed,
+        "collectives": collectives.counts,
         "loss": [float(each.loss) for each in taken],
         "grad_norm": [float(each.grad_norm) for each in taken],
         "lr": [each.lr for each in taken],
