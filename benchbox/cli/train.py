@@ -78,8 +78,7 @@ class _Lines:
         left_s = (config.steps - step) * row["step_s"]
         print(
             f"step {step}/{config.steps}  loss {row['loss']:.4f}  grad norm {row['grad_norm']:.3f}  lr {row['lr']:.2e}"
-            f"  {config.cell.samples_per_step / row['step_s']:.3g} samples/s"
-            + (f"  {_clock(left_s)} left" if left_s >= 1 else ""),
+            f"  {row['samples'] / row['step_s']:.3g} samples/s" + (f"  {_clock(left_s)} left" if left_s >= 1 else ""),
             flush=True,
         )
 

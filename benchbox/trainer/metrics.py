@@ -7,6 +7,9 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+import torch
+import torch.distributed as dist
+
 from benchbox.errors import NonFiniteError
 from benchbox.store.files import write_text
 
@@ -23,11 +26,10 @@ class MetricsLog:
     run had logged are taken out: they are about to be taken again.
     """
 
-    def __init__(self, path: Path, *, start: int, every: int, writes: bool, samples_per_step: int) -> None:
+    def __init__(self, path: Path, *, start: int, every: int, writes: bool) -> None:
         self._path = path
         self._every = every
         self._writes = writes
-        self._samples_per_step = samples_per_step
         self._block: list[tuple[int, StepResult]] = []
         self._since = time.perf_counter()
         if writes and path.exists():
@@ -45,14 +47,16 @@ class MetricsLog:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is collected. `step_s` is the mean over the block, checkpoints between its steps included.
+        """Write what is collected; every rank calls it at the same steps. `step_s` is the mean over the block, checkpoints
+        between its steps included; `samples` is what all ranks consumed in the step, counted by each.
 
         Raises:
             NonFiniteError: the block holds a loss or norm that is not finite; it is written all the same.
         """
         if not self._block:
             return
-        rows = [self._row(step, result) for step, result in self._block]
+        samples = _over_ranks([result.samples for _, result in self._block], self._block[0][1].loss.device)
+        rows = [self._row(*taken, count) for taken, count in zip(self._block, samples, strict=True)]
         now = time.perf_counter()
         step_s = (now - self._since) / len(rows)
         self._since, self._block = now, []
@@ -64,12 +68,21 @@ class MetricsLog:
                 if not math.isfinite(row[name]):
                     raise NonFiniteError(f"step {row['step']}: {name} is {row[name]}")
 
-    def _row(self, step: int, result: StepResult) -> dict[str, float]:
+    @staticmethod
+    def _row(step: int, result: StepResult, samples: int) -> dict[str, float]:
         return {
             "step": step,
             "loss": float(result.loss),
             "grad_norm": float(result.grad_norm),
             "lr": result.lr[0],
-            "samples": (step + 1) * self._samples_per_step,
+            "samples": samples,
             **{name: float(part) for name, part in result.parts.items()},
         }
+
+
+def _over_ranks(counts: list[int], device: torch.device) -> list[int]:
+    """Counts of this rank, summed over all."""
+    total = torch.tensor(counts, device=device)
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return [int(count) for count in total]

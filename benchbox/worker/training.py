@@ -45,7 +45,6 @@ def train(job: dict[str, Any], rank: int, position: Position, events: EventWrite
             start=start,
             every=config.log_every,
             writes=rank == 0,
-            samples_per_step=cell.samples_per_step,
         )
         report.stage("train", config.steps - start)
         run_loop(

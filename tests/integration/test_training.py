@@ -75,6 +75,7 @@ def test_benchmark_and_training_give_the_same_losses(straight: tuple[Path, Path]
     assert record["status"] == "ok", record["error"]
     assert record["loss"] == [row["loss"] for row in metrics(out)]
     assert record["grad_norm"] == [row["grad_norm"] for row in metrics(out)]
+    assert {row["samples"] for row in metrics(out)} == {8}, "4 a micro-step over all ranks, two micro-steps"
 
 
 def test_a_resumed_training_is_the_same_training(straight: tuple[Path, Path], tmp_path: Path) -> None:
