@@ -24,7 +24,7 @@ from benchbox.audit.walk import (
     master_names,
     partitions,
 )
-from benchbox.backends.observe import optimizer_chain
+from benchbox.measure.witness.setup import optimizer_chain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-from benchbox.backends.observe import optimizer_chain
+from benchbox.measure.witness.setup import optimizer_chain
 from benchbox.optim.groups import own_name
 from benchbox.optim.masters import MasterWeightOptimizer
 

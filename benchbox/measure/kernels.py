@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from benchbox.measure.watch import in_backward
+from benchbox.measure.witness.watch import in_backward
 
 if TYPE_CHECKING:
     from torch import nn

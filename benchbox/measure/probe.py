@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
-from benchbox.measure.collectives import CollectiveCounter
 from benchbox.measure.flops import FlopCounter, utilisation
 from benchbox.measure.kernels import KernelNames, Recomputation
 from benchbox.measure.memory import TensorStorageTracker
 from benchbox.measure.phases import NONE, Instrument
-from benchbox.measure.watch import Watch
+from benchbox.measure.witness.collectives import CollectiveCounter
+from benchbox.measure.witness.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,8 +20,8 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from benchbox.measure.collectives import CollectiveCounter
-from benchbox.measure.watch import Watch
+from benchbox.measure.witness.collectives import CollectiveCounter
+from benchbox.measure.witness.watch import Watch
 from benchbox.optim.groups import own_name
 from benchbox.session import Session, build_session
 from benchbox.session.build import build_cell_policy, open_cell_data

@@ -61,9 +61,9 @@ class CensusEntry:
 class Numbers:
     """What the steps that were looked at closely did to one stepped tensor, on this rank's part of it.
 
-    Large tensors are judged by a sample of their elements. An update is what the optimizer's arithmetic gives in float32 from the
-    same weights, gradients and state; only elements with a gradient count. Shares are of the elements looked at; None was not
-    looked at.
+    Large tensors are judged by a sample of their elements. An update is what the optimizer's arithmetic gives in float32 from
+    the same weights, gradients and state; only elements with a gradient count. Shares are of the elements looked at; None was
+    not looked at.
     """
 
     steps: int = 0  # looked at closely

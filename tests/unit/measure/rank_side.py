@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from benchbox.measure.collectives import CollectiveCounter
-from benchbox.measure.watch import Watch
+from benchbox.measure.witness.collectives import CollectiveCounter
+from benchbox.measure.witness.watch import Watch
 
 ELEMENTS = 8 * 8 + 8
 

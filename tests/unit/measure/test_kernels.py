@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from benchbox.measure.kernels import KernelNames, Recomputation
-from benchbox.measure.watch import Watch
+from benchbox.measure.witness.watch import Watch
 
 
 def eager(q, k, v):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Observer(Protocol):
@@ -27,7 +27,7 @@ class Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         # A DTensor unwraps itself when declined, and the operations on its local tensors and its collectives arrive here.
-        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
         options = kwargs or {}
         result = func(*args, **options)

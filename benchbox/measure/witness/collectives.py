@@ -7,6 +7,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from .facts import Collective
+
 _NAMESPACES = frozenset({"c10d", "_c10d_functional"})
 _NAMES = {
     "allreduce_": "all_reduce",
@@ -44,6 +46,9 @@ _NAMES = {
 _NO_COLLECTIVE = frozenset({"wait_tensor", "monitored_barrier_", "_wrap_tensor_autograd"})
 
 
+REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
+
+
 class CollectiveCounter:
     """Count, bytes and dtypes of every collective this rank takes part in.
 
@@ -52,8 +57,7 @@ class CollectiveCounter:
     """
 
     def __init__(self) -> None:
-        self.counts: dict[str, dict[str, int]] = {}
-        self.dtypes: dict[str, set[str]] = {}
+        self._seen: dict[tuple[str, str], list[int]] = {}  # by name and dtype: count, elements, bytes
 
     def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
         if operation.namespace not in _NAMESPACES:
@@ -64,12 +68,37 @@ class CollectiveCounter:
         name = _NAMES.get(raw, raw)
         # c10d takes outputs before inputs; the functional forms take inputs and return outputs.
         places = [_tensors(argument) for argument in (*arguments[:2], *options.values(), result)]
-        entry = self.counts.setdefault(name, {"count": 0, "bytes": 0})
-        entry["count"] += 1
-        entry["bytes"] += max(sum(tensor.numel() * tensor.element_size() for tensor in tensors) for tensors in places)
-        self.dtypes.setdefault(name, set()).update(
-            str(tensor.dtype).removeprefix("torch.") for tensors in places for tensor in tensors
-        )
+        largest = max(places, key=lambda tensors: sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+        dtype = str(largest[0].dtype).removeprefix("torch.") if largest else "none"
+        counted = self._seen.setdefault((name, dtype), [0, 0, 0])
+        counted[0] += 1
+        counted[1] += sum(tensor.numel() for tensor in largest)
+        counted[2] += sum(tensor.numel() * tensor.element_size() for tensor in largest)
+
+    def by_dtype(self) -> list[Collective]:
+        """What was seen, one entry a kind and dtype."""
+        return [
+            Collective(operation=name, dtype=dtype, count=count, elements=elements, bytes=size)
+            for (name, dtype), (count, elements, size) in self._seen.items()
+        ]
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Count and bytes by kind, whatever the dtype."""
+        sums: dict[str, dict[str, int]] = {}
+        for (name, _), (count, _, size) in self._seen.items():
+            entry = sums.setdefault(name, {"count": 0, "bytes": 0})
+            entry["count"] += count
+            entry["bytes"] += size
+        return sums
+
+    @property
+    def dtypes(self) -> dict[str, set[str]]:
+        """Dtypes by kind."""
+        found: dict[str, set[str]] = {}
+        for name, dtype in self._seen:
+            found.setdefault(name, set()).add(dtype)
+        return found
 
 
 def _tensors(argument: Any) -> list[Tensor]:
