@@ -321,7 +321,7 @@ _ONE: dict[str, Any] = {
 
 
 def _rebuilt(kind: Any, held: Mapping[str, Any]) -> Any:
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in held.items()}
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in held.items()}
     if kind is SteppedTensor:
         values["numbers"] = Numbers(**values["numbers"])
     for name, value in values.items():

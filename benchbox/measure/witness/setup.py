@@ -6,11 +6,14 @@ plugins under `cpu=True` and runs DDP; FSDP1's hybrid strategy fell back to NO_S
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
+from .facts import Configured, Prepared, Setup
 from .kinds import is_a
 
 _FSDP1_NAMES = {
@@ -20,6 +23,7 @@ _FSDP1_NAMES = {
     "_HYBRID_SHARD_ZERO2": "fsdp1_hybrid_grad_op",
     "NO_SHARD": "fsdp1_no_shard",
 }
+_COMPRESSING = (("bf16_compress", torch.bfloat16), ("fp16_compress", torch.float16))
 
 
 def ranks() -> int:
@@ -86,11 +90,12 @@ def _identify_fsdp1(model: nn.Module) -> tuple[str, str]:
 
 
 def _identify_fsdp2(model: nn.Module) -> tuple[str, str]:
+    parameters: list[Any] = list(model.parameters())
     layouts = {
         (tuple(str(placement) for placement in parameter.placements), tuple(parameter.device_mesh.shape))
         if is_a(parameter, "DTensor")
         else (("plain",), ())
-        for parameter in model.parameters()
+        for parameter in parameters
     }
     units = sum(is_a(module, "FSDPModule") for module in model.modules())
     sharding = (
@@ -105,3 +110,57 @@ def _identify_fsdp2(model: nn.Module) -> tuple[str, str]:
     if len(kinds) == 2 and kinds[0] in {"replicate", "r"} and kinds[1] in {"shard", "s"}:
         return "hsdp", sharding
     return "fsdp2, unknown layout", sharding
+
+
+def setup_of(model: nn.Module, chain: list[Any], accelerator: Any = None) -> Setup:
+    """Who shards and reduces, and what accelerate was told about it, if it is there."""
+    backend, sharding = identify(model, chain)
+    told = {} if accelerator is None else _told(accelerator)
+    return Setup(backend=backend, model_class=type(model).__name__, sharding=sharding, **told)
+
+
+def _told(accelerator: Any) -> dict[str, str | None]:
+    state = getattr(accelerator, "state", None)
+    told: dict[str, str | None] = {"mixed_precision": getattr(accelerator, "mixed_precision", None), "source": "accelerate"}
+    # accelerate sets these itself when it is given a plugin, before it decides whether to use it.
+    for variable, family in (("ACCELERATE_USE_FSDP", "fsdp"), ("ACCELERATE_USE_DEEPSPEED", "zero")):
+        if os.environ.get(variable, "false").lower() in {"true", "1"}:
+            return told | {"requested": family, "source": variable}
+    for plugin, family in (("fsdp_plugin", "fsdp"), ("deepspeed_plugin", "zero")):
+        if getattr(state, plugin, None) is not None:
+            return told | {"requested": family, "source": f"accelerate's {plugin}"}
+    return told
+
+
+def prepared_by(accelerator: Any, stepping: list[Any]) -> Prepared:
+    """What accelerate wrapped, of the optimizers that step."""
+    wrapped = [optimizer for held in getattr(accelerator, "_optimizers", ()) for optimizer in optimizer_chain(held)]
+    unknown = [type(each).__name__ for each in stepping if all(each is not known for known in wrapped)]
+    return Prepared(
+        accumulation=int(getattr(accelerator, "gradient_accumulation_steps", 1)),
+        wrapped=tuple(dict.fromkeys(type(each).__name__ for each in wrapped)),
+        unknown=tuple(unknown),
+    )
+
+
+def configured_reduction(model: nn.Module) -> Configured | None:
+    """The dtype that gradients are said to be reduced in, by the wrapper's own policy; None where nothing says it."""
+    if is_a(model, "DeepSpeedEngine"):
+        return _configured("DeepSpeed communication_data_type", getattr(model, "communication_data_type", None))
+    if handles := fsdp1_handles(model):
+        reduce = {getattr(handle, "_reduce_dtype", None) for handle in handles}
+        return _configured("FSDP1 reduce_dtype", reduce.pop()) if len(reduce) == 1 else None
+    for module in model.modules():
+        if is_a(module, "FSDPModule"):
+            policy = getattr(module._get_fsdp_state(), "_mp_policy", None)  # type: ignore[operator] # noqa: SLF001
+            dtype = getattr(policy, "reduce_dtype", None) or getattr(policy, "param_dtype", None)
+            return _configured("FSDP2 reduce_dtype", dtype)
+        if is_a(module, "DistributedDataParallel"):
+            hooks = [getattr(hook, "__name__", "") for hook, _ in getattr(module, "_comm_hooks", ())]
+            told = [(name, dtype) for name in hooks for mark, dtype in _COMPRESSING if name.startswith(mark)]
+            return _configured(f"DDP communication hook {told[0][0]}", told[0][1]) if told else None
+    return None
+
+
+def _configured(source: str, dtype: Any) -> Configured | None:
+    return Configured(source=source, dtype=str(dtype).removeprefix("torch.")) if isinstance(dtype, torch.dtype) else None

@@ -1,0 +1,115 @@
+"""Telling steps apart, by torch's global optimizer hooks.
+
+One step of a training loop may be many calls of a torch optimizer: ZeRO-3 steps its sub-groups one by one, masters may be
+stepped a bucket at a time, and several optimizers may take turns. And an optimizer that wraps another runs the hooks too. Here
+a step is over when a tensor is about to be stepped again, and only the innermost optimizers count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from .setup import optimizer_chain
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+Stepped = list[tuple["Mapping[str, Any]", int, "Tensor"]]  # (group, place among the optimizer's tensors, tensor)
+
+
+class Listener(Protocol):
+    """What is told of steps. A step is numbered from 1."""
+
+    def begin(self, step: int) -> None: ...
+    def before(self, optimizer: Optimizer, tensors: Stepped) -> None: ...
+    def after(self, optimizer: Optimizer, tensors: Stepped) -> None: ...
+    def end(self, step: int) -> None: ...
+
+
+@dataclass
+class _Call:
+    optimizer: Optimizer
+    tensors: Stepped
+    wraps: bool = False
+    ids: set[int] = field(default_factory=set)
+
+
+class StepWindows:
+    """Calls the listener: `begin`, then `before` and `after` for each call of an innermost optimizer, then `end` once the next
+    step begins or `close` is called.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self.step = 0
+        self._open = False
+        self._listener = listener
+        self._calls: list[_Call] = []  # nested: the outermost first
+        self._done: set[int] = set()  # ids of what was stepped in this step
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def close(self) -> None:
+        """End the step that is open, if one is."""
+        if self._open:
+            self._open = False
+            self._listener.end(self.step)
+
+    def _before(self, optimizer: Optimizer, *_: Any) -> None:
+        self._forget_failed(optimizer)
+        if self._calls:
+            self._calls[-1].wraps = True
+        call = _Call(optimizer, _with_gradient(optimizer), wraps=len(optimizer_chain(optimizer)) > 1)
+        self._calls.append(call)
+        if call.wraps:
+            return
+        call.ids = {id(tensor) for _, _, tensor in call.tensors} or {id(optimizer)}
+        if call.ids & self._done:
+            self.close()
+        if not self._open:
+            self._done = set()
+            self.step += 1
+            self._open = True
+            self._listener.begin(self.step)
+        self._listener.before(optimizer, call.tensors)
+
+    def _after(self, optimizer: Optimizer, *_: Any) -> None:
+        if not self._calls or self._calls[-1].optimizer is not optimizer:
+            return  # its beginning was not seen
+        call = self._calls.pop()
+        if not call.wraps:
+            self._done |= call.ids
+            self._listener.after(optimizer, call.tensors or _with_gradient(optimizer))
+
+    def _forget_failed(self, optimizer: Optimizer) -> None:
+        """A call that raised had no end; the optimizer cannot be inside itself."""
+        for place, call in enumerate(self._calls):
+            if call.optimizer is optimizer:
+                del self._calls[place:]
+                return
+
+
+def _with_gradient(optimizer: Optimizer) -> Stepped:
+    found: Stepped = []
+    place = 0
+    for group in optimizer.param_groups:
+        for tensor in group["params"]:
+            if tensor.grad is not None:
+                found.append((group, place, tensor))
+            place += 1
+    return found

@@ -1,0 +1,316 @@
+"""The witness itself: which steps it looks at, and how closely."""
+
+from __future__ import annotations
+
+import functools
+import os
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .calls import Calls
+from .census import Sizes
+from .facts import SECTIONS, RankFacts
+from .forward import ForwardWatch
+from .kinds import local
+from .looks import Look
+from .operations import OperationWatch
+from .setup import optimizer_chain
+from .surroundings import Surroundings, look_around
+from .testimony import StepNotes, Stepping, testimony
+from .walk import Link, links, links_by_place, live_parameters, storage_of
+from .windows import StepWindows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from .facts import Contract
+    from .windows import Stepped
+
+
+def _guarded(method: Callable[..., None]) -> Callable[..., None]:
+    """A witness that stumbles says so and leaves; the training goes on."""
+
+    @functools.wraps(method)
+    def careful(self: Witness, *args: Any) -> None:
+        try:
+            with torch.no_grad():
+                method(self, *args)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is not the training's)
+            self._problems.append(f"{method.__name__}: {_told(error)}")
+            self._leave()
+
+    return careful
+
+
+def _told(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.name}, line {last.lineno})"
+
+
+class Witness:
+    """Watches the first `steps` optimizer steps taken while it is installed, then removes itself.
+
+        with Witness(source="command", steps=20) as witness:
+            train()
+        facts = witness.facts()
+
+    The first, the middle and the last of them are looked at closely; through the step after the middle one every operation is
+    seen. Between those a step costs a few Python calls. It only reads: no tensor, random state or result of the training
+    changes.
+
+    Args:
+        source: session or command, as the facts will say.
+        model, optimizer, schedules: the wrapped model, the outermost optimizer and the schedules. Those not given are looked
+            for among the objects of the process when the first step is taken.
+        contract: what was declared, for the facts to carry.
+        on_done: called once, with this witness, when the steps have been seen.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: str,
+        steps: int = 6,
+        model: nn.Module | None = None,
+        optimizer: Any = None,
+        schedules: Sequence[Any] | None = None,
+        contract: Contract | None = None,
+        on_done: Callable[[Witness], None] | None = None,
+    ) -> None:
+        self.source = source
+        self.contract = contract
+        self.calls = Calls()
+        self.sizes = Sizes()
+        self.forward = ForwardWatch()
+        self.operations = OperationWatch()
+        self.around = Surroundings(schedules=list(schedules or ()))
+        self.stepping: dict[int, Stepping] = {}  # by optimizer
+        self.notes: list[StepNotes] = []
+        self.looks: dict[int, Look] = {}  # by stepped tensor
+        self._given = (model, optimizer, schedules)
+        self._last = steps
+        self._middle = (steps + 1) // 2
+        self._on_done = on_done
+        self._problems: list[str] = []
+        self._windows = StepWindows(self)
+        self._links: dict[int, Link] = {}
+        self._live: dict[int, str] = {}
+        self._live_storages: set[int] = set()
+        self._installed = False
+        self._testimony: RankFacts | None = None
+
+    def __enter__(self) -> Witness:  # noqa: PYI034 (Self came with Python 3.11)
+        self.install()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        self.remove()
+
+    def install(self) -> None:
+        """Begin to watch."""
+        self._installed = True
+        self._windows.install()
+        self.calls.listen()
+        self.forward.install()
+        if isinstance(self._given[0], nn.Module):
+            self.around.models = [self._given[0]]
+            self._know_models()
+
+    def remove(self) -> None:
+        """Stop watching, in the middle of the steps or after them."""
+        if self._installed:
+            self._finish()
+            self._leave()
+
+    def reported(self, norm: Any, max_norm: float) -> None:
+        """Of the step just taken: the gradient norm that clipping reported, and what it was to be clipped to."""
+        if self._installed and self.notes:
+            self.notes[-1].norm = (norm, max_norm)
+
+    def facts(self) -> RankFacts:
+        """What was seen so far. Once the witness has left it no longer changes, and the training's objects are let go."""
+        return self._testimony or testimony(self, tuple(self._problems))
+
+    @property
+    def saw_steps(self) -> int:
+        return len(self.notes)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """(rank, world size)"""
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+    @property
+    def outermost(self) -> Any:
+        """The outermost optimizer, if it was handed over."""
+        return self._given[1]
+
+    @property
+    def links(self) -> dict[int, Link]:
+        return self._links
+
+    @property
+    def live(self) -> dict[int, str]:
+        return self._live
+
+    def is_live(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._live or storage_of(tensor) in self._live_storages
+
+    # What StepWindows tells
+
+    @_guarded
+    def begin(self, step: int) -> None:
+        self.operations.leave()
+        if step > self._last:
+            self._done()
+            return
+        notes = StepNotes(step=step, close=self._is_close(step))
+        self.notes.append(notes)
+        self.calls.listen_to_fsdp()
+        norms = self.calls.take_norms()
+        if notes.close:
+            notes.norm = norms[0] if len(norms) == 1 else None
+            notes.micro_batches, notes.called = self.forward.stop()
+        notes.note_schedules(self.around.schedules)
+
+    @_guarded
+    def before(self, optimizer: Optimizer, tensors: Stepped) -> None:
+        if not self._installed:
+            return
+        notes = self.notes[-1]
+        stepping = self.stepping.get(id(optimizer)) or self._meet(optimizer)
+        notes.note_rates(optimizer, tensors)
+        if not notes.close:
+            return
+        self._link(optimizer, stepping)
+        for group, _, tensor in tensors:
+            look = self.looks.get(id(tensor))
+            state = optimizer.state.get(tensor, {})
+            if look is None:
+                look = self.looks[id(tensor)] = Look()
+                look.first(tensor, state, group, notes.step)
+            link = self._links.get(id(tensor))
+            if link is not None and link.live is not None:
+                look.against_live(tensor, link.live, first=notes.step == 1)
+            look.before(optimizer, group, tensor, state)
+            if tensor.grad is not None:
+                self.sizes.count("gradient" if self.is_live(tensor) else "master_gradient", tensor, tensor.grad)
+
+    @_guarded
+    def after(self, optimizer: Optimizer, tensors: Stepped) -> None:
+        self.calls.steps_taken += 1
+        if not self._installed:
+            return
+        notes = self.notes[-1]
+        if notes.close:
+            stepping = self.stepping[id(optimizer)]
+            for group, place, tensor in tensors:
+                state = optimizer.state.get(tensor, {})
+                if (look := self.looks.get(id(tensor))) is not None:
+                    look.after(group, tensor, state, notes.step)
+                stepping.note(tensor, group, place, state)
+        if self._is_close(notes.step + 1):
+            self.forward.install()
+        if notes.step == self._middle < self._last:
+            self.operations.enter()
+
+    @_guarded
+    def end(self, step: int) -> None:
+        notes = self.notes[-1]
+        if notes.close:
+            looks = [self.looks[place] for place in notes.stepped if place in self.looks]
+            notes.stepped_norm = sum(look.gradient_squared or 0.0 for look in looks) ** 0.5
+
+    # Getting to know what is there
+
+    def _is_close(self, step: int) -> bool:
+        return step in (1, self._middle, self._last)
+
+    def _meet(self, optimizer: Optimizer) -> Stepping:
+        """An optimizer steps for the first time: find what is around it."""
+        model, outermost, schedules = self._given
+        if model is None:
+            known = [*(stepping.optimizer for stepping in self.stepping.values()), optimizer]
+            around = look_around(known, self.notes[-1].called)
+            if schedules is not None:
+                around.schedules = list(schedules)
+            self.around = around
+            self._know_models()
+            chain = around.chains[-1]
+            self.notes[-1].note_schedules(around.schedules)
+        else:
+            chain = optimizer_chain(outermost)
+        stepping = self.stepping[id(optimizer)] = Stepping(optimizer, chain)
+        return stepping
+
+    def _know_models(self) -> None:
+        for model in self.around.models:
+            for name, parameter in live_parameters(model):
+                self._live[id(parameter)] = name
+                self._live_storages.add(storage_of(parameter))
+        self._live_storages.discard(0)  # empty shards all "share" the null pointer
+        self.forward.roots = {id(model) for model in self.around.models}
+
+    def _link(self, optimizer: Optimizer, stepping: Stepping) -> None:
+        """Which live parameter stands behind each tensor. Done at each close look: DeepSpeed fills its groups late."""
+        found = list(links(stepping.chain, self._live))
+        if not found:
+            stepped = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+            if not any(self.is_live(tensor) for tensor in stepped):
+                live = [pair for model in self.around.models for pair in live_parameters(model)]
+                found = list(links_by_place(stepped, live))
+        for link in found:
+            self._links[id(link.stepped)] = link
+        for model in self.around.models:
+            for _, parameter in live_parameters(model):
+                self.sizes.count("parameter", parameter, parameter)
+                if parameter.grad is not None:
+                    self.sizes.count("gradient", parameter, parameter.grad)
+            for buffer in model.buffers():
+                self.sizes.count("buffer", buffer, buffer)
+
+    # Leaving
+
+    @_guarded
+    def _finish(self) -> None:
+        """The last step has no successor that would compare what it left."""
+        self._windows.close()
+        for tensor, link in [(link.stepped, link) for link in self._links.values()]:
+            look = self.looks.get(id(tensor))
+            if look is not None and link.live is not None and look.steps and local(link.live).numel():
+                look.against_live(tensor, link.live, first=False)
+
+    def _done(self) -> None:
+        self._finish()
+        self._leave()
+        if self._on_done is not None:
+            self._on_done(self)
+
+    def _leave(self) -> None:
+        """Take everything off that was installed, keep the facts, and let go of the training's objects."""
+        self._installed = False
+        self._windows.remove()
+        self.operations.leave()
+        self.forward.stop()
+        self.calls.silence()
+        self._testimony = self._final_testimony()
+        self.around, self.stepping, self.looks, self._links = Surroundings(), {}, {}, {}
+
+    def _final_testimony(self) -> RankFacts:
+        try:
+            return testimony(self, tuple(self._problems))
+        except Exception as error:  # noqa: BLE001 (as for the hooks: whatever it is, it is not the training's)
+            rank, world_size = self.rank
+            problems = (*self._problems, f"writing down: {_told(error)}")
+            missing = dict.fromkeys(SECTIONS, "the witness failed before it could say")
+            return RankFacts(rank=rank, world_size=world_size, source=self.source, missing=missing, problems=problems)
