@@ -2,7 +2,8 @@
 
 `python -m torch.distributed.run --nproc_per_node N rank_side.py JOB.json`, the job being `{"cells": [{"cell": ..., "steps": n},
 ...], "out": folder}`. For each cell rank 0 writes `<index>.json`: the losses and gradient norms of every step, what was
-observed, and the collectives of one more step. Beside it stands `<index>.pt`, for cells in float32: the whole gradient of the
+observed, and the collectives of one more step. Every rank writes `<index>-facts-<rank>.json`: what a witness saw of some more
+steps. Beside it stands `<index>.pt`, for cells in float32: the whole gradient of the
 first step by parameter name, averaged over ranks and micro-steps, before clipping.
 """
 
@@ -20,9 +21,12 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
+from benchbox.audit.subjects.session import witness_session
 from benchbox.measure.witness.collectives import CollectiveCounter
+from benchbox.measure.witness.facts import RankFacts
 from benchbox.measure.witness.watch import Watch
 from benchbox.optim.groups import own_name
+from benchbox.registry.recipes import RECIPES
 from benchbox.session import Session, build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell
@@ -33,7 +37,8 @@ def main(job_file: str) -> None:
     job = json.loads(Path(job_file).read_text())
     rank = int(os.environ["RANK"])
     for index, told in enumerate(job["cells"]):
-        result, gradient = run(Cell.from_dict(told["cell"]), told["steps"], rank)
+        result, gradient, facts = run(Cell.from_dict(told["cell"]), told["steps"], rank)
+        (Path(job["out"]) / f"{index}-facts-{rank}.json").write_text(json.dumps(facts.to_dict()))
         if rank == 0:
             if gradient:
                 torch.save(gradient, Path(job["out"]) / f"{index}.pt")
@@ -44,7 +49,7 @@ def main(job_file: str) -> None:
         dist.destroy_process_group()
 
 
-def run(cell: Cell, steps: int, rank: int) -> tuple[dict, dict[str, torch.Tensor]]:
+def run(cell: Cell, steps: int, rank: int) -> tuple[dict, dict[str, torch.Tensor], RankFacts]:
     policy = build_cell_policy(cell)
     with closing(open_cell_data(cell, policy, rank)) as stream:
         session = build_session(cell, policy, stream.statistics)
@@ -55,6 +60,7 @@ def run(cell: Cell, steps: int, rank: int) -> tuple[dict, dict[str, torch.Tensor
         collectives = CollectiveCounter()
         with Watch(collectives):
             session.step(stream)
+        facts = witness_session(session, stream, RECIPES[cell.recipe])
     result = {
         "cell": cell.to_dict(),
         "observed": observed,
@@ -64,7 +70,7 @@ def run(cell: Cell, steps: int, rank: int) -> tuple[dict, dict[str, torch.Tensor
         "lr": [each.lr for each in taken],
         "samples": taken[0].samples,
     }
-    return result, reader.gradient
+    return result, reader.gradient, facts
 
 
 def forget() -> None:

@@ -1,0 +1,38 @@
+"""The session as a subject of the audit: a few of its steps, under a witness."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from benchbox.measure.phases import NONE, Instrument
+from benchbox.measure.witness.facts import Contract
+from benchbox.measure.witness.witness import Witness
+
+if TYPE_CHECKING:
+    from benchbox.measure.witness.facts import RankFacts
+    from benchbox.registry.recipes import Recipe
+    from benchbox.session import Session
+
+STEPS = 6  # first, middle and last are looked at closely: the fewest that show a weight staying where it is
+
+
+def witness_session(session: Session, micro_batches: Any, recipe: Recipe, instruments: Instrument = NONE) -> RankFacts:
+    """Take some steps under a witness and return what it saw on this rank."""
+    prepared = session.backend.prepared
+    with Witness(
+        source="session",
+        steps=STEPS,
+        model=prepared.model,
+        optimizer=prepared.optimizer,
+        schedules=[prepared.schedule],
+        contract=contract(recipe),
+    ) as witness:
+        for _ in range(STEPS):
+            result = session.step(micro_batches, instruments)
+            witness.reported(result.grad_norm, session.backend.max_grad_norm)
+    return witness.facts()
+
+
+def contract(recipe: Recipe) -> Contract:
+    """What a recipe declares. Not what is stored: a backend may keep 16-bit copies of float32 shards, or the reverse."""
+    return Contract(source=f"recipe {recipe.name}", compute=recipe.compute, stepped=recipe.stepped, moments=recipe.stepped)
