@@ -93,13 +93,16 @@ class Stepping:
         gradient = None if tensor.grad is None else dtype_name(local(tensor.grad))
         self.held[id(tensor)] = _Held(tensor, options, place, dict(state), compensation(self.optimizer, state), gradient)
 
-    @property
-    def groups(self) -> list[Mapping[str, Any]]:
-        """Parameter groups as the script made them: of the outermost optimizer that has any."""
+    def groups(self) -> list[tuple[float, int]]:
+        """(weight decay, tensors) of the parameter groups as the script made them: of the outermost optimizer that has any."""
         for optimizer in self.chain:
             if groups := getattr(optimizer, "param_groups", None):
-                return list(groups)
-        return []
+                found = [(float(group.get("weight_decay", 0.0)), len(group["params"])) for group in groups]
+                if any(tensors for _, tensors in found):
+                    return found
+        # ZeRO-3 fills its groups only while it steps
+        decays = [float(held.options.get("weight_decay", 0.0)) for held in self.held.values()]
+        return [(decay, decays.count(decay)) for decay in dict.fromkeys(decays)]
 
 
 def testimony(witness: Witness, problems: tuple[str, ...]) -> RankFacts:
@@ -139,9 +142,7 @@ def testimony(witness: Witness, problems: tuple[str, ...]) -> RankFacts:
         prepared=prepared_by(witness.around.accelerator, [each.optimizer for each in stepping])
         if witness.around.accelerator is not None
         else None,
-        groups=tuple(
-            (float(group.get("weight_decay", 0.0)), len(group["params"])) for each in stepping for group in each.groups
-        ),
+        groups=tuple(group for each in stepping for group in each.groups()),
         default_decay=next((_default_decay(each) for each in stepping), None),
         default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
         contract=witness.contract,
