@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from .setup import optimizer_chain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -52,17 +52,30 @@ class StepWindows:
         self._calls: list[_Call] = []  # nested: the outermost first
         self._done: set[int] = set()  # ids of what was stepped in this step
         self._handles: list[Any] = []
+        self._running: Any = None  # the handle of the hook that torch is calling
 
     def install(self) -> None:
         self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
+            register_optimizer_step_pre_hook(lambda optimizer, *_: self._run(0, self._before, optimizer)),
+            register_optimizer_step_post_hook(lambda optimizer, *_: self._run(1, self._after, optimizer)),
         ]
 
     def remove(self) -> None:
+        """Tell nothing more. torch breaks off when a hook is removed while it goes through them, and others may follow ours: a
+        hook that is running stays, and does nothing.
+        """
         for handle in self._handles:
-            handle.remove()
+            if handle is not self._running:
+                handle.remove()
         self._handles.clear()
+
+    def _run(self, place: int, hook: Callable[[Optimizer], None], optimizer: Optimizer) -> None:
+        if self._handles:
+            self._running = self._handles[place]
+            try:
+                hook(optimizer)
+            finally:
+                self._running = None
 
     def close(self) -> None:
         """End the step that is open, if one is."""
@@ -70,7 +83,7 @@ class StepWindows:
             self._open = False
             self._listener.end(self.step)
 
-    def _before(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before(self, optimizer: Optimizer) -> None:
         self._forget_failed(optimizer)
         if self._calls:
             self._calls[-1].wraps = True
@@ -88,7 +101,7 @@ class StepWindows:
             self._listener.begin(self.step)
         self._listener.before(optimizer, call.tensors)
 
-    def _after(self, optimizer: Optimizer, *_: Any) -> None:
+    def _after(self, optimizer: Optimizer) -> None:
         if not self._calls or self._calls[-1].optimizer is not optimizer:
             return  # its beginning was not seen
         call = self._calls.pop()
