@@ -105,6 +105,7 @@ class Witness:
         self._live: dict[int, str] = {}
         self._live_storages: set[int] = set()
         self._installed = False
+        self._rank: tuple[int, int] | None = None
         self._testimony: RankFacts | None = None
 
     def __enter__(self) -> Witness:  # noqa: PYI034 (Self came with Python 3.11)
@@ -145,10 +146,10 @@ class Witness:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """(rank, world size)"""
+        """(rank, world size); those of the process group also after its end."""
         if dist.is_available() and dist.is_initialized():
-            return dist.get_rank(), dist.get_world_size()
-        return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+            self._rank = (dist.get_rank(), dist.get_world_size())
+        return self._rank or (int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
     @property
     def outermost(self) -> Any:
@@ -273,11 +274,8 @@ class Witness:
             self._links[id(link.stepped)] = link
         for model in self.around.models:
             for _, parameter in live_parameters(model):
-                self.sizes.count("parameter", parameter, parameter)
                 if parameter.grad is not None:
                     self.sizes.count("gradient", parameter, parameter.grad)
-            for buffer in model.buffers():
-                self.sizes.count("buffer", buffer, buffer)
 
     # Leaving
 
