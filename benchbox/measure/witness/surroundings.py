@@ -71,8 +71,9 @@ def _wrapped(optimizer: Any) -> list[Any]:
         if holder is None:
             break
         chain.insert(0, holder)
-    # What a wrapper itself says it wraps is more than what refers to it by chance.
-    return max((optimizer_chain(outer) for outer in chain if optimizer in optimizer_chain(outer)), key=len, default=chain)
+    # What wrappers themselves say they wrap may go through more of them than what refers to what.
+    declared = [optimizer_chain(outer) for outer in chain]
+    return max([chain, *(each for each in declared if each[-1] is optimizer)], key=len)
 
 
 def _holder(inner: Any, known: Sequence[Any]) -> Any:

@@ -108,16 +108,9 @@ class Stepping:
 def testimony(witness: Witness, problems: tuple[str, ...]) -> RankFacts:
     """Everything the witness saw, in the form that rules read."""
     rank, world_size = witness.rank
-    stepping = list(witness.stepping.values())
+    stepping = witness.stepping
     model = max(witness.around.models, key=_size, default=None)
-    for each in stepping:
-        for held in each.held.values():
-            if not witness.is_live(held.tensor):
-                witness.sizes.count("master", held.tensor, held.tensor)
-            witness.sizes.count_state(held.tensor, held.state)
-    for link in witness.links.values():  # partitions are held on ranks that do not step them
-        if not witness.is_live(link.stepped):
-            witness.sizes.count("master", link.stepped, link.stepped)
+    _count(witness, stepping)
     chain = stepping[0].chain if stepping else []
     return RankFacts(
         rank=rank,
@@ -149,6 +142,21 @@ def testimony(witness: Witness, problems: tuple[str, ...]) -> RankFacts:
         missing=_missing(witness, stepping, model),
         problems=problems,
     )
+
+
+def _count(witness: Witness, stepping: Sequence[Stepping]) -> None:
+    for model in witness.around.models:
+        for parameter in model.parameters():
+            witness.sizes.count("parameter", parameter, parameter)
+        for buffer in model.buffers():
+            witness.sizes.count("buffer", buffer, buffer)
+    for each in stepping:
+        for held in each.held.values():
+            witness.sizes.count_state(held.tensor, held.state)
+    stepped = [held.tensor for each in stepping for held in each.held.values()]
+    for tensor in [*stepped, *(link.stepped for link in witness.links.values())]:  # a rank may hold what others step
+        if not witness.is_live(tensor):
+            witness.sizes.count("master", tensor, tensor)
 
 
 def _all_stepped(witness: Witness, stepping: Sequence[Stepping]) -> Iterator[SteppedTensor]:

@@ -52,6 +52,7 @@ class StepWindows:
         self._calls: list[_Call] = []  # nested: the outermost first
         self._done: set[int] = set()  # ids of what was stepped in this step
         self._handles: list[Any] = []
+        self.wrappers: set[int] = set()  # ids of optimizers that turned out to step others
         self._running: Any = None  # the handle of the hook that torch is calling
 
     def install(self) -> None:
@@ -87,6 +88,7 @@ class StepWindows:
         self._forget_failed(optimizer)
         if self._calls:
             self._calls[-1].wraps = True
+            self.wrappers.add(id(self._calls[-1].optimizer))
         call = _Call(optimizer, _with_gradient(optimizer), wraps=len(optimizer_chain(optimizer)) > 1)
         self._calls.append(call)
         if call.wraps:

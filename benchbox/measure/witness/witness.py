@@ -92,7 +92,7 @@ class Witness:
         self.forward = ForwardWatch()
         self.operations = OperationWatch()
         self.around = Surroundings(schedules=list(schedules or ()))
-        self.stepping: dict[int, Stepping] = {}  # by optimizer
+        self._stepping: dict[int, Stepping] = {}  # by optimizer
         self.notes: list[StepNotes] = []
         self.looks: dict[int, Look] = {}  # by stepped tensor
         self._given = (model, optimizer, schedules)
@@ -139,6 +139,11 @@ class Witness:
     def facts(self) -> RankFacts:
         """What was seen so far. Once the witness has left it no longer changes, and the training's objects are let go."""
         return self._testimony or testimony(self, tuple(self._problems))
+
+    @property
+    def stepping(self) -> list[Stepping]:
+        """The optimizers that stepped tensors themselves."""
+        return [each for place, each in self._stepping.items() if place not in self._windows.wrappers]
 
     @property
     def saw_steps(self) -> int:
@@ -189,7 +194,7 @@ class Witness:
         if not self._installed:
             return
         notes = self.notes[-1]
-        stepping = self.stepping.get(id(optimizer)) or self._meet(optimizer)
+        stepping = self._stepping.get(id(optimizer)) or self._meet(optimizer)
         notes.note_rates(optimizer, tensors)
         if not notes.close:
             return
@@ -214,7 +219,7 @@ class Witness:
             return
         notes = self.notes[-1]
         if notes.close:
-            stepping = self.stepping[id(optimizer)]
+            stepping = self._stepping[id(optimizer)]
             for group, place, tensor in tensors:
                 state = optimizer.state.get(tensor, {})
                 if (look := self.looks.get(id(tensor))) is not None:
@@ -241,7 +246,7 @@ class Witness:
         """An optimizer steps for the first time: find what is around it."""
         model, outermost, schedules = self._given
         if model is None:
-            known = [*(stepping.optimizer for stepping in self.stepping.values()), optimizer]
+            known = [*(stepping.optimizer for stepping in self._stepping.values()), optimizer]
             around = look_around(known, self.notes[-1].called)
             if schedules is not None:
                 around.schedules = list(schedules)
@@ -251,7 +256,7 @@ class Witness:
             self.notes[-1].note_schedules(around.schedules)
         else:
             chain = optimizer_chain(outermost)
-        stepping = self.stepping[id(optimizer)] = Stepping(optimizer, chain)
+        stepping = self._stepping[id(optimizer)] = Stepping(optimizer, chain)
         return stepping
 
     def _know_models(self) -> None:
@@ -302,7 +307,7 @@ class Witness:
         self.forward.stop()
         self.calls.silence()
         self._testimony = self._final_testimony()
-        self.around, self.stepping, self.looks, self._links = Surroundings(), {}, {}, {}
+        self.around, self._stepping, self.looks, self._links = Surroundings(), {}, {}, {}
 
     def _final_testimony(self) -> RankFacts:
         try:
