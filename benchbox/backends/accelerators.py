@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import PartialState
 from accelerate.utils import (
+    AutocastKwargs,
     DistributedDataParallelKwargs,
     DistributedType,
     FullyShardedDataParallelPlugin,
@@ -35,16 +36,26 @@ def ddp_accelerator() -> Accelerator:
     return Accelerator(cpu=not torch.cuda.is_available(), kwargs_handlers=handlers)
 
 
-def fsdp_accelerator(plugin: FullyShardedDataParallelPlugin, parallelism: ParallelismConfig | None = None) -> Accelerator:
-    """For FSDP1 and FSDP2; `parallelism` gives a hybrid mesh."""
+def fsdp_accelerator(
+    plugin: FullyShardedDataParallelPlugin, parallelism: ParallelismConfig | None = None, *, upcasts: bool = False
+) -> Accelerator:
+    """For FSDP1 and FSDP2; `parallelism` gives a hybrid mesh.
+
+    With `upcasts` accelerate is told of mixed precision, and then stores bfloat16 parameters in float32 when it prepares them.
+    Its autocast stays off: the plugin's policy says what computes.
+    """
+    precision: dict[str, Any] = {}
+    if upcasts:
+        precision = {"mixed_precision": "bf16", "kwargs_handlers": [AutocastKwargs(enabled=False)]}
     if torch.cuda.is_available():
-        return Accelerator(fsdp_plugin=plugin, parallelism_config=parallelism)
-    accelerator = Accelerator(cpu=True)
+        return Accelerator(fsdp_plugin=plugin, parallelism_config=parallelism, **precision)
+    accelerator = Accelerator(cpu=True, **precision)
     state = accelerator.state
-    state.distributed_type = DistributedType.FSDP
-    PartialState._shared_state["distributed_type"] = DistributedType.FSDP  # noqa: SLF001
+    # Both states are told, because accelerate copies the one over the other now and then. It says cpu:0, which FSDP refuses.
+    changes = {"distributed_type": DistributedType.FSDP, "device": torch.device("cpu")}
+    for shared in (state.__dict__, PartialState._shared_state):  # noqa: SLF001
+        shared.update(changes)
     state.fsdp_plugin = plugin
-    state.device = torch.device("cpu")  # accelerate says cpu:0, which FSDP refuses
     if parallelism is not None:
         state.parallelism_config = parallelism
         state.device_mesh = parallelism.build_device_mesh("cpu")

@@ -124,6 +124,11 @@ class Backend(ABC):
     def zero_grad(self) -> None:
         self.prepared.optimizer.zero_grad(set_to_none=True)
 
+    @property
+    def max_grad_norm(self) -> float:
+        """What gradients are clipped to."""
+        return self._shape.max_grad_norm
+
     def observe(self) -> Observed:
         """What is there, read from the live objects and never from the configuration."""
         return observe(self.prepared.model, self.prepared.optimizer, self.device)
@@ -136,10 +141,24 @@ class Backend(ABC):
         return value
 
 
-def adamw(groups: list[dict[str, Any]], optim: OptimSpec) -> Optimizer:
-    """Torch's fused AdamW over groups that carry their own rate and decay."""
-    return torch.optim.AdamW(groups, **adamw_arguments(optim))
+def adamw(groups: list[dict[str, Any]], optim: OptimSpec, recipe: Recipe) -> Optimizer:
+    """The recipe's AdamW over groups that carry their own rate and decay: torch's fused one, or one that compensates rounding.
+
+    Raises:
+        ImportError: the recipe needs a module that is not installed (`Recipe.missing` says so without trying).
+    """
+    arguments = adamw_arguments(optim)
+    if recipe.compensation == "stochastic rounding":
+        from benchbox.optim.stochastic import StochasticAdamW
+
+        return StochasticAdamW(groups, **arguments)
+    if recipe.compensation == "Kahan summation":
+        from benchbox.optim.kahan import KahanAdamW
+
+        return KahanAdamW(groups, **arguments)
+    return torch.optim.AdamW(groups, **arguments, fused=True)
 
 
 def adamw_arguments(optim: OptimSpec) -> dict[str, Any]:
-    return {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay, "fused": True}
+    """What every AdamW is told."""
+    return {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay}

@@ -47,7 +47,7 @@ class _Zero(Backend):
         accelerator = deepspeed_accelerator(plugin, self._shape.accumulation)
         self.device = device_of(accelerator)
         policy.to(self.device)
-        basic = adamw(bind_groups(plans, policy.named_parameters()), optim)
+        basic = adamw(bind_groups(plans, policy.named_parameters()), optim, recipe)
         engine, optimizer = accelerator.prepare(policy, basic)
         self._engine = engine
         # DeepSpeed replaces the tensors in the groups of this same AdamW by its partitions, and steps it.

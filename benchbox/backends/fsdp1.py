@@ -32,12 +32,13 @@ class _Fsdp1(Backend):
             use_orig_params=True,
             mixed_precision_policy=_mixed_precision(recipe),
         )
-        accelerator = fsdp_accelerator(plugin)
+        accelerator = fsdp_accelerator(plugin, upcasts=recipe.stepped is None)
         self.device = device_of(accelerator)
-        # The shards keep the dtype wrapped here. Casting float32 weights before wrapping is what put Adam's state in bfloat16.
-        policy.to(device=self.device, dtype=DTYPES[recipe.stepped])
+        # The shards keep the dtype wrapped here. Casting float32 weights before wrapping is what put Adam's state in bfloat16,
+        # unless accelerate is told of mixed precision and upcasts them, as it is for a recipe that leaves masters to it.
+        policy.to(device=self.device, dtype=DTYPES[recipe.stepped or recipe.storage])
         model = accelerator.prepare_model(policy)
-        stepping = adamw(bind_groups(plans, model.named_parameters()), optim)
+        stepping = adamw(bind_groups(plans, model.named_parameters()), optim, recipe)
         optimizer = accelerator.prepare_optimizer(stepping, device_placement=False)
         return Prepared(model, optimizer, stepping, build_schedule(stepping, optim))
 

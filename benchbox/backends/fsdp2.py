@@ -35,11 +35,11 @@ class Fsdp2(Backend):
             transformer_cls_names_to_wrap=[unit.__name__ for unit in policy.layer_units()],
             mixed_precision_policy=_mixed_precision(recipe),
         )
-        accelerator = fsdp_accelerator(plugin, self._parallelism())
+        accelerator = fsdp_accelerator(plugin, self._parallelism(), upcasts=recipe.stepped is None)
         self.device = device_of(accelerator)
-        policy.to(device=self.device, dtype=DTYPES[recipe.stepped])
+        policy.to(device=self.device, dtype=DTYPES[recipe.stepped or recipe.storage])
         # accelerate prepares the two together: it shards the model in place and points the optimizer at the DTensors.
-        stepping = adamw(bind_groups(plans, policy.named_parameters()), optim)
+        stepping = adamw(bind_groups(plans, policy.named_parameters()), optim, recipe)
         model, optimizer = accelerator.prepare(policy, stepping)
         return Prepared(model, optimizer, stepping, build_schedule(stepping, optim))
 

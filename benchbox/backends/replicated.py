@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class _Replicated(Backend):
-    """Keeps no masters of its own, so a recipe that steps in another dtype than it stores gets `MasterWeightOptimizer`."""
+    """Keeps no masters of its own, so a recipe that asks for masters gets `MasterWeightOptimizer`."""
 
     @abstractmethod
     def _accelerator(self) -> Accelerator: ...
@@ -31,19 +31,18 @@ class _Replicated(Backend):
         accelerator = self._accelerator()
         self.device = device_of(accelerator)
         policy.to(self.device)
-        has_masters = recipe.stepped != recipe.storage
         # Before the cast: what the cast rounds away is just what masters are for.
-        full = {name: parameter.detach().clone() for name, parameter in policy.named_parameters()} if has_masters else {}
+        full = {name: parameter.detach().clone() for name, parameter in policy.named_parameters()} if recipe.masters else {}
         policy.to(DTYPES[recipe.storage])
         model = accelerator.prepare_model(policy)
         groups = bind_groups(plans, model.named_parameters())
-        if has_masters:
+        if recipe.masters:
             masters = [full[name] for plan in plans for name in plan.names]
             stepping: torch.optim.Optimizer = MasterWeightOptimizer(
-                groups, torch.optim.AdamW, masters=masters, **adamw_arguments(optim)
+                groups, torch.optim.AdamW, masters=masters, **adamw_arguments(optim), fused=True
             )
         else:
-            stepping = adamw(groups, optim)
+            stepping = adamw(groups, optim, recipe)
         optimizer = accelerator.prepare_optimizer(stepping, device_placement=False)
         return Prepared(model, optimizer, stepping, build_schedule(stepping, optim))
 

@@ -66,7 +66,7 @@ def _recipes() -> Rows:
         {
             "name": recipe.name,
             "summary": recipe.summary,
-            "dtypes": f"stored {recipe.storage}, computed {recipe.compute}, stepped {recipe.stepped}",
+            "dtypes": f"stored {recipe.storage}, computed {recipe.compute}, stepped {recipe.stepped or 'as the backend keeps'}",
         }
         for recipe in RECIPES.values()
     ]

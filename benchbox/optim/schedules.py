@@ -56,4 +56,4 @@ def build_schedule(optimizer: Optimizer, optim: OptimSpec) -> LambdaLR:
         hint = did_you_mean(optim.schedule, SCHEDULES)
         raise ConfigurationError(Problem("optim.schedule", f"unknown schedule {optim.schedule!r}", hint))
     make = SCHEDULES[optim.schedule]
-    return LambdaLR(optimizer, [make(optim, group["lr"]) for group in optimizer.param_groups])
+    return LambdaLR(optimizer, [make(optim, float(group["lr"])) for group in optimizer.param_groups])

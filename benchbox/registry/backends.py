@@ -24,6 +24,7 @@ class BackendInfo:
     max_ranks: int | None = None
     ranks_multiple_of: int = 1
     recipes: tuple[str, ...] = tuple(RECIPES)
+    no_other_recipe_because: str = ""
     checkpointing: bool = True
     no_checkpointing_because: str = ""
     saves: bool = False  # whether the trainer can save and resume it
@@ -37,7 +38,9 @@ class BackendInfo:
         if world_size % self.ranks_multiple_of:
             return f"{self.name} needs a multiple of {self.ranks_multiple_of} ranks, and world_size is {world_size}"
         if recipe not in self.recipes:
-            return f"{self.name} has no {recipe} recipe: it has {', '.join(self.recipes)}"
+            return f"{self.name} has no {recipe} recipe: {self._why_no_other_recipe()}"
+        if missing := RECIPES[recipe].missing():
+            return missing
         if checkpointing and not self.checkpointing:
             return f"{self.name} refuses activation checkpointing: {self.no_checkpointing_because}"
         return None
@@ -51,11 +54,14 @@ class BackendInfo:
             found.append(f"at least {self.min_ranks} ranks")
         if self.ranks_multiple_of > 1:
             found.append(f"a multiple of {self.ranks_multiple_of} ranks")
-        if set(self.recipes) != set(RECIPES):
-            found.append(f"recipes {', '.join(self.recipes)}")
+        if lacking := [recipe for recipe in RECIPES if recipe not in self.recipes]:
+            found.append(f"no recipe {' or '.join(lacking)}: {self._why_no_other_recipe()}")
         if not self.checkpointing:
             found.append(f"no activation checkpointing: {self.no_checkpointing_because}")
         return found
+
+    def _why_no_other_recipe(self) -> str:
+        return self.no_other_recipe_because or f"it has {', '.join(self.recipes)}"
 
     def load(self) -> Any:
         """The backend class. Imports torch."""
@@ -66,6 +72,12 @@ class BackendInfo:
 def _at_most(ranks: int) -> str:
     return f"at most {ranks} rank{'s' if ranks > 1 else ''}"
 
+
+# ZeRO steps tensors of its own, made when the engine is; what compensates rounding in the live parameters has no place there.
+_ZERO_RECIPES: dict[str, Any] = {
+    "recipes": tuple(name for name, recipe in RECIPES.items() if recipe.compensation is None),
+    "no_other_recipe_because": "DeepSpeed steps flat tensors of its own in place of the bfloat16 parameters",
+}
 
 _BUILT_IN = (
     BackendInfo(
@@ -108,16 +120,19 @@ _BUILT_IN = (
         name="zero1",
         summary="DeepSpeed ZeRO-1: optimizer state partitioned",
         target="benchbox.backends.deepspeed:Zero1",
+        **_ZERO_RECIPES,
     ),
     BackendInfo(
         name="zero2",
         summary="DeepSpeed ZeRO-2: optimizer state and gradients partitioned",
         target="benchbox.backends.deepspeed:Zero2",
+        **_ZERO_RECIPES,
     ),
     BackendInfo(
         name="zero3",
         summary="DeepSpeed ZeRO-3: parameters, gradients and optimizer state partitioned",
         target="benchbox.backends.deepspeed:Zero3",
+        **_ZERO_RECIPES,
         checkpointing=False,
         no_checkpointing_because="recomputing a layer meets parameters that ZeRO-3 has already released; use zero2 or fsdp2",
     ),

@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """A precision arrangement. Storage is the dtype of live parameters, compute that of matrix products, stepped that of the
-    tensors (masters, where there are any) and moments the optimizer updates.
+    tensors (masters, where there are any) and moments the optimizer updates; None leaves it to the backend, whatever it keeps.
+
+    `compensation` is what keeps 16-bit parameters, stepped without masters, from losing small updates.
     """
 
     name: str
     summary: str
     storage: str
     compute: str
-    stepped: str
+    stepped: str | None
+    compensation: Literal["stochastic rounding", "Kahan summation"] | None = None
+    needs: str | None = None  # a module of the optional extra `lowbit`
     known_bad: bool = False
+
+    @property
+    def masters(self) -> bool:
+        """Whether the optimizer is to step float32 copies of 16-bit live parameters."""
+        return self.stepped is not None and self.stepped != self.storage
+
+    def missing(self) -> str | None:
+        """What must be installed before this recipe can run, or None. Nothing is imported."""
+        if self.needs is None or find_spec(self.needs) is not None:
+            return None
+        return f"recipe {self.name} needs the module {self.needs}, which is not installed: pip install 'benchbox[lowbit]'"
 
 
 RECIPES: dict[str, Recipe] = {
@@ -42,6 +59,33 @@ RECIPES: dict[str, Recipe] = {
             storage="bfloat16",
             compute="bfloat16",
             stepped="float32",
+        ),
+        Recipe(
+            name="bf16_stochastic",
+            summary="everything in bfloat16, each new weight rounded up or down at random: torchao's AdamW",
+            storage="bfloat16",
+            compute="bfloat16",
+            stepped="bfloat16",
+            compensation="stochastic rounding",
+            needs="torchao",
+        ),
+        Recipe(
+            name="bf16_kahan",
+            summary="everything in bfloat16, what rounding takes from a weight kept for the next step: optimi's AdamW",
+            storage="bfloat16",
+            compute="bfloat16",
+            stepped="bfloat16",
+            compensation="Kahan summation",
+            needs="optimi",
+        ),
+        Recipe(
+            name="bf16_naive",
+            summary="cast to bfloat16 before the optimizer is built, float32 masters left to the backend: right on those that "
+            "keep some, known to lose small updates on the others",
+            storage="bfloat16",
+            compute="bfloat16",
+            stepped=None,
+            known_bad=True,
         ),
         Recipe(
             name="bf16_pure",

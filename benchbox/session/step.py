@@ -82,7 +82,7 @@ class Session:
             if "clip" not in backend.fused_phases:
                 with phase("clip"):
                     backend.clip()
-            rates = tuple(group["lr"] for group in backend.prepared.stepping.param_groups)
+            rates = tuple(float(group["lr"]) for group in backend.prepared.stepping.param_groups)
             with phase("optimizer"):
                 backend.step()
             with phase("zero_grad"):

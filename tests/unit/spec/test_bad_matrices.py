@@ -9,6 +9,7 @@ import pytest
 from good_matrix import GOOD
 
 from benchbox.errors import ConfigurationError, Problem
+from benchbox.registry.recipes import RECIPES
 from benchbox.spec import load_matrix
 
 MATRICES = Path(__file__).parents[3] / "matrices"
@@ -30,7 +31,7 @@ APPENDED = [
     ("accumulation: 0", "m.yaml:8:15: accumulation must be at least 1, not 0"),
     ("checkpointing: yes", 'm.yaml:8:16: checkpointing must be true or false, not "yes"; write true or false'),
     ("attention: flash", 'm.yaml:8:12: unknown attention "flash"; one of eager, sdpa'),
-    ("recipe: fp16", "m.yaml:8:9: unknown recipe 'fp16'; one of bf16_master, bf16_pure, fp32, fp32_autocast"),
+    ("recipe: fp16", "m.yaml:8:9: unknown recipe 'fp16'; one of " + ", ".join(sorted(RECIPES))),
     ("batch: 3", "m.yaml:7:3: batch is an axis and also stands at the top level, at m.yaml:8:1; keep one"),
     ("data: sampel", "m.yaml:8:7: unknown data \"sampel\"; did you mean 'sample'?"),
     ("data: {lerobot: ''}", "m.yaml:8:17: data.lerobot is empty"),
