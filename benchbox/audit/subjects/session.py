@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from benchbox.audit.subjects.contract import contract
 from benchbox.measure.phases import NONE, Instrument
-from benchbox.measure.witness.facts import Contract
 from benchbox.measure.witness.witness import Witness
 
 if TYPE_CHECKING:
@@ -31,8 +31,3 @@ def witness_session(session: Session, micro_batches: Any, recipe: Recipe, instru
             result = session.step(micro_batches, instruments)
             witness.reported(result.grad_norm, session.backend.max_grad_norm)
     return witness.facts()
-
-
-def contract(recipe: Recipe) -> Contract:
-    """What a recipe declares. Not what is stored: a backend may keep 16-bit copies of float32 shards, or the reverse."""
-    return Contract(source=f"recipe {recipe.name}", compute=recipe.compute, stepped=recipe.stepped, moments=recipe.stepped)

@@ -100,12 +100,16 @@ class _Record:
 
     def __init__(self, steps: int) -> None:
         import atexit
+        import time
+        import warnings
 
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         from .witness import Witness
 
-        self._steps = steps
+        # A compiled model remarks on our global hooks; the program may have made errors of warnings.
+        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+        self._began = time.time()
         self._process: int | None = None
         self._due = 1
         self._done = False
@@ -120,12 +124,14 @@ class _Record:
             self._process = os.getpid()
         if self._witness.saw_steps >= self._due:
             self._due = 2 * self._witness.saw_steps
-            self._write(complete=False)
+            self._write()
 
     def _saw_all(self, _: Witness) -> None:
         self._done = True
         self._hook.remove()
-        self._write(complete=True)
+        self._write()
+        if self._process == os.getpid():
+            _leave_mark("through-{}-{}".format(*self._witness.rank))
 
     def _at_exit(self) -> None:
         if self._done or self._process != os.getpid():
@@ -135,13 +141,15 @@ class _Record:
         # After an exception a neighbour may be missing from a collective, and reading any tensor of a GPU would wait for it.
         if not (hasattr(sys, "last_type") and torch.cuda.is_initialized()):
             self._witness.remove()
-            self._write(complete=self._witness.saw_steps >= self._steps)
+            self._write()
 
-    def _write(self, *, complete: bool) -> None:
+    def _write(self) -> None:
         if self._process != os.getpid():
             return
+        # What tells this group of ranks from others that the command may start.
+        job = [os.environ.get(each, "") for each in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")]
         try:
-            _save("facts", {"complete": complete, "facts": self._witness.facts().to_dict()})
+            _save("facts", {"began": self._began, "job": " ".join(job), "facts": self._witness.facts().to_dict()})
         except Exception as problem:  # noqa: BLE001
             _confess(problem)
 
@@ -164,8 +172,7 @@ def _save(kind: str, what: dict[str, Any]) -> None:
     import socket
     from pathlib import Path
 
-    host, process = socket.gethostname(), os.getpid()
-    path = Path(_out, f"{kind}-{host}-{process}.json")
+    path = Path(_out, f"{kind}-{socket.gethostname()}-{os.getpid()}.json")
     partial = path.with_suffix(".part")
-    partial.write_text(json.dumps({"host": host, "process": process, "parent": os.getppid(), **what}))
+    partial.write_text(json.dumps(what))
     partial.replace(path)
