@@ -153,9 +153,10 @@ def adamw(groups: list[dict[str, Any]], optim: OptimSpec, recipe: Recipe) -> Opt
 
         return StochasticAdamW(groups, **arguments)
     if recipe.compensation == "Kahan summation":
-        from benchbox.optim.kahan import KahanAdamW
+        import optimi
 
-        return KahanAdamW(groups, **arguments)
+        kahan: Optimizer = optimi.AdamW(groups, **arguments, kahan_sum=True)
+        return kahan
     return torch.optim.AdamW(groups, **arguments, fused=True)
 
 

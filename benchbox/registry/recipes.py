@@ -71,7 +71,9 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             name="bf16_kahan",
-            summary="everything in bfloat16, what rounding takes from a weight kept for the next step: optimi's AdamW",
+            # optimi multiplies weights by 1 - lr * weight_decay outside the sum, and a bfloat16 weight comes out as it went in.
+            summary="everything in bfloat16, what rounding takes from a weight kept for the next step: optimi's AdamW. Weight "
+            "decay has no part in that and is lost unless lr * weight_decay is above 2^-9",
             storage="bfloat16",
             compute="bfloat16",
             stepped="bfloat16",

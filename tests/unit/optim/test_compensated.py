@@ -1,0 +1,160 @@
+"""Optimizers that step bfloat16 weights without losing what is smaller than half their last digit."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import optimi
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from benchbox.optim.stochastic import StochasticAdamW
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SIZE = 4096
+
+
+def kahan(params: Any, **options: Any) -> optimi.AdamW:
+    return optimi.AdamW(params, **({"betas": (0.9, 0.999), "eps": 1e-8} | options), kahan_sum=True)
+
+
+COMPENSATED = [StochasticAdamW, kahan]
+
+
+def weights(dtype: torch.dtype = torch.bfloat16) -> nn.Parameter:
+    """Like a policy's: normal, with a deviation of 0.02, and representable in bfloat16 whatever they are stored in."""
+    drawn = torch.randn(SIZE, generator=torch.Generator().manual_seed(0)) * 0.02
+    return nn.Parameter(drawn.bfloat16().to(dtype))
+
+
+def gradients(steps: int) -> list[Tensor]:
+    """One direction with noise on it, representable in bfloat16."""
+    generator = torch.Generator().manual_seed(1)
+    direction = torch.randn(SIZE, generator=generator)
+    return [(direction + 0.3 * torch.randn(SIZE, generator=generator)).bfloat16() for _ in range(steps)]
+
+
+def moved(make: Callable[..., Any], dtype: torch.dtype, steps: int, **options: Any) -> Tensor:
+    """How far the weights went, in float32."""
+    weight = weights(dtype)
+    before = weight.detach().clone().float()
+    optimizer = make([weight], **({"lr": 1e-5, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0} | options))
+    for gradient in gradients(steps):
+        weight.grad = gradient.to(dtype)
+        optimizer.step()
+    return weight.detach().float() - before
+
+
+def share_arrived(change: Tensor, wanted: Tensor) -> float:
+    """EDQ over a whole run: 1 when the weights went as far as they should have."""
+    return (torch.dot(change, wanted) / torch.dot(wanted, wanted)).item()
+
+
+@pytest.mark.parametrize("make", COMPENSATED)
+def test_updates_too_small_for_bfloat16_arrive(make):
+    """At lr 1e-5 weights follow those of float32 AdamW, where AdamW stepping bfloat16 weights loses most of the way."""
+    wanted = moved(torch.optim.AdamW, torch.float32, 60)
+    assert share_arrived(moved(torch.optim.AdamW, torch.bfloat16, 60), wanted) < 0.4
+    assert share_arrived(moved(make, torch.bfloat16, 60), wanted) == pytest.approx(1.0, abs=0.03)
+
+
+@pytest.mark.parametrize("make", COMPENSATED)
+def test_the_first_steps_are_those_of_torch(make):
+    """At a rate that bfloat16 can follow: the same bias correction and the same epsilon."""
+    options = {"lr": 3e-3, "eps": 0.5}
+    wanted = moved(torch.optim.AdamW, torch.float32, 3, **options)
+    assert torch.allclose(moved(make, torch.bfloat16, 3, **options), wanted, atol=6e-4), "within a last digit or two"
+    assert share_arrived(moved(make, torch.bfloat16, 3, **options), wanted) == pytest.approx(1.0, abs=0.02)
+
+
+def decayed(make: Callable[..., Any]) -> float:
+    """What is left of weights after 200 steps with a gradient of zero: a factor."""
+    weight = weights()
+    before = weight.detach().float()
+    optimizer = make([weight], lr=1e-4, weight_decay=0.1)
+    for _ in range(200):
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+    return share_arrived(weight.detach().float(), before)
+
+
+def test_stochastic_rounding_lets_a_small_weight_decay_arrive_and_kahan_summation_does_not():
+    """As the summary of `bf16_kahan` says: optimi decays weights outside the sum."""
+    assert decayed(StochasticAdamW) == pytest.approx((1 - 1e-5) ** 200, abs=3e-4)
+    assert decayed(kahan) == 1.0
+
+
+@pytest.mark.parametrize("make", COMPENSATED)
+def test_a_schedule_reaches_the_step(make):
+    """With a rate of zero in the second step only the first one moves the weights; each group has its own rate and decay."""
+    fast, slow = weights(), weights()
+    groups = [{"params": [fast], "lr": 1e-2}, {"params": [slow], "lr": 1e-3, "weight_decay": 0.0}]
+    optimizer = make(groups, lr=1e-3, weight_decay=0.1)
+    schedule = LambdaLR(optimizer, lambda step: 0.0 if step else 1.0)
+    start = fast.detach().clone()
+    places = []
+    for gradient in gradients(2):
+        fast.grad, slow.grad = gradient.clone(), gradient.clone()
+        optimizer.step()
+        schedule.step()
+        places.append((fast.detach().clone(), slow.detach().clone()))
+    assert (places[0][0] - start).float().abs().mean() > 5 * (places[0][1] - start).float().abs().mean() > 0
+    if make is StochasticAdamW:  # Kahan summation may still deliver what the first step left
+        assert torch.equal(places[1][0], places[0][0])
+    assert [float(group["lr"]) for group in optimizer.param_groups] == [0.0, 0.0]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+
+
+@pytest.mark.parametrize("make", COMPENSATED)
+def test_a_resumed_run_continues_bit_for_bit(make):
+    """From a saved file that is read without unpickling anything but tensors, whatever else has drawn random numbers since."""
+
+    def steps(weight: nn.Parameter, optimizer: torch.optim.Optimizer, some: list[Tensor]) -> None:
+        for gradient in some:
+            weight.grad = gradient.clone()
+            optimizer.step()
+
+    options = {"lr": 1e-4, "weight_decay": 0.1}
+    whole, resumed = weights(), weights()
+    optimizer = make([whole], **options)
+    steps(whole, optimizer, gradients(8)[:5])
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    resumed.data.copy_(whole.data)
+    steps(whole, optimizer, gradients(8)[5:])
+
+    torch.rand(7)
+    file.seek(0)
+    later = make([resumed], **options)
+    later.load_state_dict(torch.load(file, weights_only=True))
+    steps(resumed, later, gradients(8)[5:])
+    assert torch.equal(whole, resumed)
+
+
+def test_stochastic_rounding_is_the_same_on_every_replica_and_draws_from_nobody():
+    """Processes whose generators differ round alike, step after step, and their generators stay where they were."""
+    copies = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        copies.append(moved(StochasticAdamW, torch.bfloat16, 4))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(*copies)
+
+
+def test_stochastic_rounding_differs_from_step_to_step():
+    """The same numbers in every step would round the same weights up each time."""
+    weight = nn.Parameter(torch.ones(SIZE, dtype=torch.bfloat16))
+    optimizer = StochasticAdamW([weight], lr=1e-3)
+    rounded = []
+    for _ in range(2):
+        weight.data.fill_(1.0)
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        rounded.append(weight.detach() < 1)
+    assert 0.2 < (rounded[0] == rounded[1]).float().mean() < 0.8
