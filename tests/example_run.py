@@ -34,15 +34,6 @@ def rank_result(cell: Cell, rank: int, *, step_s: float = 0.2, launch: int = 1, 
     total = sum(shares.values())
     curve = [2.0 / (step + 1) for step in range(MEASURE.warmup_steps + MEASURE.steps)]
     allocated = (100 + 10 * rank + 50 * cell.cams) * MIB
-    census = [
-        {"rank": rank, "kind": kind, "dtype": dtype, "device": "cpu", "tensors": 3, "elements": 1000, "bytes": 1000 * size}
-        for kind, dtype, size in (
-            ("parameter", "bfloat16", 2),
-            ("master", "float32", 4),
-            ("exp_avg", "float32", 4),
-            ("exp_avg_sq", "float32", 4),
-        )
-    ]
     return {
         "rank": rank,
         "world_size": cell.world_size,
@@ -73,10 +64,25 @@ def rank_result(cell: Cell, rank: int, *, step_s: float = 0.2, launch: int = 1, 
         "flops": {"model_flops_per_step": 10**9, "reason": None},
         "mfu": None,
         "mfu_reason": "the peak of this device is unknown",
-        "precision": {"census": census, "findings": []},
         "environment": {"machine": "Example CPU, 2 cores", "torch": "2.13.0", "python": "3.12"},
         "config": cell.to_dict(),
     }
+
+
+def example_precision(ranks: int) -> dict[str, Any]:
+    """What the audit makes of masters in order."""
+    census = [
+        {"rank": rank, "kind": kind, "dtype": dtype, "device": "cpu", "tensors": 3, "elements": 1000, "bytes": 1000 * size}
+        for rank in range(ranks)
+        for kind, dtype, size in (
+            ("parameter", "bfloat16", 2),
+            ("master", "float32", 4),
+            ("exp_avg", "float32", 4),
+            ("exp_avg_sq", "float32", 4),
+        )
+    ]
+    numbers = {"edq": 1.0, "updates_lost": 0.0, "second_moment_stalled": None}
+    return {"census": census, "findings": [], "not_judged": {}, "numbers": numbers}
 
 
 def example_record(
@@ -93,6 +99,7 @@ def example_record(
         error=error,
         started_at="2026-01-01T00:00:00+00:00",
         duration_s=4.2,
+        precision=example_precision(cell.world_size),
         environment={"policy_sha256": "0" * 64},
     )
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from benchbox.audit.record import precision_of, read_facts
 from benchbox.errors import RecordError
 from benchbox.launch.fingerprint import policy_sha256
 from benchbox.launch.group import never, nobody, run_group
@@ -74,7 +75,16 @@ def launch_once(
         started_at=started_at,
         duration_s=time.monotonic() - began,
         environment=environment,
+        precision=_precision(job),
     )
+
+
+def _precision(job: Job) -> dict[str, Any] | None:
+    """What the audit makes of what the ranks saw; None unless all of them came to see anything."""
+    try:
+        return precision_of(read_facts(job.folder, job.ranks))
+    except RecordError:
+        return None
 
 
 def _results(job: Job) -> list[dict[str, Any]]:

@@ -105,6 +105,28 @@ METRICS: dict[str, Metric] = {
             read=_last_loss,
         ),
         Metric(
+            name="edq",
+            unit="fraction",
+            direction="higher",
+            formula="effective descent quality (arXiv:2405.03637), <u, what arrived> / |u|^2 over all tensors stepped, with u the "
+            "updates that the optimizer's arithmetic gives in float32: 1 when every update arrives",
+            read=dotted("precision.numbers.edq"),
+        ),
+        Metric(
+            name="updates_lost",
+            unit="fraction",
+            direction="lower",
+            formula="non-zero updates that left the stored weight bit for bit as it was / non-zero updates",
+            read=dotted("precision.numbers.updates_lost"),
+        ),
+        Metric(
+            name="second_moment_stalled",
+            unit="fraction",
+            direction="lower",
+            formula="second moments v that v x beta2 rounds back to / v that are not zero; null where v is not 16-bit",
+            read=dotted("precision.numbers.second_moment_stalled"),
+        ),
+        Metric(
             name="status",
             unit="text",
             direction="none",

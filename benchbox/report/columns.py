@@ -110,6 +110,15 @@ _RESERVED = Column(
     brief=False,
     read=_metric("peak_reserved_bytes"),
 )
+_NUMERICS = tuple(
+    Column(name=name, remark=METRICS[metric].formula, number=True, brief=brief, read=_metric(metric))
+    for name, metric, brief in (
+        ("EDQ", "edq", True),
+        ("updates lost", "updates_lost", True),
+        ("v stalled", "second_moment_stalled", False),
+        ("final loss", "final_loss", True),
+    )
+)
 _COLUMNS = (
     Column(name="status", remark="the worst over launches", number=False, brief=True, read=_status),
     Column(
@@ -131,6 +140,7 @@ _COLUMNS = (
         read=_metric("peak_allocated_bytes"),
     ),
     _RESERVED,
+    *_NUMERICS,
     Column(name="attention kernel", remark="the kernel that ran, observed", number=False, brief=False, read=_kernel),
     Column(name="Adam state", remark="dtypes of Adam's moments, from the census", number=False, brief=False, read=_adam),
     Column(name="findings", remark="of the precision audit", number=False, brief=False, read=_findings),
@@ -140,11 +150,14 @@ _COLUMNS = (
 def columns(axes: Sequence[str], summaries: Sequence[CellSummary], *, compared: bool) -> tuple[Column, ...]:
     """The columns of a run: one for every axis that varies, then the measurements that this run can have.
 
-    An axis that moves together with an earlier one tells nothing new, and is left to who has room for it.
+    An axis that moves together with an earlier one tells nothing new, and is left to who has room for it. What steps did to
+    weights is told where recipes are compared.
     """
     left_out = [] if compared else [_RATIO]
     if all(summary.values["peak_reserved_bytes"] is None for summary in summaries):
         left_out.append(_RESERVED)
+    if "recipe" not in axes:
+        left_out += _NUMERICS
     told: list[list[str]] = []  # what each axis so far says of every cell, as a pattern
     fields = []
     for field in axes:

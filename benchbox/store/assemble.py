@@ -28,12 +28,14 @@ def assemble_record(
     started_at: str,
     duration_s: float,
     environment: Mapping[str, Any] | None,
+    precision: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The launch record (`benchbox.store.record.LaunchRecord`).
 
-    `rank_results` are the `rank<r>.json` that were written, in any order; when some rank wrote none, every measured key is
-    null: part of a group is not a measurement. A group that claims `ok` is believed only if its ranks agree: on the number of
-    steps (else `desync`), and with each other and the request on what was observed (else `mismatch`).
+    `rank_results` are the `rank<r>.json` that were written, in any order, `precision` what the audit made of what they saw.
+    When some rank wrote none, every measured key is null: part of a group is not a measurement. A group that claims `ok` is
+    believed only if its ranks agree: on the number of steps (else `desync`), and with each other and the request on what was
+    observed (else `mismatch`).
     """
     ranks = sorted(rank_results, key=lambda result: int(result["rank"]))
     complete = [result["rank"] for result in ranks] == list(range(cell.world_size))
@@ -63,7 +65,7 @@ def assemble_record(
         "flops": _flops(merged),
         "mfu": _lowest([result.get("mfu") for result in merged]),
         "mfu_reason": next((result["mfu_reason"] for result in merged if result.get("mfu_reason")), None),
-        "precision": _precision(merged),
+        "precision": dict(precision) if precision is not None and merged else None,
         "samples": [result["samples"] for result in merged] if merged and all("samples" in r for r in merged) else None,
         "loss": first.get("loss") if complete else None,  # the global mean: every rank holds the same
         "grad_norm": first.get("grad_norm") if complete else None,
@@ -181,16 +183,3 @@ def _lowest(values: Sequence[float | None]) -> float | None:
 def _largest(values: Sequence[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return max(known) if known and len(known) == len(values) else None
-
-
-def _precision(ranks: Sequence[Rank]) -> dict[str, Any] | None:
-    if not ranks or any(result.get("precision") is None for result in ranks):
-        return None
-    merged: dict[str, Any] = {}
-    for key in ("census", "findings"):
-        entries: list[Any] = []
-        for result in ranks:
-            # Rules that saw every rank report the same finding everywhere; it is one finding.
-            entries += [entry for entry in result["precision"].get(key) or [] if entry not in entries]
-        merged[key] = entries
-    return merged

@@ -102,6 +102,8 @@ class Precision(TypedDict):
 
     census: list[dict[str, Any]]  # rank, kind, dtype, device, tensors, elements, bytes
     findings: list[dict[str, Any]]  # code, severity, title, where, rank, evidence, repair
+    not_judged: dict[str, str]  # rule -> why it could not be judged
+    numbers: dict[str, float | None]  # edq, updates_lost, second_moment_stalled: over all ranks
 
 
 class LaunchRecord(TypedDict):

@@ -10,8 +10,8 @@ from benchbox.registry.recipes import RECIPES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from benchbox.audit.facts import Census
     from benchbox.backends.observe import Observed
+    from benchbox.measure.witness.facts import SteppedTensor
     from benchbox.spec.cell import Cell
 
 _SHARDS_OPTIMIZER = frozenset({"fsdp1_full", "fsdp1_grad_op", "fsdp2", "hsdp", "zero1", "zero2", "zero3"})
@@ -37,7 +37,7 @@ def check_backend(cell: Cell, observed: Observed) -> None:
         )
 
 
-def check_step(cell: Cell, *, kernel: str | None, checkpointed: int | None, census: Census) -> None:
+def check_step(cell: Cell, *, kernel: str | None, checkpointed: int | None, stepped: Iterable[SteppedTensor]) -> None:
     """After a step was looked at.
 
     Raises:
@@ -50,9 +50,5 @@ def check_step(cell: Cell, *, kernel: str | None, checkpointed: int | None, cens
         asked = "on" if cell.checkpointing else "off"
         raise MismatchError(f"requested checkpointing {asked}, observed {checkpointed} modules run twice")
     wanted = RECIPES[cell.recipe].stepped
-    if wrong := sorted(set(_stepped_dtypes(census)) - {wanted}):
+    if wanted is not None and (wrong := sorted({tensor.dtype for tensor in stepped} - {wanted})):
         raise MismatchError(f"recipe {cell.recipe} steps {wanted} tensors, observed {', '.join(wrong)}")
-
-
-def _stepped_dtypes(census: Census) -> Iterable[str]:
-    return (tensor.dtype for tensor in census.stepped)

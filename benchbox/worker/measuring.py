@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from benchbox.audit.census import CensusTaker
-from benchbox.audit.rules import run_rules
+from benchbox.audit.record import facts_file
+from benchbox.audit.subjects.session import witness_session
 from benchbox.errors import NonFiniteError
 from benchbox.measure.environment import environment
 from benchbox.measure.memory import peak, reset_peak
 from benchbox.measure.phases import PhaseClock, Together
 from benchbox.measure.probe import probe
+from benchbox.registry.recipes import RECIPES
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell, MeasureSpec
@@ -25,14 +26,13 @@ from benchbox.worker.expected import check_backend, check_step
 from benchbox.worker.reporting import Reporter
 
 if TYPE_CHECKING:
-    from benchbox.audit.facts import Census
     from benchbox.measure.phases import Position
     from benchbox.session import StepResult
     from benchbox.store.events import EventWriter
 
 
 def measure(job: dict[str, Any], rank: int, position: Position, events: EventWriter) -> None:
-    """Write `rank<r>.json`.
+    """Write `facts-rank<r>.json`, what the audit judges, and `rank<r>.json`.
 
     Raises:
         MismatchError: what runs is not what was requested.
@@ -64,11 +64,9 @@ def measure(job: dict[str, Any], rank: int, position: Position, events: EventWri
         series = _series([*taken, *measured])
 
         report.stage("probe")
-        taker = CensusTaker(session.model, session.backend.prepared.optimizer)
-        with taker:
-            session.step(stream, position)
+        facts = witness_session(session, stream, RECIPES[cell.recipe], position)
         seen = probe(session, stream, units, device, position)
-        check_step(cell, kernel=seen.attention_kernel, checkpointed=seen.checkpointed_modules, census=taker.census)
+        check_step(cell, kernel=seen.attention_kernel, checkpointed=seen.checkpointed_modules, stepped=facts.stepped)
 
         report.stage("write")
         result = {
@@ -88,10 +86,10 @@ def measure(job: dict[str, Any], rank: int, position: Position, events: EventWri
             "collectives": seen.collectives,
             "flops": seen.flops,
             **seen.utilisation(times.step_s),
-            "precision": _precision(taker.census, cell.world_size),
             "environment": environment(),
             "config": cell.to_dict(),
         }
+        write_json(Path(job["out"]) / facts_file(rank), facts.to_dict())
         write_json(Path(job["out"]) / f"rank{rank}.json", result)
 
 
@@ -119,16 +117,3 @@ def _series(results: list[StepResult]) -> dict[str, list[float]]:
             if not math.isfinite(value):
                 raise NonFiniteError(f"step {step}: {name} is {value}")
     return series
-
-
-def _precision(census: Census, world_size: int) -> dict[str, Any]:
-    """This rank's census, and the findings of the rules over the censuses of all ranks, the same on each."""
-    censuses = [census]
-    if dist.is_initialized() and world_size > 1:
-        gathered: list[Any] = [None] * world_size
-        dist.all_gather_object(gathered, census)
-        censuses = gathered
-    return {
-        "census": [entry.to_dict() for entry in census.entries],
-        "findings": [finding.to_dict() for finding in run_rules(censuses)],
-    }

@@ -7,11 +7,10 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from benchbox.errors import ConfigurationError, Problem
+from benchbox.registry.names import did_you_mean
 
-    from benchbox.audit.facts import Census
-    from benchbox.audit.findings import Finding
+if TYPE_CHECKING:
     from benchbox.audit.rules.rule import Rule
 
 
@@ -26,6 +25,13 @@ def rules() -> dict[str, Rule]:
     return dict(sorted(found.items()))
 
 
-def run_rules(censuses: Sequence[Census]) -> list[Finding]:
-    """Every rule over the censuses of all ranks, in code order: what fired, and what could not be judged."""
-    return [finding for rule in rules().values() for finding in rule.findings(censuses)]
+def rule(code: str) -> Rule:
+    """The rule of that code.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    wanted = code.upper()
+    if wanted not in rules():
+        raise ConfigurationError(Problem("", f"unknown rule {code!r}", did_you_mean(wanted, rules())))
+    return rules()[wanted]

@@ -1,44 +1,117 @@
-"""BXP2xx: the optimizer's moments."""
+"""BXP2xx: the optimizer's moments, its epsilon and its step counter."""
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import TYPE_CHECKING
+import struct
+from typing import TYPE_CHECKING, Any
 
-from benchbox.audit.facts import Census, SteppedTensor, all_stepped
-from benchbox.audit.rules.rule import Breach, Rule, stepped_evidence
+from benchbox.audit.rules.rule import SIXTEEN_BIT, Breach, Rule, breaches, judged, percent, shown
+from benchbox.measure.witness.facts import all_stepped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from benchbox.audit.findings import Severity
+    from benchbox.measure.witness.facts import RankFacts, SteppedTensor
 
 # Decay multiplies v by beta2. Half a unit in bfloat16's last place is between 2^-9 and 2^-8 of the value: a decay smaller than
 # the first is rounded back for every mantissa, one smaller than the second for some.
 ALWAYS_STALLS = 2.0**-9
 MAY_STALL = 2.0**-8
+_SECOND = "exp_avg_sq"
+# bfloat16 moments beside float32 weights at this beta2 or less: DeepSeek-V3 (arXiv:2412.19437) trained so.
+_FAST_BETA2 = 0.995
 
 
-def _severity(tensor: SteppedTensor) -> Severity | None:
-    if tensor.state.get("exp_avg_sq") != "bfloat16" or tensor.betas is None:
-        return None
-    decay = 1.0 - tensor.betas[1]
-    if decay <= ALWAYS_STALLS:
-        return "error"
-    return "warning" if decay < MAY_STALL else None
+def _second_moment_stalls(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+    def severity(tensor: SteppedTensor) -> Severity | None:
+        if tensor.state.get(_SECOND) != "bfloat16" or tensor.betas is None:
+            return None
+        decay = 1.0 - tensor.betas[1]
+        if decay <= ALWAYS_STALLS:
+            return "error"
+        return "warning" if decay < MAY_STALL else None
+
+    def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
+        stalled = [t.numbers.second_moment_stalled for t in tensors if t.numbers.second_moment_stalled is not None]
+        seen = {"stalled": f"{percent(max(stalled))} of v is rounded back to itself by its decay"} if stalled else {}
+        return {"state": f"{_SECOND} in bfloat16", "beta2": sorted({t.betas[1] for t in tensors if t.betas})} | seen
+
+    return breaches(judged(facts, severity), evidence)
 
 
-def _second_moment_stalls(censuses: Sequence[Census]) -> Iterator[Breach]:
-    judged = [(_severity(tensor), rank, tensor) for rank, tensor in all_stepped(censuses)]
-    found = [(severity, rank, tensor) for severity, rank, tensor in judged if severity is not None]
+def _sixteen_bit_moments(tensor: SteppedTensor) -> list[str]:
+    names = [name for name, dtype in tensor.state.items() if name != "step" and dtype in SIXTEEN_BIT]
+    return [name for name in names if "kahan" not in name and name not in {"compensation", "master_param"}]
 
-    def key(item: tuple[Severity, int, SteppedTensor]) -> tuple[str, str, tuple[float, float] | None]:
-        return item[0], item[2].optimizer, item[2].betas
 
-    for (_, optimizer, betas), group in groupby(sorted(found, key=key), key=key):
-        items = list(group)
-        evidence = {"state": "exp_avg_sq in bfloat16", "beta2": betas and betas[1]}
-        yield Breach(items[0][0], optimizer, items[0][1], evidence | stepped_evidence([item[1:] for item in items]))
+def _low_moments(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+    def severity(tensor: SteppedTensor) -> Severity | None:
+        if not _sixteen_bit_moments(tensor):
+            return None
+        if tensor.compensation is not None or (tensor.betas and tensor.betas[1] <= _FAST_BETA2):
+            return "info"
+        stalls = tensor.state.get(_SECOND) == "bfloat16" and tensor.betas and 1.0 - tensor.betas[1] < MAY_STALL
+        return None if stalls else "warning"  # 201 says more of those
+
+    def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
+        state = shown(f"{name} in {tensor.state[name]}" for tensor in tensors for name in _sixteen_bit_moments(tensor))
+        return {"state": state, "beta2": sorted({tensor.betas[1] for tensor in tensors if tensor.betas})}
+
+    return breaches(judged(facts, severity), evidence)
+
+
+def _underflow(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+    def severity(tensor: SteppedTensor) -> Severity | None:
+        underflows = tensor.state.get(_SECOND) == "float16" and (tensor.numbers.second_moment_zero or 0.0) > 0.0
+        return "error" if underflows else None
+
+    def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
+        worst = max(tensor.numbers.second_moment_zero or 0.0 for tensor in tensors)
+        return {"zero": f"{percent(worst)} of v is zero where the gradient is not"}
+
+    return breaches(judged(facts, severity), evidence)
+
+
+def _flushes(value: float, dtype: str) -> bool:
+    """Whether a positive number becomes zero in a dtype."""
+    if dtype == "float16":
+        return float(struct.unpack("e", struct.pack("e", value))[0]) == 0.0
+    return value < 2.0**-134 if dtype == "bfloat16" else value < 2.0**-150
+
+
+def _lost_epsilon(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+    def severity(tensor: SteppedTensor) -> Severity | None:
+        if not tensor.eps or tensor.eps < 0.0:
+            return None
+        return "error" if _flushes(tensor.eps, tensor.state.get(_SECOND, tensor.dtype)) else None
+
+    def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
+        return {
+            "eps": sorted({tensor.eps for tensor in tensors if tensor.eps}),
+            "state": shown(f"{_SECOND} in {tensor.state.get(_SECOND, tensor.dtype)}" for tensor in tensors),
+        }
+
+    return breaches(judged(facts, severity), evidence)
+
+
+def _lossy_counter(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+    def severity(tensor: SteppedTensor) -> Severity | None:
+        return "error" if tensor.state.get("step") in SIXTEEN_BIT else None
+
+    yield from breaches(judged(facts, severity), lambda tensors: {"step": shown(tensor.state["step"] for tensor in tensors)})
+    counts: dict[tuple[str, str], dict[int, float]] = {}
+    for rank, tensor in all_stepped(facts):
+        if tensor.step_count is not None:
+            counts.setdefault((tensor.optimizer, tensor.name), {})[rank] = tensor.step_count
+    differing = {key: by_rank for key, by_rank in counts.items() if len(set(by_rank.values())) > 1}
+    if differing:
+        (optimizer, _), by_rank = next(iter(differing.items()))
+        evidence = {
+            "steps": [f"rank {rank}: {count:g}" for rank, count in sorted(by_rank.items())],
+            "names": shown(name for _, name in differing),
+        }
+        yield Breach("error", optimizer, min(by_rank), evidence, "ranks disagree on how many steps were taken")
 
 
 RULES = (
@@ -53,6 +126,60 @@ RULES = (
         measured="dtype of exp_avg_sq after the step, and beta2 of the parameter group it belongs to, on all ranks",
         repair="keep optimizer state in float32 (recipe bf16_master), or lower beta2 to 0.995 or less",
         references=("OpenTau#181", "AReaL#1292"),
+        reads=("stepped", "options"),
         check=_second_moment_stalls,
+    ),
+    Rule(
+        code="BXP202",
+        title="moments are stored in 16 bits",
+        severity="warning",
+        why=(
+            "rounding adds noise to the mean and bias to the square; with float32 weights and beta2 of 0.995 or less training "
+            "has been shown to bear it (DeepSeek-V3), and optimizers that round stochastically are made for it"
+        ),
+        measured="dtype of every state tensor after the step, on all ranks",
+        repair="keep optimizer state in float32 unless the memory is needed, and then keep beta2 at 0.995 or less",
+        references=("arXiv:2412.19437",),
+        reads=("stepped", "options"),
+        check=_low_moments,
+    ),
+    Rule(
+        code="BXP203",
+        title="the second moment underflows: v is zero where the gradient is not",
+        severity="error",
+        why="float16 ends at 6e-8, and a square reaches that from a gradient of 2.4e-4: the update is then m / eps",
+        measured="float16 exp_avg_sq after the step, where the gradient of that step is not zero",
+        repair="keep optimizer state in float32; loss scaling cannot help, because it is undone before the moments",
+        references=("pytorch#147437",),
+        reads=("stepped", "numbers"),
+        check=_underflow,
+    ),
+    Rule(
+        code="BXP204",
+        title="epsilon is zero in the dtype it is added in",
+        severity="error",
+        why=(
+            "float16 flushes 1e-8 to zero, and where the gradient is zero too Adam divides 0 by 0: NaN in the for-loop and "
+            "foreach implementations, not in the fused one; bfloat16 holds 1e-8"
+        ),
+        measured="eps of the parameter group, cast to the dtype of the second moment",
+        repair="keep optimizer state in float32, or raise eps to 1e-7 or more",
+        references=("pytorch#147437",),
+        reads=("stepped", "options"),
+        check=_lost_epsilon,
+    ),
+    Rule(
+        code="BXP205",
+        title="the step counter is stored in 16 bits",
+        severity="error",
+        why="bfloat16 cannot count beyond 256, float16 not beyond 2048: bias correction and schedules then stand still",
+        measured="dtype of the optimizer's step after the step, and whether ranks agree on it",
+        repair=(
+            "keep the counter in float32 or as an integer, and cast models by parameters and buffers, not their "
+            "optimizer's state"
+        ),
+        references=("speculators#899",),
+        reads=("stepped",),
+        check=_lossy_counter,
     ),
 )

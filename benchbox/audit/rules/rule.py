@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchbox.audit.findings import Finding, Severity
+from benchbox.measure.witness.facts import SECTIONS, all_stepped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from benchbox.audit.facts import Census, SteppedTensor
+    from benchbox.measure.witness.facts import RankFacts, SteppedTensor
 
 NAMES_SHOWN = 10
+SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
+# Said with every repair that lets lost updates arrive: it changes the training.
+RETUNE = (
+    "then tune the learning rate again: updates that were lost now arrive (AReaL#1634 scored 0.733 at the old rate of 1.7e-5 "
+    "after such a repair, and 0.838 at 6e-6)"
+)
 
 
 class Breach(NamedTuple):
-    """What a rule's check found: how bad, where, and the evidence."""
+    """What a rule's check found: how bad, where, the lowest rank that shows it, and the evidence in plain JSON values."""
 
     severity: Severity
     where: str
     rank: int
     evidence: dict[str, Any]
+    title: str | None = None  # where it is not the rule's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One thing that must hold, with everything that is said about it when it does not."""
+    """One thing that must hold, with everything that is said about it when it does not.
+
+    `reads` names the sections of the facts that it looks at: where a rank did not see one of them, the rule is not judged.
+    """
 
     code: str
     title: str
@@ -35,27 +47,57 @@ class Rule:
     measured: str
     repair: str
     references: tuple[str, ...]
-    check: Callable[[Sequence[Census]], Iterable[Breach]]
+    reads: tuple[str, ...]
+    check: Callable[[Sequence[RankFacts]], Iterable[Breach]]
 
-    def findings(self, censuses: Sequence[Census]) -> Iterator[Finding]:
-        """The breaches, and one `unknown` for each optimizer that no census could read."""
-        for breach in self.check(censuses):
-            yield self._finding(breach, self.title, self.repair)
-        for breach in _unknowns(censuses):
-            yield self._finding(breach, f"cannot tell whether {self.title}", "audit the set-up with an optimizer that is known")
+    def __post_init__(self) -> None:
+        assert set(self.reads) <= SECTIONS.keys(), f"{self.code} reads what is no section of the facts"
 
-    def _finding(self, breach: Breach, title: str, repair: str) -> Finding:
-        severity, where, rank, evidence = breach
-        return Finding(code=self.code, severity=severity, title=title, where=where, rank=rank, evidence=evidence, repair=repair)
+    def findings(self, facts: Sequence[RankFacts]) -> Iterator[Finding]:
+        for severity, where, rank, evidence, title in self.check(facts):
+            yield Finding(
+                code=self.code,
+                severity=severity,
+                title=title or self.title,
+                where=where,
+                rank=rank,
+                evidence=evidence,
+                repair=self.repair,
+            )
+
+    def unseen(self, facts: Sequence[RankFacts]) -> str | None:
+        """Why this rule cannot be judged from these facts; None if it can."""
+        if not facts:
+            return "there are no facts"
+        return next((each.missing[section] for section in self.reads for each in facts if section in each.missing), None)
 
 
-def _unknowns(censuses: Sequence[Census]) -> Iterator[Breach]:
-    ranks: dict[tuple[str, str], list[int]] = {}
-    for census in censuses:
-        for opaque in census.opaque:
-            ranks.setdefault((opaque.optimizer, opaque.reason), []).append(census.rank)
-    for (optimizer, reason), seen in ranks.items():
-        yield Breach("unknown", optimizer, min(seen), {"reason": reason, "ranks": sorted(seen)})
+def breaches(
+    judged: Iterable[tuple[Severity | None, int, SteppedTensor]], evidence: Callable[[Sequence[SteppedTensor]], dict[str, Any]]
+) -> Iterator[Breach]:
+    """One breach an optimizer and severity, from (severity or None, rank, tensor); `evidence` adds what the rule measured."""
+    found = [(severity, rank, tensor) for severity, rank, tensor in judged if severity is not None]
+
+    def key(item: tuple[Severity, int, SteppedTensor]) -> tuple[str, str]:
+        return item[2].optimizer, item[0]
+
+    for (optimizer, _), group in groupby(sorted(found, key=key), key=key):  # stable: ranks and names stay in order
+        items = list(group)
+        held = [(rank, tensor) for _, rank, tensor in items]
+        yield Breach(items[0][0], optimizer, items[0][1], evidence([tensor for _, tensor in held]) | stepped_evidence(held))
+
+
+def judged(
+    facts: Sequence[RankFacts], severity: Callable[[SteppedTensor], Severity | None]
+) -> Iterator[tuple[Severity | None, int, SteppedTensor]]:
+    """Every stepped tensor of every rank with the severity of what is wrong with it."""
+    for rank, tensor in all_stepped(facts):
+        yield severity(tensor), rank, tensor
+
+
+def is_lossy(tensor: SteppedTensor) -> bool:
+    """Whether what rounding takes from an update of this tensor is gone."""
+    return tensor.dtype in SIXTEEN_BIT and tensor.compensation is None
 
 
 def stepped_evidence(found: Sequence[tuple[int, SteppedTensor]]) -> dict[str, Any]:
@@ -63,12 +105,24 @@ def stepped_evidence(found: Sequence[tuple[int, SteppedTensor]]) -> dict[str, An
     by_rank: dict[int, list[SteppedTensor]] = {}
     for rank, tensor in found:
         by_rank.setdefault(rank, []).append(tensor)
-    names = list(dict.fromkeys(tensor.name for _, tensor in found))
-    more = len(names) - NAMES_SHOWN
     return {
         "ranks": sorted(by_rank),
         "dtypes": sorted({tensor.dtype for _, tensor in found}),
         "tensors": max(len(held) for held in by_rank.values()),
         "elements": max(sum(tensor.elements for tensor in held) for held in by_rank.values()),
-        "names": names[:NAMES_SHOWN] + ([f"and {more} more"] if more > 0 else []),
+        "names": shown(tensor.name for _, tensor in found),
     }
+
+
+def shown(names: Iterable[str]) -> list[str]:
+    """Up to ten names, each once, and how many more there are."""
+    distinct = list(dict.fromkeys(names))
+    more = len(distinct) - NAMES_SHOWN
+    return distinct[:NAMES_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+
+
+def percent(share: float) -> str:
+    """A share as people read it; never 0% or 100% of what is not none or all."""
+    if 0.0 < share < 0.001:
+        return "less than 0.1%"
+    return f"{100 * share:.3g}%" if share < 0.995 or share == 1.0 else "more than 99.5%"

@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from example_run import CELL, MEASURE, MIB, OOM, example_record, rank_result
+from example_run import CELL, MEASURE, MIB, OOM, example_precision, example_record, rank_result
 
 from benchbox.store.assemble import assemble_record
 from benchbox.store.record import REQUIRED, check_record
@@ -23,6 +23,7 @@ def assemble(ranks, cell=CELL, status="ok", error=None):
         started_at="2026-01-01T00:00:00+00:00",
         duration_s=1.0,
         environment=None,
+        precision=example_precision(cell.world_size),
     )
 
 
@@ -122,13 +123,10 @@ def test_a_failed_launch_whose_ranks_all_reported_keeps_the_evidence_but_quotes_
     assert record["throughput"] is None
 
 
-def test_a_finding_that_every_rank_reports_is_one_finding():
+def test_what_the_audit_says_is_kept_and_part_of_a_group_is_not_audited():
     ranks = [rank_result(CELL, rank) for rank in range(2)]
-    for rank in ranks:
-        rank["precision"]["findings"] = [{"code": "BXP101", "severity": "error", "rank": 0}]
-    precision = assemble(ranks)["precision"]
-    assert len(precision["findings"]) == 1
-    assert {entry["rank"] for entry in precision["census"]} == {0, 1}
+    assert assemble(ranks)["precision"] == example_precision(2)
+    assert assemble(ranks[:1])["precision"] is None
 
 
 def test_phases_of_all_ranks_stand_side_by_side_and_fused_ones_are_named():
