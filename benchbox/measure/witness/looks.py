@@ -22,6 +22,14 @@ MOST_ELEMENTS = 2**14
 SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
 
 
+def can_look_at(tensor: Tensor) -> bool:
+    """Whether elements of a tensor and its gradient can be compared one by one: real numbers, dense, and really there."""
+    return all(
+        held.is_floating_point() and held.layout == torch.strided and held.device.type != "meta"
+        for held in (local(each) for each in (tensor, tensor.grad) if each is not None)
+    )
+
+
 class Tally:
     """A share as a count of elements, so that shares of several tensors add up."""
 

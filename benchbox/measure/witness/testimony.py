@@ -54,9 +54,8 @@ class StepNotes:
         rates = self.rates.setdefault(type(optimizer).__name__, [])
         for group, _, tensor in tensors:
             self.stepped.add(id(tensor))
-            rate = float(group["lr"]) if "lr" in group else None
-            if rate is not None and rate not in rates:
-                rates.append(rate)
+            if isinstance(rate := group.get("lr"), (int, float, Tensor)) and float(rate) not in rates:
+                rates.append(float(rate))
 
     def note_schedules(self, schedules: Sequence[Any]) -> None:
         for name, schedule in _named(schedules):

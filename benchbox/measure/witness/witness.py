@@ -16,7 +16,7 @@ from .census import Sizes
 from .facts import SECTIONS, RankFacts
 from .forward import ForwardWatch
 from .kinds import local
-from .looks import Look
+from .looks import Look, can_look_at
 from .operations import OperationWatch
 from .setup import optimizer_chain
 from .surroundings import Surroundings, look_around
@@ -52,7 +52,8 @@ def _guarded(method: Callable[..., None]) -> Callable[..., None]:
 
 def _told(error: Exception) -> str:
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({last.name}, line {last.lineno})"
+    said = next(iter(str(error).splitlines()), "")  # torch fills a page when it lacks an operation
+    return f"{type(error).__name__}: {said} ({last.name}, line {last.lineno})"
 
 
 class Witness:
@@ -203,6 +204,8 @@ class Witness:
             look = self.looks.get(id(tensor))
             state = optimizer.state.get(tensor, {})
             if look is None:
+                if not can_look_at(tensor):
+                    continue
                 look = self.looks[id(tensor)] = Look()
                 look.first(tensor, state, group, notes.step)
             link = self._links.get(id(tensor))
