@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from benchbox.backends.base import Backend, Prepared, adamw
+from benchbox.measure.witness.walk import live_parameters
 from benchbox.optim import bind_groups, build_schedule
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class _Zero(Backend):
         accelerator = deepspeed_accelerator(plugin, self._shape.accumulation)
         self.device = device_of(accelerator)
         policy.to(self.device)
-        basic = adamw(bind_groups(plans, policy.named_parameters()), optim, recipe)
+        basic = adamw(bind_groups(plans, dict(live_parameters(policy))), optim, recipe)
         engine, optimizer = accelerator.prepare(policy, basic)
         self._engine = engine
         # DeepSpeed replaces the tensors in the groups of this same AdamW by its partitions, and steps it.

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Sha
 
 from benchbox.backends.accelerators import device_of, fsdp_accelerator
 from benchbox.backends.base import DTYPES, Backend, Prepared, adamw
+from benchbox.measure.witness.walk import live_parameters
 from benchbox.optim import bind_groups, build_schedule
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class _Fsdp1(Backend):
         # unless accelerate is told of mixed precision and upcasts them, as it is for a recipe that leaves masters to it.
         policy.to(device=self.device, dtype=DTYPES[recipe.stepped or recipe.storage])
         model = accelerator.prepare_model(policy)
-        stepping = adamw(bind_groups(plans, model.named_parameters()), optim, recipe)
+        stepping = adamw(bind_groups(plans, dict(live_parameters(model))), optim, recipe)
         optimizer = accelerator.prepare_optimizer(stepping, device_placement=False)
         return Prepared(model, optimizer, stepping, build_schedule(stepping, optim))
 

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from benchbox.backends.accelerators import device_of, fsdp_accelerator
 from benchbox.backends.base import DTYPES, Backend, Prepared, adamw
+from benchbox.measure.witness.walk import live_parameters
 from benchbox.optim import bind_groups, build_schedule
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Fsdp2(Backend):
         self.device = device_of(accelerator)
         policy.to(device=self.device, dtype=DTYPES[recipe.stepped or recipe.storage])
         # accelerate prepares the two together: it shards the model in place and points the optimizer at the DTensors.
-        stepping = adamw(bind_groups(plans, policy.named_parameters()), optim, recipe)
+        stepping = adamw(bind_groups(plans, dict(live_parameters(policy))), optim, recipe)
         model, optimizer = accelerator.prepare(policy, stepping)
         return Prepared(model, optimizer, stepping, build_schedule(stepping, optim))
 

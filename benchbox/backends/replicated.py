@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchbox.backends.accelerators import ddp_accelerator, device_of, single_accelerator
 from benchbox.backends.base import DTYPES, Backend, Prepared, adamw, adamw_arguments
+from benchbox.measure.witness.walk import live_parameters
 from benchbox.optim import MasterWeightOptimizer, bind_groups, build_schedule
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class _Replicated(Backend):
         full = {name: parameter.detach().clone() for name, parameter in policy.named_parameters()} if recipe.masters else {}
         policy.to(DTYPES[recipe.storage])
         model = accelerator.prepare_model(policy)
-        groups = bind_groups(plans, model.named_parameters())
+        groups = bind_groups(plans, dict(live_parameters(model)))
         if recipe.masters:
             masters = [full[name] for plan in plans for name in plan.names]
             stepping: torch.optim.Optimizer = MasterWeightOptimizer(

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from benchbox.registry.contracts import Role
     from benchbox.spec.cell import OptimSpec
 
-# What wrappers put into parameter names; removed, the names are the policy's own again.
-_WRAPPER_PARTS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module"})
-
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
@@ -55,14 +52,8 @@ def plan_groups(policy: nn.Module, roles: Mapping[str, Role], optim: OptimSpec) 
     return plans
 
 
-def own_name(wrapped_name: str) -> str:
-    """A parameter's name in the unwrapped policy."""
-    return ".".join(part for part in wrapped_name.split(".") if part not in _WRAPPER_PARTS)
-
-
-def bind_groups(plans: Iterable[GroupPlan], named_parameters: Iterable[tuple[str, nn.Parameter]]) -> list[dict[str, Any]]:
+def bind_groups(plans: Iterable[GroupPlan], parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
     """Torch parameter groups over the (possibly wrapped) parameters that carry the planned names."""
-    parameters = {own_name(name): parameter for name, parameter in named_parameters}
     return [
         {
             "params": [parameters[name] for name in plan.names],

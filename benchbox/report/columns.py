@@ -90,7 +90,8 @@ def _findings(summary: CellSummary, _: Comparison | None) -> Value:
     if not precision:
         return Value(UNKNOWN, "", "the precision audit has no census of this cell")
     found = precision["findings"]
-    codes = list(dict.fromkeys(f"{finding['code']} {finding['severity']}" for finding in found))
+    told = [finding for finding in found if finding["severity"] != "info"]  # notes stand in the section on findings
+    codes = list(dict.fromkeys(f"{finding['code']} {finding['severity']}" for finding in told))
     return Value(", ".join(codes) or "none", len(codes), "; ".join(dict.fromkeys(finding["title"] for finding in found)))
 
 

@@ -29,7 +29,7 @@ class Listener(Protocol):
     def begin(self, step: int) -> None: ...
     def before(self, optimizer: Optimizer, tensors: Stepped) -> None: ...
     def after(self, optimizer: Optimizer, tensors: Stepped) -> None: ...
-    def end(self, step: int) -> None: ...
+    def end(self) -> None: ...
 
 
 @dataclass
@@ -82,7 +82,7 @@ class StepWindows:
         """End the step that is open, if one is."""
         if self._open:
             self._open = False
-            self._listener.end(self.step)
+            self._listener.end()
 
     def _before(self, optimizer: Optimizer) -> None:
         self._forget_failed(optimizer)

@@ -234,7 +234,7 @@ class Witness:
             self.operations.enter()
 
     @_guarded
-    def end(self, step: int) -> None:
+    def end(self) -> None:
         notes = self.notes[-1]
         if notes.close:
             looks = [self.looks[place] for place in notes.stepped if place in self.looks]

@@ -11,6 +11,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from benchbox.measure.witness.facts import RankFacts
 from benchbox.measure.witness.updates import edq, expected_update
+from benchbox.measure.witness.walk import own_name
 from benchbox.measure.witness.witness import Witness
 from benchbox.optim.masters import MasterWeightOptimizer
 
@@ -451,3 +452,8 @@ def test_facts_survive_json():
     model = layers(torch.bfloat16)
     facts = seen(model, MasterWeightOptimizer(model.parameters()))
     assert RankFacts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts
+
+
+@pytest.mark.parametrize("wrapped", ["module.tower.weight", "_fsdp_wrapped_module.tower._checkpoint_wrapped_module.weight"])
+def test_wrappers_leave_no_trace_in_names(wrapped):
+    assert own_name(wrapped) == "tower.weight"

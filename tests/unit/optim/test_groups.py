@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from benchbox.errors import ConfigurationError
+from benchbox.measure.witness.walk import own_name
 from benchbox.optim import bind_groups, build_schedule, clip_coefficient, plan_groups, squared_norm
-from benchbox.optim.groups import own_name
 from benchbox.registry.contracts import Role
 from benchbox.spec.cell import OptimSpec
 
@@ -41,10 +41,12 @@ def test_four_groups_each_with_its_rate_and_decay() -> None:
 def test_decay_survives_sharding_that_flattens_everything() -> None:
     """Bound by name after wrapping, a matrix that became a flat shard is still decayed (VITRA's split lost it)."""
     plans = plan_groups(policy(), ROLES, OptimSpec(weight_decay=0.1))
-    flat = [
-        ("_fsdp_wrapped_module." + name.replace("tower", "tower._fsdp_wrapped_module"), nn.Parameter(parameter.flatten()))
+    flat = {
+        own_name("_fsdp_wrapped_module." + name.replace("tower", "tower._fsdp_wrapped_module")): nn.Parameter(
+            parameter.flatten()
+        )
         for name, parameter in policy().named_parameters()
-    ]
+    }
     groups = bind_groups(plans, flat)
     assert {group["name"]: (group["weight_decay"], group["params"][0].dim()) for group in groups} == {
         "backbone, decayed": (0.1, 1),
@@ -64,11 +66,6 @@ def test_frozen_parameters_are_in_no_group() -> None:
 def test_a_parameter_without_a_role_is_an_error_with_its_name() -> None:
     with pytest.raises(ConfigurationError, match=r"head\.bias has no role"):
         plan_groups(policy(), {name: role for name, role in ROLES.items() if name != "head.bias"}, OptimSpec())
-
-
-@pytest.mark.parametrize("wrapped", ["module.tower.weight", "_fsdp_wrapped_module.tower._checkpoint_wrapped_module.weight"])
-def test_wrappers_leave_no_trace_in_names(wrapped: str) -> None:
-    assert own_name(wrapped) == "tower.weight"
 
 
 def test_the_norm_of_bfloat16_gradients_is_float32() -> None:
