@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from benchbox.plan import launches, plan
 from benchbox.registry.backends import backends
@@ -36,6 +40,38 @@ def test_hsdp_needs_ranks_in_pairs():
     planned = plan(matrix(axis("world_size", 4, 5, 6), backend="hsdp"))
     assert [cell.world_size for cell in planned.cells] == [4, 6]
     assert [skip.reason for skip in planned.skipped] == ["hsdp needs a multiple of 2 ranks, and world_size is 5"]
+
+
+def test_what_compensates_rounding_is_skipped_where_deepspeed_steps_its_own_tensors():
+    planned = plan(
+        matrix(axis("backend", "ddp", "zero2", "fsdp2"), axis("recipe", "bf16_kahan", "bf16_stochastic", "bf16_naive"))
+    )
+    assert [(skip.cell.backend, skip.cell.recipe) for skip in planned.skipped] == [
+        ("zero2", "bf16_kahan"),
+        ("zero2", "bf16_stochastic"),
+    ]
+    assert planned.skipped[0].reason == (
+        "zero2 has no bf16_kahan recipe: DeepSpeed steps flat tensors of its own in place of the bfloat16 parameters"
+    )
+
+
+@pytest.mark.parametrize(("recipe", "module"), [("bf16_stochastic", "torchao"), ("bf16_kahan", "optimi")])
+def test_a_recipe_whose_library_is_not_installed_is_skipped_with_the_way_to_get_it(monkeypatch, recipe, module):
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not there
+    planned = plan(matrix(axis("recipe", "bf16_master", recipe)))
+    assert [cell.recipe for cell in planned.cells] == ["bf16_master"]
+    assert [skip.reason for skip in planned.skipped] == [
+        f"recipe {recipe} needs the module {module}, which is not installed: pip install 'benchbox[lowbit]'"
+    ]
+
+
+def test_planning_recipes_of_other_libraries_imports_none_of_them():
+    code = (
+        "import sys; from test_planning import axis, matrix, plan;"
+        "assert len(plan(matrix(axis('recipe', 'bf16_stochastic', 'bf16_kahan'))).cells) == 2;"
+        "assert not {'torch', 'torchao', 'optimi'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True, timeout=60)
 
 
 def test_every_backend_can_run_something():
