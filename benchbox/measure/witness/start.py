@@ -111,7 +111,6 @@ class _Record:
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
         self._began = time.time()
         self._process: int | None = None
-        self._due = 1
         self._done = False
         self._witness = Witness(source="command", steps=steps, on_done=self._saw_all)
         self._witness.install()
@@ -119,11 +118,10 @@ class _Record:
         atexit.register(self._at_exit)
 
     def _stepped(self, *_: Any) -> None:
-        """Write after 1, 2, 4, 8 ... steps: a rank whose neighbour fails is killed, and can write nothing at its end."""
+        """Write in each step that is looked at closely: a rank whose neighbour fails is killed, and can write nothing then."""
         if self._process is None:
             self._process = os.getpid()
-        if self._witness.saw_steps >= self._due:
-            self._due = 2 * self._witness.saw_steps
+        if self._witness.notes and self._witness.notes[-1].close:
             self._write()
 
     def _saw_all(self, _: Witness) -> None:
