@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -28,12 +30,21 @@ def cell(**changes: object) -> Cell:
         ({"backend": "zero3", "world_size": 2, "checkpointing": True}, "zero3 refuses activation checkpointing"),
         ({"backend": "hsdp", "world_size": 2}, "hsdp needs at least 4 ranks"),
         ({"world_size": 2}, "single runs on at most 1 rank"),
+        ({"backend": "zero2", "world_size": 2, "recipe": "bf16_stochastic"}, "zero2 has no bf16_stochastic recipe"),
     ],
 )
 def test_what_a_backend_cannot_do_is_refused_with_its_reason(changes: dict[str, object], because: str) -> None:
     """Before anything is wrapped, and in the words that `benchbox plan` uses."""
     wanted = cell(**changes)
     with pytest.raises(UnsupportedError, match=because):
+        build_session(wanted, build_cell_policy(wanted), [])
+
+
+def test_a_recipe_whose_library_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the machine that runs it too, which may lack what the one that planned it has."""
+    monkeypatch.setitem(sys.modules, "optimi", None)
+    wanted = cell(recipe="bf16_kahan")
+    with pytest.raises(UnsupportedError, match=r"needs the module optimi, .*: pip install 'benchbox\[lowbit\]'"):
         build_session(wanted, build_cell_policy(wanted), [])
 
 
