@@ -71,17 +71,16 @@ class Numbers:
     updates_lost: int = 0  # of these, how many left the stored weight as it was
     update_squared: float = 0.0  # sum of u^2
     update_dot: float = 0.0  # sum of u * what the stored weight really moved by; over update_squared it is the EDQ
-    pinned_steps: int = (
-        0  # steps over which the whole tensor stayed bit-identical although its update was never zero throughout
-    )
+    # Steps over which the whole tensor stayed bit-identical although its update was never zero throughout.
+    pinned_steps: int = 0
     gradient_squared: float | None = None  # of the whole local gradient the optimizer read, last step looked at
     second_moment_zero: float | None = None  # v == 0 after the step where the gradient is not zero
     second_moment_stalled: float | None = None  # 16-bit v that v * beta2 rounds back to
     # Before the first step that was seen:
     steps_before: int | None = None  # the optimizer's own count for this tensor: above 0, it was loaded or had run already
-    bf16_valued: dict[str, float] = field(
-        default_factory=dict
-    )  # share exactly representable in bfloat16: "weight", exp_avg, ...
+    # Share exactly representable in bfloat16, of "weight", exp_avg, ... in float32: of the elements that are not zero and whose
+    # moments say that they had a gradient before. What was never updated keeps the values it was made of.
+    bf16_valued: dict[str, float] = field(default_factory=dict)
     live_differs_first: float | None = None  # live != cast(stepped) before the first step seen
     live_differs: float | None = None  # the same after steps: the worst seen
 
@@ -206,11 +205,12 @@ class Autocast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLoad:
-    """One `load_state_dict` of an optimizer: state names with dtypes before (as given) and after (as held)."""
+    """One `load_state_dict` of an optimizer: state names with dtypes as given, as held after it, and as held before."""
 
     optimizer: str
     given: dict[str, tuple[str, ...]]
     held: dict[str, tuple[str, ...]]
+    before: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,16 +74,17 @@ class Look:
         self.first_window = window
         held = local(tensor).detach()
         self._start = sample(held, MOST_ELEMENTS)
-        for name, value in {"weight": held, **_alike(held, state)}.items():
+        states = _alike(held, state)
+        for name, value in {"weight": held, **states}.items():
             if dtype_name(value) == "float32":
                 part = sample(value, MOST_ELEMENTS)
-                nonzero = part[part != 0]
-                self.bf16_valued[name].add(bf16_valued_share(nonzero), nonzero.numel())
+                marked = part[(part != 0) & _has_history(states, part)]
+                self.bf16_valued[name].add(bf16_valued_share(marked), marked.numel())
 
     def against_live(self, tensor: Tensor, live: Tensor, *, first: bool) -> None:
         """Between steps: whether the live tensor holds what the one that is stepped rounds to."""
         mine, theirs = sample(local(tensor), MOST_ELEMENTS), sample(local(live), MOST_ELEMENTS)
-        if mine.numel() != theirs.numel():
+        if mine.numel() != theirs.numel() or theirs.device.type == "meta":
             return
         share = difference(mine.to(device=theirs.device, dtype=theirs.dtype), theirs)
         if first:
@@ -171,6 +172,12 @@ def numbers(looks: Iterable[Look]) -> Numbers:
         live_differs_first=differs_first.share,
         live_differs=max(differs) if differs else None,
     )
+
+
+def _has_history(states: Mapping[str, Tensor], part: Tensor) -> Tensor:
+    """Elements that ever had a gradient, as far as their state tells: rows of an embedding may wait long for their first."""
+    held = next((states[name] for name in ("exp_avg_sq", "exp_avg", "momentum_buffer") if name in states), None)
+    return torch.ones_like(part, dtype=torch.bool) if held is None else sample(held, MOST_ELEMENTS) != 0
 
 
 def _alike(held: Tensor, state: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -51,6 +51,9 @@ def look_around(optimizers: Sequence[Any], called: Iterable[nn.Module]) -> Surro
             found.schedules.append(thing)
         elif kind.__name__ == "Accelerator" and kind.__module__.startswith("accelerate."):
             found.accelerator = thing
+    # SequentialLR and ChainedScheduler advance these, and say what comes of them.
+    parts = {id(part) for schedule in found.schedules for part in getattr(schedule, "_schedulers", ())}
+    found.schedules = [schedule for schedule in found.schedules if id(schedule) not in parts]
     found.models = _outermost(modules, {id(module) for module in called})
     found.chains = [_wrapped(optimizer) for optimizer in optimizers]
     return found

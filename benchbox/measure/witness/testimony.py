@@ -213,7 +213,8 @@ def _stepped(
 
 
 def _float(value: Any) -> float | None:
-    return None if value is None else float(value)
+    """None of what is not a number: Adafactor's eps is a pair."""
+    return float(value) if isinstance(value, (int, float, Tensor)) else None
 
 
 def _opaque(witness: Witness, stepping: Sequence[Stepping]) -> Iterator[Opaque]:
@@ -318,6 +319,8 @@ def _missing(witness: Witness, stepping: Sequence[Stepping], model: nn.Module | 
         missing |= dict.fromkeys(
             ("stepped", "options", "numbers", "links", "gradients", "steps", "schedule", "prepared"), _NO_STEP
         )
+        if witness.calls.scaler is None:
+            missing["scaler"] = _NO_STEP
     if model is None:
         missing |= dict.fromkeys(("links", "parameters", "buffers", "setup"), "no model was found around the optimizer")
     if witness.operations.missing is not None:

@@ -62,7 +62,7 @@ def dimensions(model: nn.Module) -> dict[int, int]:
 
 
 def is_known(optimizer: Optimizer) -> bool:
-    return type(optimizer).__module__.startswith(_KNOWN_MODULES)
+    return f"{type(optimizer).__module__}.".startswith(_KNOWN_MODULES)
 
 
 def links(chain: Sequence[Any], live: Mapping[int, str]) -> Iterator[Link]:
