@@ -28,14 +28,20 @@ class StochasticAdamW(_AdamW):
 
     def __init__(self, params: Iterable[Any], **arguments: Any) -> None:
         super().__init__(params, **arguments, bf16_stochastic_round=True)
+        self.param_groups[0]["steps_taken"] = 0  # in a group, so that it is saved with the rest
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One step, of the parameters that have a gradient."""
-        device = self.param_groups[0]["params"][0].device
-        number = max((int(state["step"]) for state in self.state.values()), default=0)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        first = self.param_groups[0]
+        device = first["params"][0].device
         with torch.random.fork_rng([device] if device.type == "cuda" else []), _compiled_for(device):
-            torch.manual_seed(number)
-            loss: float | None = super().step(closure)
+            torch.manual_seed(first["steps_taken"])
+            super().step()
+        first["steps_taken"] += 1
         return loss
 
 
