@@ -11,7 +11,7 @@ from benchbox.measure.witness.facts import all_stepped
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from benchbox.measure.witness.facts import RankFacts
+    from benchbox.measure.witness.facts import RankFacts, SteppedTensor
 
 _MIXED = {"bf16": "bfloat16", "fp16": "float16", "no": None}
 # Rounded, these change what the model computes for every input: rotary angles, running and dataset statistics.
@@ -100,8 +100,8 @@ def _broken_contract(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     told = {"stepped": contract.stepped, "moments": contract.moments, "storage": contract.storage}
     measured: dict[str, set[str]] = {"stepped": set(), "moments": set(), "storage": set()}
     for _, tensor in all_stepped(facts):
-        measured["stepped"].add(tensor.dtype)
-        measured["moments"].update(dtype for name, dtype in tensor.state.items() if name != "step")
+        measured["stepped"].add(_stepped_in(tensor))
+        measured["moments"].update(dtype for name, dtype in tensor.state.items() if name not in {"step", "master_param"})
     measured["storage"] = {parameter.dtype for each in facts for parameter in each.parameters if parameter.trainable}
     wrong = [
         f"{place}: {declared} declared, {', '.join(sorted(measured[place] - {declared}))} measured"
@@ -110,6 +110,14 @@ def _broken_contract(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     ]
     if wrong:
         yield Breach("error", contract.source, facts[0].rank, {"differs": wrong})
+
+
+def _stepped_in(tensor: SteppedTensor) -> str:
+    """The dtype that updates add up in: that of a master in the optimizer's state, where one is kept there. An int16 master is
+    the lower half of a float32 number whose upper half is the bfloat16 tensor itself.
+    """
+    master = tensor.state.get("master_param", tensor.dtype)
+    return "float32" if master == "int16" else master
 
 
 def _unknowns(facts: Sequence[RankFacts]) -> Iterator[Breach]:

@@ -163,7 +163,7 @@ RULES = (
             "overflows: lower init_scale"
         ),
         references=("transformers#42805",),
-        reads=("stepped", "scaler"),
+        reads=("scaler",),
         check=_unscaled,
     ),
 )

@@ -57,13 +57,14 @@ def _rounded_moments(facts: Sequence[RankFacts]) -> Iterator[Breach]:
 def _changed(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     for each in facts:
         for load in each.loads:
+            expected = load.before | load.given
             changed = {
-                name: (given, load.held[name])
-                for name, given in load.given.items()
-                if name != "step" and name in load.held and set(load.held[name]) != set(given)
+                name: (dtypes, load.held.get(name, ("nothing",)))
+                for name, dtypes in expected.items()
+                if name != "step" and set(load.held.get(name, ())) != set(dtypes)
             }
             if changed:
-                told = [f"{name}: {', '.join(given)} became {', '.join(held)}" for name, (given, held) in changed.items()]
+                told = [f"{name}: {', '.join(was)} became {', '.join(held)}" for name, (was, held) in changed.items()]
                 yield Breach("error", load.optimizer, each.rank, {"state": told})
                 return
 
@@ -109,10 +110,13 @@ RULES = (
     ),
     Rule(
         code="BXP503",
-        title="loading changed the dtype of optimizer state",
+        title="loading changed the dtype of optimizer state, or lost it",
         severity="error",
-        why="torch's load_state_dict casts state to the dtype of the parameter it belongs to, and says nothing",
-        measured="dtypes of the state given to load_state_dict against those held after it",
+        why=(
+            "torch's load_state_dict casts state to the dtype of the parameter it belongs to, and takes a checkpoint without "
+            "state for one of an optimizer that has none: it says nothing of either"
+        ),
+        measured="names and dtypes of the state given to load_state_dict and held before it, against those held after it",
         repair="step float32 tensors (masters), or restore state under a class that keeps its dtype",
         references=("DeepSpeed#7786",),
         reads=("loads",),

@@ -89,9 +89,11 @@ class Calls:
 
     def _loaded(self, original: Any, optimizer: Any, state_dict: Any, *args: Any, **options: Any) -> Any:
         given = _dtypes(state_dict["state"]) if len(self.loads) < _MOST_NOTED and "state" in state_dict else None
+        before = _dtypes(optimizer.state) if given is not None else {}
         result = original(optimizer, state_dict, *args, **options)
         if given is not None:
-            self.loads.append(StateLoad(optimizer=type(optimizer).__name__, given=given, held=_dtypes(optimizer.state)))
+            held = _dtypes(optimizer.state)
+            self.loads.append(StateLoad(optimizer=type(optimizer).__name__, given=given, held=held, before=before))
         return result
 
 
