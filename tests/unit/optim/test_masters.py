@@ -3,42 +3,24 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from master_example import gradients, live_model, master_optimizer, model, upcast_gradients
+from torch import nn
 
-from benchbox.optim import MasterWeightOptimizer, build_schedule, pieces
+from benchbox.optim import MasterWeightOptimizer, build_schedule, clip_coefficient, pieces
 from benchbox.spec.cell import OptimSpec
-
-
-def model(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(24, 40), nn.Tanh(), nn.Linear(40, 8))
-
-
-def master_optimizer(live: nn.Module, full: list[Tensor] | None, **changes: Any) -> MasterWeightOptimizer:
-    arguments: dict[str, Any] = {"lr": 1e-4, "weight_decay": 0.1, "betas": (0.9, 0.95), "fused": True}
-    return MasterWeightOptimizer(live.parameters(), torch.optim.AdamW, masters=full, **(arguments | changes))
-
-
-def gradients(live: nn.Module, step: int) -> None:
-    """Give every parameter the same kind of gradient, whatever its dtype holds of it."""
-    for index, parameter in enumerate(live.parameters()):
-        drawn = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(100 * step + index))
-        parameter.grad = drawn.to(parameter.dtype)
 
 
 def test_masters_step_as_float32_weights_would() -> None:
     """Given the same gradients, masters follow AdamW on float32 weights bit for bit, and live weights are them, rounded."""
-    full, live = model(), model().to(torch.bfloat16)
+    full, live = model(), live_model()
     optimizer = master_optimizer(live, list(model().parameters()))
     reference = torch.optim.AdamW(full.parameters(), lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), fused=True)
     for step in range(20):
         gradients(live, step)
-        for parameter, bf16 in zip(full.parameters(), live.parameters(), strict=True):
-            parameter.grad = bf16.grad.float()
+        upcast_gradients(full, live)
         optimizer.step()
         reference.step()
     for master, wanted, rounded in zip(optimizer.masters, full.parameters(), live.parameters(), strict=True):
@@ -48,8 +30,8 @@ def test_masters_step_as_float32_weights_would() -> None:
 
 def test_masters_come_from_the_weights_before_the_cast() -> None:
     """What the cast rounded away is in the masters when they are given, and gone when they are derived."""
-    given = master_optimizer(model().to(torch.bfloat16), list(model().parameters()))
-    derived = master_optimizer(model().to(torch.bfloat16), None)
+    given = master_optimizer(live_model(), list(model().parameters()))
+    derived = master_optimizer(live_model(), None)
     assert all(torch.equal(master, weight) for master, weight in zip(given.masters, model().parameters(), strict=True))
     assert not any(torch.equal(master, weight) for master, weight in zip(derived.masters, model().parameters(), strict=True))
 
@@ -70,26 +52,31 @@ def test_state_is_float32_and_updates_below_rounding_arrive() -> None:
 
 
 def test_clipping_acts_after_the_upcast() -> None:
-    """The norm returned is the float32 norm of the gradients, and the step is that of exactly scaled float32 gradients."""
-    live, full = model().to(torch.bfloat16), model()
+    """The norm returned is the float32 norm of the gradients, and the step is that of float32 gradients scaled exactly once."""
+    live, full = live_model(), model()
     optimizer = master_optimizer(live, list(model().parameters()))
     reference = torch.optim.AdamW(full.parameters(), lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), fused=True)
-    gradients(live, 0)
-    for parameter, bf16 in zip(full.parameters(), live.parameters(), strict=True):
-        parameter.grad = bf16.grad.float()
-    wanted = torch.nn.utils.clip_grad_norm_(full.parameters(), 0.5)
-    norm = optimizer.clip_grad_norm_(0.5)
-    assert norm.dtype == torch.float32
-    assert norm.item() == pytest.approx(wanted.item(), rel=1e-6)
-    optimizer.step()
-    reference.step()
-    for master, weight in zip(optimizer.masters, full.parameters(), strict=True):
-        assert torch.allclose(master, weight, rtol=1e-6, atol=1e-9)
+    for step in range(3):
+        gradients(live, step)
+        before = [parameter.grad.clone() for parameter in live.parameters()]
+        upcast_gradients(full, live)
+        wanted = torch.nn.utils.get_total_norm([parameter.grad for parameter in full.parameters()])
+        norm = optimizer.clip_grad_norm_(0.5)
+        assert norm.dtype == torch.float32
+        assert norm.item() == pytest.approx(wanted.item(), rel=1e-6)
+        for parameter in full.parameters():
+            parameter.grad /= 1 / clip_coefficient(norm, 0.5)
+        optimizer.step()
+        reference.step()
+        assert all(torch.equal(parameter.grad, kept) for parameter, kept in zip(live.parameters(), before, strict=True))
+    assert all(torch.equal(master, weight) for master, weight in zip(optimizer.masters, full.parameters(), strict=True))
+    state = [optimizer.state[master]["exp_avg"] for master in optimizer.masters]
+    assert torch.linalg.vector_norm(torch.cat([each.flatten() for each in state])) < 0.5
 
 
 def test_a_clip_lasts_for_one_step() -> None:
     """A step without a clip before it takes the gradients as they are, whatever was clipped before."""
-    live, other = model().to(torch.bfloat16), model().to(torch.bfloat16)
+    live, other = live_model(), live_model()
     clipped, never = (master_optimizer(each, list(model().parameters()), lr=0.0) for each in (live, other))
     gradients(live, 0)
     clipped.clip_grad_norm_(1e-3)
@@ -104,7 +91,7 @@ def test_a_clip_lasts_for_one_step() -> None:
 
 def test_resuming_is_bit_exact() -> None:
     """Saved and loaded in the middle, an optimizer ends with the masters, moments and live weights of one that went through."""
-    through, half = (model().to(torch.bfloat16) for _ in range(2))
+    through, half = (live_model() for _ in range(2))
     straight = master_optimizer(through, list(model().parameters()))
     first = master_optimizer(half, list(model().parameters()))
     for step in range(3):
@@ -112,7 +99,7 @@ def test_resuming_is_bit_exact() -> None:
             gradients(live, step)
             optimizer.step()
     saved = copy.deepcopy(first.state_dict())
-    resumed_live = model(seed=9).to(torch.bfloat16)
+    resumed_live = live_model(seed=9)
     resumed = master_optimizer(resumed_live, None)
     resumed.load_state_dict(saved)
     for step in range(3, 6):
@@ -130,7 +117,7 @@ def test_what_is_saved_in_one_piece_is_resumed_in_many(monkeypatch: pytest.Monke
     ends = []
     for elements in (10**9, 7):
         monkeypatch.setitem(pieces.BUCKET_ELEMENTS, "cpu", 10**9)
-        live = model().to(torch.bfloat16)
+        live = live_model()
         optimizer = master_optimizer(live, list(model().parameters()))
         gradients(live, 0)
         optimizer.step()
@@ -151,7 +138,7 @@ def test_what_is_saved_in_one_piece_is_resumed_in_many(monkeypatch: pytest.Monke
 
 def test_a_state_without_masters_is_refused() -> None:
     """Loading what another optimizer saved would silently derive masters from bfloat16."""
-    live = model().to(torch.bfloat16)
+    live = live_model()
     with pytest.raises(KeyError, match="holds no masters"):
         master_optimizer(live, None).load_state_dict(torch.optim.AdamW(live.parameters()).state_dict())
 
@@ -176,7 +163,7 @@ def test_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for elements in (7, 50, 10**9):
         monkeypatch.setitem(pieces.BUCKET_ELEMENTS, "cpu", elements)
-        live = model().to(torch.bfloat16)
+        live = live_model()
         optimizer = master_optimizer(live, list(model().parameters()))
         for step in range(3):
             gradients(live, step)
@@ -190,13 +177,12 @@ def test_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_optimizer_that_looks_at_whole_tensors_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adafactor's factored state is that of the whole matrix, however small the buckets are."""
     monkeypatch.setitem(pieces.BUCKET_ELEMENTS, "cpu", 7)
-    live, full = model().to(torch.bfloat16), model()
+    live, full = live_model(), model()
     optimizer = MasterWeightOptimizer(live.parameters(), torch.optim.Adafactor, masters=list(model().parameters()), lr=1e-2)
     reference = torch.optim.Adafactor(full.parameters(), lr=1e-2)
     for step in range(3):
         gradients(live, step)
-        for parameter, bf16 in zip(full.parameters(), live.parameters(), strict=True):
-            parameter.grad = bf16.grad.float()
+        upcast_gradients(full, live)
         optimizer.step()
         reference.step()
     assert all(torch.equal(master, weight) for master, weight in zip(optimizer.masters, full.parameters(), strict=True))
@@ -204,7 +190,7 @@ def test_an_optimizer_that_looks_at_whole_tensors_gets_them(monkeypatch: pytest.
 
 def test_live_parameters_may_move_to_another_storage() -> None:
     """`.data` replaced after construction, as `.to(device)` does: the step reaches the storage the model computes with."""
-    live = model().to(torch.bfloat16)
+    live = live_model()
     optimizer = master_optimizer(live, list(model().parameters()))
     for parameter in live.parameters():
         parameter.data = parameter.data.clone()
@@ -216,7 +202,7 @@ def test_live_parameters_may_move_to_another_storage() -> None:
 
 def test_a_parameter_without_gradient_stays() -> None:
     """Neither updated nor decayed, as with any torch optimizer."""
-    live = model().to(torch.bfloat16)
+    live = live_model()
     optimizer = master_optimizer(live, list(model().parameters()))
     gradients(live, 0)
     idle = next(live.parameters())
@@ -225,23 +211,3 @@ def test_a_parameter_without_gradient_stays() -> None:
     optimizer.step()
     assert torch.equal(optimizer.masters[0], before)
     assert not torch.equal(optimizer.masters[1], list(model().parameters())[1])
-
-
-def test_added_groups_are_stepped_with_their_own_rate() -> None:
-    """`add_param_group` brings masters of its own, and its options count."""
-    first, second = (nn.Parameter(torch.zeros(1, dtype=torch.bfloat16)) for _ in range(2))
-    optimizer = MasterWeightOptimizer([first], torch.optim.SGD, lr=1.0)
-    optimizer.add_param_group({"params": [second], "lr": 0.5})
-    first.grad, second.grad = torch.ones_like(first), torch.ones_like(second)
-    optimizer.step()
-    assert [master.item() for master in optimizer.masters] == [-1.0, -0.5]
-    assert [first.item(), second.item()] == [-1.0, -0.5]
-
-
-def test_masters_must_fit_their_parameters() -> None:
-    """A master of another dtype or shape is refused at once, naming both."""
-    live = model().to(torch.bfloat16)
-    with pytest.raises(ValueError, match="must be float32 with the shape and device"):
-        master_optimizer(live, [parameter.detach().clone() for parameter in live.parameters()])
-    with pytest.raises(ValueError, match="3 masters for 4 parameters"):
-        master_optimizer(live, list(model().parameters())[:3])
