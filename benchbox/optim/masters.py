@@ -131,7 +131,9 @@ class MasterWeightOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if self._has_moved():
-            self._restore(self._saved())
+            saved = self._saved()
+            self._follow()
+            self._restore(saved | {"masters": self.masters})
         groups = self.inner.param_groups
         whole = [group["params"] for group in groups]
         for group, inner_group in zip(self.param_groups, groups, strict=True):

@@ -1,0 +1,68 @@
+"""What masters cost: clip, upcast, step and rounding, beside torch's fused AdamW stepping float32 weights alone."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+from benchbox.optim import MasterWeightOptimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROUNDS = 25
+ALLOWED = 1.5
+# 50 M parameters in the shapes of transformer layers: four products and two norms each.
+SHAPES = [(1024, 1024), (1024, 1024), (1024, 4096), (4096, 1024), (1024,), (1024,)] * 5
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
+    found = [nn.Parameter(torch.randn(shape).mul_(0.02).to(dtype)) for shape in SHAPES]
+    for parameter in found:
+        parameter.grad = torch.randn(parameter.shape).to(dtype)
+    return found
+
+
+def test_masters_cost_at_most_half_a_step_of_fused_adamw(benchmark, capsys, two_threads) -> None:
+    """Interleaved in one process, 50 M parameters, 2 threads. Each round takes both, with the reference before and after so that
+    a drift cancels, and the median is that of the rounds' ratios. The clip is active.
+    """
+    arguments = {"lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
+    reference = torch.optim.AdamW(parameters(torch.float32), **arguments)
+    ours = MasterWeightOptimizer(parameters(torch.bfloat16), torch.optim.AdamW, **arguments)
+    assert 50e6 < sum(master.numel() for master in ours.masters) < 55e6
+
+    def with_masters() -> None:
+        ours.clip_grad_norm_(1.0)
+        ours.step()
+
+    def seconds(work: Callable[[], object]) -> float:
+        before = time.perf_counter()
+        work()
+        return time.perf_counter() - before
+
+    ratios: list[float] = []
+
+    def one_round() -> None:
+        first, second = seconds(reference.step), seconds(with_masters)
+        ratios.append(second / ((first + seconds(reference.step)) / 2))
+
+    benchmark.pedantic(one_round, rounds=ROUNDS, warmup_rounds=2)
+    ratio = median(ratios[2:])
+    benchmark.extra_info["masters_over_fused_adamw"] = ratio
+    with capsys.disabled():
+        print(f"\nclip + upcast + step + rounding over fused AdamW alone: {ratio:.2f} (allowed {ALLOWED})")
+    assert ratio <= ALLOWED
