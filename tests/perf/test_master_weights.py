@@ -37,8 +37,8 @@ def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
 
 
 def test_masters_cost_at_most_half_a_step_of_fused_adamw(benchmark, capsys, two_threads) -> None:
-    """Interleaved in one process, 50 M parameters, 2 threads. Each round takes both, with the reference before and after so that
-    a drift cancels, and the median is that of the rounds' ratios. The clip is active.
+    """Interleaved in one process, 50 M parameters, 2 threads. Each round takes both, with the reference before and after, so
+    that a drift cancels, and the median is that of the rounds' ratios. The clip is active.
     """
     arguments = {"lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
     reference = torch.optim.AdamW(parameters(torch.float32), **arguments)
