@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchbox.audit.facts import Census, SteppedTensor
 from benchbox.backends.observe import Observed
 from benchbox.errors import MismatchError
 from benchbox.launch.local import LocalLauncher
 from benchbox.launch.once import launch_once
+from benchbox.measure.witness.facts import SteppedTensor
 from benchbox.spec.cell import MeasureSpec
 from benchbox.worker.expected import check_backend, check_step
 from tests.integration.conftest import tiny_cell
@@ -62,9 +62,8 @@ def test_what_is_observed_before_the_first_step_decides(changes: dict[str, Any],
         check_backend(cell, observed(**changes))
 
 
-def census(dtype: str) -> Census:
-    stepped = SteppedTensor(name="w", optimizer="AdamW", dtype=dtype, device="cpu", elements=4, live=True)
-    return Census(rank=0, optimizer_chain=("AdamW",), entries=(), stepped=(stepped,), opaque=())
+def stepped(dtype: str) -> list[SteppedTensor]:
+    return [SteppedTensor(name="w", optimizer="AdamW", dtype=dtype, device="cpu", shape=(4,), elements=4, live=True)]
 
 
 @pytest.mark.parametrize(
@@ -72,13 +71,19 @@ def census(dtype: str) -> Census:
     [
         ({"kernel": "eager"}, "requested sdpa attention, observed eager"),
         ({"checkpointed": 0}, "requested checkpointing on, observed 0 modules"),
-        ({"census": census("bfloat16")}, "recipe bf16_master steps float32 tensors, observed bfloat16"),
+        ({"stepped": stepped("bfloat16")}, "recipe bf16_master steps float32 tensors, observed bfloat16"),
     ],
 )
 def test_what_is_observed_in_a_step_decides(changes: dict[str, Any], message: str) -> None:
     """A kernel, recomputation or stepped dtype other than requested is refused; the real thing passes."""
     cell = tiny_cell(attention="sdpa", checkpointing=True, recipe="bf16_master")
-    seen: dict[str, Any] = {"kernel": "sdpa:flash_cpu", "checkpointed": 5, "census": census("float32")}
+    seen: dict[str, Any] = {"kernel": "sdpa:flash_cpu", "checkpointed": 5, "stepped": stepped("float32")}
     check_step(cell, **seen)
     with pytest.raises(MismatchError, match=message):
         check_step(cell, **(seen | changes))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_recipe_that_leaves_masters_to_the_backend_is_never_a_mismatch(dtype: str) -> None:
+    """Whatever is stepped then is what was asked for; whether it is right, the audit says."""
+    check_step(tiny_cell(recipe="bf16_naive"), kernel=None, checkpointed=None, stepped=stepped(dtype))

@@ -14,7 +14,7 @@ from benchbox.backends import accelerators, deepspeed, fsdp1, fsdp2
 from benchbox.worker.rank import run_rank
 
 
-def fsdp_in_the_trap(plugin: Any, parallelism: Any = None) -> Accelerator:
+def fsdp_in_the_trap(plugin: Any, parallelism: Any = None, *, upcasts: bool = False) -> Accelerator:
     return Accelerator(cpu=True, fsdp_plugin=plugin)
 
 
