@@ -33,6 +33,11 @@ class ForwardWatch:
             self._calls.clear()
             self._handle = register_module_forward_pre_hook(self._called)
 
+    @property
+    def called(self) -> bool:
+        """Whether a module was called since it was installed."""
+        return bool(self._calls)
+
     def stop(self) -> tuple[int | None, list[nn.Module]]:
         """(micro-batches, modules that were called) since it was installed. Does nothing more until it is installed again."""
         if self._handle is None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from .kinds import local
+from .looks import can_look_at
 from .setup import optimizer_chain
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ Stepped = list[tuple["Mapping[str, Any]", int, "Tensor"]]  # (group, place among
 class Listener(Protocol):
     """What is told of steps. A step is numbered from 1."""
 
+    @property
+    def saw_forward(self) -> bool: ...
+
     def begin(self, step: int) -> None: ...
     def before(self, optimizer: Optimizer, tensors: Stepped) -> None: ...
     def after(self, optimizer: Optimizer, tensors: Stepped) -> None: ...
@@ -37,6 +42,7 @@ class _Call:
     optimizer: Optimizer
     tensors: Stepped
     wraps: bool = False
+    prepares: bool = False
     ids: set[int] = field(default_factory=set)
 
 
@@ -93,6 +99,9 @@ class StepWindows:
         self._calls.append(call)
         if call.wraps:
             return
+        if self._prepares(call.tensors):
+            call.prepares = True
+            return
         call.ids = {id(tensor) for _, _, tensor in call.tensors} or {id(optimizer)}
         if call.ids & self._done:
             self.close()
@@ -107,9 +116,18 @@ class StepWindows:
         if not self._calls or self._calls[-1].optimizer is not optimizer:
             return  # its beginning was not seen
         call = self._calls.pop()
-        if not call.wraps:
+        if not (call.wraps or call.prepares):
             self._done |= call.ids
             self._listener.after(optimizer, call.tensors or _with_gradient(optimizer))
+
+    def _prepares(self, tensors: Stepped) -> bool:
+        """Whether this is no step of the training: DeepSpeed and torch's distributed checkpoints take one before any forward
+        pass, with gradients of zero, for the optimizer to make its state.
+        """
+        if self.step or self._listener.saw_forward or not tensors:
+            return False
+        gradients = [tensor.grad for _, _, tensor in tensors if tensor.grad is not None and can_look_at(tensor)]
+        return len(gradients) == len(tensors) and not any(local(gradient).any() for gradient in gradients)
 
     def _forget_failed(self, optimizer: Optimizer) -> None:
         """A call that raised had no end; the optimizer cannot be inside itself."""

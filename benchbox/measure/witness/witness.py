@@ -151,6 +151,10 @@ class Witness:
         return len(self.notes)
 
     @property
+    def saw_forward(self) -> bool:
+        return self.forward.called
+
+    @property
     def rank(self) -> tuple[int, int]:
         """(rank, world size); those of the process group also after its end."""
         if dist.is_available() and dist.is_initialized():
