@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import sys
-import tempfile
 import traceback
 import warnings
 from pathlib import Path
@@ -39,7 +38,7 @@ def main(out: str, names: list[str]) -> None:
     for name in names:
         for variant, repaired in VARIANTS.items():
             try:
-                told = witnessed(name, repaired)
+                told = witnessed(name, repaired, Path(out) / f"{name}-{variant}")
             except Exception:
                 if dist.is_initialized():
                     raise  # another rank may be waiting for this one
@@ -50,9 +49,10 @@ def main(out: str, names: list[str]) -> None:
         dist.destroy_process_group()
 
 
-def witnessed(name: str, repaired: bool) -> dict[str, Any]:
-    """Facts of one run of a script, in a folder of its own."""
-    with on_its_own():
+def witnessed(name: str, repaired: bool, folder: Path) -> dict[str, Any]:
+    """Facts of one run of a script in a folder of its own, which its ranks share."""
+    folder.mkdir(exist_ok=True)
+    with contextlib.chdir(folder), on_its_own():
         case = importlib.import_module(name)
         contract = Contract(**case.CONTRACT) if hasattr(case, "CONTRACT") else None
         if hasattr(case, "earlier"):  # a run before the one that is audited, in this folder too
@@ -66,14 +66,12 @@ def witnessed(name: str, repaired: bool) -> dict[str, Any]:
 @contextlib.contextmanager
 def on_its_own() -> Iterator[None]:
     """What a script changes in the process is undone; the process group stays, because starting one takes seconds."""
-    environment, folder = dict(os.environ), Path.cwd()
-    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+    environment = dict(os.environ)
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        os.chdir(place)
         try:
             yield
         finally:
-            os.chdir(folder)
             os.environ.clear()
             os.environ.update(environment)
             torch.set_default_dtype(torch.float32)

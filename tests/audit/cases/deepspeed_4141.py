@@ -1,8 +1,8 @@
-"""DeepSpeed#4141: weights loaded after `initialize` are gone after the first step.
+"""DeepSpeed#4141: weights loaded into an engine are gone after its first step.
 
 ZeRO copied its float32 partitions from the model when the engine was built. A load of the module alone refreshed them under
 fp16 only; under bf16 the first step rounds the old partitions over the loaded weights.
-Repair: refresh them whatever the 16 bits are.
+Repair: refresh them whatever the 16 bits are, as `load_checkpoint(load_module_only=True)` does since then.
 """
 
 import deepspeed
@@ -19,15 +19,31 @@ CONFIG = {
 }
 
 
-def main(repaired: bool) -> None:
+def build(lr: float) -> deepspeed.DeepSpeedEngine:
     join_ranks()
     policy = Policy()
-    pretrained = {name: value + 0.25 for name, value in policy.state_dict().items()}
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
-    engine, *_ = deepspeed.initialize(model=policy, optimizer=optimizer, config=CONFIG)
-    engine.module.load_state_dict(pretrained)
-    if repaired:
-        engine.optimizer.refresh_fp32_params()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
+    return deepspeed.initialize(model=policy, optimizer=optimizer, config=CONFIG)[0]
+
+
+def train(engine: deepspeed.DeepSpeedEngine) -> None:
     for batch in batches(8, torch.bfloat16):
         engine.backward(loss_of(engine, batch))
         engine.step()
+
+
+def earlier(repaired: bool) -> None:
+    """Pre-training, whose weights are fine-tuned."""
+    engine = build(lr=1e-2)
+    train(engine)
+    engine.save_checkpoint(".", tag="pretrained")
+
+
+def main(repaired: bool) -> None:
+    engine = build(lr=1e-3)
+    if repaired:
+        engine.load_checkpoint(".", tag="pretrained", load_module_only=True)
+    else:
+        saved = torch.load("pretrained/mp_rank_00_model_states.pt", weights_only=False)
+        engine.load_module_state_dict(saved)
+    train(engine)
