@@ -21,13 +21,7 @@ def steps_fused(inner: Optimizer) -> bool:
     if type(inner) not in (torch.optim.Adam, torch.optim.AdamW) or "step" in vars(inner):
         return False
     group = inner.param_groups[0]
-    numbers = (group["lr"], *group["betas"])
-    return bool(
-        group["fused"]
-        and not any(isinstance(number, torch.Tensor) for number in numbers)
-        and all(inner.state.get(master) for master in group["params"])
-        and not _watched(inner)
-    )
+    return bool(group["fused"] and all(inner.state.get(master) for master in group["params"]) and not _watched(inner))
 
 
 def _watched(inner: Any) -> bool:
@@ -61,8 +55,8 @@ def fused_step(inner: Optimizer, divisor: Tensor | None) -> None:
         each("max_exp_avg_sq") if group["amsgrad"] else [],
         each("step"),
         lr=group["lr"],
-        beta1=group["betas"][0],
-        beta2=group["betas"][1],
+        beta1=float(group["betas"][0]),
+        beta2=float(group["betas"][1]),
         weight_decay=group["weight_decay"],
         eps=group["eps"],
         amsgrad=group["amsgrad"],
