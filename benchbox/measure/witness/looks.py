@@ -11,7 +11,7 @@ from torch import Tensor
 from .facts import Numbers
 from .kinds import dtype_name, local
 from .numerics import bf16_valued_share, stalled_share
-from .updates import difference, expected_update, sample
+from .updates import betas_of, difference, expected_update, sample, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -95,12 +95,12 @@ class Look:
     def before(self, optimizer: Any, options: Mapping[str, Any], tensor: Tensor, state: Mapping[str, Any]) -> None:
         """Right before a step that is looked at."""
         held = local(tensor).detach()
-        self._before = sample(held, MOST_ELEMENTS)
         whole = local(tensor.grad).detach()  # type: ignore[arg-type]
         self.gradient_squared = torch.linalg.vector_norm(whole, dtype=torch.float32).item() ** 2 if whole.numel() else 0.0
         gradient = sample(whole, MOST_ELEMENTS)
         self._with_gradient = gradient != 0
         held_state = {name: sample(value, MOST_ELEMENTS) for name, value in _alike(held, state).items()}
+        self._before = value_of(sample(held, MOST_ELEMENTS), held_state)
         if (count := state.get("step")) is not None:
             held_state["step"] = count
         self._update = expected_update(optimizer, options, held_state, self._before, gradient)
@@ -109,12 +109,13 @@ class Look:
         """Right after it."""
         held = local(tensor).detach()
         self.last_window = window
-        after = sample(held, MOST_ELEMENTS)
+        stored = sample(held, MOST_ELEMENTS)
         if self._start is None or self._before is None or self._with_gradient is None:
             return
         self.steps += 1
-        moved = after - self._before if after.dtype == torch.float32 else after.float() - self._before.float()
-        self._moved |= bool((after != self._start).any())
+        held_state = {name: sample(value, MOST_ELEMENTS) for name, value in _alike(held, state).items()}
+        moved = value_of(stored, held_state).float() - self._before.float()
+        self._moved |= bool((stored != self._start).any())
         if self._update is not None:
             meant = self._with_gradient & (self._update != 0)
             updates = int(meant.sum())
@@ -124,19 +125,18 @@ class Look:
             self.squared += float(update.square().sum())
             self.dot += float((update * moved.double()).sum())
             self._without_update |= updates == 0
-        self._judge_second_moment(options, _alike(held, state).get("exp_avg_sq"))
+        self._judge_second_moment(options, held_state.get("exp_avg_sq"))
         self._before = self._update = self._with_gradient = None
 
-    def _judge_second_moment(self, options: Mapping[str, Any], second: Tensor | None) -> None:
-        if second is None or self._with_gradient is None:
+    def _judge_second_moment(self, options: Mapping[str, Any], part: Tensor | None) -> None:
+        if part is None or self._with_gradient is None:
             return
-        part = sample(second, MOST_ELEMENTS)
         with_gradient = int(self._with_gradient.sum())
         if with_gradient:
             zero = int(((part == 0) & self._with_gradient).sum())
             self.second_moment_zero.add(zero / with_gradient, with_gradient)
-        if "betas" in options and dtype_name(part) in SIXTEEN_BIT:
-            self.second_moment_stalled.add(stalled_share(part, float(options["betas"][1])), part.numel())
+        if (betas := betas_of(options)) is not None and dtype_name(part) in SIXTEEN_BIT:
+            self.second_moment_stalled.add(stalled_share(part, betas[1]), part.numel())
 
     @property
     def pinned_steps(self) -> int:

@@ -21,6 +21,7 @@ from .facts import (
 from .kinds import dtype_name, local
 from .looks import Look, numbers
 from .setup import configured_reduction, optimizer_chain, prepared_by, setup_of
+from .updates import betas_of
 from .walk import compensation, dimensions, is_known, offload, own_name
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class StepNotes:
     micro_batches: int | None = None
     called: list[nn.Module] = field(default_factory=list)
     norm: tuple[Any, float] | None = None
+    clipped: frozenset[int] = frozenset()  # ids of the parameters that clipping was handed
     rates: dict[str, list[float]] = field(default_factory=dict)
     schedule_rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
     schedule_steps: dict[str, int] = field(default_factory=dict)
@@ -185,7 +187,7 @@ def _stepped(
     stands_for = tensor if is_live else (local(link.live) if link is not None and link.live is not None else None)
     tensors = {key: local(value) for key, value in first.state.items() if isinstance(value, Tensor)}
     covered = link.covers if link is not None else ((name, id(first.tensor)),)
-    betas, step = options.get("betas"), first.state.get("step", options.get("step"))
+    step = first.state.get("step", options.get("step"))
     return SteppedTensor(
         name=name,
         optimizer=type(stepping.optimizer).__name__,
@@ -199,7 +201,7 @@ def _stepped(
         live_ndim=max((shapes[place] for _, place in covered if place in shapes), default=None),
         covers=tuple(covers for covers, _ in covered) if link is not None else (),
         lr=_float(options.get("lr")),
-        betas=None if betas is None else (float(betas[0]), float(betas[1])),
+        betas=betas_of(options),
         eps=_float(options.get("eps")),
         weight_decay=_float(options.get("weight_decay")),
         gradient_dtype=first.gradient,

@@ -28,6 +28,8 @@ def expected_update(
     weight, gradient = weight.float(), gradient.float()
     if group.get("maximize"):
         gradient = -gradient
+    if type(optimizer).__module__.startswith("optimi.") and "beta1" in group:
+        return _optimi_adam(weight, gradient, group, state)
     if "betas" in group and "eps" in group and not group.get("amsgrad"):
         return _adam(weight, gradient, group, state, decoupled=_is_decoupled(optimizer, group))
     if type(optimizer).__name__ == "SGD" and "momentum" in group:
@@ -66,6 +68,37 @@ def _adam(
     if decoupled and decay:
         update -= lr * decay * weight
     return update
+
+
+def _optimi_adam(weight: Tensor, gradient: Tensor, group: Mapping[str, Any], state: Mapping[str, Tensor]) -> Tensor:
+    """The Adam of optimi keeps moments corrected for their bias already: each beta is (beta^t - beta) / (beta^t - 1)."""
+    step = int(float(group.get("step", 0))) + 1
+    lr, decay = float(group["lr"]), float(group["weight_decay"])
+    if decay and not group["decouple_wd"]:
+        gradient = gradient + decay * weight
+    moments = []
+    for name, option, value in (("exp_avg", "beta1", gradient), ("exp_avg_sq", "beta2", gradient.square())):
+        beta = float(group[option])
+        corrected = (beta**step - beta) / (beta**step - 1.0)
+        before = state.get(name)
+        moments.append((1.0 - corrected) * value + (0.0 if before is None else corrected * before.float()))
+    update = -lr * moments[0] / (moments[1].sqrt() + float(group["eps"]))
+    return update - lr * decay * weight if decay and group["decouple_wd"] else update
+
+
+def betas_of(group: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Adam's betas, under either of the names that optimizers keep them by."""
+    if "betas" in group:
+        return float(group["betas"][0]), float(group["betas"][1])
+    if "beta1" in group and "beta2" in group:
+        return float(group["beta1"]), float(group["beta2"])
+    return None
+
+
+def value_of(weight: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    """What a stored weight stands for: with Kahan summation, itself and what its rounding has put aside for later."""
+    aside = state.get("kahan_comp", state.get("compensation"))
+    return weight if aside is None or aside.shape != weight.shape else weight.float() + aside.float()
 
 
 def _sgd(weight: Tensor, gradient: Tensor, group: Mapping[str, Any], state: Mapping[str, Tensor]) -> Tensor:

@@ -426,7 +426,7 @@ def test_nothing_of_the_witness_stays_behind(ending):
         with witness:
             train(model, optimizer, 3)
     else:
-        with pytest.raises(RuntimeError), witness:
+        with pytest.raises(RuntimeError), witness:  # noqa: PT012
             train(model, optimizer, 1)
             raise RuntimeError
     left = [len(each) - len(old) for each, old in zip(hooks, before, strict=True)]
@@ -457,3 +457,27 @@ def test_facts_survive_json():
 @pytest.mark.parametrize("wrapped", ["module.tower.weight", "_fsdp_wrapped_module.tower._checkpoint_wrapped_module.weight"])
 def test_wrappers_leave_no_trace_in_names(wrapped):
     assert own_name(wrapped) == "tower.weight"
+
+
+@pytest.mark.parametrize("rate", [1e-3, 1e-5])
+def test_what_kahan_summation_puts_aside_counts_as_arrived(rate):
+    """optimi's AdamW: every update is in the weight and its buffer together, at rates at which the weight alone takes none."""
+    optimi = pytest.importorskip("optimi", reason="needs the extra lowbit")
+    torch.manual_seed(0)
+    model = nn.Linear(128, 128, bias=False).to(torch.bfloat16)
+    optimizer = optimi.AdamW(model.parameters(), lr=rate, weight_decay=0.0, kahan_sum=True)
+    facts = seen_on(model, optimizer, width=128)
+    numbers = facts.stepped[0].numbers
+    assert edq(numbers.update_dot, numbers.update_squared) == pytest.approx(1.0, abs=0.02)
+    assert facts.stepped[0].betas == (0.9, 0.99)
+    assert facts.stepped[0].compensation == "Kahan buffer kahan_comp"
+
+
+def seen_on(model, optimizer, width):
+    with Witness(source="command", steps=6) as witness:
+        for step in range(6):
+            torch.manual_seed(step)
+            model(torch.randn(8, width, dtype=torch.bfloat16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return witness.facts()
