@@ -55,13 +55,13 @@ def judge(facts: Sequence[RankFacts], selection: Selection | None = None) -> Jud
     for code, rule in rules().items():
         if not selection.takes(code):
             continue
-        if (reason := rule.unseen(facts)) is not None:
-            not_judged[code] = reason
-            continue
-        found = list(rule.findings(_without(facts, [each for each in selection.suppressions if each.rule == code])))
+        seen = _without(facts, [each for each in selection.suppressions if each.rule == code])
+        found = list(rule.findings(seen))
         for finding in found:
             (known if selection.knows(finding) else findings).append(finding)
-        if not found:
+        if not found and (reason := rule.unseen(facts)) is not None:
+            not_judged[code] = reason
+        elif not found:
             clean.append(code)
     return Judgement(
         findings=tuple(findings),

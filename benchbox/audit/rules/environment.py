@@ -11,7 +11,7 @@ from benchbox.measure.witness.facts import all_stepped
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from benchbox.measure.witness.facts import RankFacts, SteppedTensor
+    from benchbox.measure.witness.facts import Contract, RankFacts, SteppedTensor
 
 _MIXED = {"bf16": "bfloat16", "fp16": "float16", "no": None}
 # Rounded, these change what the model computes for every input: rotary angles, running and dataset statistics.
@@ -62,6 +62,10 @@ def _declares_none(facts: RankFacts) -> bool:
     return facts.setup is not None and facts.setup.mixed_precision == "no"
 
 
+def _no_products(facts: Sequence[RankFacts]) -> str | None:
+    return None if any(each.products for each in facts) else "no matrix product was seen in a forward pass"
+
+
 def _counted(products: dict[str, int]) -> list[str]:
     return [f"{count} in {dtype}" for dtype, count in sorted(products.items())]
 
@@ -80,7 +84,11 @@ def _low_buffers(facts: Sequence[RankFacts]) -> Iterator[Breach]:
             if buffer.dtype in SIXTEEN_BIT and any(fnmatchcase(buffer.name.lower(), pattern) for pattern in _SENSITIVE)
         ]
         if found:
-            evidence = {"names": shown(f"{buffer.name} in {buffer.dtype}" for buffer in found), "buffers": len(found)}
+            evidence = {
+                "buffers": len(found),
+                "dtypes": sorted({buffer.dtype for buffer in found}),
+                "names": shown(buffer.name for buffer in found),
+            }
             yield Breach("warning", "buffers", each.rank, evidence)
             return
 
@@ -97,19 +105,31 @@ def _broken_contract(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     contract = next((each.contract for each in facts if each.contract is not None), None)
     if contract is None:
         return
-    told = {"stepped": contract.stepped, "moments": contract.moments, "storage": contract.storage}
-    measured: dict[str, set[str]] = {"stepped": set(), "moments": set(), "storage": set()}
-    for _, tensor in all_stepped(facts):
-        measured["stepped"].add(_stepped_in(tensor))
-        measured["moments"].update(dtype for name, dtype in tensor.state.items() if name not in {"step", "master_param"})
-    measured["storage"] = {parameter.dtype for each in facts for parameter in each.parameters if parameter.trainable}
-    wrong = [
-        f"{place}: {declared} declared, {', '.join(sorted(measured[place] - {declared}))} measured"
-        for place, declared in told.items()
-        if declared is not None and measured[place] - {declared}
-    ]
-    if wrong:
-        yield Breach("error", contract.source, facts[0].rank, {"differs": wrong})
+    found: dict[tuple[str, str, str], list[tuple[int, str]]] = {}
+    for place, declared, rank, dtype, name in _measured(facts, contract):
+        if declared is not None and dtype != declared:
+            found.setdefault((place, declared, dtype), []).append((rank, name))
+    if found:
+        ranks = sorted({rank for held in found.values() for rank, _ in held})
+        evidence = {
+            "differs": [f"{place}: {declared} declared, {dtype} measured" for place, declared, dtype in found],
+            "names": shown(name for held in found.values() for _, name in held),
+            "ranks": ranks,
+        }
+        yield Breach("error", contract.source, ranks[0], evidence)
+
+
+def _measured(facts: Sequence[RankFacts], contract: Contract) -> Iterator[tuple[str, str | None, int, str, str]]:
+    """(place, dtype declared for it, rank, dtype found, name of the tensor)."""
+    for rank, tensor in all_stepped(facts):
+        yield "stepped", contract.stepped, rank, _stepped_in(tensor), tensor.name
+        for state, dtype in tensor.state.items():
+            if state not in {"step", "master_param"}:
+                yield "moments", contract.moments, rank, dtype, tensor.name
+    for each in facts:
+        for parameter in each.parameters:
+            if parameter.trainable:
+                yield "storage", contract.storage, each.rank, parameter.dtype, parameter.name
 
 
 def _stepped_in(tensor: SteppedTensor) -> str:
@@ -125,10 +145,12 @@ def _unknowns(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     for each in facts:
         for opaque in each.opaque:
             ranks.setdefault((opaque.optimizer, opaque.reason), []).append(each.rank)
+        if each.problems and "stepped" in each.missing:
+            ranks.setdefault(("the witness", f"it failed before it could say: {each.problems[0]}"), []).append(each.rank)
     for (optimizer, reason), seen in ranks.items():
         evidence = {"reason": reason, "ranks": sorted(seen)}
         yield Breach(
-            "unknown", optimizer, min(seen), evidence, "an optimizer that cannot be read: whether it is precise is unknown"
+            "unknown", optimizer, min(seen), evidence, "what the optimizer does could not be read: it may lose precision"
         )
 
 
@@ -143,6 +165,7 @@ RULES = (
         references=("lerobot#3912",),
         reads=("products", "autocast"),
         check=_autocast,
+        blind=_no_products,
     ),
     Rule(
         code="BXP602",

@@ -28,7 +28,7 @@ def _accumulation(facts: Sequence[RankFacts]) -> Iterator[Breach]:
         yield Breach("warning", "gradients", ranks[0], evidence | {"micro-batches": max(micro, default=None)})
 
 
-def gradient_reductions(facts: RankFacts) -> list[Collective]:
+def _gradient_reductions(facts: RankFacts) -> list[Collective]:
     """Of the collectives of a step, those that reduce gradients: the large ones, not the sums of norms and flags."""
     reductions = [each for each in facts.collectives if each.operation in _REDUCTIONS and "float" in each.dtype]
     largest = max((each.elements for each in reductions), default=0)
@@ -37,7 +37,7 @@ def gradient_reductions(facts: RankFacts) -> list[Collective]:
 
 
 def _low_reduction(facts: Sequence[RankFacts]) -> Iterator[Breach]:
-    low = {each.rank: [found for found in gradient_reductions(each) if found.dtype in SIXTEEN_BIT] for each in facts}
+    low = {each.rank: [found for found in _gradient_reductions(each) if found.dtype in SIXTEEN_BIT] for each in facts}
     if ranks := [rank for rank, found in low.items() if found]:
         world = max(each.world_size for each in facts)
         severity: Severity = "warning" if world >= _LARGE_WORLD else "info"
@@ -46,11 +46,12 @@ def _low_reduction(facts: Sequence[RankFacts]) -> Iterator[Breach]:
 
 
 def _other_reduction(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+    """Only where nothing is reduced as configured: activations may be summed in another dtype beside (tensor parallelism)."""
     for each in facts:
         if each.reduction is None:
             continue
-        other = [found for found in gradient_reductions(each) if found.dtype != each.reduction.dtype]
-        if other:
+        other = _gradient_reductions(each)
+        if other and all(found.dtype != each.reduction.dtype for found in other):
             yield Breach(
                 "error",
                 each.reduction.source,
@@ -61,6 +62,11 @@ def _other_reduction(facts: Sequence[RankFacts]) -> Iterator[Breach]:
                 },
             )
             return
+
+
+def _no_reduction(facts: Sequence[RankFacts]) -> str | None:
+    configured = any(each.reduction is not None for each in facts)
+    return "no reduction of gradients was seen" if configured and not any(map(_gradient_reductions, facts)) else None
 
 
 def _unread_clip(facts: Sequence[RankFacts]) -> Iterator[Breach]:
@@ -89,9 +95,10 @@ def _is_unclipped(step: StepCourse, slack: float) -> bool:
 
 def _unscaled(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     for each in facts:
+        if "scaler" in each.missing:
+            continue
         half = [tensor.name for tensor in each.stepped if "float16" in (tensor.gradient_dtype, tensor.live_dtype, tensor.dtype)]
-        computes = each.products.get("float16", 0) or (each.autocast is not None and each.autocast.dtype == "float16")
-        if each.scaler is None and (half or computes):
+        if each.scaler is None and (half or _computes_in_float16(each)):
             evidence = {"float16": shown(half) or ["matrix products"], "scaler": "none was seen"}
             yield Breach("error", "gradients", each.rank, evidence)
             return
@@ -99,6 +106,13 @@ def _unscaled(facts: Sequence[RankFacts]) -> Iterator[Breach]:
             skipped = {"steps": each.scaler.steps, "skipped": each.scaler.skipped}
             yield Breach("error", each.scaler.name, each.rank, skipped, "loss scaling skips every step")
             return
+
+
+def _computes_in_float16(facts: RankFacts) -> bool:
+    """By autocast, or most products: a frozen float16 model that only looks on has no gradients to lose."""
+    if facts.autocast is not None and facts.autocast.active and facts.autocast.dtype == "float16":
+        return True
+    return facts.products.get("float16", 0) > sum(facts.products.values()) / 2
 
 
 RULES = (
@@ -137,6 +151,7 @@ RULES = (
         references=("pytorch#106395",),
         reads=("collectives", "setup"),
         check=_other_reduction,
+        blind=_no_reduction,
     ),
     Rule(
         code="BXP304",
@@ -163,7 +178,7 @@ RULES = (
             "overflows: lower init_scale"
         ),
         references=("transformers#42805",),
-        reads=("scaler",),
+        reads=("stepped", "scaler"),
         check=_unscaled,
     ),
 )

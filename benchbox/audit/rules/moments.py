@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from benchbox.audit.rules.rule import SIXTEEN_BIT, Breach, Rule, breaches, judged, percent, shown
+from benchbox.audit.rules.rule import SIXTEEN_BIT, Breach, Rule, breaches, judged, rounded, shown
 from benchbox.measure.witness.facts import all_stepped
 
 if TYPE_CHECKING:
@@ -16,28 +16,29 @@ if TYPE_CHECKING:
 
 # Decay multiplies v by beta2. Half a unit in bfloat16's last place is between 2^-9 and 2^-8 of the value: a decay smaller than
 # the first is rounded back for every mantissa, one smaller than the second for some.
-ALWAYS_STALLS = 2.0**-9
-MAY_STALL = 2.0**-8
+_ALWAYS_STALLS = 2.0**-9
+_MAY_STALL = 2.0**-8
 _SECOND = "exp_avg_sq"
 # bfloat16 moments beside float32 weights at this beta2 or less: DeepSeek-V3 (arXiv:2412.19437) trained so.
 _FAST_BETA2 = 0.995
 
 
-def _second_moment_stalls(facts: Sequence[RankFacts]) -> Iterator[Breach]:
-    def severity(tensor: SteppedTensor) -> Severity | None:
-        if tensor.state.get(_SECOND) != "bfloat16" or tensor.betas is None:
-            return None
-        decay = 1.0 - tensor.betas[1]
-        if decay <= ALWAYS_STALLS:
-            return "error"
-        return "warning" if decay < MAY_STALL else None
+def _stalls(tensor: SteppedTensor) -> Severity | None:
+    if tensor.state.get(_SECOND) != "bfloat16" or tensor.betas is None:
+        return None
+    decay = 1.0 - tensor.betas[1]
+    if decay <= _ALWAYS_STALLS:
+        return "error"
+    return "warning" if decay < _MAY_STALL else None
 
+
+def _second_moment_stalls(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         stalled = [t.numbers.second_moment_stalled for t in tensors if t.numbers.second_moment_stalled is not None]
-        seen = {"stalled": f"{percent(max(stalled))} of v is rounded back to itself by its decay"} if stalled else {}
+        seen = {"share of v that cannot decay": rounded(max(stalled))} if stalled else {}
         return {"state": f"{_SECOND} in bfloat16", "beta2": sorted({t.betas[1] for t in tensors if t.betas})} | seen
 
-    return breaches(judged(facts, severity), evidence)
+    return breaches(judged(facts, _stalls), evidence)
 
 
 def _sixteen_bit_moments(tensor: SteppedTensor) -> list[str]:
@@ -47,12 +48,10 @@ def _sixteen_bit_moments(tensor: SteppedTensor) -> list[str]:
 
 def _low_moments(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     def severity(tensor: SteppedTensor) -> Severity | None:
-        if not _sixteen_bit_moments(tensor):
-            return None
-        if tensor.compensation is not None or (tensor.betas and tensor.betas[1] <= _FAST_BETA2):
-            return "info"
-        stalls = tensor.state.get(_SECOND) == "bfloat16" and tensor.betas and 1.0 - tensor.betas[1] < MAY_STALL
-        return None if stalls else "warning"  # 201 says more of those
+        if not _sixteen_bit_moments(tensor) or tensor.compensation is not None or _stalls(tensor) is not None:
+            return None  # 201 says more of those that stall
+        forgets = tensor.betas is not None and tensor.betas[1] <= _FAST_BETA2
+        return "info" if tensor.dtype == "float32" and forgets else "warning"
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         state = shown(f"{name} in {tensor.state[name]}" for tensor in tensors for name in _sixteen_bit_moments(tensor))
@@ -68,7 +67,7 @@ def _underflow(facts: Sequence[RankFacts]) -> Iterator[Breach]:
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         worst = max(tensor.numbers.second_moment_zero or 0.0 for tensor in tensors)
-        return {"zero": f"{percent(worst)} of v is zero where the gradient is not"}
+        return {"share of v that is zero where the gradient is not": rounded(worst)}
 
     return breaches(judged(facts, severity), evidence)
 
@@ -101,8 +100,10 @@ def _lossy_counter(facts: Sequence[RankFacts]) -> Iterator[Breach]:
 
     yield from breaches(judged(facts, severity), lambda tensors: {"step": shown(tensor.state["step"] for tensor in tensors)})
     counts: dict[tuple[str, str], dict[int, float]] = {}
+    last = {each.rank: len(each.steps) for each in facts}
     for rank, tensor in all_stepped(facts):
-        if tensor.step_count is not None:
+        # A rank that was seen for fewer steps than the others (it was ended earlier) has fewer behind it.
+        if tensor.step_count is not None and last[rank] == max(last.values()):
             counts.setdefault((tensor.optimizer, tensor.name), {})[rank] = tensor.step_count
     differing = {key: by_rank for key, by_rank in counts.items() if len(set(by_rank.values())) > 1}
     if differing:

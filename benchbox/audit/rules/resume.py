@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchbox.audit.rules.rule import SIXTEEN_BIT, Breach, Rule, breaches, judged, percent, shown
+from benchbox.audit.rules.rule import Breach, Rule, breaches, judged, rounded, shown, typical_update
+from benchbox.measure.witness.facts import all_stepped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -12,61 +13,81 @@ if TYPE_CHECKING:
     from benchbox.audit.findings import Severity
     from benchbox.measure.witness.facts import RankFacts, SteppedTensor
 
-# Of few elements all may be exact in bfloat16 by chance, or because they never moved.
+# Of few elements all may be exact in bfloat16 by chance.
 _FEWEST = 64
+# The first step of a warm-up may have a rate of zero, and leave weights as they were made.
+_STEPS_BEFORE = 2
+# Root mean square of updates that move any float32 weight up to 4: early in a warm-up none may.
+_MOVES = 2.0**-22
 _ALL = 1.0
 
 
 def _has_run(tensor: SteppedTensor) -> bool:
-    """Real updates came before the first step seen. After the very first ones, weights still are what they were made of."""
-    return (tensor.numbers.steps_before or 0) > 0 and tensor.elements >= _FEWEST
+    """Real updates came before the first step seen: weights no longer are what they were made of."""
+    enough = (tensor.numbers.steps_before or 0) >= _STEPS_BEFORE and tensor.elements >= _FEWEST
+    update = typical_update(tensor.numbers)
+    return enough and tensor.lr != 0.0 and (update is None or update >= _MOVES)
+
+
+def _never_ran(facts: Sequence[RankFacts]) -> str | None:
+    if not any(_has_run(tensor) for _, tensor in all_stepped(facts)):
+        return "nothing was resumed: no tensor of some size had steps behind it"
+    return None
 
 
 def _rederived(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+    """Masters, and float32 weights that are stepped themselves: both are saved, and may come back through bfloat16."""
+
     def severity(tensor: SteppedTensor) -> Severity | None:
-        is_master = tensor.dtype == "float32" and tensor.live_dtype in SIXTEEN_BIT and not tensor.live
-        trained = _has_run(tensor) and _moves(tensor)
-        return "error" if is_master and trained and tensor.numbers.bf16_valued.get("weight") == _ALL else None
+        exact = tensor.dtype == "float32" and tensor.numbers.bf16_valued.get("weight") == _ALL
+        return "error" if exact and _has_run(tensor) else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
-        steps = max(tensor.numbers.steps_before or 0 for tensor in tensors)
-        return {"bf16-valued": "100% of the elements, after " + f"{steps} steps that leave next to none"}
+        return {
+            "share that bfloat16 holds exactly": _ALL,
+            "steps before": max(tensor.numbers.steps_before or 0 for tensor in tensors),
+        }
 
     return breaches(judged(facts, severity), evidence)
 
 
-def _moves(tensor: SteppedTensor) -> bool:
-    """Not known to stand still: a weight without updates keeps the values it was made of."""
-    return tensor.numbers.steps == 0 or tensor.numbers.updates > 0
-
-
 def _rounded_moments(facts: Sequence[RankFacts]) -> Iterator[Breach]:
-    def rounded(tensor: SteppedTensor) -> list[str]:
+    def through_bfloat16(tensor: SteppedTensor) -> list[str]:
         shares = tensor.numbers.bf16_valued.items()
-        return [name for name, share in shares if name != "weight" and share == _ALL and tensor.state.get(name) == "float32"]
+        held = [name for name, share in shares if share == _ALL and tensor.state.get(name) == "float32"]
+        # Without momentum the first moment is the gradient, which may have come in bfloat16.
+        return [name for name in held if name != "exp_avg" or tensor.betas is None or tensor.betas[0] > 0.0]
 
     def severity(tensor: SteppedTensor) -> Severity | None:
-        return "warning" if _has_run(tensor) and rounded(tensor) else None
+        return "warning" if _has_run(tensor) and through_bfloat16(tensor) else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
-        return {"state": shown(name for tensor in tensors for name in rounded(tensor))}
+        return {
+            "state": shown(name for tensor in tensors for name in through_bfloat16(tensor)),
+            "share that bfloat16 holds exactly": _ALL,
+            "steps before": max(tensor.numbers.steps_before or 0 for tensor in tensors),
+        }
 
     return breaches(judged(facts, severity), evidence)
 
 
 def _changed(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+    seen: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for each in facts:
         for load in each.loads:
-            expected = load.before | load.given
-            changed = {
-                name: (dtypes, load.held.get(name, ("nothing",)))
-                for name, dtypes in expected.items()
+            told = tuple(
+                f"{name}: {', '.join(dtypes)} became {', '.join(load.held.get(name, ('nothing',)))}"
+                for name, dtypes in (load.before | load.given).items()
                 if name != "step" and set(load.held.get(name, ())) != set(dtypes)
-            }
-            if changed:
-                told = [f"{name}: {', '.join(was)} became {', '.join(held)}" for name, (was, held) in changed.items()]
-                yield Breach("error", load.optimizer, each.rank, {"state": told})
-                return
+            )
+            if told:
+                seen.setdefault((load.optimizer, told), []).append(each.rank)
+    for (optimizer, told), ranks in seen.items():
+        yield Breach("error", optimizer, min(ranks), {"state": list(told), "ranks": sorted(set(ranks))})
+
+
+def _nothing_loaded(facts: Sequence[RankFacts]) -> str | None:
+    return None if any(each.loads for each in facts) else "no optimizer state was loaded"
 
 
 def _stale(facts: Sequence[RankFacts]) -> Iterator[Breach]:
@@ -75,9 +96,15 @@ def _stale(facts: Sequence[RankFacts]) -> Iterator[Breach]:
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         worst = max(tensor.numbers.live_differs_first or 0.0 for tensor in tensors)
-        return {"differs": f"{percent(worst)} of the elements looked at, before the first step seen"}
+        return {"share of elements that differ before the first step": rounded(worst)}
 
     return breaches(judged(facts, severity), evidence)
+
+
+def _uncompared(facts: Sequence[RankFacts]) -> str | None:
+    masters = [tensor for _, tensor in all_stepped(facts) if not tensor.live]
+    compared = any(tensor.numbers.live_differs_first is not None for tensor in masters)
+    return "no master could be compared with the parameter it stands for" if masters and not compared else None
 
 
 RULES = (
@@ -85,17 +112,16 @@ RULES = (
         code="BXP501",
         title="masters were derived again from 16-bit weights on resume",
         severity="error",
-        why=(
-            "what the masters held below bfloat16's precision is gone: small updates of all former steps that had not yet shown"
-        ),
+        why="what they held below bfloat16's precision is gone: small updates of all former steps that had not yet shown",
         measured=(
-            "share of float32 masters that bfloat16 holds exactly, after steps were taken: 0.000 of trained ones, 1.000 "
-            "of derived ones"
+            "share of float32 masters or weights that bfloat16 holds exactly, before the first step seen and with steps behind "
+            "them: 0.000 of trained ones, 1.000 of derived ones; elements that never had a gradient do not count"
         ),
-        repair="save the masters and restore them bit for bit, before the live weights are made from them",
+        repair="save float32 masters and restore them bit for bit, then make the live weights from them",
         references=("OpenTau#185", "Megatron-LM#1359"),
-        reads=("stepped", "links"),
+        reads=("stepped",),
         check=_rederived,
+        blind=_never_ran,
     ),
     Rule(
         code="BXP502",
@@ -107,6 +133,7 @@ RULES = (
         references=("OpenTau#184", "speculators#899"),
         reads=("stepped",),
         check=_rounded_moments,
+        blind=_never_ran,
     ),
     Rule(
         code="BXP503",
@@ -121,6 +148,7 @@ RULES = (
         references=("DeepSpeed#7786",),
         reads=("loads",),
         check=_changed,
+        blind=_nothing_loaded,
     ),
     Rule(
         code="BXP504",
@@ -132,5 +160,6 @@ RULES = (
         references=("DeepSpeed#4141", "prime-rl#3234"),
         reads=("stepped", "links"),
         check=_stale,
+        blind=_uncompared,
     ),
 )

@@ -12,7 +12,7 @@ from benchbox.measure.witness.facts import SECTIONS, all_stepped
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from benchbox.measure.witness.facts import RankFacts, SteppedTensor
+    from benchbox.measure.witness.facts import Numbers, RankFacts, SteppedTensor
 
 NAMES_SHOWN = 10
 SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
@@ -37,7 +37,8 @@ class Breach(NamedTuple):
 class Rule:
     """One thing that must hold, with everything that is said about it when it does not.
 
-    `reads` names the sections of the facts that it looks at: where a rank did not see one of them, the rule is not judged.
+    `reads` names the sections of the facts that it looks at: where a rank did not see one of them, and nothing is wrong with
+    what was seen, the rule is not judged. Nor is it where `blind` gives a reason: what was seen does not say what it asks.
     """
 
     code: str
@@ -49,6 +50,7 @@ class Rule:
     references: tuple[str, ...]
     reads: tuple[str, ...]
     check: Callable[[Sequence[RankFacts]], Iterable[Breach]]
+    blind: Callable[[Sequence[RankFacts]], str | None] = lambda _: None
 
     def __post_init__(self) -> None:
         assert set(self.reads) <= SECTIONS.keys(), f"{self.code} reads what is no section of the facts"
@@ -69,7 +71,8 @@ class Rule:
         """Why this rule cannot be judged from these facts; None if it can."""
         if not facts:
             return "there are no facts"
-        return next((each.missing[section] for section in self.reads for each in facts if section in each.missing), None)
+        missing = next((each.missing[section] for section in self.reads for each in facts if section in each.missing), None)
+        return missing or self.blind(facts)
 
 
 def breaches(
@@ -121,8 +124,11 @@ def shown(names: Iterable[str]) -> list[str]:
     return distinct[:NAMES_SHOWN] + ([f"and {more} more"] if more > 0 else [])
 
 
-def percent(share: float) -> str:
-    """A share as people read it; never 0% or 100% of what is not none or all."""
-    if 0.0 < share < 0.001:
-        return "less than 0.1%"
-    return f"{100 * share:.3g}%" if share < 0.995 or share == 1.0 else "more than 99.5%"
+def typical_update(numbers: Numbers) -> float | None:
+    """Root mean square of the updates that were computed; None if none was."""
+    return (numbers.update_squared / numbers.updates) ** 0.5 if numbers.updates else None
+
+
+def rounded(share: float) -> float:
+    """A share to four places; never 0 or 1 of what is not none or all."""
+    return min(max(round(share, 4), 0.0001), 0.9999) if 0.0 < share < 1.0 else share

@@ -4,81 +4,133 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchbox.audit.rules.rule import RETUNE, Breach, Rule, breaches, is_lossy, judged, percent, shown
+from benchbox.audit.rules.rule import (
+    NAMES_SHOWN,
+    RETUNE,
+    Breach,
+    Rule,
+    breaches,
+    is_lossy,
+    judged,
+    rounded,
+    shown,
+    typical_update,
+)
 from benchbox.measure.witness.facts import all_stepped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from benchbox.audit.findings import Severity
-    from benchbox.measure.witness.facts import RankFacts, SteppedTensor
+    from benchbox.measure.witness.facts import Numbers, RankFacts, SteppedTensor
 
 _ADAPTER_MARKS = ("lora_", "adapter")
 # Half a unit in bfloat16's last place is between 2^-9 and 2^-8 of a number: what is below the first certainly vanishes.
 _VANISHES = 2.0**-9
 _EDQ_ERROR, _EDQ_WARNING = 0.5, 0.9
+_EDQ_NEAR_ONE = 0.95
 _PINNED_STEPS = 3
 # A tensor this small may stand still by chance, or have next to no gradient.
 _FEW_ELEMENTS = 1
+# A float32 weight below 16 takes every update of this size: below it nothing is wrong with one that stands still in a warm-up.
+_FLOAT32_TAKES = 2.0**-20
+# optimi and torchdistx keep what rounding takes from an update, and decay weights outside of that sum.
+_KAHAN = "Kahan"
+_UNCOMPUTED = "no update was computed beside the real one: the witness knows the arithmetic of Adam, AdamW and SGD"
 
 
 def _is_adapter(tensor: SteppedTensor) -> bool:
     return any(mark in tensor.name for mark in _ADAPTER_MARKS)
 
 
+def _edq(numbers: Sequence[Numbers]) -> float | None:
+    squared = sum(each.update_squared for each in numbers)
+    return sum(each.update_dot for each in numbers) / squared if squared > 0.0 else None
+
+
 def _sixteen_bit_steps(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         if not is_lossy(tensor):
             return None
-        return "warning" if _is_adapter(tensor) else "error"
+        if not _is_adapter(tensor):
+            return "error"
+        # Adapters are small, start at zero and are trained at large rates: 16 bits may do.
+        return "info" if (_edq([tensor.numbers]) or 0.0) >= _EDQ_NEAR_ONE else "warning"
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
-        return {"state": shown(f"{name} in {dtype}" for tensor in tensors for name, dtype in sorted(tensor.state.items()))}
+        edq = _edq([tensor.numbers for tensor in tensors])
+        state = shown(f"{name} in {dtype}" for tensor in tensors for name, dtype in sorted(tensor.state.items()))
+        return {"state": state} | ({} if edq is None else {"edq": round(edq, 4)})
 
     return breaches(judged(facts, severity), evidence)
 
 
-def _lost_updates(facts: Sequence[RankFacts]) -> Iterator[Breach]:
-    """Over all lossy tensors of an optimizer together: single small ones may be noisy."""
+def _lossy(facts: Sequence[RankFacts]) -> dict[str, list[tuple[int, SteppedTensor]]]:
+    """16-bit tensors without compensation, with the rank that steps them, by optimizer."""
     held: dict[str, list[tuple[int, SteppedTensor]]] = {}
     for rank, tensor in all_stepped(facts):
-        if is_lossy(tensor) and tensor.numbers.update_squared > 0.0:
+        if is_lossy(tensor):
             held.setdefault(tensor.optimizer, []).append((rank, tensor))
-    for optimizer, found in held.items():
+    return held
+
+
+def _lost_updates(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+    """Over all lossy tensors of an optimizer together: single small ones may be noisy."""
+    for optimizer, lossy in _lossy(facts).items():
+        found = [(rank, tensor) for rank, tensor in lossy if tensor.numbers.update_squared > 0.0]
         numbers = [tensor.numbers for _, tensor in found]
-        edq = sum(each.update_dot for each in numbers) / sum(each.update_squared for each in numbers)
-        if edq >= _EDQ_WARNING:
+        edq = _edq(numbers)
+        if edq is None or edq >= _EDQ_WARNING:
             continue
         lost = sum(each.updates_lost for each in numbers) / sum(each.updates for each in numbers)
-        worst = sorted(found, key=lambda item: item[1].numbers.update_dot / item[1].numbers.update_squared)
+        by_name: dict[str, list[Numbers]] = {}
+        for _, tensor in found:
+            by_name.setdefault(tensor.name, []).append(tensor.numbers)
+        edqs = {name: _edq(held) or 0.0 for name, held in by_name.items()}
+        worst = sorted(edqs, key=edqs.__getitem__)
         yield Breach(
             "error" if edq < _EDQ_ERROR else "warning",
             optimizer,
             min(rank for rank, _ in found),
             {
                 "edq": round(edq, 4),
-                "lost": f"{percent(lost)} of the updates left the stored weight as it was",
+                "share of updates lost": rounded(lost),
                 "lr": sorted({tensor.lr for _, tensor in found if tensor.lr is not None}),
-                "steps": max(each.steps for each in numbers),
+                "steps looked at": max(each.steps for each in numbers),
                 "ranks": sorted({rank for rank, _ in found}),
-                "worst": shown(f"{tensor.name} ({_edq(tensor):.3f})" for _, tensor in worst),
+                "names": shown(worst),
+                "edq of these": [round(edqs[name], 4) for name in worst[:NAMES_SHOWN]],
             },
         )
 
 
-def _edq(tensor: SteppedTensor) -> float:
-    return tensor.numbers.update_dot / tensor.numbers.update_squared
+def _uncomputed(facts: Sequence[RankFacts]) -> str | None:
+    """An optimizer of which no update was computed: nothing is known of those that were lost."""
+    unknown = [name for name, held in _lossy(facts).items() if _edq([tensor.numbers for _, tensor in held]) is None]
+    return f"{', '.join(unknown)}: {_UNCOMPUTED}" if unknown else None
 
 
 def _pinned(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         pinned = tensor.numbers.pinned_steps >= _PINNED_STEPS and tensor.elements > _FEW_ELEMENTS
-        return "error" if pinned and tensor.compensation is None else None
+        if not pinned or tensor.compensation is not None:
+            return None
+        return "error" if is_lossy(tensor) or (typical_update(tensor.numbers) or 0.0) >= _FLOAT32_TAKES else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
-        return {"steps": max(tensor.numbers.pinned_steps for tensor in tensors)}
+        return {
+            "steps without a change": max(tensor.numbers.pinned_steps for tensor in tensors),
+            "update, root mean square": float(f"{max(typical_update(tensor.numbers) or 0.0 for tensor in tensors):.3g}"),
+        }
 
     return breaches(judged(facts, severity), evidence)
+
+
+def _too_short(facts: Sequence[RankFacts]) -> str | None:
+    stepped = [tensor for _, tensor in all_stepped(facts)]
+    if max((len(each.steps) for each in facts), default=0) < _PINNED_STEPS:
+        return f"fewer than {_PINNED_STEPS} steps were seen"
+    return _UNCOMPUTED if stepped and not any(tensor.numbers.updates for tensor in stepped) else None
 
 
 def _live_differs(facts: Sequence[RankFacts]) -> Iterator[Breach]:
@@ -86,20 +138,23 @@ def _live_differs(facts: Sequence[RankFacts]) -> Iterator[Breach]:
         return "error" if (tensor.numbers.live_differs or 0.0) > 0.0 and tensor.compensation is None else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
-        return {
-            "differs": percent(max(tensor.numbers.live_differs or 0.0 for tensor in tensors)) + " of the elements looked at"
-        }
+        return {"share of elements that differ": rounded(max(tensor.numbers.live_differs or 0.0 for tensor in tensors))}
 
     return breaches(judged(facts, severity), evidence)
+
+
+def _uncompared(facts: Sequence[RankFacts]) -> str | None:
+    masters = [tensor for _, tensor in all_stepped(facts) if not tensor.live]
+    compared = any(tensor.numbers.live_differs is not None for tensor in masters)
+    return "no master could be compared with the parameter it stands for" if masters and not compared else None
 
 
 def _other_device(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         if tensor.offload is not None or tensor.live_device is None:
             return None
-        return (
-            "error" if any(device != tensor.live_device for device in (tensor.device, *tensor.state_devices.values())) else None
-        )
+        devices = (tensor.device, *tensor.state_devices.values())
+        return "error" if any(device != tensor.live_device for device in devices) else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         return {
@@ -111,14 +166,17 @@ def _other_device(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     return breaches(judged(facts, severity), evidence)
 
 
+def _decay(tensor: SteppedTensor) -> float:
+    return (tensor.lr or 0.0) * (tensor.weight_decay or 0.0)
+
+
 def _decay_lost(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     def severity(tensor: SteppedTensor) -> Severity | None:
-        decay = (tensor.lr or 0.0) * (tensor.weight_decay or 0.0)
-        return "warning" if is_lossy(tensor) and 0.0 < decay < _VANISHES else None
+        rounds = is_lossy(tensor) or (tensor.compensation or "").startswith(_KAHAN)
+        return "warning" if rounds and 0.0 < _decay(tensor) < _VANISHES else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
-        largest = max((tensor.lr or 0.0) * (tensor.weight_decay or 0.0) for tensor in tensors)
-        return {"lr x decay": f"{largest:.3g} at most, and {_VANISHES:.3g} is the least that can arrive"}
+        return {"lr x weight decay": float(f"{max(map(_decay, tensors)):.3g}"), "least that arrives": _VANISHES}
 
     return breaches(judged(facts, severity), evidence)
 
@@ -133,7 +191,7 @@ RULES = (
         why="bfloat16 keeps 8 significant bits: an update below 2^-9 of its weight is rounded away, however often it comes",
         measured="dtype of every tensor the innermost optimizer updates, read on all ranks inside its step",
         repair=f"{_MASTERS}; {RETUNE}",
-        references=("OpenTau#181", "accelerate#3979", "transformers#42805", "AReaL#1292"),
+        references=("OpenTau#181", "accelerate#3979", "accelerate#2624", "transformers#42805", "AReaL#1292"),
         reads=("stepped",),
         check=_sixteen_bit_steps,
     ),
@@ -143,16 +201,17 @@ RULES = (
         severity="error",
         why=(
             "a 16-bit weight takes an update only if it reaches half a unit in its last place; the effective descent quality "
-            "<u, what arrived> / |u|^2 is 1 when every update arrives and 0 when none does"
+            "(EDQ) <u, what arrived> / |u|^2 is 1 when every update arrives and 0 when none does"
         ),
         measured=(
             "each update computed in float32 from the same weight, gradient and state, against what the stored weight moved by "
             "in the steps looked at closely; elements without a gradient do not count"
         ),
         repair=f"{_MASTERS}; {RETUNE}",
-        references=("arXiv:2405.03637", "AReaL#1634", "VersatIL#5"),
+        references=("arXiv:2405.03637", "AReaL#1634"),
         reads=("stepped", "numbers"),
         check=_lost_updates,
+        blind=_uncomputed,
     ),
     Rule(
         code="BXP103",
@@ -162,11 +221,12 @@ RULES = (
             "a norm weight stored as 1.0 in bfloat16 cannot decrease at a learning rate below 0.00195, nor increase "
             "below 0.0039"
         ),
-        measured="bits of the stored tensor before the first and after the last step seen, and the updates in between",
+        measured="the stored tensor before the first and after the last step seen, bit by bit, and the updates in between",
         repair=f"{_MASTERS}, at least for this parameter; {RETUNE}",
         references=("OpenTau#181",),
         reads=("stepped", "numbers"),
         check=_pinned,
+        blind=_too_short,
     ),
     Rule(
         code="BXP104",
@@ -178,6 +238,7 @@ RULES = (
         references=("OpenTau#186",),
         reads=("stepped", "links"),
         check=_live_differs,
+        blind=_uncompared,
     ),
     Rule(
         code="BXP105",
@@ -196,10 +257,13 @@ RULES = (
         code="BXP106",
         title="weight decay is lost to rounding",
         severity="warning",
-        why="decay multiplies a weight by 1 - lr x weight_decay: below 2^-9 the product is rounded back to the weight",
-        measured="learning rate and weight decay of 16-bit tensors that are stepped without compensation",
+        why=(
+            "decay multiplies a weight by 1 - lr x weight_decay: closer to 1 than 2^-9 the product is rounded back to the "
+            "weight; Kahan summation does not help where weights are decayed outside of it, as optimi and torchdistx do"
+        ),
+        measured="learning rate and weight decay of 16-bit tensors that are decayed in place",
         repair=f"{_MASTERS}; {RETUNE}",
-        references=("OpenTau#181",),
+        references=("OpenTau#181", "arXiv:2405.03637"),
         reads=("stepped", "options"),
         check=_decay_lost,
     ),

@@ -15,21 +15,26 @@ if TYPE_CHECKING:
     from benchbox.measure.witness.facts import RankFacts
 
 _SAME_RATE = 1e-6  # relative: rates travel through float32
-_ACCELERATED = "AcceleratedScheduler"
+# What accelerate calls a backend, and what the witness may then find.
+_FAMILIES = {"fsdp": ("fsdp", "hsdp"), "zero": ("zero", "deepspeed")}
+# AdamW's own: a weight decay that nobody asked for.
+_STOCK_DECAY = 0.01
 
 
 def _unreached(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     for each in facts:
+        stepping = {name for step in each.steps for name in step.rates}
+        if stepping and all(_is_followed(name, each) for name in stepping):
+            continue  # what other schedules there are, are left over from optimizers that were thrown away
         for schedule in each.schedules:
             course = [
                 (s.step, s.schedule_rates[schedule.name], s.rates) for s in each.steps if schedule.name in s.schedule_rates
             ]
-            if all(_agree(mine, rates) for _, mine, rates in course):
-                continue
+            astray = [entry for entry in course if not any(_within(found, entry[1]) for found in entry[2].values())]
             moved = len({mine for _, mine, _ in course}) > 1
-            if schedule.reaches and not moved:
+            if not astray or (schedule.reaches and not moved):
                 continue
-            step, mine, rates = next(entry for entry in reversed(course) if not _agree(entry[1], entry[2]))
+            step, mine, rates = astray[-1]
             evidence = {
                 "step": step,
                 "schedule says": list(mine),
@@ -40,12 +45,23 @@ def _unreached(facts: Sequence[RankFacts]) -> Iterator[Breach]:
             return
 
 
-def _agree(mine: Sequence[float], rates: dict[str, tuple[float, ...]]) -> bool:
-    """Whether some optimizer stepped with rates that the schedule gave (it may step only some of its groups)."""
+def _is_followed(optimizer: str, facts: RankFacts) -> bool:
+    """Whether some schedule gave the rates of this optimizer in every step."""
+    steps = [step for step in facts.steps if optimizer in step.rates]
     return any(
-        all(any(abs(rate - own) <= _SAME_RATE * max(abs(rate), abs(own)) for own in mine) for rate in found)
-        for found in rates.values()
+        all(_within(step.rates[optimizer], step.schedule_rates.get(schedule.name, ())) for step in steps)
+        for schedule in facts.schedules
     )
+
+
+def _within(found: Sequence[float], given: Sequence[float]) -> bool:
+    """Whether all rates found are among those given: an optimizer may step only some of its groups."""
+    return all(any(abs(rate - own) <= _SAME_RATE * max(abs(rate), abs(own)) for own in given) for rate in found)
+
+
+def _no_rates(facts: Sequence[RankFacts]) -> str | None:
+    said = any(step.schedule_rates for each in facts for step in each.steps)
+    return None if said else "no schedule said which rates it gives"
 
 
 def _unprepared(facts: Sequence[RankFacts]) -> Iterator[Breach]:
@@ -63,23 +79,29 @@ def _unprepared(facts: Sequence[RankFacts]) -> Iterator[Breach]:
 
 def _wrong_cadence(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     for each in facts:
-        wanted = each.prepared.accumulation if each.prepared is not None else None
-        micro = [(step.step, step.micro_batches) for step in each.steps if step.micro_batches is not None]
-        wrong = [(step, seen) for step, seen in micro if seen == 0 or (wanted is not None and seen < wanted)]
-        if wrong:
-            evidence = {"step": wrong[0][0], "micro-batches": wrong[0][1], "accumulation": wanted}
-            yield Breach("error", "optimizer", each.rank, evidence, "the optimizer steps more often than once in its window")
+        found = list(_fast_optimizer(each)) or list(_fast_schedules(each))
+        if found:
+            yield from found
             return
-        yield from _fast_schedules(each)
-        if any(_fast_schedules(each)):
-            return
+
+
+def _fast_optimizer(facts: RankFacts) -> Iterator[Breach]:
+    """Steps without a forward pass before them, or all with fewer than are to be accumulated: the last of an epoch may have."""
+    wanted = facts.prepared.accumulation if facts.prepared is not None else None
+    seen = [step.micro_batches for step in facts.steps if step.micro_batches is not None]
+    if not any(seen):
+        return  # the script calls no module
+    if 0 in seen or (wanted is not None and max(seen) < wanted):
+        where = ", ".join(sorted({name for step in facts.steps for name in step.rates})) or "optimizer"
+        evidence = {"micro-batches before each step": seen, "to be accumulated": wanted}
+        yield Breach("error", where, facts.rank, evidence, "the optimizer steps more often than once in its window")
 
 
 def _fast_schedules(facts: RankFacts) -> Iterator[Breach]:
     for schedule in facts.schedules:
         counts = [step.schedule_steps[schedule.name] for step in facts.steps if schedule.name in step.schedule_steps]
-        strides = {later - earlier for earlier, later in pairwise(counts)}
-        if len(strides) == 1 and (stride := strides.pop()) > 1:
+        stride = min((later - earlier for earlier, later in pairwise(counts)), default=0)
+        if stride > 1:
             # accelerate advances schedules once for every process, so that they may be written for a single one
             by_design = facts.prepared is not None and stride == facts.world_size
             evidence = {"advances in a step": stride, "world size": facts.world_size}
@@ -87,18 +109,25 @@ def _fast_schedules(facts: RankFacts) -> Iterator[Breach]:
             yield Breach("info" if by_design else "error", schedule.name, facts.rank, evidence, title)
 
 
+def _no_cadence(facts: Sequence[RankFacts]) -> str | None:
+    counted = any(step.micro_batches or step.schedule_steps for each in facts for step in each.steps)
+    return None if counted else "neither forward passes nor advances of a schedule were counted"
+
+
 def _unlinked(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     """Trainable parameters that nothing steps, beside stepped tensors (or an optimizer) that stand for no parameter."""
     linked_somewhere = {p.name for each in facts for p in each.parameters if p.linked}
     for each in facts:
-        orphans = [tensor.name for tensor in each.stepped if not tensor.live and tensor.live_dtype is None]
-        lost = [
-            p.name for p in each.parameters if p.trainable and p.elements and not p.linked and p.name not in linked_somewhere
+        orphans = [
+            tensor.name for tensor in each.stepped if not tensor.live and tensor.live_dtype is None and not tensor.covers
         ]
-        idle = not each.stepped and not each.opaque
+        unstepped = [p.name for p in each.parameters if p.trainable and p.elements and p.linked is False]
+        lost = [name for name in unstepped if name not in linked_somewhere]
+        idle = "stepped" not in each.missing and not each.stepped and not each.opaque
         if lost and (orphans or idle):
             evidence = {
-                "parameters": shown(lost),
+                "parameters": len(lost),
+                "names": shown(lost),
                 "stepped": shown(orphans) if orphans else "the optimizer holds no tensor that has a gradient",
             }
             yield Breach("error", " > ".join(each.optimizer_chain) or "optimizer", each.rank, evidence)
@@ -108,7 +137,9 @@ def _unlinked(facts: Sequence[RankFacts]) -> Iterator[Breach]:
 def _other_backend(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     for each in facts:
         setup = each.setup
-        if setup is not None and setup.requested is not None and not setup.backend.startswith(setup.requested):
+        if setup is None or setup.requested is None:
+            continue
+        if not setup.backend.startswith(_FAMILIES.get(setup.requested, (setup.requested,))):
             evidence = {"requested": setup.requested, "by": setup.source, "observed": setup.backend, "model": setup.model_class}
             yield Breach("error", setup.model_class, each.rank, evidence)
             return
@@ -116,22 +147,29 @@ def _other_backend(facts: Sequence[RankFacts]) -> Iterator[Breach]:
 
 def _decay_by_shape(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     """Judged over all ranks: one rank may hold only parameters that are rightly not decayed."""
-    stepped = [tensor for _, tensor in all_stepped(facts)]
-    matrices = [tensor for tensor in stepped if (tensor.live_ndim or len(tensor.shape)) >= 2]
-    if not matrices or any(tensor.weight_decay for tensor in stepped):
+    stepped = list(all_stepped(facts))
+    if any(tensor.weight_decay for _, tensor in stepped):
         return
-    flattened = [tensor for tensor in matrices if len(tensor.shape) < 2]
+    flattened = [(rank, tensor) for rank, tensor in stepped if (tensor.live_ndim or 0) >= 2 and len(tensor.shape) < 2]
     empty = [decay for each in facts for decay, tensors in each.groups if decay and not tensors]
-    defaults = [each.default_decay for each in facts if each.default_decay]
-    if flattened and (empty or defaults):
-        meant = f"{max(empty)} of a parameter group without parameters" if empty else f"{defaults[0]}, the optimizer's default"
+    asked = [each.default_decay for each in facts if each.default_decay and each.default_decay != _STOCK_DECAY]
+    if flattened and (empty or asked):
+        meant = f"{max(empty)} of a parameter group without parameters" if empty else f"{asked[0]}, the optimizer's default"
+        first = flattened[0][1]
         evidence = {
             "decay meant": meant,
             "decay in force": 0.0,
-            "names": shown(tensor.name for tensor in flattened),
-            "shapes": shown(f"{tensor.live_ndim}-D, stepped as {len(tensor.shape)}-D" for tensor in flattened),
+            "names": shown(tensor.name for _, tensor in flattened),
+            "shapes": f"{first.live_ndim} dimensions, stepped as {len(first.shape)}",
+            "ranks": sorted({rank for rank, _ in flattened}),
         }
-        yield Breach("error", flattened[0].optimizer, facts[0].rank, evidence)
+        yield Breach("error", first.optimizer, min(rank for rank, _ in flattened), evidence)
+
+
+def _unknown_shapes(facts: Sequence[RankFacts]) -> str | None:
+    stepped = [tensor for _, tensor in all_stepped(facts)]
+    told = any(tensor.weight_decay or tensor.live_ndim is not None for tensor in stepped)
+    return "the unsharded shapes of the parameters are not known" if stepped and not told else None
 
 
 RULES = (
@@ -148,6 +186,7 @@ RULES = (
         references=("OpenTau#182", "OpenTau#186"),
         reads=("steps", "schedule"),
         check=_unreached,
+        blind=_no_rates,
     ),
     Rule(
         code="BXP402",
@@ -173,6 +212,7 @@ RULES = (
         references=("OpenTau#186",),
         reads=("steps",),
         check=_wrong_cadence,
+        blind=_no_cadence,
     ),
     Rule(
         code="BXP404",
@@ -184,7 +224,7 @@ RULES = (
         ),
         repair="build the optimizer after the model is wrapped, moved and cast",
         references=("pytorch#107843",),
-        reads=("parameters",),
+        reads=("stepped", "links", "parameters"),
         check=_unlinked,
     ),
     Rule(
@@ -210,5 +250,6 @@ RULES = (
         references=("VITRA fsdp.py",),
         reads=("stepped", "options"),
         check=_decay_by_shape,
+        blind=_unknown_shapes,
     ),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,7 @@ _MOST_NOTED = 64
 
 
 class Calls:
-    """What was called since it began to listen. `norms` holds (norm, max_norm) of the clips since `take_norms`."""
+    """What was called since it began to listen."""
 
     def __init__(self) -> None:
         self.loads: list[StateLoad] = []
@@ -32,7 +33,7 @@ class Calls:
         self.scaled_steps = 0
         self.steps_taken = 0  # by optimizers, as the witness counts them
         self.skipped = 0
-        self._norms: list[tuple[Any, float]] = []
+        self._norms: list[tuple[Any, float, frozenset[int]]] = []
         self._restore: list[tuple[Any, str, Any]] = []
 
     def listen(self) -> None:
@@ -56,9 +57,10 @@ class Calls:
                 setattr(holder, name, wrapper.__wrapped__)
         self._restore.clear()
 
-    def take_norms(self) -> list[tuple[float, float]]:
+    def take_norms(self) -> list[tuple[float, float, frozenset[int]]]:
+        """(norm, max_norm, ids of the parameters) of the clips since this was last asked for; no ids, where FSDP1 clips all."""
         norms, self._norms = self._norms, []
-        return [(float(norm), max_norm) for norm, max_norm in norms]
+        return [(float(norm), max_norm, handed) for norm, max_norm, handed in norms]
 
     def _wrap(self, holder: Any, name: str, around: Callable[..., Any]) -> None:
         original = vars(holder)[name]
@@ -72,10 +74,14 @@ class Calls:
         self._restore.append((holder, name, wrapper))
 
     def _clipped(self, original: Any, *args: Any, **options: Any) -> Any:
+        handed = args[0] if args else options.get("parameters")
+        if isinstance(handed, Iterator):  # it can be gone through only once
+            handed = list(handed)
+            args, options = ((handed, *args[1:]), options) if args else (args, options | {"parameters": handed})
         norm = original(*args, **options)
         named = dict(zip(("parameters", "max_norm", "norm_type"), args)) | options  # noqa: B905 (the call has more)
         if named.get("norm_type", 2.0) == 2.0 and len(self._norms) < _MOST_NOTED:
-            self._norms.append((norm, float(named["max_norm"])))
+            self._norms.append((norm, float(named["max_norm"]), _ids(handed)))
         return norm
 
     def _scaled(self, original: Any, scaler: Any, *args: Any, **options: Any) -> Any:
@@ -95,6 +101,13 @@ class Calls:
             held = _dtypes(optimizer.state)
             self.loads.append(StateLoad(optimizer=type(optimizer).__name__, given=given, held=held, before=before))
         return result
+
+
+def _ids(handed: Any) -> frozenset[int]:
+    """Of the parameters that clipping was handed, one or several."""
+    if isinstance(handed, torch.Tensor):
+        return frozenset({id(handed)})
+    return frozenset(map(id, handed)) if isinstance(handed, Collection) else frozenset()
 
 
 def _dtypes(state: Mapping[Any, Any]) -> dict[str, tuple[str, ...]]:

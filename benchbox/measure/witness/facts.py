@@ -155,7 +155,8 @@ class StepCourse:
     optimizer_steps: dict[str, int] = field(default_factory=dict)  # how often each optimizer stepped each of its tensors: 1
     reported_norm: float | None = None  # what clipping returned for this step
     max_norm: float | None = None  # what it was asked for
-    stepped_norm: float | None = None  # norm of the gradients the optimizer read, this rank's part
+    # Of the gradients the optimizer read, this rank's part; where clipping was handed some of them only, of those.
+    stepped_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

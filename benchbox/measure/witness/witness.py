@@ -190,7 +190,9 @@ class Witness:
         self.calls.listen_to_fsdp()
         norms = self.calls.take_norms()
         if notes.close:
-            notes.norm = norms[0] if len(norms) == 1 else None
+            if len(norms) == 1:
+                norm, max_norm, notes.clipped = norms[0]
+                notes.norm = (norm, max_norm)
             notes.micro_batches, notes.called = self.forward.stop()
         notes.note_schedules(self.around.schedules)
 
@@ -241,8 +243,14 @@ class Witness:
     def end(self) -> None:
         notes = self.notes[-1]
         if notes.close:
-            looks = [self.looks[place] for place in notes.stepped if place in self.looks]
+            places = [place for place in notes.stepped if place in self.looks]
+            clipped = [place for place in places if self._stands_for(place) & notes.clipped]
+            looks = [self.looks[place] for place in clipped or places]  # a script may clip only some of what it steps
             notes.stepped_norm = sum(look.gradient_squared or 0.0 for look in looks) ** 0.5
+
+    def _stands_for(self, place: int) -> set[int]:
+        link = self._links.get(place)
+        return {place} if link is None else {place, *(covered for _, covered in link.covers)}
 
     # Getting to know what is there
 
