@@ -23,9 +23,9 @@ from torch.distributed.tensor import DTensor
 
 from benchbox.audit.subjects.session import witness_session
 from benchbox.measure.witness.collectives import CollectiveCounter
-from benchbox.measure.witness.facts import RankFacts
+from benchbox.measure.witness.facts import RankFacts  # noqa: TC001
+from benchbox.measure.witness.walk import own_name
 from benchbox.measure.witness.watch import Watch
-from benchbox.optim.groups import own_name
 from benchbox.registry.recipes import RECIPES
 from benchbox.session import Session, build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
