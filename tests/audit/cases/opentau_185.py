@@ -1,39 +1,47 @@
 """OpenTau#185: every resume makes the masters anew from the bfloat16 weights.
 
-The checkpoint holds the live weights and the state of the inner optimizer; the masters are neither. What they held below
-bfloat16's precision is gone after each resume.
-Repair: save the masters, and round the live weights from them.
+`accelerator.save_state` saves the live weights and what the optimizer's `state_dict` gives: the state of the inner optimizer,
+and not the masters, which are parameters of it. What they held below bfloat16's precision is gone after each resume.
+Repair: a `state_dict` that holds them.
 """
 
 import torch
+from accelerate import Accelerator
 from tiny import Masters, Policy, batches, loss_of
+
+from benchbox.optim import MasterWeightOptimizer
 
 RULES = ("BXP501",)
 RANKS = 1
 
 
-def train(policy: Policy, optimizer: Masters, steps: int) -> None:
-    for batch in batches(steps, torch.bfloat16):
-        loss_of(policy, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+class Trainer:
+    def __init__(self, repaired: bool) -> None:
+        self.accelerator = Accelerator(cpu=True)
+        policy = Policy().to(torch.bfloat16)
+        kind = MasterWeightOptimizer if repaired else Masters
+        self.policy, self.optimizer = self.accelerator.prepare(policy, kind(policy.parameters(), lr=1e-3))
+
+    def resume(self) -> None:
+        self.accelerator.load_state("checkpoint")
+        if isinstance(masters := self.optimizer.optimizer, Masters):
+            for parameter, master in zip(masters.live, masters.masters, strict=True):
+                master.data.copy_(parameter)
+
+    def train(self, steps: int) -> None:
+        for batch in batches(steps, torch.bfloat16):
+            self.accelerator.backward(loss_of(self.policy, batch))
+            self.optimizer.step()
+            self.optimizer.zero_grad()
 
 
 def earlier(repaired: bool) -> None:
-    policy = Policy().to(torch.bfloat16)
-    optimizer = Masters(policy.parameters(), lr=1e-3)
-    train(policy, optimizer, 6)
-    saved = {"policy": policy.state_dict(), "optimizer": optimizer.state_dict(), "masters": optimizer.masters}
-    torch.save(saved, "checkpoint.pt")
+    trainer = Trainer(repaired)
+    trainer.train(6)
+    trainer.accelerator.save_state("checkpoint")
 
 
 def main(repaired: bool) -> None:
-    saved = torch.load("checkpoint.pt")
-    policy = Policy().to(torch.bfloat16)
-    policy.load_state_dict(saved["policy"])
-    optimizer = Masters(policy.parameters(), lr=1e-3)
-    optimizer.load_state_dict(saved["optimizer"])
-    if repaired:
-        for master, held in zip(optimizer.masters, saved["masters"], strict=True):
-            master.data.copy_(held)
-    train(policy, optimizer, 8)
+    trainer = Trainer(repaired)
+    trainer.resume()
+    trainer.train(8)
