@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.findings import FAILING
 from benchbox.audit.rules import rules
+from benchbox.audit.rules.rule import NAMES_SHOWN
 from benchbox.audit.selection import Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from benchbox.audit.findings import Finding
     from benchbox.audit.rules.rule import Rule
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suppressed:
-    """Parameters that a rule would have fired on, and why it was told not to."""
+    """What a rule was told not to speak of, and why. `names` are the tensors it would have spoken of, up to ten of them."""
 
     code: str
     parameters: str
     reason: str
-    matched: int  # parameters of this name that the facts hold; 0: the suppression is out of date
+    names: tuple[str, ...]
+    matched: int  # how many there are; 0: nothing changes without this suppression, and it is out of date
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +54,13 @@ def judge(facts: Sequence[RankFacts], selection: Selection | None = None) -> Jud
     known: list[Finding] = []
     clean: list[str] = []
     not_judged: dict[str, str] = {}
+    suppressed: list[Suppressed] = []
     for code, rule in rules().items():
         if not selection.takes(code):
             continue
-        seen = _without(facts, [each for each in selection.suppressions if each.rule == code])
-        found = list(rule.findings(seen))
+        suppressions = [each for each in selection.suppressions if each.rule == code]
+        found = list(rule.findings(_without(facts, suppressions)))
+        suppressed += [_suppressed(rule, facts, each, suppressions) for each in suppressions]
         for finding in found:
             (known if selection.knows(finding) else findings).append(finding)
         if not found and (reason := rule.unseen(facts)) is not None:
@@ -68,15 +72,15 @@ def judge(facts: Sequence[RankFacts], selection: Selection | None = None) -> Jud
         known=tuple(known),
         clean=tuple(clean),
         not_judged=not_judged,
-        suppressed=tuple(_suppressed(rules()[each.rule], facts, each) for each in selection.suppressions),
+        suppressed=tuple(suppressed),
     )
 
 
-def _without(facts: Sequence[RankFacts], suppressions: Sequence[Suppression]) -> list[RankFacts]:
+def _without(facts: Sequence[RankFacts], suppressions: Iterable[Suppression]) -> list[RankFacts]:
     """The facts as a rule sees them that must not speak of certain parameters and buffers."""
-    if not suppressions:
-        return list(facts)
     patterns = [each.parameters for each in suppressions]
+    if not patterns:
+        return list(facts)
 
     def kept(tensors: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(tensor for tensor in tensors if not any(_matches(tensor, pattern) for pattern in patterns))
@@ -93,7 +97,18 @@ def _matches(tensor: Any, pattern: str) -> bool:
     return fnmatchcase(tensor.name, pattern) or all(fnmatchcase(name, pattern) for name in covers)
 
 
-def _suppressed(rule: Rule, facts: Sequence[RankFacts], suppression: Suppression) -> Suppressed:
-    tensors: list[Any] = [tensor for each in facts for held in (each.stepped, each.parameters, each.buffers) for tensor in held]
-    names = {tensor.name for tensor in tensors if _matches(tensor, suppression.parameters)}
-    return Suppressed(code=rule.code, parameters=suppression.parameters, reason=suppression.reason, matched=len(names))
+def _suppressed(
+    rule: Rule, facts: Sequence[RankFacts], suppression: Suppression, together: Sequence[Suppression]
+) -> Suppressed:
+    """A suppression is needed where the rule, with all others in force, says something else without it."""
+    others = [each for each in together if each is not suppression]
+    needed = list(rule.findings(_without(facts, others))) != list(rule.findings(_without(facts, together)))
+    held = [tensor for each in facts for tensors in (each.stepped, each.parameters, each.buffers) for tensor in tensors]
+    names = dict.fromkeys(tensor.name for tensor in held if needed and _matches(tensor, suppression.parameters))
+    return Suppressed(
+        code=rule.code,
+        parameters=suppression.parameters,
+        reason=suppression.reason,
+        names=tuple(names)[:NAMES_SHOWN],
+        matched=len(names),
+    )

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from benchbox.audit.findings import Finding
 
-Identity = tuple[tuple[str, str, str], frozenset[str]]
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -34,6 +33,28 @@ class Suppression:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What makes a finding the same as an earlier one: rule, severity, title and place, and the tensors it is about. Of many,
+    a finding names some and counts the others.
+    """
+
+    kind: tuple[str, ...]
+    names: frozenset[str]
+    more: int
+
+    @classmethod
+    def of(cls, finding: Mapping[str, Any]) -> Known:
+        """From a finding as JSON holds it."""
+        evidence = finding.get("evidence") or {}
+        kind = tuple(str(finding.get(part)) for part in ("code", "severity", "title", "where"))
+        return cls(kind, frozenset(map(str, evidence.get("names") or ())), int(evidence.get("more") or 0))
+
+    def includes(self, other: Known) -> bool:
+        """Whether the other is about nothing that this is not. Tensors that are only counted may be any."""
+        return self.kind == other.kind and len(other.names - self.names) + other.more <= self.more
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """`select` and `ignore` hold beginnings of codes: `BXP2` is every rule of that family. Without `select` all are taken."""
@@ -41,15 +62,15 @@ class Selection:
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     suppressions: tuple[Suppression, ...] = ()
-    baseline: frozenset[Identity] = frozenset()
+    baseline: frozenset[Known] = frozenset()
 
     def takes(self, code: str) -> bool:
         return (not self.select or code.startswith(self.select)) and not code.startswith(self.ignore or ("-",))
 
     def knows(self, finding: Finding) -> bool:
-        """Whether the baseline has this finding: the same rule at the same place, of parameters that were all named then."""
-        kind, names = _identity(finding.to_dict())
-        return any(kind == known and names <= named for known, named in self.baseline)
+        """Whether the baseline has this finding: the same rule at the same place, about nothing else than then."""
+        found = Known.of(finding.to_dict())
+        return any(known.includes(found) for known in self.baseline)
 
 
 def codes(given: Iterable[str], option: str) -> tuple[str, ...]:
@@ -103,7 +124,7 @@ def load_suppressions(path: Path) -> tuple[Suppression, ...]:
     return tuple(Suppression(rule=entry.rule, parameters=entry.parameters, reason=entry.reason) for entry in entries)
 
 
-def load_baseline(path: Path) -> frozenset[Identity]:
+def load_baseline(path: Path) -> frozenset[Known]:
     """The findings of an earlier audit, from what `audit-precision --format json` printed.
 
     Raises:
@@ -117,11 +138,4 @@ def load_baseline(path: Path) -> frozenset[Identity]:
     if not isinstance(found, list) or not all(isinstance(each, dict) and "code" in each for each in found):
         hint = "make one with benchbox audit-precision ... --format json"
         raise ConfigurationError(Problem("--baseline", f"{path} holds no findings of an audit", hint))
-    return frozenset(_identity(each) for each in [*found, *held.get("known", ())])
-
-
-def _identity(finding: Mapping[str, Any]) -> Identity:
-    """What makes a finding the same as an earlier one: rule, severity and place, and the parameters it names."""
-    names = (finding.get("evidence") or {}).get("names") or ()
-    kind = (str(finding["code"]), str(finding.get("severity")), str(finding.get("where")))
-    return kind, frozenset(str(name) for name in names)
+    return frozenset(Known.of(each) for each in [*found, *held.get("known", ())])

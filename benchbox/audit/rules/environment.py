@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from benchbox.audit.rules.rule import SIXTEEN_BIT, Breach, Rule, shown
+from benchbox.audit.rules.rule import SIXTEEN_BIT, Breach, Rule, named
 from benchbox.measure.witness.facts import all_stepped
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _low_buffers(facts: Sequence[RankFacts]) -> Iterator[Breach]:
             evidence = {
                 "buffers": len(found),
                 "dtypes": sorted({buffer.dtype for buffer in found}),
-                "names": shown(buffer.name for buffer in found),
+                **named(buffer.name for buffer in found),
             }
             yield Breach("warning", "buffers", each.rank, evidence)
             return
@@ -113,7 +113,7 @@ def _broken_contract(facts: Sequence[RankFacts]) -> Iterator[Breach]:
         ranks = sorted({rank for held in found.values() for rank, _ in held})
         evidence = {
             "differs": [f"{place}: {declared} declared, {dtype} measured" for place, declared, dtype in found],
-            "names": shown(name for held in found.values() for _, name in held),
+            **named(name for held in found.values() for _, name in held),
             "ranks": ranks,
         }
         yield Breach("error", contract.source, ranks[0], evidence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from benchbox.audit.rules.rule import SIXTEEN_BIT, Breach, Rule, breaches, judged, rounded, shown
+from benchbox.audit.rules.rule import SIXTEEN_BIT, Breach, Rule, breaches, judged, named, rounded, shown
 from benchbox.measure.witness.facts import all_stepped
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _lossy_counter(facts: Sequence[RankFacts]) -> Iterator[Breach]:
         (optimizer, _), by_rank = next(iter(differing.items()))
         evidence = {
             "steps": [f"rank {rank}: {count:g}" for rank, count in sorted(by_rank.items())],
-            "names": shown(name for _, name in differing),
+            **named(name for _, name in differing),
         }
         yield Breach("error", optimizer, min(by_rank), evidence, "ranks disagree on how many steps were taken")
 

@@ -113,15 +113,21 @@ def stepped_evidence(found: Sequence[tuple[int, SteppedTensor]]) -> dict[str, An
         "dtypes": sorted({tensor.dtype for _, tensor in found}),
         "tensors": max(len(held) for held in by_rank.values()),
         "elements": max(sum(tensor.elements for tensor in held) for held in by_rank.values()),
-        "names": shown(tensor.name for _, tensor in found),
+        **named(tensor.name for _, tensor in found),
     }
 
 
-def shown(names: Iterable[str]) -> list[str]:
-    """Up to ten names, each once, and how many more there are."""
+def named(names: Iterable[str]) -> dict[str, Any]:
+    """The evidence that names tensors: `names`, up to ten and each once, and in `more` how many others there are."""
     distinct = list(dict.fromkeys(names))
     more = len(distinct) - NAMES_SHOWN
-    return distinct[:NAMES_SHOWN] + ([f"and {more} more"] if more > 0 else [])
+    return {"names": distinct[:NAMES_SHOWN]} | ({"more": more} if more > 0 else {})
+
+
+def shown(words: Iterable[str]) -> list[str]:
+    """Up to ten words, each once, and how many more there are."""
+    held = named(words)
+    return [*held["names"], *([f"and {held['more']} more"] if "more" in held else [])]
 
 
 def typical_update(numbers: Numbers) -> float | None:

@@ -12,6 +12,7 @@ from benchbox.audit.rules.rule import (
     breaches,
     is_lossy,
     judged,
+    named,
     rounded,
     shown,
     typical_update,
@@ -98,7 +99,7 @@ def _lost_updates(facts: Sequence[RankFacts]) -> Iterator[Breach]:
                 "lr": sorted({tensor.lr for _, tensor in found if tensor.lr is not None}),
                 "steps looked at": max(each.steps for each in numbers),
                 "ranks": sorted({rank for rank, _ in found}),
-                "names": shown(worst),
+                **named(worst),
                 "edq of these": [round(edqs[name], 4) for name in worst[:NAMES_SHOWN]],
             },
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from benchbox.audit.rules.rule import Breach, Rule, shown
+from benchbox.audit.rules.rule import Breach, Rule, named, shown
 from benchbox.measure.witness.facts import all_stepped
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _unlinked(facts: Sequence[RankFacts]) -> Iterator[Breach]:
         if lost and (orphans or idle):
             evidence = {
                 "parameters": len(lost),
-                "names": shown(lost),
+                **named(lost),
                 "stepped": shown(orphans) if orphans else "the optimizer holds no tensor that has a gradient",
             }
             yield Breach("error", " > ".join(each.optimizer_chain) or "optimizer", each.rank, evidence)
@@ -159,7 +159,7 @@ def _decay_by_shape(facts: Sequence[RankFacts]) -> Iterator[Breach]:
         evidence = {
             "decay meant": meant,
             "decay in force": 0.0,
-            "names": shown(tensor.name for _, tensor in flattened),
+            **named(tensor.name for _, tensor in flattened),
             "shapes": f"{first.live_ndim} dimensions, stepped as {len(first.shape)}",
             "ranks": sorted({rank for rank, _ in flattened}),
         }

@@ -1,0 +1,88 @@
+"""An audit for people: on a terminal wrapped to its width, anywhere else in whole lines."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from benchbox.analysis.quantities import quantity
+from benchbox.report.audit.view import by_reason, evidence_rows, plain, span, worst_first
+from benchbox.report.rows import print_rows, say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rich.console import Console
+
+    from benchbox.audit.findings import Finding
+    from benchbox.report.audit.view import Audit
+
+_STYLES: Mapping[str, str] = {"error": "bold red", "unknown": "bold magenta", "warning": "bold yellow", "info": "bold cyan"}
+_NARROWEST = 40  # columns: on less, wrapping makes a ladder of words
+
+
+def print_audit(console: Console, audit: Audit) -> None:
+    """Print the subject, what was counted, what was found, and what was not."""
+    judgement = audit.judgement
+    ranks = len(audit.facts)
+    _paragraph(console, plain(audit.title), style="bold")
+    _paragraph(console, ("1 rank" if ranks == 1 else f"{ranks} ranks") + (f", stepped by {audit.chain}" if audit.chain else ""))
+    if any(each.entries for each in audit.facts):
+        say(console)
+        _print_census(console, audit)
+    for finding in worst_first(judgement.findings):
+        say(console)
+        _print_finding(console, finding)
+    say(console)
+    for line in _verdict(audit):
+        _paragraph(console, line, hanging=2)
+
+
+def _print_census(console: Console, audit: Audit) -> None:
+    """One row a kind, dtype and device; ranks that hold the same share one."""
+    ranks: dict[tuple[Any, ...], list[int]] = {}
+    for each in audit.facts:
+        for entry in each.entries:
+            key = (entry.kind, entry.dtype, entry.device, entry.tensors, entry.elements, entry.bytes)
+            ranks.setdefault(key, []).append(entry.rank)
+    rows = [
+        (span(held), plain(kind), dtype, device, str(tensors), f"{elements:,}", quantity(size, "bytes"))
+        for (kind, dtype, device, tensors, elements, size), held in ranks.items()
+    ]
+    headers = ("ranks", "kind", "dtype", "device", "tensors", "elements", "bytes")
+    print_rows(console, headers, rows, right=("tensors", "elements", "bytes"))
+
+
+def _print_finding(console: Console, finding: Finding) -> None:
+    _paragraph(console, f"{finding.code} {finding.severity}: {plain(finding.title)}", style=_STYLES[finding.severity])
+    rows = [("where", plain(finding.where)), *evidence_rows(finding), ("repair", finding.repair)]
+    width = max(len(name) for name, _ in rows)
+    for name, text in rows:
+        _paragraph(console, f"  {name:<{width}}  {text}", hanging=width + 4, style="green" if name == "repair" else "")
+
+
+def _verdict(audit: Audit) -> Iterator[str]:
+    judgement = audit.judgement
+    counts = [(sum(f.severity == severity for f in judgement.findings), severity) for severity in _STYLES]
+    told = ", ".join(f"{count} {severity}" for count, severity in counts if count)
+    yield f"found: {told}" if told else "found: nothing"
+    if judgement.clean:
+        yield f"clean: {', '.join(judgement.clean)}"
+    for reason, codes in by_reason(judgement.not_judged).items():
+        yield f"not judged: {', '.join(codes)}: {plain(reason)}"
+    for each in judgement.suppressed:
+        names = f"{', '.join(map(plain, each.names))}" if each.names else "nothing any more: take it out"
+        yield f"suppressed: {each.code} for {plain(each.parameters)} ({plain(each.reason)}): {names}"
+    for finding in worst_first(judgement.known):
+        yield f"known: {finding.code} {finding.severity} in {plain(finding.where)}: {plain(finding.title)}"
+    for rank, problem in audit.problems:
+        yield f"the witness failed on rank {rank}: {plain(problem)}"
+
+
+def _paragraph(console: Console, text: str, *, hanging: int = 0, style: str = "") -> None:
+    if not console.is_terminal or console.width < _NARROWEST:
+        say(console, text, style)
+        return
+    indent = " " * min(hanging, console.width // 2)
+    for line in textwrap.wrap(text, console.width, subsequent_indent=indent, break_on_hyphens=False):
+        say(console, line, style)
