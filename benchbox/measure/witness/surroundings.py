@@ -39,7 +39,8 @@ def look_around(optimizers: Sequence[Any], called: Iterable[nn.Module]) -> Surro
 
     Args:
         optimizers: those that step tensors themselves.
-        called: modules that were called; the models are the outermost modules that contain one of them.
+        called: modules that were called; the models are the outermost modules that contain one of them, or hold a parameter
+            that is stepped.
     """
     found = Surroundings()
     modules: list[nn.Module] = []
@@ -54,16 +55,21 @@ def look_around(optimizers: Sequence[Any], called: Iterable[nn.Module]) -> Surro
     # SequentialLR and ChainedScheduler advance these, and say what comes of them.
     parts = {id(part) for schedule in found.schedules for part in getattr(schedule, "_schedulers", ())}
     found.schedules = [schedule for schedule in found.schedules if id(schedule) not in parts]
-    found.models = _outermost(modules, {id(module) for module in called})
+    stepped = {id(tensor) for optimizer in optimizers for group in optimizer.param_groups for tensor in group["params"]}
+    found.models = _outermost(modules, {id(module) for module in called}, stepped)
     found.chains = [_wrapped(optimizer) for optimizer in optimizers]
     return found
 
 
-def _outermost(modules: Sequence[nn.Module], called: set[int]) -> list[nn.Module]:
-    """Modules that no other contains, of those that contain a called one. A deleted child is None."""
+def _outermost(modules: Sequence[nn.Module], called: set[int], stepped: set[int]) -> list[nn.Module]:
+    """Modules that no other contains, of those that contain a called one or a stepped parameter. A deleted child is None."""
     children = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
     roots = [module for module in modules if id(module) not in children and "_modules" in module.__dict__]
-    return [root for root in roots if any(id(part) in called for part in root.modules())]
+    return [root for root in roots if any(id(part) in called or _holds(part, stepped) for part in root.modules())]
+
+
+def _holds(module: nn.Module, stepped: set[int]) -> bool:
+    return any(id(parameter) in stepped for parameter in module.__dict__.get("_parameters", {}).values())
 
 
 def _wrapped(optimizer: Any) -> list[Any]:

@@ -262,7 +262,7 @@ class Witness:
         model, outermost, schedules = self._given
         if model is None:
             known = [*(stepping.optimizer for stepping in self._stepping.values()), optimizer]
-            around = look_around(known, self.notes[-1].called)
+            around = look_around(known, [*self.around.models, *self.notes[-1].called])
             if schedules is not None:
                 around.schedules = list(schedules)
             self.around = around

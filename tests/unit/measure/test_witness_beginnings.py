@@ -1,4 +1,4 @@
-"""Steps that are none of the training's."""
+"""How a training begins: steps that are none of it, and optimizers that come later."""
 
 from __future__ import annotations
 
@@ -32,3 +32,22 @@ def test_the_step_by_which_a_checkpoint_makes_room_for_state_is_no_step_of_the_t
     facts = witness.facts()
     assert [step.micro_batches for step in facts.steps if step.micro_batches is not None] == [1, 1, 1]
     assert {tensor.numbers.steps_before for tensor in facts.stepped} == {1}
+
+
+def test_an_optimizer_that_begins_later_finds_its_model_and_keeps_the_former_one() -> None:
+    """A critic that is trained from the second step on, when nobody watches forward passes."""
+    actor, critic = nn.Linear(4, 4), nn.Linear(4, 1)
+    first = torch.optim.SGD(actor.parameters(), lr=0.1)
+    second = torch.optim.SGD(critic.parameters(), lr=0.1)
+    with Witness(source="command", steps=6) as witness:
+        for step in range(6):
+            critic(actor(torch.ones(1, 4))).sum().backward()
+            first.step()
+            if step > 0:
+                second.step()
+            actor.zero_grad()
+            critic.zero_grad()
+    facts = witness.facts()
+    assert sorted(tensor.name for tensor in facts.stepped) == ["bias", "bias", "weight", "weight"]
+    assert all(tensor.live for tensor in facts.stepped)
+    assert len(facts.parameters) == 4
