@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from benchbox.audit.judge import judge
+from benchbox.measure.witness.facts import RankFacts, all_stepped
 from benchbox.registry.backends import backends
 from benchbox.registry.recipes import RECIPES
+from benchbox.spec.cell import OptimSpec
 from tests.integration.conftest import run_cells, tiny_cell
 
 pytestmark = pytest.mark.ranks
@@ -17,6 +20,8 @@ pytestmark = pytest.mark.ranks
 STEPS = 10
 TWO_RANKS = ("ddp", "fsdp1_full", "fsdp1_grad_op", "fsdp2", "zero1", "zero2", "zero3")
 RANKS = {"single": 1, "hsdp": 4} | dict.fromkeys(TWO_RANKS, 2)
+# torch's default beta2, at which a bfloat16 second moment cannot decay
+SLOW_DECAY = OptimSpec(lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1)
 RUN = [(backend, recipe) for backend in RANKS for recipe in backends()[backend].recipes]
 
 
@@ -31,19 +36,17 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, st
             cells += [(tiny_cell(**setup, batch=4 // ranks, recipe=recipe), STEPS) for recipe in backends()[backend].recipes]
             cells += [(tiny_cell(**setup, batch=4, recipe="fp32"), 3)] if ranks > 1 else []
             cells.append((tiny_cell(**setup, batch=1, accumulation=4, recipe="fp32"), 3))
+            cells.append((tiny_cell(**setup, batch=4 // ranks, recipe="bf16_pure", optim=SLOW_DECAY), 3))
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
         for result in run_cells(cells, folder):
             cell = result["cell"]
             split = f"{cell['batch']}x{cell['accumulation']}"
             if cell["recipe"] == "fp32":
                 result["gradient"] = torch.load(folder / f"{result['index']}.pt", weights_only=True)
-            result["stepped"] = [
-                tensor
-                for file in folder.glob(f"{result['index']}-facts-*.json")
-                for tensor in json.loads(file.read_text())["stepped"]
-                if tensor["elements"]
-            ]
-            found[cell["backend"], cell["recipe"], split] = result
+            files = [folder / f"{result['index']}-facts-{rank}.json" for rank in range(ranks)]
+            result["facts"] = [RankFacts.from_dict(json.loads(file.read_text())) for file in files]
+            slow = cell["optim"]["betas"][1] == SLOW_DECAY.betas[1]
+            found[cell["backend"], cell["recipe"], "0.999" if slow else split] = result
     return found
 
 
@@ -130,11 +133,32 @@ def test_the_schedule_advances_once_a_step(results: dict, backend: str) -> None:
 def test_the_optimizer_steps_what_the_recipe_says(results: dict, backend: str, recipe: str) -> None:
     """Weights and moments have the declared dtype, on every rank. `bf16_naive` declares none: the same cast is wrong where
     nothing keeps masters and right where DeepSpeed does, or where accelerate upcasts what it shards."""
-    stepped = results[backend, recipe, f"{4 // RANKS[backend]}x1"]["stepped"]
+    stepped = [tensor for _, tensor in all_stepped(results[backend, recipe, f"{4 // RANKS[backend]}x1"]["facts"])]
     keeps_masters = backend not in ("single", "ddp")
     wanted = RECIPES[recipe].stepped or ("float32" if keeps_masters else "bfloat16")
-    assert {tensor["dtype"] for tensor in stepped} == {wanted}
-    assert {tensor["state"][moment] for tensor in stepped for moment in ("exp_avg", "exp_avg_sq")} == {wanted}
+    assert {tensor.dtype for tensor in stepped} == {wanted}
+    assert {tensor.state[moment] for tensor in stepped for moment in ("exp_avg", "exp_avg_sq")} == {wanted}
+
+
+@pytest.mark.parametrize("recipe", ["fp32", "fp32_autocast", "bf16_master"])
+@pytest.mark.parametrize("backend", RANKS)
+def test_the_audit_raises_no_false_alarm(results: dict, backend: str, recipe: str) -> None:
+    """Every rule is judged but that on loading, and none fires: that gradients travel in bfloat16 is a note."""
+    judgement = judge(results[backend, recipe, f"{4 // RANKS[backend]}x1"]["facts"])
+    assert [finding for finding in judgement.findings if finding.severity != "info"] == []
+    assert judgement.not_judged == {"BXP503": "no optimizer state was loaded"}
+
+
+@pytest.mark.parametrize("backend", RANKS)
+def test_the_audit_finds_pure_bfloat16_on_every_backend(results: dict, backend: str) -> None:
+    """Whoever shards: 16-bit tensors are stepped, updates or decay are lost, and v stalls at beta2 0.999 only."""
+    fast = {finding.code for finding in judge(results[backend, "bf16_pure", f"{4 // RANKS[backend]}x1"]["facts"]).findings}
+    slow = {finding.code for finding in judge(results[backend, "bf16_pure", "0.999"]["facts"]).findings}
+    for found in (fast, slow):
+        assert "BXP101" in found
+        assert found & {"BXP102", "BXP106"}
+    assert "BXP201" not in fast
+    assert "BXP201" in slow
 
 
 @pytest.mark.parametrize("backend", [name for name in RANKS if name not in ("single", "hsdp")])
