@@ -1,22 +1,20 @@
 """`benchbox audit-precision`: what a set-up really stores and steps, and what is wrong with it."""
 
-import json
-import shutil
-import tempfile
-from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchbox.cli.options import Format, FormatOption, PolicyDirOption
-from benchbox.errors import CellFailedError, ConfigurationError, Problem, ThresholdError, UnsupportedError
+from benchbox.cli.options import PolicyDirOption
+from benchbox.errors import CellFailedError, ConfigurationError, Problem, ThresholdError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from benchbox.audit.selection import Selection
+    from benchbox.cli.subjects import Subject
 
-    from benchbox.spec.cell import Cell
+SESSION_STEPS = 3
+COMMAND_STEPS = 20
 
 
 class Data(StrEnum):
@@ -24,152 +22,158 @@ class Data(StrEnum):
     sample = "sample"
 
 
+class AuditFormat(StrEnum):
+    """How to print what was found."""
+
+    text = "text"
+    json = "json"
+    sarif = "sarif"
+    junit = "junit"
+
+
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command("audit-precision")(audit_precision)
+    """Add the verb. The first word that is no option begins the command: what follows belongs to it."""
+    app.command("audit-precision", context_settings={"allow_interspersed_args": False})(audit_precision)
 
 
 def audit_precision(
-    policy: Annotated[str, typer.Option(metavar="NAME", help="The policy to audit.")],
-    backend: Annotated[str, typer.Option(metavar="NAME", help="Who shards and reduces: see benchbox list backends.")],
-    recipe: Annotated[str, typer.Option(metavar="NAME", help="The precision arrangement: see benchbox list recipes.")],
     policy_dirs: PolicyDirOption,
-    size: Annotated[str, typer.Option(help="The policy's preset.")] = "tiny",
+    select: Annotated[
+        list[str],
+        typer.Option(metavar="CODE,..", default_factory=list, show_default=False, help="Only these rules: BXP2,BXP101."),
+    ],
+    ignore: Annotated[
+        list[str], typer.Option(metavar="CODE,..", default_factory=list, show_default=False, help="All rules but these.")
+    ],
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="-- CMD", help="Any training command, run as it is.", show_default=False),
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="A checkpoint, of whatever library: a file or a folder.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(metavar="NAME", help="The policy of a session.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Who shards and reduces in a session: see benchbox list backends.")
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A session's precision, or what a command's is meant to be: see benchbox list recipes."
+        ),
+    ] = None,
+    size: Annotated[str | None, typer.Option(help="The policy's preset.", show_default="tiny")] = None,
     world_size: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Ranks.", show_default="the fewest that the backend takes")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Steps before the one that is looked at.")] = 3,
     beta2: Annotated[float | None, typer.Option(min=0.0, help="AdamW's second beta.", show_default="that of a matrix")] = None,
-    data: Annotated[Data, typer.Option(help="What to step on.")] = Data.synthetic,
-    output: FormatOption = Format.text,
+    data: Annotated[Data | None, typer.Option(help="What a session steps on.", show_default="synthetic")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Optimizer steps: of a command those that are watched, of a session those before.",
+            show_default=f"{COMMAND_STEPS}, {SESSION_STEPS}",
+        ),
+    ] = None,
+    stop: Annotated[
+        bool, typer.Option("--stop/--no-stop", help="End the command when every rank has been through its steps.")
+    ] = False,
+    suppressions: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="YAML: what rules must not speak of, and why.")
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="An earlier --format json: what was found then does not fail again.")
+    ] = None,
+    output: Annotated[AuditFormat, typer.Option("--format", help="How to print.")] = AuditFormat.text,
 ) -> None:
-    """Run a few steps on real ranks and report every dtype they touched: parameters, gradients, masters and optimizer state.
+    """Report every dtype that training steps touch, and what is wrong with them: in parameters, gradients and optimizer state.
 
-    Exit code 4 when a rule finds an error or cannot be judged, 3 when the steps themselves failed.
+    One subject at a time: a session of benchbox (--policy P --backend B --recipe R), a checkpoint (--checkpoint PATH), or any
+    training command (-- torchrun --nproc_per_node 2 train.py ...), which runs unmodified and need not know benchbox.
+
+    Exit code 4 when a rule finds an error, or an optimizer that nobody can read; 3 when the steps themselves failed or were
+    not seen.
     """
-    cell = _cell(policy, size, backend, recipe, world_size, beta2, data, policy_dirs)
-    record = _measured(cell, steps, policy_dirs)
-    census, findings = record["precision"]["census"], record["precision"]["findings"]
-    if output is Format.json:
-        typer.echo(json.dumps({"cell": cell.to_dict(), "observed": record["observed"], **record["precision"]}, indent=1))
-    else:
-        from rich.console import Console
+    session = {"policy": policy, "backend": backend, "size": size, "world-size": world_size, "beta2": beta2, "data": data}
+    if checkpoint is not None:
+        session["steps"] = steps
+    _one_subject(bool(command), checkpoint is not None, {name for name, value in session.items() if value is not None}, stop)
+    selection = _selection(select, ignore, suppressions, baseline)
+    from benchbox.cli import subjects
 
-        _show(Console(highlight=False), cell, record["observed"], census, findings)
-
-    from benchbox.audit.findings import failing
-
-    if codes := sorted({finding["code"] for finding in failing(findings)}):
-        raise ThresholdError(f"{backend} with {recipe} does not pass {', '.join(codes)}")
-
-
-def _cell(
-    policy: str,
-    size: str,
-    backend: str,
-    recipe: str,
-    world_size: int | None,
-    beta2: float | None,
-    data: Data,
-    policy_dirs: Sequence[Path],
-) -> "Cell":
-    from benchbox.registry.backends import backend_info
-    from benchbox.registry.names import did_you_mean
-    from benchbox.registry.policies import policy_entry
-    from benchbox.registry.recipes import RECIPES
-    from benchbox.spec.cell import Cell, DataSpec, OptimSpec
-
-    entry, info = policy_entry(policy, policy_dirs), backend_info(backend)
-    if size not in entry.presets:
-        raise ConfigurationError(Problem("--size", f"policy {policy} has no size {size!r}", did_you_mean(size, entry.presets)))
-    if recipe not in RECIPES:
-        raise ConfigurationError(Problem("--recipe", f"unknown recipe {recipe!r}", did_you_mean(recipe, RECIPES)))
-    ranks = info.min_ranks if world_size is None else world_size
-    if refusal := info.refusal(world_size=ranks, recipe=recipe, checkpointing=False):
-        raise UnsupportedError(refusal)
-    optim = OptimSpec()
-    if beta2 is not None:
-        if beta2 >= 1.0:
-            raise ConfigurationError(Problem("--beta2", f"{beta2} would never forget a gradient", "give a value below 1"))
-        optim = OptimSpec(betas=(optim.betas[0], beta2))
-    return Cell(
-        policy=policy,
-        size=size,
-        backend=backend,
-        recipe=recipe,
-        world_size=ranks,
-        batch=1,
-        data=DataSpec(kind=data.value, workers=0),
-        optim=optim,
-    )
-
-
-def _measured(cell: "Cell", steps: int, policy_dirs: Sequence[Path]) -> Mapping[str, Any]:
-    """The record of one launch of the cell. What the ranks leave is kept only when they fail."""
-    from benchbox.launch.local import LocalLauncher
-    from benchbox.launch.once import launch_once
-    from benchbox.launch.stop import stop_on_signals
-    from benchbox.spec.cell import MeasureSpec
-
-    folder = Path(tempfile.mkdtemp(prefix="benchbox-audit-"))
-    measure = MeasureSpec(warmup_steps=0, steps=steps, launches=1)
-    with stop_on_signals() as stop:
-        record = launch_once(
-            cell, measure, launch=1, folder=folder / "launch", launcher=LocalLauncher(), policy_dirs=policy_dirs, stop=stop
+    if command:
+        subject = subjects.command_subject(
+            command,
+            steps=steps or COMMAND_STEPS,
+            stop=stop,
+            quiet_stdout=output is not AuditFormat.text,
+            recipe=recipe,
+            say=subjects.say_on_stderr,
         )
-    if record["status"] == "interrupted":
-        shutil.rmtree(folder)
-        raise KeyboardInterrupt
-    if record["status"] != "ok":
-        error = record["error"] or {}
-        where = "".join(f" {key} {error[key]}" for key in ("rank", "phase") if error.get(key) is not None)
-        raise CellFailedError(f"{record['status']}{where}: {error.get('type')}: {error.get('message')}; logs: {folder}")
-    shutil.rmtree(folder)
-    return record
+    elif checkpoint is not None:
+        subject = subjects.checkpoint_subject(checkpoint, recipe=recipe)
+    else:
+        subject = subjects.session_subject(
+            subjects.SessionRequest(
+                policy=_needed("--policy", policy),
+                backend=_needed("--backend", backend),
+                recipe=_needed("--recipe", recipe),
+                size=size or "tiny",
+                world_size=world_size,
+                beta2=beta2,
+                data=(data or Data.synthetic).value,
+                steps=steps or SESSION_STEPS,
+                policy_dirs=policy_dirs,
+            )
+        )
+    if command and output is AuditFormat.text:
+        typer.echo()  # apart from what the command printed
+    _judged(subject, selection, output)
 
 
-def _show(
-    console: "Console",
-    cell: "Cell",
-    observed: Mapping[str, Any],
-    census: Sequence[Mapping[str, Any]],
-    findings: Sequence[Mapping[str, Any]],
-) -> None:
-    from benchbox.analysis.quantities import quantity
-    from benchbox.audit.findings import finding_lines
-    from benchbox.audit.rules import rules
-    from benchbox.report.rows import print_rows, say
+def _one_subject(command: bool, checkpoint: bool, session: set[str], stop: bool) -> None:
+    """Refuse options that speak of two subjects, or of none."""
+    if command and checkpoint:
+        raise ConfigurationError(Problem("--checkpoint", "a command is given as well", "audit one after the other"))
+    if (command or checkpoint) and session:
+        other = "a command" if command else "a checkpoint"
+        hint = f"leave it out: {other} is audited as it is"
+        raise ConfigurationError([Problem(f"--{name}", "goes with a session of benchbox", hint) for name in sorted(session)])
+    if stop and not command:
+        raise ConfigurationError(Problem("--stop", "goes with a command", "give one: -- torchrun train.py"))
+    if not (command or checkpoint or session):
+        raise ConfigurationError(
+            "nothing to audit: give --policy, --backend and --recipe, or --checkpoint PATH, or -- and a training command"
+        )
 
-    ranks: dict[tuple[Any, ...], list[int]] = {}
-    for entry in census:
-        key = tuple(entry[name] for name in ("kind", "dtype", "device", "tensors", "elements", "bytes"))
-        ranks.setdefault(key, []).append(entry["rank"])
-    rows = [
-        (_span(held), kind, dtype, device, str(tensors), f"{elements:,}", quantity(size, "bytes"))
-        for (kind, dtype, device, tensors, elements, size), held in ranks.items()
-    ]
-    ranks_text = "1 rank" if cell.world_size == 1 else f"{cell.world_size} ranks"
-    say(console, f"{cell.policy} {cell.size}, {observed['backend']}, {cell.recipe}, {ranks_text}")
-    say(console, f"stepped by {' > '.join(observed['optimizer_chain'])}, beta2 {cell.optim.betas[1]}")
-    say(console)
-    print_rows(
-        console,
-        ("ranks", "kind", "dtype", "device", "tensors", "elements", "bytes"),
-        rows,
-        right=("tensors", "elements", "bytes"),
+
+def _needed(option: str, value: str | None) -> str:
+    if value is None:
+        raise ConfigurationError(Problem(option, "a session needs it", "give --policy, --backend and --recipe"))
+    return value
+
+
+def _selection(select: list[str], ignore: list[str], suppressions: Path | None, baseline: Path | None) -> "Selection":
+    from benchbox.audit.selection import Selection, codes, load_baseline, load_suppressions
+
+    return Selection(
+        select=codes(select, "--select"),
+        ignore=codes(ignore, "--ignore"),
+        suppressions=load_suppressions(suppressions) if suppressions else (),
+        baseline=load_baseline(baseline) if baseline else frozenset(),
     )
-    for finding in findings:
-        say(console)
-        for line in finding_lines(finding):
-            say(console, line)
-    if held := sorted(rules().keys() - {finding["code"] for finding in findings}):
-        say(console)
-        say(console, f"clean: {', '.join(held)}")
 
 
-def _span(ranks: Sequence[int]) -> str:
-    """`0-3` for neighbours, `0, 2` otherwise."""
-    first, last = min(ranks), max(ranks)
-    if len(ranks) > 1 and len(set(ranks)) == last - first + 1:
-        return f"{first}-{last}"
-    return ", ".join(map(str, sorted(ranks)))
+def _judged(subject: "Subject", selection: "Selection", output: AuditFormat) -> None:
+    """Print what is found. What fails is said in one line on stderr, and by the exit code."""
+    from benchbox.audit.judge import judge
+    from benchbox.report.audit import write_audit
+
+    judgement = judge(subject.facts, selection)
+    write_audit(output.value, subject.title, subject.told, subject.facts, judgement)
+    if subject.failure:
+        raise CellFailedError(subject.failure)
+    if judgement.failing:
+        raise ThresholdError(f"{subject.name} does not pass {', '.join(judgement.failing)}")

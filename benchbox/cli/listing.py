@@ -19,6 +19,7 @@ class Kind(StrEnum):
     backends = "backends"
     recipes = "recipes"
     metrics = "metrics"
+    rules = "rules"
 
 
 def register(app: typer.Typer) -> None:
@@ -31,13 +32,17 @@ def show(
     policy_dirs: PolicyDirOption,
     form: FormatOption = Format.text,
 ) -> None:
-    """Print the policies, backends, recipes or metrics there are."""
+    """Print the policies, backends, recipes, metrics or rules there are."""
     if kind is Kind.policies:
         rows = _policies(policy_dirs)
     else:
-        rows = {Kind.backends: _backends, Kind.recipes: _recipes, Kind.metrics: _metrics}[kind]()
+        rows = {Kind.backends: _backends, Kind.recipes: _recipes, Kind.metrics: _metrics, Kind.rules: _rules}[kind]()
     if form is Format.json:
         print(json.dumps(rows, indent=2))
+        return
+    if kind is Kind.rules:
+        for row in rows:
+            print(f"{row['name']}  {row['severity']:<8} {row['title']}")
         return
     for row in rows:
         name, *rest = (", ".join(value) if isinstance(value, list) else value for value in row.values())
@@ -80,3 +85,9 @@ def _metrics() -> Rows:
         {"name": metric.name, "unit": metric.unit, "direction": better[metric.direction], "formula": metric.formula}
         for metric in METRICS.values()
     ]
+
+
+def _rules() -> Rows:
+    from benchbox.audit.rules import rules
+
+    return [{"name": rule.code, "severity": rule.severity, "title": rule.title} for rule in rules().values()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -79,7 +79,7 @@ def _casts_to_subclasses() -> bool:
     return True
 
 
-def _subclasses(kind: type) -> Iterator[str]:
+def _subclasses(kind: type[Any]) -> Iterator[str]:
     """Names of the subclasses of Tensor that are not torch's own."""
     for each in kind.__subclasses__():
         if each is not _Cast and not each.__module__.startswith("torch."):

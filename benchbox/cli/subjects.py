@@ -1,0 +1,245 @@
+"""What `benchbox audit-precision` can be asked about: from the words on the command line to the facts of every rank."""
+
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchbox.errors import CellFailedError, ConfigurationError, Problem, UnsupportedError
+
+if TYPE_CHECKING:
+    from benchbox.audit.subjects.command.sightings import Training
+    from benchbox.launch.command import Ending
+    from benchbox.measure.witness.facts import RankFacts
+    from benchbox.spec.cell import Cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What was audited: `name` in short, `title` for people, `told` for programs. `failure` says how it failed by itself."""
+
+    name: str
+    title: str
+    told: Mapping[str, Any]
+    facts: Sequence["RankFacts"]
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRequest:
+    """A cell in the words of the command line; `steps` are those before the steps that are looked at."""
+
+    policy: str
+    backend: str
+    recipe: str
+    size: str
+    world_size: int | None
+    beta2: float | None
+    data: str
+    steps: int
+    policy_dirs: Sequence[Path]
+
+
+def session_subject(request: SessionRequest) -> Subject:
+    """Run a few steps on real ranks. What the ranks leave is kept only when they fail.
+
+    Raises:
+        CellFailedError: the steps failed.
+        ConfigurationError: there is no such policy, size, backend or recipe.
+        UnsupportedError: they do not go together.
+    """
+    from benchbox.audit.record import read_facts
+    from benchbox.launch.local import LocalLauncher
+    from benchbox.launch.once import launch_once
+    from benchbox.launch.stop import stop_on_signals
+    from benchbox.spec.cell import MeasureSpec
+
+    cell = _cell(request)
+    folder = Path(tempfile.mkdtemp(prefix="benchbox-audit-"))
+    left = folder / "launch"
+    measure = MeasureSpec(warmup_steps=0, steps=request.steps, launches=1)
+    with stop_on_signals() as stop:
+        record = launch_once(
+            cell, measure, launch=1, folder=left, launcher=LocalLauncher(), policy_dirs=request.policy_dirs, stop=stop
+        )
+    if record["status"] == "interrupted":
+        shutil.rmtree(folder)
+        raise KeyboardInterrupt
+    if record["status"] != "ok":
+        error = record["error"] or {}
+        where = "".join(f" {key} {error[key]}" for key in ("rank", "phase") if error.get(key) is not None)
+        raise CellFailedError(f"{record['status']}{where}: {error.get('type')}: {error.get('message')}; logs: {folder}")
+    facts = read_facts(left, cell.world_size)
+    shutil.rmtree(folder)
+    observed = record["observed"]
+    return Subject(
+        name=f"{observed['backend']} with {cell.recipe}",
+        title=f"{cell.policy} {cell.size}, {observed['backend']}, {cell.recipe}, beta2 {cell.optim.betas[1]}",
+        told={"kind": "session", "cell": cell.to_dict(), "observed": observed},
+        facts=facts,
+    )
+
+
+def _cell(request: SessionRequest) -> "Cell":
+    from benchbox.registry.backends import backend_info
+    from benchbox.registry.names import did_you_mean
+    from benchbox.registry.policies import policy_entry
+    from benchbox.spec.cell import Cell, DataSpec, OptimSpec
+
+    entry, info = policy_entry(request.policy, request.policy_dirs), backend_info(request.backend)
+    if request.size not in entry.presets:
+        hint = did_you_mean(request.size, entry.presets)
+        raise ConfigurationError(Problem("--size", f"policy {request.policy} has no size {request.size!r}", hint))
+    check_recipe(request.recipe)
+    ranks = info.min_ranks if request.world_size is None else request.world_size
+    if refusal := info.refusal(world_size=ranks, recipe=request.recipe, checkpointing=False):
+        raise UnsupportedError(refusal)
+    optim = OptimSpec()
+    if request.beta2 is not None:
+        if request.beta2 >= 1.0:
+            problem = Problem("--beta2", f"{request.beta2} would never forget a gradient", "give a value below 1")
+            raise ConfigurationError(problem)
+        optim = OptimSpec(betas=(optim.betas[0], request.beta2))
+    return Cell(
+        policy=request.policy,
+        size=request.size,
+        backend=request.backend,
+        recipe=request.recipe,
+        world_size=ranks,
+        batch=1,
+        data=DataSpec(kind=request.data, workers=0),
+        optim=optim,
+    )
+
+
+def check_recipe(name: str) -> None:
+    """Refuse a recipe that there is not.
+
+    Raises:
+        ConfigurationError: and what was probably meant.
+    """
+    from benchbox.registry.names import did_you_mean
+    from benchbox.registry.recipes import RECIPES
+
+    if name not in RECIPES:
+        raise ConfigurationError(Problem("--recipe", f"unknown recipe {name!r}", did_you_mean(name, RECIPES)))
+
+
+def _declared(facts: Sequence["RankFacts"], recipe: str | None) -> list["RankFacts"]:
+    """The facts with what a known recipe declares; without one nothing is."""
+    from benchbox.audit.subjects.contract import contract
+    from benchbox.registry.recipes import RECIPES
+
+    return [each if recipe is None else replace(each, contract=contract(RECIPES[recipe])) for each in facts]
+
+
+def checkpoint_subject(path: Path, *, recipe: str | None) -> Subject:
+    """Read what a checkpoint holds. `recipe` is what it is declared to come from.
+
+    Raises:
+        ConfigurationError: there is no such recipe.
+        DataError: it is no checkpoint, or damaged.
+    """
+    from benchbox.audit.subjects.checkpoint import read_checkpoint
+
+    if recipe is not None:
+        check_recipe(recipe)
+    return Subject(
+        name=str(path),
+        title=f"checkpoint {path}",
+        told={"kind": "checkpoint", "path": str(path), "recipe": recipe},
+        facts=_declared(read_checkpoint(path), recipe),
+    )
+
+
+def command_subject(
+    command: Sequence[str], *, steps: int, stop: bool, quiet_stdout: bool, recipe: str | None, say: Callable[[str], None]
+) -> Subject:
+    """Run a command with a witness in every Python it starts.
+
+    Args:
+        steps: how many optimizer steps to look at.
+        stop: end the command when every rank has been through them.
+        quiet_stdout: our stdout is for the report alone.
+        recipe: what the command is declared to be.
+        say: told, while the command runs and after it, what it does not say itself.
+
+    Raises:
+        CellFailedError: no step was seen.
+        ConfigurationError: there is no such command or recipe.
+    """
+    from benchbox.audit.subjects.command.inject import inject, seen
+    from benchbox.audit.subjects.command.sightings import chosen, through, trainings, why_nothing
+    from benchbox.launch.command import run_command
+
+    if recipe is not None:
+        check_recipe(recipe)
+    announced = False
+
+    def enough() -> bool:
+        nonlocal announced
+        if not announced and (ranks := through(seen(folder))):
+            announced = True
+            say(f"{steps} steps seen on {_ranks(ranks)}; the command {'is ended' if stop else 'runs on'}")
+        return announced and stop
+
+    with tempfile.TemporaryDirectory(prefix="benchbox-audit-", ignore_cleanup_errors=True) as temporary:
+        folder = Path(temporary)
+        variables = inject(folder, steps, os.environ)
+        ending = run_command(command, variables=variables, quiet_stdout=quiet_stdout, enough=enough)
+        found = trainings(seen(folder))
+        if not found:
+            first = f"the command failed ({ending.failure}), and " if ending.failure else ""
+            raise CellFailedError(f"{first}no optimizer step was seen: {why_nothing(seen(folder))}")
+    training = chosen(found)
+    for note in _notes(training, len(found), steps):
+        say(note)
+    return Subject(
+        name="the command",
+        title=f"{shlex.join(command)}: {training.steps} {'step' if training.steps == 1 else 'steps'} seen",
+        told={
+            "kind": "command",
+            "command": list(command),
+            "exit_code": ending.code,
+            "stopped": ending.stopped,
+            "steps": training.steps,
+            "ranks": [facts.rank for facts in training.ranks],
+            "world_size": training.world_size,
+            "recipe": recipe,
+        },
+        facts=_declared(training.ranks, recipe),
+        failure=_failure(ending, training),
+    )
+
+
+def _failure(ending: "Ending", training: "Training") -> str | None:
+    """What kept the command, or us, from going through with it. A witness that stumbled has passed nothing."""
+    if ending.failure:
+        return f"the command failed: {ending.failure}"
+    stumbled = [f"rank {facts.rank}: {facts.problems[0]}" for facts in training.ranks if facts.problems]
+    return f"the witness stopped watching on {stumbled[0]}" if stumbled else None
+
+
+def _notes(training: "Training", trainings: int, steps: int) -> Iterator[str]:
+    if trainings > 1:
+        yield f"the command trained {trainings} times; judged is the last of those with most steps"
+    if len(training.ranks) < training.world_size:
+        yield (
+            f"{len(training.ranks)} of {training.world_size} ranks were seen; the others ran on another machine, or ended "
+            "before their first step"
+        )
+    if training.steps < steps:
+        yield f"{training.steps} of {steps} steps were seen: the command ended before the others"
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def say_on_stderr(line: str) -> None:
+    print(f"benchbox: {line}", file=sys.stderr, flush=True)
