@@ -124,17 +124,22 @@ def links_by_place(stepped: Sequence[Tensor], live: Sequence[tuple[str, nn.Param
 def compensation(optimizer: Optimizer, state: Mapping[str, Any]) -> str | None:
     """What keeps updates of 16-bit tensors from being lost inside this optimizer, or None.
 
-    Recognised: stochastic rounding (torchao), Kahan buffers (torchdistx, optimi), and masters or their low halves kept in the
-    state (TransformerEngine's `master_param`, int16 when it stores remainders).
+    Recognised: stochastic rounding (torchao), and what `compensating_state` finds.
     """
     if getattr(optimizer, "bf16_stochastic_round", False):
         return "stochastic rounding"
-    for name, value in state.items():
-        if isinstance(value, Tensor) and ("kahan" in name or name == "compensation"):
+    return compensating_state({name: dtype_name(value) for name, value in state.items() if isinstance(value, Tensor)})
+
+
+def compensating_state(dtypes: Mapping[str, str]) -> str | None:
+    """What keeps updates of 16-bit tensors from being lost, as far as an optimizer's state (dtypes by name) shows it: Kahan
+    buffers (torchdistx, optimi), and masters or their low halves (TransformerEngine's `master_param`, int16 when it stores
+    remainders).
+    """
+    for name in dtypes:
+        if "kahan" in name or name == "compensation":
             return f"Kahan buffer {name}"
-    if isinstance(state.get("master_param"), Tensor):
-        return f"state master_param in {dtype_name(state['master_param'])}"
-    return None
+    return f"state master_param in {dtypes['master_param']}" if "master_param" in dtypes else None
 
 
 def offload(chain: Sequence[Any]) -> str | None:

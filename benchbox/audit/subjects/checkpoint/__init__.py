@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchbox.audit.subjects.checkpoint.distributed import distributed_folders, read_distributed
+from benchbox.audit.subjects.checkpoint.facts import facts_of
 from benchbox.audit.subjects.checkpoint.files import (
-    is_lerobot,
-    is_state_folder,
+    lerobot_folder,
+    model_files,
+    optimizer_files,
+    read_file,
+    read_folder,
     read_lerobot,
-    read_model,
-    read_state_folder,
-    read_torch_file,
 )
-from benchbox.audit.subjects.checkpoint.stored import facts_of
 from benchbox.audit.subjects.checkpoint.zero import read_zero, zero_folder
 from benchbox.errors import DataError
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from benchbox.measure.witness.facts import RankFacts
 
 _KNOWN = (
-    "DeepSpeed ZeRO directories, torch.distributed.checkpoint (FSDP), accelerate's save_state, LeRobot's training_state, "
-    "benchbox's own, safetensors and torch.save files are"
+    "give a folder of DeepSpeed ZeRO, torch.distributed.checkpoint (FSDP), accelerate, transformers, LeRobot or benchbox, or a "
+    "file of safetensors or torch.save"
 )
 
 
@@ -35,21 +35,30 @@ def read_checkpoint(path: Path) -> list[RankFacts]:
     Raises:
         DataError: there is no checkpoint, it is damaged, or it could only be read by running what is in it.
     """
-    return [facts_of(stored) for stored in _read(path)]
+    return facts_of(_read(path))
 
 
 def _read(path: Path) -> list[Stored]:
     if not path.exists():
         raise DataError(f"{path}: no such file or directory")
     if path.is_file():
-        return read_model(path) if path.suffix == ".safetensors" else read_torch_file(path)
-    for folder in (path, path / "training_state"):
-        if folder.is_dir() and is_lerobot(folder):
-            return read_lerobot(folder)
+        return read_file(path)
+    if (state := lerobot_folder(path)) is not None:
+        return read_lerobot(state)
     if (zero := zero_folder(path)) is not None:
         return read_zero(zero)
     if folders := distributed_folders(path):
         return read_distributed(folders)
-    if is_state_folder(path):
-        return read_state_folder(path)
-    raise DataError(f"{path}: holds no checkpoint that is known here; {_KNOWN}")
+    if model_files(path) or optimizer_files(path):
+        return read_folder(path)
+    raise DataError(f"{path}: {_nothing_in(path)}; {_KNOWN}")
+
+
+def _nothing_in(folder: Path) -> str:
+    """Why there is no checkpoint. Who gives the folder of a whole run is told where its checkpoints are."""
+    inside = sorted(each.name for each in folder.iterdir() if each.is_dir())
+    if not any(folder.iterdir()):
+        return "the folder is empty"
+    return (
+        f"holds no checkpoint that is known here (folders in it: {', '.join(inside[:10])})" if inside else "holds no checkpoint"
+    )

@@ -1,72 +1,172 @@
-"""Optimizer state dictionaries, as torch's `state_dict` shapes them: state by number, options by group."""
+"""State dictionaries: which dictionaries are optimizers and which are models, told by their shape and not by their key."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from benchbox.audit.subjects.checkpoint.stored import StoredTensor, is_buffer
+from benchbox.audit.subjects.checkpoint.stored import Held, held
+from benchbox.measure.witness.walk import own_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
+
+_DEPTH = 5
+# Words in the keys that masters are saved under: benchbox's `masters`, Megatron's `fp32_from_fp16_params`, apex's
+# `fp32_from_fp16`, DeepSpeed's `fp32_groups_flat`.
+_MASTER_WORDS = ("master", "fp32")
+# An average of the weights is no model that was stepped.
+_AVERAGES = ("ema", "shadow", "swa")
 
 
-def is_optimizer(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("state"), dict) and isinstance(value.get("param_groups"), list)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """One parameter as an optimizer's state dictionary has it: by number or by name, with its state and its group's options."""
+
+    key: int | str
+    group: int
+    options: Mapping[str, Any]
+    state: Mapping[str, Held]
+    step_count: float | None
+    master: Held | None = None
+    name: str | None = None  # where the dictionary holds names
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """Of the tensor that was stepped, as far as its master or its state tells; None of one without state."""
+        if self.master is not None:
+            return self.master.shape
+        return next((value.shape for value in self.state.values() if value.shape), None)
 
 
-def is_model(value: Any) -> bool:
-    return isinstance(value, dict) and bool(value) and all(isinstance(held, Tensor) for held in value.values())
+def is_optimizer(value: object) -> bool:
+    """Whether this is what `Optimizer.state_dict` gives."""
+    return (
+        isinstance(value, Mapping)
+        and isinstance(value.get("state"), Mapping)
+        and isinstance(value.get("param_groups"), Sequence)
+        and all(isinstance(group, Mapping) and "params" in group for group in value["param_groups"])
+    )
 
 
-def by_number(optimizer: Mapping[str, Any]) -> Iterator[tuple[int | str, Mapping[str, Any], Mapping[str, Any]]]:
-    """(number or name, state, options) of every parameter of an optimizer's state dictionary."""
-    for group in optimizer["param_groups"]:
-        options = {name: value for name, value in group.items() if name != "params"}
-        for number in group.get("params", ()):
-            yield number, optimizer["state"].get(number, optimizer["state"].get(str(number), {})), options
+def is_model(value: object) -> bool:
+    """Whether this is what `Module.state_dict` gives: names, and tensors of which some are floating."""
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        return False
+    tensors = [each for each in value.values() if isinstance(each, Tensor)]
+    extra = sum(not isinstance(each, Tensor) and not name.endswith("_extra_state") for name, each in value.items())
+    return not extra and any(tensor.is_floating_point() and tensor.ndim for tensor in tensors)
 
 
-def stepped_by(optimizer: Mapping[str, Any], model: Mapping[str, Tensor]) -> list[StoredTensor]:
-    """What an optimizer stepped, with the weights of the model beside it.
+def inside(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Mapping[Any, Any]]]:
+    """Every dictionary in what was saved, and the way to it. Optimizers and models are not gone into."""
+    if isinstance(value, Mapping):
+        yield path, value
+        if is_optimizer(value) or is_model(value):
+            return
+        items = [(str(key), each) for key, each in value.items()]
+    elif isinstance(value, (list, tuple)):
+        items = [(str(place), each) for place, each in enumerate(value)]
+    else:
+        return
+    if len(path) < _DEPTH:
+        for key, each in items:
+            yield from inside(each, (*path, key))
 
-    A state dictionary numbers parameters and a model names them, and nothing links the two but their order and their shapes.
-    Each number gets the next weight of its shape; where several weights have it, the name stays a number.
-    """
-    found = list(by_number(optimizer))
-    masters: Sequence[Tensor] = optimizer.get("masters", ())
-    by_shape: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for name, tensor in model.items():
-        if not is_buffer(name):
-            by_shape[tuple(tensor.shape)].append(name)
-    ambiguous = {shape for shape, names in by_shape.items() if len(names) > 1}
-    stepped = []
-    for place, (number, state, options) in enumerate(found):
-        weight: Tensor | None
-        if isinstance(number, str) and number in model:
-            name, weight = number, model[number]
-        else:
-            shape = _shape(state, masters[place] if place < len(masters) else None)
-            names = by_shape.get(shape, []) if shape is not None else []
-            weight = model[names.pop(0)] if names else None
-            unique = weight is not None and shape not in ambiguous
-            name = next(key for key, held in model.items() if held is weight) if unique else f"parameter {number}"
-        master = masters[place] if place < len(masters) else None
-        stepped.append(
-            StoredTensor(
-                name=name,
-                weight=weight if master is None else master,
-                live=None if master is None or master is weight else weight,
-                state=state,
-                options=options,
-            )
+
+def models_in(value: object) -> dict[str, Held]:
+    """The tensors of all models, without averages of them. Of several models the names begin with the key of theirs."""
+    found = {path: each for path, each in inside(value) if is_model(each) and not any(_is_average(key) for key in path)}
+    return joined({".".join(path): each for path, each in found.items()})
+
+
+def joined(models: Mapping[str, Mapping[str, Any]]) -> dict[str, Held]:
+    """Tensors by the names they had before wrapping; where there are several models, begun with a label of the model."""
+    several = len(models) > 1
+    return {
+        f"{label}.{own_name(name)}" if several else own_name(name): value if isinstance(value, Held) else held(value)
+        for label, model in models.items()
+        for name, value in model.items()
+        if isinstance(value, (Tensor, Held))
+    }
+
+
+def _is_average(key: str) -> bool:
+    return any(word in _AVERAGES for word in key.lower().replace("-", "_").split("_"))
+
+
+def saved(optimizer: Mapping[str, Any], beside: Mapping[Any, Any] = {}) -> list[Saved]:
+    """The parameters of an optimizer's state dictionary, in its order."""
+    numbered = [
+        (key, place, group, _at(group.get("param_names"), index))
+        for place, group in enumerate(optimizer["param_groups"])
+        for index, key in enumerate(group["params"])
+    ]
+    masters = _masters(optimizer, len(numbered)) or _masters(beside, len(numbered))
+    return [
+        Saved(
+            key=key,
+            group=place,
+            options={option: each for option, each in group.items() if option not in {"params", "param_names"}},
+            state={
+                str(name): each if isinstance(each, Held) else held(each)
+                for name, each in _state_of(optimizer, key).items()
+                if isinstance(each, (Tensor, Held))
+            },
+            step_count=_count(_state_of(optimizer, key).get("step", group.get("step"))),
+            master=masters[index] if masters else None,
+            name=name if name is not None else (key if isinstance(key, str) else None),
         )
-    return stepped
+        for index, (key, place, group, name) in enumerate(numbered)
+    ]
 
 
-def _shape(state: Mapping[str, Any], master: Tensor | None) -> tuple[int, ...] | None:
-    tensors = [value for name, value in state.items() if isinstance(value, Tensor) and name != "step"]
-    held = master if master is not None else next(iter(tensors), None)
-    return None if held is None else tuple(held.shape)
+def kind_of(optimizer: Sequence[Saved]) -> str:
+    """What the options tell of the class, which no state dictionary names."""
+    options = optimizer[0].options if optimizer else {}
+    if "betas" in options and "eps" in options:
+        return "AdamW" if options.get("decoupled_weight_decay") else "Adam or AdamW"
+    return "SGD" if "nesterov" in options else "optimizer"
+
+
+def groups_of(optimizer: Mapping[str, Any]) -> list[tuple[float, int]]:
+    """(weight decay, tensors) of each parameter group."""
+    return [(float(group.get("weight_decay") or 0.0), len(group["params"])) for group in optimizer["param_groups"]]
+
+
+def _state_of(optimizer: Mapping[str, Any], key: int | str) -> Mapping[str, Any]:
+    state = optimizer["state"].get(key, {})
+    return state if isinstance(state, Mapping) else {}
+
+
+def _masters(holder: Mapping[Any, Any], count: int) -> list[Held] | None:
+    for key, value in holder.items():
+        if isinstance(key, str) and any(word in key.lower() for word in _MASTER_WORDS):
+            tensors = list(_tensors(value))
+            if len(tensors) == count and count:
+                return [held(tensor) for tensor in tensors]
+    return None
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _count(value: object) -> float | None:
+    """An optimizer's step count, from a number or a tensor of one."""
+    if isinstance(value, Held):
+        value = value.read()
+    if isinstance(value, Tensor):
+        return float(value) if value.numel() == 1 else None
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _at(found: object, index: int) -> Any:
+    return found[index] if isinstance(found, (list, tuple)) and index < len(found) else None

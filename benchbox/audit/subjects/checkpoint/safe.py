@@ -1,14 +1,15 @@
 """Reading files that somebody else wrote, without running anything in them.
 
 A pickle is a program. torch's `weights_only` unpickler runs none of it: it builds tensors and plain containers, and refuses the
-rest. Checkpoints of DeepSpeed hold objects of DeepSpeed's classes beside their tensors; each such class is replaced by one that
-keeps what it is given and does nothing.
+rest. Beside their tensors checkpoints hold objects of many classes, DeepSpeed's loss scaler or a script's own configuration:
+each such class is replaced by one that keeps nothing and does nothing, and is never imported.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import sys
 from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import PurePosixPath
@@ -23,9 +24,9 @@ from benchbox.errors import DataError
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Objects of these libraries stand in checkpoints beside the tensors; nothing of them is looked at.
-_INERT_LIBRARIES = ("deepspeed.", "accelerate.", "transformers.", "torch.optim.", "megatron.", "argparse.", "pathlib.")
-_NOT_RUN = "it holds objects that would have to be run to be read"
+# What pickles of Python's own modules may name and still be no program: objects of settings.
+_RECORDS = ("argparse.", "collections.", "datetime.", "decimal.", "enum.", "fractions.", "pathlib.", "types.Simple", "uuid.")
+_PROGRAM = "a program, not read and not run"
 _CONTAINERS = {"collections": {"OrderedDict"}, "torch": {"Size", "device"}}
 # Records and enumerations: making one runs nothing but their own plain constructors.
 _DCP = frozenset(
@@ -34,15 +35,13 @@ _DCP = frozenset(
 
 
 class Inert:
-    """Stands where an object of a foreign class was: keeps its state and does nothing."""
-
-    state: Any = None
+    """Stands where an object of another class was, and keeps nothing of it."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Whatever it is made with is let go."""
 
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
+    def __setstate__(self, _: Any) -> None:
+        """Whatever it was is let go."""
 
 
 def load_file(path: Path) -> Any:
@@ -51,15 +50,26 @@ def load_file(path: Path) -> Any:
     Raises:
         DataError: the file is damaged, is no such file, or can only be read by running what is in it.
     """
-    try:
-        foreign = get_unsafe_globals_in_checkpoint(str(path))
-    except Exception as error:
-        raise DataError(f"{path}: not a checkpoint file of torch ({_line(error)})") from error
-    strange = [name for name in foreign if not name.startswith(_INERT_LIBRARIES)]
-    if strange:
-        raise DataError(f"{path}: not read, because {_NOT_RUN}: {', '.join(sorted(strange))}")
+    mapped = _is_zip(path)
+    foreign = _foreign(path) if mapped else []  # the old format is read whole, and only without foreign classes
+    if strange := sorted(name for name in foreign if _could_run(name)):
+        raise DataError(f"{path}: {_PROGRAM}: it calls {', '.join(strange)}")
     with safe_globals([(Inert, name) for name in foreign]):
-        return _loaded(path, path, mmap=_is_zip(path))
+        return _loaded(path, path, mmap=mapped)
+
+
+def _foreign(path: Path) -> list[str]:
+    try:
+        return get_unsafe_globals_in_checkpoint(str(path))
+    except Exception as error:
+        raise DataError(f"{path}: not a checkpoint file of torch, or damaged ({_line(error)})") from error
+
+
+def _could_run(name: str) -> bool:
+    """Whether nothing but a program would name this: a function of the interpreter's own. It would not be run here, whatever it
+    is, but a file that holds it is no checkpoint.
+    """
+    return name.split(".")[0] in sys.stdlib_module_names and not name.startswith(_RECORDS)
 
 
 def load_bytes(held: io.BytesIO, path: Path) -> Any:
@@ -75,7 +85,7 @@ def _loaded(source: Path | io.BytesIO, path: Path, *, mmap: bool) -> Any:
     try:
         return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
-        raise DataError(f"{path}: not read, because {_NOT_RUN} ({_line(error)})") from error
+        raise DataError(f"{path}: {_PROGRAM} ({_line(error)})") from error
     except Exception as error:
         raise DataError(f"{path}: damaged ({_line(error)})") from error
 
@@ -117,7 +127,7 @@ def load_metadata(path: Path) -> dcp.Metadata:
     try:
         found = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
     except pickle.UnpicklingError as error:
-        raise DataError(f"{path}: not read, because {_NOT_RUN} ({_line(error)})") from error
+        raise DataError(f"{path}: {_PROGRAM} ({_line(error)})") from error
     except Exception as error:
         raise DataError(f"{path}: damaged ({_line(error)})") from error
     if not isinstance(found, dcp.Metadata):

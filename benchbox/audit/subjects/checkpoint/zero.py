@@ -3,112 +3,186 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from benchbox.audit.subjects.checkpoint.optimizers import by_number
-from benchbox.audit.subjects.checkpoint.safe import Inert, load_file
-from benchbox.audit.subjects.checkpoint.stored import Stored, StoredTensor
+from benchbox.audit.subjects.checkpoint.layout import Place, runs, shards
+from benchbox.audit.subjects.checkpoint.optimizers import groups_of, is_model, is_optimizer, joined, kind_of, saved
+from benchbox.audit.subjects.checkpoint.safe import load_file
+from benchbox.audit.subjects.checkpoint.stored import Held, Run, Stored, StoredTensor, held
 from benchbox.errors import DataError
+from benchbox.measure.witness.facts import Opaque
+from benchbox.measure.witness.walk import own_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$")
+    from benchbox.audit.subjects.checkpoint.layout import Shapes
+    from benchbox.audit.subjects.checkpoint.optimizers import Saved
+
+_OPTIMIZER_FILE = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
+_MODEL_FILE = re.compile(r"^(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt$")
+
+
+class _RankFile(NamedTuple):
+    """One `*_optim_states.pt`: the masters of each partition, the optimizer that stepped them, and its wrapper's name."""
+
+    masters: list[Tensor]
+    inner: Mapping[str, Any]
+    stage3: bool
+    wrapper: str
 
 
 def zero_folder(folder: Path) -> Path | None:
-    """The folder of the optimizer files: this one, or the one that `latest` names. None if this is no such checkpoint."""
+    """The folder that holds the files of the ranks: this one, or the one that `latest` names. None if this is no such
+    checkpoint.
+    """
     latest = folder / "latest"
-    if latest.is_file():
-        named = folder / latest.read_text(errors="replace").strip().split("/")[-1]
-        return named if named.is_dir() else None
-    return folder if any(_RANK.search(path.name) for path in folder.iterdir()) else None
+    named = latest.read_text(errors="replace").strip() if latest.is_file() else ""
+    for each in (folder, *([folder / named.replace("\\", "/").rsplit("/", 1)[-1]] if named else [])):
+        if each.is_dir() and any(_MODEL_FILE.match(path.name) or _OPTIMIZER_FILE.search(path.name) for path in each.iterdir()):
+            return each
+    return None
 
 
 def read_zero(folder: Path) -> list[Stored]:
     """Every rank of a ZeRO-1, 2 or 3 checkpoint.
 
     Raises:
-        DataError: a file is damaged or missing, or the ranks do not make up the world they were saved by.
+        DataError: a file is damaged or missing.
     """
-    files = {int(match[1]): path for path in folder.iterdir() if (match := _RANK.search(path.name))}
-    if not files:
-        raise DataError(f"{folder}: holds no optimizer states of ZeRO (*_optim_states.pt)")
-    models = sorted(folder.glob("*model_states.pt"))
-    if not models:
-        raise DataError(f"{folder}: holds no *model_states.pt beside the optimizer states")
-    saved = load_file(models[0])
-    model = {name: held for name, held in saved.get("module", {}).items() if isinstance(held, Tensor)}
-    shapes = [dict(group) for group in saved.get("param_shapes") or ()]
-    world = int(saved.get("dp_world_size") or len(files))
-    if missing := sorted(set(range(world)) - files.keys()):
+    optimizers = {
+        (int(match[2]), int(match[1])): path for path in folder.iterdir() if (match := _OPTIMIZER_FILE.search(path.name))
+    }
+    models = {(int(match[2]), int(match[1] or 0)): path for path in folder.iterdir() if (match := _MODEL_FILE.match(path.name))}
+    if not optimizers or not models:
+        raise DataError(f"{folder}: holds no {'*_model_states.pt' if optimizers else '*_optim_states.pt'} of its ranks")
+    ranks: list[Stored] = []
+    for parallel in sorted({parallel for parallel, _ in optimizers}):
+        files = {rank: path for (part, rank), path in optimizers.items() if part == parallel}
+        ranks += _read_group(folder, parallel, files, {rank: path for (part, rank), path in models.items() if part == parallel})
+    return [replace(each, rank=rank, world_size=len(ranks)) for rank, each in enumerate(ranks)]
+
+
+def _read_group(folder: Path, parallel: int, optimizers: Mapping[int, Path], models: Mapping[int, Path]) -> list[Stored]:
+    """The data-parallel ranks of one part of the model."""
+    if 0 not in models:
+        raise DataError(f"{folder}: holds no *mp_rank_{parallel:02d}_model_states.pt")
+    described = _model_file(models[0])
+    world = int(described.get("dp_world_size") or max(optimizers) + 1)
+    if missing := [rank for rank in range(world) if rank not in optimizers]:
         raise DataError(f"{folder}: the optimizer states of rank {', '.join(map(str, missing))} of {world} are missing")
-    begun: dict[str, int] = {}  # how much of each parameter former ranks hold
-    return [
-        Stored(
-            rank=rank,
-            world_size=world,
-            optimizer="DeepSpeed ZeRO",
-            model=model if rank == 0 else {},
-            stepped=list(_stepped(load_file(path), path, model, shapes, begun, world)),
-        )
-        for rank, path in sorted(files.items())
+    shapes = [
+        {name: tuple(int(size) for size in shape) for name, shape in group.items()} for group in described["param_shapes"] or ()
     ]
+    files = [_rank_file(optimizers[rank]) for rank in range(world)]
+    stored = []
+    for rank, file in enumerate(files):
+        module = _model_file(models[rank])["module"] if rank in models else described["module"]
+        model = joined({"": module})
+        common: dict[str, Any] = {"model": model, "buffers": _buffers(described)}
+        if file is None:
+            reason = f"the layout of {optimizers[rank].name} is not known here"
+            stored.append(Stored(stepped=(), opaque=(Opaque(optimizer="DeepSpeed", reason=reason),), **common))
+            continue
+        inner = saved(file.inner, {})
+        stored.append(
+            Stored(
+                optimizer_chain=(file.wrapper, kind_of(inner)),
+                stepped=list(_stepped(file, inner, _places(files, rank, shapes), shapes, model)),
+                groups=groups_of(file.inner),
+                **common,
+            )
+        )
+    return stored
+
+
+def _model_file(path: Path) -> Mapping[str, Any]:
+    value = load_file(path)
+    if not isinstance(value, dict) or not is_model(value.get("module")) or not isinstance(value.get("param_shapes", []), list):
+        raise DataError(f"{path}: holds no model of DeepSpeed")
+    return {"param_shapes": None} | value
+
+
+def _buffers(described: Mapping[str, Any]) -> frozenset[str] | None:
+    names = described.get("buffer_names")
+    return frozenset(own_name(str(name)) for name in names) if isinstance(names, list) else None
+
+
+def _rank_file(path: Path) -> _RankFile | None:
+    """None if it is laid out in another way than those of ZeRO-1, 2 and 3."""
+    value = load_file(path)
+    state = value.get("optimizer_state_dict") if isinstance(value, dict) else None
+    if not isinstance(state, dict):
+        raise DataError(f"{path}: holds no optimizer_state_dict")
+    if "fp32_flat_groups" in state:
+        masters, inner, wrapper = state["fp32_flat_groups"], state.get("optimizer_state_dict"), "DeepSpeedZeroOptimizer_Stage3"
+    else:
+        masters, inner = state.get("single_partition_of_fp32_groups"), state.get("base_optimizer_state")
+        wrapper = "DeepSpeedZeroOptimizer" if "loss_scaler" in state else "BF16_Optimizer"
+    if not isinstance(masters, list) or not isinstance(inner, dict) or not is_optimizer(inner):
+        return None
+    stepped = sum(len(group["params"]) for group in inner["param_groups"])
+    if stepped != len(masters) or not all(isinstance(each, Tensor) for each in masters):
+        return None
+    return _RankFile(masters, inner, "fp32_flat_groups" in state, wrapper)
+
+
+def _places(files: Sequence[_RankFile | None], rank: int, shapes: Sequence[Shapes]) -> list[list[Place]]:
+    """What lies in each partition of a rank; nothing where that is not known."""
+    file = files[rank]
+    assert file is not None
+    if file.stage3:
+        return shards([master.numel() for master in file.masters], rank, len(files), shapes)
+    known = [each for each in files if each is not None and len(each.masters) == len(shapes)]
+    if len(known) < len(files):
+        return [[] for _ in file.masters]
+    return [runs(group, [each.masters[index].numel() for each in known], rank) for index, group in enumerate(shapes)]
 
 
 def _stepped(
-    saved: Any, path: Path, model: Mapping[str, Tensor], shapes: Sequence[Mapping[str, Any]], begun: dict[str, int], world: int
+    file: _RankFile,
+    inner: Sequence[Saved],
+    places: Sequence[Sequence[Place]],
+    shapes: Sequence[Shapes],
+    model: Mapping[str, Held],
 ) -> Iterator[StoredTensor]:
-    state = saved.get("optimizer_state_dict") if isinstance(saved, dict) else None
-    if not isinstance(state, dict):
-        raise DataError(f"{path}: holds no optimizer_state_dict")
-    masters = state.get("single_partition_of_fp32_groups", state.get("fp32_flat_groups"))
-    inner = state.get("base_optimizer_state", state.get("optimizer_state_dict"))
-    if not isinstance(masters, list) or not isinstance(inner, dict):
-        raise DataError(f"{path}: holds no partitions of masters with their state")
-    slices = state.get("param_slice_mappings") or [None] * len(masters)
-    for index, (master, (_, held, options)) in enumerate(zip(masters, by_number(inner), strict=False)):
-        if slices[index]:
-            yield from _by_parameter(master, held, options, slices[index], model, begun)
-        else:
-            names = _covered(master, index, len(masters), shapes, world)
-            yield StoredTensor(name=f"partition {index}", weight=master, state=held, options=options, covers=tuple(names))
+    dimensions = {own_name(name): len(shape) for group in shapes for name, shape in group.items()}
+    attribute = "fp32_partitioned_groups_flat" if file.stage3 else "single_partition_of_fp32_groups"
+    for index, each in enumerate(inner):
+        master = file.masters[index]
+        if not places[index]:
+            name = f"{file.wrapper}.{attribute}[{index}]"
+            covers = tuple(own_name(name) for name in shapes[index]) if len(shapes) == len(file.masters) else ()
+            yield _part(each, master, Place(name, 0, master.numel(), 0), covers, None, None)
+        for place in places[index]:
+            yield _part(each, master, place, (), model.get(place.name), dimensions[place.name])
 
 
-def _by_parameter(
-    master: Tensor,
-    state: Mapping[str, Any],
-    options: Mapping[str, Any],
-    slices: Mapping[str, Any],
-    model: Mapping[str, Tensor],
-    begun: dict[str, int],
-) -> Iterator[StoredTensor]:
-    """A partition, cut into the parameters (or the parts of them) that it holds."""
-    for name, fragment in slices.items():
-        numel, start = _extent(fragment)
-        before = begun.get(name, 0)
-        begun[name] = before + numel
-        live = model[name].reshape(-1)[before : before + numel] if name in model else None
-        part = slice(start, start + numel)
-        cut = {
-            key: value[part] if isinstance(value, Tensor) and value.shape == master.shape else value
-            for key, value in state.items()
-        }
-        yield StoredTensor(name=name, weight=master[part], live=live, state=cut, options=options)
-
-
-def _extent(fragment: Any) -> tuple[int, int]:
-    """(elements, first of them in the partition) of DeepSpeed's `fragment_address`, of which only what it holds was read."""
-    held = fragment.state if isinstance(fragment, Inert) else {}
-    return int(held["numel"]), int(held["start"])
-
-
-def _covered(master: Tensor, index: int, groups: int, shapes: Sequence[Mapping[str, Any]], world: int) -> list[str]:
-    """Names of the parameters in a partition of ZeRO-3: a group for a group, where the sizes add up."""
-    if groups != len(shapes):
-        return []
-    sizes = sum(-(-shape.numel() // world) for shape in shapes[index].values())
-    return list(shapes[index]) if sizes <= master.numel() else []
+def _part(
+    each: Saved, master: Tensor, place: Place, covers: tuple[str, ...], live: Held | None, ndim: int | None
+) -> StoredTensor:
+    """A partition, or the part of it that belongs to one parameter, with the same part of the state."""
+    size = place.stop - place.start
+    whole = tuple(master.shape)
+    return StoredTensor(
+        name=place.name,
+        optimizer=kind_of([each]),
+        dtype=held(master).dtype,
+        weight=held(master[place.start : place.stop]),
+        state={
+            name: held(value.read()[place.start : place.stop]) if value.shape == whole else value
+            for name, value in each.state.items()
+        },
+        options=each.options,
+        step_count=each.step_count,
+        is_master=True,
+        # ZeRO-3 leaves an empty tensor of the live dtype where a parameter is spread over the ranks.
+        live=Run(held=live, start=place.begin, stop=place.begin + size) if live is not None and live.elements else None,
+        live_dtype=None if live is None else live.dtype,
+        ndim=ndim,
+        covers=covers,
+    )

@@ -1,0 +1,130 @@
+"""Which weights an optimizer stepped: by name where its state dictionary has names, else by shape and order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from benchbox.audit.subjects.checkpoint.numbers import nearest
+from benchbox.audit.subjects.checkpoint.optimizers import kind_of
+from benchbox.audit.subjects.checkpoint.stored import UNKNOWN, Held, Run, StoredTensor, is_buffer
+from benchbox.measure.witness.walk import own_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from benchbox.audit.subjects.checkpoint.optimizers import Saved
+
+_FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
+
+
+def stepped_by(optimizer: Sequence[Saved], model: Mapping[str, Held], *, in_order: bool) -> list[StoredTensor]:
+    """What an optimizer stepped.
+
+    Args:
+        model: the weights that lie beside it.
+        in_order: whether they are in the order of the model. safetensors sorts them by name.
+    """
+    kind = kind_of(optimizer)
+    by_name = {saved.key: saved.name for saved in optimizer if saved.name is not None}
+    names = {key: own_name(name) for key, name in by_name.items() if own_name(name) in model}
+    taken = set(names.values())
+    rest = {name: tensor for name, tensor in model.items() if name not in taken and not is_buffer(name)}
+    found = [_named(saved, names[saved.key], model[names[saved.key]], kind) for saved in optimizer if saved.key in names]
+    unnamed = [saved for saved in optimizer if saved.key not in names]
+    return [*found, *_by_shape(unnamed, rest, kind, in_order=in_order)]
+
+
+def _named(saved: Saved, name: str, weight: Held, kind: str, *, state_is_own: bool = True) -> StoredTensor:
+    is_master = saved.master is not None
+    return StoredTensor(
+        name=name,
+        optimizer=kind,
+        dtype=saved.master.dtype if saved.master is not None else weight.dtype,
+        weight=saved.master if saved.master is not None else weight,
+        state=saved.state,
+        options=saved.options,
+        step_count=saved.step_count,
+        is_master=is_master,
+        live=Run(held=weight, start=0, stop=weight.elements) if is_master else None,
+        live_dtype=weight.dtype,
+        ndim=weight.ndim,
+        state_is_own=state_is_own,
+    )
+
+
+def _by_shape(optimizer: Sequence[Saved], model: Mapping[str, Held], kind: str, *, in_order: bool) -> Iterator[StoredTensor]:
+    """Numbered parameters, those of one shape together."""
+    weights: dict[tuple[int, ...], dict[str, Held]] = defaultdict(dict)
+    for name, tensor in model.items():
+        if tensor.dtype in _FLOATING:
+            weights[tensor.shape][name] = tensor
+    alike: dict[tuple[int, ...] | None, list[Saved]] = defaultdict(list)
+    for saved in optimizer:
+        alike[saved.shape].append(saved)
+    for shape, members in alike.items():
+        candidates = weights.get(shape, {}) if shape is not None else {}
+        if all(saved.master is not None for saved in members):
+            yield from _masters(members, candidates, kind)
+        elif len(candidates) != len(members):
+            yield from (_unlinked(saved, candidates, kind) for saved in members)
+        else:
+            own = len(members) == 1 or (in_order and len({saved.group for saved in members}) == 1)
+            for saved, (name, weight) in zip(members, candidates.items(), strict=True):
+                if own or _interchangeable(members):
+                    yield _named(saved, name, weight, kind, state_is_own=own)
+                else:
+                    yield _unlinked(saved, candidates, kind)
+
+
+def _interchangeable(members: Sequence[Saved]) -> bool:
+    """Whether nothing but the numbers in their state tells these from one another."""
+    first = members[0]
+    dtypes = {name: value.dtype for name, value in first.state.items()}
+    return all(
+        saved.options == first.options
+        and saved.step_count == first.step_count
+        and {name: value.dtype for name, value in saved.state.items()} == dtypes
+        for saved in members[1:]
+    )
+
+
+def _masters(members: Sequence[Saved], candidates: Mapping[str, Held], kind: str) -> Iterator[StoredTensor]:
+    """A master belongs to the weight that it rounds to. One that rounds to none differs from all, whichever is its own: the
+    nearest is shown.
+    """
+    free = dict(candidates)
+    stale = []
+    for saved in members:
+        assert saved.master is not None
+        match = nearest(saved.master, free)
+        if match is not None and match[1] == 0.0:
+            yield _named(saved, match[0], free.pop(match[0]), kind)
+        else:
+            stale.append(saved)
+    for saved in stale:
+        assert saved.master is not None
+        match = nearest(saved.master, free)
+        if match is None:
+            yield _unlinked(saved, {}, kind)
+        elif len(stale) == len(free) == 1:
+            yield _named(saved, match[0], free[match[0]], kind)
+        else:
+            yield _named(saved, f"master {saved.key}", free[match[0]], kind)
+
+
+def _unlinked(saved: Saved, candidates: Mapping[str, Held], kind: str) -> StoredTensor:
+    """Of this one only what it can be is known; its dtype, if that is the same for all of them."""
+    dtypes = {weight.dtype for weight in candidates.values()}
+    master = saved.master
+    return StoredTensor(
+        name=f"parameter {saved.key}" if isinstance(saved.key, int) else saved.key,
+        optimizer=kind,
+        dtype=master.dtype if master is not None else (dtypes.pop() if len(dtypes) == 1 else UNKNOWN),
+        weight=master,
+        state=saved.state,
+        options=saved.options,
+        step_count=saved.step_count,
+        is_master=master is not None,
+        ndim=None if saved.shape is None else len(saved.shape),
+    )
