@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suppressed:
-    """What a rule was told not to speak of, and why. `names` are the tensors it would have spoken of, up to ten of them."""
+    """What a rule was told not to speak of, and why. `names` are the tensors that were kept from it, up to ten of them."""
 
     code: str
     parameters: str

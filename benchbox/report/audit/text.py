@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.quantities import quantity
@@ -63,8 +64,8 @@ def _print_finding(console: Console, finding: Finding) -> None:
 
 def _verdict(audit: Audit) -> Iterator[str]:
     judgement = audit.judgement
-    counts = [(sum(f.severity == severity for f in judgement.findings), severity) for severity in _STYLES]
-    told = ", ".join(f"{count} {severity}" for count, severity in counts if count)
+    counts = Counter(finding.severity for finding in worst_first(judgement.findings))
+    told = ", ".join(f"{count} {_plural(severity) if count > 1 else severity}" for severity, count in counts.items())
     yield f"found: {told}" if told else "found: nothing"
     if judgement.clean:
         yield f"clean: {', '.join(judgement.clean)}"
@@ -77,6 +78,10 @@ def _verdict(audit: Audit) -> Iterator[str]:
         yield f"known: {finding.code} {finding.severity} in {plain(finding.where)}: {plain(finding.title)}"
     for rank, problem in audit.problems:
         yield f"the witness failed on rank {rank}: {plain(problem)}"
+
+
+def _plural(severity: str) -> str:
+    return f"{severity}s" if severity in {"error", "warning"} else severity
 
 
 def _paragraph(console: Console, text: str, *, hanging: int = 0, style: str = "") -> None:

@@ -1,0 +1,125 @@
+"""Every rule, on facts that it must fire on and on the nearest ones that it must not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from facts_made import WEIGHT, course, courses, half, numbers, rank, ranks, stepping, tensor
+from rule_cases import CLEAN, FIRES, Facts, edq
+
+from benchbox.audit.judge import judge
+from benchbox.audit.rules import rules
+from benchbox.measure.witness.facts import SECTIONS, Opaque, RankFacts
+
+
+def cases(table: dict[str, list[Any]]) -> list[Any]:
+    return [pytest.param(code, *case[1:], id=f"{code}: {case[0]}") for code, held in table.items() for case in held]
+
+
+def of(code: str, facts: Facts) -> list[str]:
+    return [finding.severity for finding in judge(facts).findings if finding.code == code]
+
+
+@pytest.mark.parametrize(("code", "severity", "facts"), cases(FIRES))
+def test_it_fires_once_and_as_severely_as_the_catalogue_says(code: str, severity: str, facts: Facts) -> None:
+    assert of(code, facts) == [severity]
+
+
+@pytest.mark.parametrize(("code", "facts"), cases(CLEAN))
+def test_it_is_clean_of_what_is_nearly_that(code: str, facts: Facts) -> None:
+    judgement = judge(facts)
+    assert of(code, facts) == []
+    assert code in {*judgement.clean, *(("BXP305",) if "scaler" in facts[0].missing else ())}, judgement.not_judged.get(code)
+
+
+def test_the_table_covers_every_rule_of_the_catalogue() -> None:
+    assert FIRES.keys() == CLEAN.keys() == rules().keys()
+    assert len(rules()) == 30
+
+
+def test_a_training_with_nothing_wrong_is_clean_of_every_rule() -> None:
+    judgement = judge(ranks())
+    assert (judgement.findings, dict(judgement.not_judged)) == ((), {})
+    assert judgement.clean == tuple(rules())
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_what_one_rank_did_not_see_is_no_reason_to_fire_and_none_to_pass(section: str) -> None:
+    """A rule that reads this section says why it could not judge; the others still do."""
+    facts = [rank(0), rank(1, missing={section: "the film ran out"})]
+    judgement = judge(facts)
+    readers = {code for code, rule in rules().items() if section in rule.reads}
+    assert judgement.findings == ()
+    assert judgement.not_judged == dict.fromkeys(sorted(readers), "the film ran out")
+    assert {*judgement.clean} == rules().keys() - readers
+
+
+def test_every_section_has_a_rule_that_reads_it() -> None:
+    assert {section for rule in rules().values() for section in rule.reads} == SECTIONS.keys()
+
+
+def test_what_is_wrong_on_one_rank_is_found_although_another_saw_nothing() -> None:
+    facts = [rank(0, missing=dict.fromkeys(SECTIONS, "it was late")), rank(1, stepped=(half(),))]
+    assert of("BXP101", facts) == ["error"]
+
+
+def test_of_no_facts_at_all_nothing_is_judged() -> None:
+    judgement = judge([])
+    assert (judgement.findings, judgement.clean) == ((), ())
+    assert judgement.not_judged.keys() == rules().keys()
+
+
+@pytest.mark.parametrize(
+    ("code", "facts", "reason"),
+    [
+        ("BXP102", stepping(half(updates=0, update_squared=0.0, update_dot=0.0)), "AdamW: no update was computed"),
+        ("BXP103", ranks(steps=courses(2)), "fewer than 3 steps"),
+        ("BXP104", stepping(tensor(live_differs=None)), "no master could be compared"),
+        ("BXP303", ranks(collectives=()), "no reduction of gradients was seen"),
+        ("BXP401", ranks(steps=courses(schedule_rates={})), "no schedule said"),
+        ("BXP403", ranks(steps=courses(schedule_steps={}, micro_batches=None)), "neither forward passes nor"),
+        ("BXP406", stepping(tensor(live_ndim=None, weight_decay=0.0)), "unsharded shapes"),
+        ("BXP501", stepping(tensor(steps_before=0)), "nothing was resumed"),
+        ("BXP502", stepping(tensor(steps_before=0)), "nothing was resumed"),
+        ("BXP503", ranks(loads=()), "no optimizer state was loaded"),
+        ("BXP504", stepping(tensor(live_differs_first=None)), "no master could be compared"),
+        ("BXP601", ranks(products={}), "no matrix product was seen"),
+    ],
+)
+def test_what_was_seen_may_not_say_what_a_rule_asks(code: str, facts: Facts, reason: str) -> None:
+    assert reason in judge(facts).not_judged[code]
+
+
+def test_evidence_holds_numbers_names_and_ranks() -> None:
+    (finding,) = [found for found in judge(edq(0.1)).findings if found.code == "BXP102"]
+    assert finding.evidence["edq"] == pytest.approx(0.1)
+    assert finding.evidence["share of updates lost"] == pytest.approx(0.9)
+    assert finding.evidence["ranks"] == [0, 1]
+    assert (finding.evidence["names"], finding.evidence["edq of these"]) == ([WEIGHT], [pytest.approx(0.1)])
+    assert "AReaL#1634" in finding.repair, "a repaired precision changes the effective learning rate"
+
+
+def test_ten_tensors_are_named_and_the_others_counted() -> None:
+    (finding,) = [
+        found for found in judge(stepping(*(half(f"layer{i}") for i in range(13)))).findings if found.code == "BXP101"
+    ]
+    assert finding.evidence["names"] == [f"layer{i}" for i in range(10)]
+    assert (finding.evidence["more"], finding.evidence["tensors"]) == (3, 13)
+
+
+def test_an_optimizer_that_cannot_be_read_is_said_once_for_all_ranks() -> None:
+    (finding,) = judge(ranks(opaque=(Opaque(optimizer="Mystery", reason="unknown"),))).findings
+    assert (finding.code, finding.where, finding.evidence["ranks"]) == ("BXP604", "Mystery", [0, 1])
+
+
+def test_each_rule_tells_why_how_it_measures_and_what_to_do() -> None:
+    for rule in rules().values():
+        assert all((rule.title, rule.why, rule.measured, rule.repair, rule.references)), rule.code
+        assert rule.severity in {"error", "warning"}, "the worst that it can be"
+
+
+def test_facts_made_here_survive_json_as_those_of_a_witness_do() -> None:
+    made = rank(steps=(course(1),), stepped=(replace(tensor(), numbers=numbers()),))
+    assert RankFacts.from_dict(made.to_dict()) == made
