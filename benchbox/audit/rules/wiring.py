@@ -115,7 +115,7 @@ def _no_cadence(facts: Sequence[RankFacts]) -> str | None:
 
 
 def _unlinked(facts: Sequence[RankFacts]) -> Iterator[Breach]:
-    """Trainable parameters that nothing steps, beside stepped tensors (or an optimizer) that stand for no parameter."""
+    """Trainable parameters that nothing steps, beside tensors that an optimizer steps or holds and that are no parameters."""
     linked_somewhere = {p.name for each in facts for p in each.parameters if p.linked}
     for each in facts:
         orphans = [
@@ -124,11 +124,12 @@ def _unlinked(facts: Sequence[RankFacts]) -> Iterator[Breach]:
         unstepped = [p.name for p in each.parameters if p.trainable and p.elements and p.linked is False]
         lost = [name for name in unstepped if name not in linked_somewhere]
         idle = "stepped" not in each.missing and not each.stepped and not each.opaque
-        if lost and (orphans or idle):
+        if lost and (orphans or idle or each.strangers):
             evidence = {
                 "parameters": len(lost),
                 **named(lost),
-                "stepped": shown(orphans) if orphans else "the optimizer holds no tensor that has a gradient",
+                "stepped": shown(orphans) or ("nothing" if idle else None),
+                "held, without a gradient": shown(each.strangers) or None,
             }
             yield Breach("error", " > ".join(each.optimizer_chain) or "optimizer", each.rank, evidence)
             return
@@ -216,13 +217,17 @@ RULES = (
     ),
     Rule(
         code="BXP404",
-        title="the optimizer steps tensors that are not the model's",
+        title="the optimizer holds tensors that are not the model's",
         severity="error",
-        why="wrapping, moving or casting may replace parameters: an optimizer built before goes on stepping the old ones",
-        measured=(
-            "identity and storage of stepped tensors against the model's parameters, and masters by what they are copied into"
+        why=(
+            "wrapping, moving, casting or a new head replaces parameters: an optimizer built before keeps the old ones, and "
+            "the new ones are never trained"
         ),
-        repair="build the optimizer after the model is wrapped, moved and cast",
+        measured=(
+            "identity and storage of what the optimizer steps and holds against the model's parameters, and masters by what "
+            "they are copied into"
+        ),
+        repair="build the optimizer when the model is complete, wrapped, moved and cast",
         references=("pytorch#107843",),
         reads=("stepped", "links", "parameters"),
         check=_unlinked,

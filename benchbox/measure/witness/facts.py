@@ -271,6 +271,7 @@ class RankFacts:
     setup: Setup | None = None
     prepared: Prepared | None = None
     groups: tuple[tuple[float, int], ...] = ()  # weight decay and number of tensors of each parameter group, empty ones too
+    strangers: tuple[str, ...] = ()  # tensors that optimizers hold, that had no gradient and are no parameter of the model
     default_decay: float | None = None  # the weight decay the optimizer was built with, where groups name none
     default_dtype: str | None = None
     contract: Contract | None = None
@@ -289,7 +290,7 @@ class RankFacts:
             values[name] = tuple(_rebuilt(kind, each) for each in values.get(name, ()))
         for name, single in _ONE.items():
             values[name] = None if values.get(name) is None else single(**values[name])
-        for name in ("optimizer_chain", "accumulated_in", "problems"):
+        for name in ("optimizer_chain", "accumulated_in", "strangers", "problems"):
             values[name] = tuple(values.get(name, ()))
         values["groups"] = tuple((decay, tensors) for decay, tensors in values.get("groups", ()))
         if values["prepared"] is not None:

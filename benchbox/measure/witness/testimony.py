@@ -137,6 +137,7 @@ def testimony(witness: Witness, problems: tuple[str, ...]) -> RankFacts:
         if witness.around.accelerator is not None
         else None,
         groups=tuple(group for each in stepping for group in each.groups()),
+        strangers=tuple(_strangers(witness, stepping)),
         default_decay=next((_default_decay(each) for each in stepping), None),
         default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
         contract=witness.contract,
@@ -251,6 +252,15 @@ def _parameters(witness: Witness, stepping: Sequence[Stepping]) -> Iterator[Live
                     linked=id(parameter) in handed,
                     module=type(module).__name__,
                 )
+
+
+def _strangers(witness: Witness, stepping: Sequence[Stepping]) -> Iterator[str]:
+    known = {*witness.live, *(id(link.stepped) for link in witness.links.values())}
+    for each in stepping:
+        handed = [tensor for group in each.optimizer.param_groups for tensor in group["params"]]
+        for place, tensor in enumerate(handed):
+            if tensor.requires_grad and id(tensor) not in known and id(tensor) not in each.held:
+                yield f"{type(each.optimizer).__name__} parameter {place}"
 
 
 def _buffers(witness: Witness) -> Iterator[LiveTensor]:
