@@ -121,7 +121,7 @@ class _Record:
         """Write in each step that is looked at closely: a rank whose neighbour fails is killed, and can write nothing then."""
         if self._process is None:
             self._process = os.getpid()
-        if self._witness.notes and self._witness.notes[-1].close:
+        if self._witness.looked_closely:
             self._write()
 
     def _saw_all(self, _: Witness) -> None:

@@ -11,24 +11,20 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .calls import Calls
-from .census import Sizes
 from .facts import SECTIONS, RankFacts
-from .forward import ForwardWatch
 from .kinds import local
 from .looks import Look, can_look_at
-from .operations import OperationWatch
+from .notes import Notebook, StepNotes, Stepping
 from .setup import optimizer_chain
 from .surroundings import Surroundings, look_around
-from .testimony import StepNotes, Stepping, testimony
-from .walk import Link, links, links_by_place, live_parameters, storage_of
+from .testimony import testimony
+from .walk import links, links_by_place, live_parameters, storage_of
 from .windows import StepWindows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from torch import Tensor
     from torch.optim import Optimizer
 
     from .facts import Contract
@@ -86,25 +82,13 @@ class Witness:
         contract: Contract | None = None,
         on_done: Callable[[Witness], None] | None = None,
     ) -> None:
-        self.source = source
-        self.contract = contract
-        self.calls = Calls()
-        self.sizes = Sizes()
-        self.forward = ForwardWatch()
-        self.operations = OperationWatch()
-        self.around = Surroundings(schedules=list(schedules or ()))
-        self._stepping: dict[int, Stepping] = {}  # by optimizer
-        self.notes: list[StepNotes] = []
-        self.looks: dict[int, Look] = {}  # by stepped tensor
+        self._book = Notebook(source, contract, optimizer, Surroundings(schedules=list(schedules or ())))
         self._given = (model, optimizer, schedules)
         self._last = steps
         self._middle = (steps + 1) // 2
         self._on_done = on_done
         self._problems: list[str] = []
         self._windows = StepWindows(self)
-        self._links: dict[int, Link] = {}
-        self._live: dict[int, str] = {}
-        self._live_storages: set[int] = set()
         self._installed = False
         self._rank: tuple[int, int] | None = None
         self._testimony: RankFacts | None = None
@@ -120,10 +104,10 @@ class Witness:
         """Begin to watch."""
         self._installed = True
         self._windows.install()
-        self.calls.listen()
-        self.forward.install()
+        self._book.calls.listen()
+        self._book.forward.install()
         if isinstance(self._given[0], nn.Module):
-            self.around.models = [self._given[0]]
+            self._book.around.models = [self._given[0]]
             self._know_models()
 
     def remove(self) -> None:
@@ -134,25 +118,25 @@ class Witness:
 
     def reported(self, norm: Any, max_norm: float) -> None:
         """Of the step just taken: the gradient norm that clipping reported, and what it was to be clipped to."""
-        if self._installed and self.notes:
-            self.notes[-1].norm = (norm, max_norm)
+        if self._installed and self._book.steps:
+            self._book.steps[-1].norm = (norm, max_norm)
 
     def facts(self) -> RankFacts:
         """What was seen so far. Once the witness has left it no longer changes, and the training's objects are let go."""
-        return self._testimony or testimony(self, tuple(self._problems))
-
-    @property
-    def stepping(self) -> list[Stepping]:
-        """The optimizers that stepped tensors themselves."""
-        return [each for place, each in self._stepping.items() if place not in self._windows.wrappers]
+        return self._testimony or self._written()
 
     @property
     def saw_steps(self) -> int:
-        return len(self.notes)
+        return len(self._book.steps)
+
+    @property
+    def looked_closely(self) -> bool:
+        """At the last step seen."""
+        return bool(self._book.steps) and self._book.steps[-1].close
 
     @property
     def saw_forward(self) -> bool:
-        return self.forward.called
+        return self._book.forward.called
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -161,95 +145,79 @@ class Witness:
             self._rank = (dist.get_rank(), dist.get_world_size())
         return self._rank or (int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
-    @property
-    def outermost(self) -> Any:
-        """The outermost optimizer, if it was handed over."""
-        return self._given[1]
-
-    @property
-    def links(self) -> dict[int, Link]:
-        return self._links
-
-    @property
-    def live(self) -> dict[int, str]:
-        return self._live
-
-    def is_live(self, tensor: Tensor) -> bool:
-        return id(tensor) in self._live or storage_of(tensor) in self._live_storages
-
     # What StepWindows tells
 
     @_guarded
     def begin(self, step: int) -> None:
-        self.operations.leave()
+        self._book.operations.leave()
         if step > self._last:
             self._done()
             return
         notes = StepNotes(step=step, close=self._is_close(step))
-        self.notes.append(notes)
-        self.calls.listen_to_fsdp()
-        norms = self.calls.take_norms()
+        self._book.steps.append(notes)
+        self._book.calls.listen_to_fsdp()
+        norms = self._book.calls.take_norms()
         if notes.close:
             if len(norms) == 1:
                 norm, max_norm, notes.clipped = norms[0]
                 notes.norm = (norm, max_norm)
-            notes.micro_batches, notes.called = self.forward.stop()
-        notes.note_schedules(self.around.schedules)
+            notes.micro_batches, notes.called = self._book.forward.stop()
+        notes.note_schedules(self._book.around.schedules)
 
     @_guarded
     def before(self, optimizer: Optimizer, tensors: Stepped) -> None:
         if not self._installed:
             return
-        notes = self.notes[-1]
-        stepping = self._stepping.get(id(optimizer)) or self._meet(optimizer)
+        notes = self._book.steps[-1]
+        stepping = self._book.stepping.get(id(optimizer)) or self._meet(optimizer)
         notes.note_rates(optimizer, tensors)
         if not notes.close:
             return
         self._link(optimizer, stepping)
         for group, _, tensor in tensors:
-            look = self.looks.get(id(tensor))
+            look = self._book.looks.get(id(tensor))
             state = optimizer.state.get(tensor, {})
             if look is None:
                 if not can_look_at(tensor):
                     continue
-                look = self.looks[id(tensor)] = Look()
+                look = self._book.looks[id(tensor)] = Look()
                 look.first(tensor, state, group, notes.step)
-            link = self._links.get(id(tensor))
+            link = self._book.links.get(id(tensor))
             if link is not None and link.live is not None:
                 look.against_live(tensor, link.live, first=notes.step == 1)
             look.before(optimizer, group, tensor, state)
             if tensor.grad is not None:
-                self.sizes.count("gradient" if self.is_live(tensor) else "master_gradient", tensor, tensor.grad)
+                self._book.sizes.count("gradient" if self._book.is_live(tensor) else "master_gradient", tensor, tensor.grad)
 
     @_guarded
     def after(self, optimizer: Optimizer, tensors: Stepped) -> None:
-        self.calls.steps_taken += 1
+        self._book.calls.steps_taken += 1
         if not self._installed:
             return
-        notes = self.notes[-1]
+        notes = self._book.steps[-1]
         if notes.close:
-            stepping = self._stepping[id(optimizer)]
+            stepping = self._book.stepping[id(optimizer)]
             for group, place, tensor in tensors:
                 state = optimizer.state.get(tensor, {})
-                if (look := self.looks.get(id(tensor))) is not None:
+                if (look := self._book.looks.get(id(tensor))) is not None:
                     look.after(group, tensor, state, notes.step)
                 stepping.note(tensor, group, place, state)
         if self._is_close(notes.step + 1):
-            self.forward.install()
+            self._book.forward.install()
         if notes.step == self._middle < self._last:
-            self.operations.enter()
+            self._book.operations.enter()
 
     @_guarded
     def end(self) -> None:
-        notes = self.notes[-1]
+        notes = self._book.steps[-1]
         if notes.close:
-            places = [place for place in notes.stepped if place in self.looks]
+            places = [place for place in notes.stepped if place in self._book.looks]
             clipped = [place for place in places if self._stands_for(place) & notes.clipped]
-            looks = [self.looks[place] for place in clipped or places]  # a script may clip only some of what it steps
+            looks = [self._book.looks[place] for place in clipped or places]  # a script may clip only some of what it steps
             notes.stepped_norm = sum(look.gradient_squared or 0.0 for look in looks) ** 0.5
 
     def _stands_for(self, place: int) -> set[int]:
-        link = self._links.get(place)
+        link = self._book.links.get(place)
         return {place} if link is None else {place, *(covered for _, covered in link.covers)}
 
     # Getting to know what is there
@@ -261,41 +229,41 @@ class Witness:
         """An optimizer steps for the first time: find what is around it."""
         model, outermost, schedules = self._given
         if model is None:
-            known = [*(stepping.optimizer for stepping in self._stepping.values()), optimizer]
-            around = look_around(known, [*self.around.models, *self.notes[-1].called])
+            known = [*(stepping.optimizer for stepping in self._book.stepping.values()), optimizer]
+            around = look_around(known, [*self._book.around.models, *self._book.steps[-1].called])
             if schedules is not None:
                 around.schedules = list(schedules)
-            self.around = around
+            self._book.around = around
             self._know_models()
             chain = around.chains[-1]
-            self.notes[-1].note_schedules(around.schedules)
+            self._book.steps[-1].note_schedules(around.schedules)
         else:
             chain = optimizer_chain(outermost)
-        stepping = self._stepping[id(optimizer)] = Stepping(optimizer, chain)
+        stepping = self._book.stepping[id(optimizer)] = Stepping(optimizer, chain)
         return stepping
 
     def _know_models(self) -> None:
-        for model in self.around.models:
+        for model in self._book.around.models:
             for name, parameter in live_parameters(model):
-                self._live[id(parameter)] = name
-                self._live_storages.add(storage_of(parameter))
-        self._live_storages.discard(0)  # empty shards all "share" the null pointer
-        self.forward.roots = {id(model) for model in self.around.models}
+                self._book.live[id(parameter)] = name
+                self._book.live_storages.add(storage_of(parameter))
+        self._book.live_storages.discard(0)  # empty shards all "share" the null pointer
+        self._book.forward.roots = {id(model) for model in self._book.around.models}
 
     def _link(self, optimizer: Optimizer, stepping: Stepping) -> None:
         """Which live parameter stands behind each tensor. Done at each close look: DeepSpeed fills its groups late."""
-        found = list(links(stepping.chain, self._live))
+        found = list(links(stepping.chain, self._book.live))
         if not found:
             stepped = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-            if not any(self.is_live(tensor) for tensor in stepped):
-                live = [pair for model in self.around.models for pair in live_parameters(model)]
+            if not any(self._book.is_live(tensor) for tensor in stepped):
+                live = [pair for model in self._book.around.models for pair in live_parameters(model)]
                 found = list(links_by_place(stepped, live))
         for link in found:
-            self._links[id(link.stepped)] = link
-        for model in self.around.models:
+            self._book.links[id(link.stepped)] = link
+        for model in self._book.around.models:
             for _, parameter in live_parameters(model):
                 if parameter.grad is not None:
-                    self.sizes.count("gradient", parameter, parameter.grad)
+                    self._book.sizes.count("gradient", parameter, parameter.grad)
 
     # Leaving
 
@@ -303,8 +271,8 @@ class Witness:
     def _finish(self) -> None:
         """The last step has no successor that would compare what it left."""
         self._windows.close()
-        for tensor, link in [(link.stepped, link) for link in self._links.values()]:
-            look = self.looks.get(id(tensor))
+        for tensor, link in [(link.stepped, link) for link in self._book.links.values()]:
+            look = self._book.looks.get(id(tensor))
             if look is not None and link.live is not None and look.steps and local(link.live).numel():
                 look.against_live(tensor, link.live, first=False)
 
@@ -318,17 +286,22 @@ class Witness:
         """Take everything off that was installed, keep the facts, and let go of the training's objects."""
         self._installed = False
         self._windows.remove()
-        self.operations.leave()
-        self.forward.stop()
-        self.calls.silence()
+        self._book.operations.leave()
+        self._book.forward.stop()
+        self._book.calls.silence()
         self._testimony = self._final_testimony()
-        self.around, self._stepping, self.looks, self._links = Surroundings(), {}, {}, {}
+        self._book = Notebook(self._book.source, None, None, Surroundings(), steps=self._book.steps)
+
+    def _written(self) -> RankFacts:
+        for wrapper in self._windows.wrappers & self._book.stepping.keys():
+            del self._book.stepping[wrapper]
+        return testimony(self._book, *self.rank, tuple(self._problems))
 
     def _final_testimony(self) -> RankFacts:
         try:
-            return testimony(self, tuple(self._problems))
+            return self._written()
         except Exception as error:  # noqa: BLE001 (as for the hooks: whatever it is, it is not the training's)
             rank, world_size = self.rank
             problems = (*self._problems, f"writing down: {_told(error)}")
             missing = dict.fromkeys(SECTIONS, "the witness failed before it could say")
-            return RankFacts(rank=rank, world_size=world_size, source=self.source, missing=missing, problems=problems)
+            return RankFacts(rank=rank, world_size=world_size, source=self._book.source, missing=missing, problems=problems)
