@@ -1,0 +1,145 @@
+"""Healthy trainings that look odd, really run: no rule may speak of them, and none may pass what it could not see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler as schedules
+
+from benchbox.audit.judge import Judgement, judge
+from benchbox.measure.witness.facts import RankFacts
+from benchbox.measure.witness.witness import Witness
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+class Policy(nn.Module):
+    """An embedding of which a batch touches few rows, a norm and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens = nn.Embedding(512, 16)
+        self.norm = nn.LayerNorm(16)
+        self.head = nn.Linear(16, 16)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.norm(self.tokens(tokens)))
+
+
+def train(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    *,
+    first: int = 0,
+    schedule: Any = None,
+    clip: Callable[[], Any] = lambda: None,
+) -> None:
+    for step in range(first, first + steps):
+        tokens = torch.arange(8 * step, 8 * step + 8)
+        policy(tokens).float().square().mean().backward()
+        clip()
+        optimizer.step()
+        optimizer.zero_grad()
+        if schedule is not None:
+            schedule.step()
+
+
+def witnessed(policy: Policy, optimizer: torch.optim.Optimizer, **how: Any) -> RankFacts:
+    with Witness(source="command", steps=6) as witness:
+        train(policy, optimizer, 8, **how)
+    facts = RankFacts.from_dict(witness.facts().to_dict())
+    assert facts.problems == ()
+    return facts
+
+
+def codes(judgement: Judgement) -> list[str]:
+    return [finding.code for finding in judgement.findings]
+
+
+@pytest.mark.parametrize(
+    "compose",
+    [
+        lambda o: schedules.SequentialLR(o, [schedules.LinearLR(o, total_iters=3), schedules.CosineAnnealingLR(o, 9)], [3]),
+        lambda o: schedules.ChainedScheduler([schedules.LinearLR(o, total_iters=3), schedules.ExponentialLR(o, 0.9)]),
+    ],
+    ids=["one after the other", "together"],
+)
+def test_schedules_made_of_others_reach_the_optimizer(compose: Callable[[Any], Any]) -> None:
+    policy = Policy()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
+    judgement = judge([witnessed(policy, optimizer, schedule=compose(optimizer))])
+    assert codes(judgement) == []
+    assert "BXP401" in judgement.clean
+
+
+def test_a_warm_up_that_begins_below_the_precision_of_float32_pins_nothing() -> None:
+    policy = Policy()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-9)
+    assert codes(judge([witnessed(policy, optimizer)])) == []
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adafactor, torch.optim.Adagrad, torch.optim.RMSprop])
+def test_what_cannot_be_computed_is_not_judged(make: Callable[..., torch.optim.Optimizer]) -> None:
+    policy = Policy().to(torch.bfloat16)
+    judgement = judge([witnessed(policy, make(policy.parameters(), lr=1e-3))])
+    assert "BXP101" in codes(judgement)
+    assert "no update was computed" in judgement.not_judged["BXP102"]
+
+
+def clipped(parameters: Callable[[Policy], Iterable[nn.Parameter]]) -> Judgement:
+    policy = Policy()
+    for parameter in policy.head.parameters():
+        parameter.register_hook(lambda gradient: 100 * gradient)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
+    facts = witnessed(policy, optimizer, clip=lambda: nn.utils.clip_grad_norm_(parameters(policy), 0.01))
+    assert facts.steps[0].stepped_norm == pytest.approx(0.01, rel=1e-3)
+    return judge([facts])
+
+
+def test_a_script_may_clip_only_a_part_of_what_it_steps() -> None:
+    judgement = clipped(lambda policy: policy.tokens.parameters())
+    assert codes(judgement) == []
+    assert "BXP304" in judgement.clean
+
+
+def test_clipping_is_seen_however_the_parameters_are_handed_over() -> None:
+    for judgement in (clipped(lambda policy: [*policy.parameters()]), clipped(lambda policy: iter(policy.parameters()))):
+        assert codes(judgement) == []
+        assert "BXP304" in judgement.clean
+
+
+def resumed(policy: Policy) -> Judgement:
+    """Eight steps, then eight more under a witness, on weights that began as bfloat16 values."""
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.0)
+    train(policy, optimizer, 8)
+    return judge([witnessed(policy, optimizer, first=8)])
+
+
+def rounded(policy: Policy) -> Policy:
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.copy_(parameter.to(torch.bfloat16))
+    return policy
+
+
+def test_rows_of_an_embedding_that_wait_for_their_first_gradient_were_not_derived_again() -> None:
+    """A checkpoint in bfloat16 that is trained on in float32: most of its tokens have not come yet."""
+    judgement = resumed(rounded(Policy()))
+    assert codes(judgement) == []
+    assert "BXP501" in judgement.clean
+
+
+def test_weights_that_come_back_through_bfloat16_were_derived_again() -> None:
+    policy = Policy()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.0)
+    train(policy, optimizer, 8)
+    (finding,) = judge([witnessed(rounded(policy), optimizer, first=8)]).findings
+    assert finding.code == "BXP501"
+    assert "tokens.weight" in finding.evidence["names"]
+    assert finding.evidence["steps before"] == 8
