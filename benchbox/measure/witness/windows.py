@@ -95,7 +95,7 @@ class StepWindows:
         if self._calls:
             self._calls[-1].wraps = True
             self.wrappers.add(id(self._calls[-1].optimizer))
-        call = _Call(optimizer, _with_gradient(optimizer), wraps=len(optimizer_chain(optimizer)) > 1)
+        call = _Call(optimizer, _with_gradient(optimizer), wraps=self._wraps(optimizer))
         self._calls.append(call)
         if call.wraps:
             return
@@ -128,6 +128,9 @@ class StepWindows:
             return False
         gradients = [tensor.grad for _, _, tensor in tensors if tensor.grad is not None and can_look_at(tensor)]
         return len(gradients) == len(tensors) and not any(local(gradient).any() for gradient in gradients)
+
+    def _wraps(self, optimizer: Optimizer) -> bool:
+        return id(optimizer) in self.wrappers or len(optimizer_chain(optimizer)) > 1
 
     def _forget_failed(self, optimizer: Optimizer) -> None:
         """A call that raised had no end; the optimizer cannot be inside itself."""
