@@ -1,173 +1,291 @@
-"""Checkpoints of one process, as their libraries write them, sound and spoilt."""
+"""Checkpoints of one process, made by the libraries that write them."""
 
 from __future__ import annotations
 
 import json
-import os
-import pickle
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
 from safetensors.torch import save_file
 from torch import nn
 
 from benchbox.audit.judge import judge
+from benchbox.audit.selection import Selection
 from benchbox.audit.subjects.checkpoint import read_checkpoint
-from benchbox.errors import DataError
-from benchbox.optim import MasterWeightOptimizer
+from benchbox.measure.witness.facts import SECTIONS, RankFacts
+from benchbox.optim.masters import MasterWeightOptimizer
 
-if TYPE_CHECKING:
-    from pathlib import Path
+STEPS = 4
 
 
-def trained(dtype=torch.float32, optimizer=torch.optim.AdamW, steps=4, **options):
+def trained(dtype=torch.float32, optimizer=torch.optim.AdamW, **options):
+    """A model with a buffer and two linear layers of one shape, and the optimizer that trained it."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 8)).to(dtype)
-    stepping = optimizer(model.parameters(), **{"lr": 1e-3, **options})
-    for _ in range(steps):
-        model(torch.randn(4, 16, dtype=dtype)).square().mean().backward()
-        stepping.step()
-        stepping.zero_grad()
-    return model, stepping
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)).to(dtype)
+    model.register_buffer("inv_freq", torch.rand(4))
+    made = optimizer(model.parameters(), lr=1e-3, **options)
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        model(torch.randn(8, 16, dtype=dtype)).square().mean().backward()
+        made.step()
+        made.zero_grad()
+    return model, made
 
 
-def fired(path: Path) -> dict[str, str]:
-    return {finding.code: finding.severity for finding in judge(read_checkpoint(path)).findings}
+def read_one(path) -> RankFacts:
+    (facts,) = read_checkpoint(path)
+    assert facts.source == "checkpoint"
+    assert facts == RankFacts.from_dict(json.loads(json.dumps(facts.to_dict())))
+    return facts
 
 
-def test_accelerates_state_folder_is_read_with_names_and_options(tmp_path):
-    model, optimizer = trained(weight_decay=0.25)
-    accelerator = Accelerator(cpu=True)
-    accelerator.prepare(model, optimizer)
-    accelerator.save_state(str(tmp_path / "state"))
-    (facts,) = read_checkpoint(tmp_path / "state")
-    assert {tensor.name: (tensor.dtype, tensor.shape) for tensor in facts.stepped} == {
-        "0.weight": ("float32", (32, 16)),
-        "0.bias": ("float32", (32,)),
-        "1.weight": ("float32", (8, 32)),
-        "1.bias": ("float32", (8,)),
-    }
-    first = facts.stepped[0]
-    assert (first.betas, first.weight_decay, first.numbers.steps_before) == ((0.9, 0.999), 0.25, 4)
-    assert first.state == {"step": "float32", "exp_avg": "float32", "exp_avg_sq": "float32"}
-    assert {entry.kind for entry in facts.entries} == {"parameter", "step", "exp_avg", "exp_avg_sq"}
-    assert facts.missing["numbers"] == "a checkpoint shows no steps"
-    assert fired(tmp_path / "state") == {}
+def by_name(facts):
+    return {tensor.name: tensor for tensor in facts.stepped}
 
 
-def test_a_file_of_torch_save_is_read_whatever_its_keys_are(tmp_path):
-    model, optimizer = trained(torch.bfloat16)
-    torch.save({"net": {"weights": model.state_dict()}, "opts": [optimizer.state_dict()], "epoch": 3}, tmp_path / "last.ckpt")
-    assert fired(tmp_path / "last.ckpt") == {"BXP101": "error", "BXP106": "warning", "BXP201": "error"}
+def fired(facts):
+    return {finding.code for finding in judge([facts], Selection()).findings}
 
 
-def test_masters_derived_again_from_rounded_weights_are_found_out(tmp_path):
-    """Saved as trained they are sound; upcast from the live weights, as a resume that lost them does, they are not."""
-    model, optimizer = trained(torch.bfloat16, MasterWeightOptimizer)
-    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save(saved, tmp_path / "sound.pt")
-    assert fired(tmp_path / "sound.pt") == {}
-    saved["optimizer"]["masters"] = [parameter.detach().float() for parameter in model.parameters()]
-    torch.save(saved, tmp_path / "derived.pt")
-    assert fired(tmp_path / "derived.pt") == {"BXP501": "error"}
+def rounded(tensor):
+    return tensor.bfloat16().float()
 
 
-def test_live_weights_that_are_not_the_rounded_masters_are_found(tmp_path):
-    model, optimizer = trained(torch.bfloat16, MasterWeightOptimizer)
-    with torch.no_grad():
-        model[0].weight.add_(1.0)
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "last.pt")
-    (finding,) = judge(read_checkpoint(tmp_path / "last.pt")).findings
-    assert finding.code == "BXP104"
-    assert "0.weight" in json.dumps(finding.evidence)
-
-
-def test_moments_that_went_through_bfloat16_are_found(tmp_path):
+@pytest.mark.parametrize("keys", [("model", "optimizer"), ("policy_state", "opt"), ("state_dict", "optimizer_states")])
+def test_a_model_and_an_optimizer_are_found_under_whatever_keys(tmp_path, keys):
     model, optimizer = trained()
-    saved = optimizer.state_dict()
-    for state in saved["state"].values():
-        state["exp_avg_sq"] = state["exp_avg_sq"].bfloat16().float()
-    torch.save({"model": model.state_dict(), "optimizer": saved}, tmp_path / "last.pt")
-    assert fired(tmp_path / "last.pt") == {"BXP502": "warning"}
+    state = [optimizer.state_dict()] if keys[1].endswith("s") else optimizer.state_dict()
+    torch.save({keys[0]: model.state_dict(), keys[1]: state, "step": 4, "rng": torch.get_rng_state()}, tmp_path / "a.pt")
+    facts = read_one(tmp_path / "a.pt")
+    assert [(each.name, each.dtype, each.shape, each.live) for each in facts.stepped] == [
+        ("0.weight", "float32", (16, 16), True),
+        ("0.bias", "float32", (16,), True),
+        ("1.weight", "float32", (16, 16), True),
+        ("1.bias", "float32", (16,), True),
+    ]
+    first = facts.stepped[0]
+    assert (first.lr, first.betas, first.eps, first.weight_decay) == (1e-3, (0.9, 0.999), 1e-8, 1e-2)
+    assert first.state == {"step": "float32", "exp_avg": "float32", "exp_avg_sq": "float32"}
+    assert (first.step_count, first.numbers.steps_before) == (STEPS, STEPS)
+    assert first.numbers.bf16_valued["weight"] < 0.01
+    assert facts.optimizer_chain == ("AdamW",)
+    assert facts.groups == ((1e-2, 4),)
+    assert [(buffer.name, buffer.dtype) for buffer in facts.buffers] == [("inv_freq", "float32")]
+    counted = {(each.kind, each.dtype): (each.tensors, each.elements, each.bytes) for each in facts.entries}
+    assert counted["parameter", "float32"] == counted["exp_avg", "float32"] == (4, 544, 2176)
+    assert counted["buffer", "float32"] == (1, 4, 16)
+    assert counted["step", "float32"] == (4, 4, 16)
 
 
-def test_lerobots_training_state_is_read_with_the_model_beside_it(tmp_path):
+def test_what_a_checkpoint_cannot_show_is_missing_with_the_reason(tmp_path):
+    model, optimizer = trained()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
+    facts = read_one(tmp_path / "a.pt")
+    assert SECTIONS.keys() - facts.missing.keys() == {"stepped", "options", "buffers"}
+    assert facts.missing["collectives"] == "a checkpoint shows no steps"
+    assert facts.missing["links"] == "the checkpoint holds no masters beside live weights"
+    judgement = judge([facts], Selection())
+    assert judgement.findings == ()
+    assert {"BXP101", "BXP201", "BXP204", "BXP501", "BXP502", "BXP602"} <= set(judgement.clean)
+    assert {"BXP102", "BXP104", "BXP105", "BXP302", "BXP404", "BXP603"} <= judgement.not_judged.keys()
+
+
+@pytest.mark.parametrize("old_format", [False, True])
+def test_16_bit_weights_and_moments_are_seen(tmp_path, old_format):
     model, optimizer = trained(torch.bfloat16)
-    (tmp_path / "pretrained_model").mkdir()
-    save_file(model.state_dict(), tmp_path / "pretrained_model" / "model.safetensors")
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    torch.save(saved, tmp_path / "a.pt", _use_new_zipfile_serialization=not old_format)
+    facts = read_one(tmp_path / "a.pt")
+    weight = by_name(facts)["0.weight"]
+    assert (weight.dtype, weight.live, weight.state["exp_avg_sq"]) == ("bfloat16", True, "bfloat16")
+    assert weight.numbers.second_moment_stalled > 0.99
+    assert weight.numbers.bf16_valued == {}
+    assert {"BXP101", "BXP106", "BXP201"} <= fired(facts)
+
+
+def test_weights_and_moments_that_went_through_bfloat16_are_told_by_their_values(tmp_path):
+    model, optimizer = trained()
     state = optimizer.state_dict()
-    folder = tmp_path / "training_state"
-    folder.mkdir()
-    flat = {f"state/{number}/{name}": value for number, held in state["state"].items() for name, value in held.items()}
-    save_file(flat, folder / "optimizer_state.safetensors")
-    (folder / "optimizer_param_groups.json").write_text(json.dumps(state["param_groups"]))
-    for path in (tmp_path, folder):
-        (facts,) = read_checkpoint(path)
-        assert [(tensor.name, tensor.dtype) for tensor in facts.stepped][:2] == [
-            ("0.weight", "bfloat16"),
-            ("0.bias", "bfloat16"),
-        ]
-        assert set(fired(path)) == {"BXP101", "BXP106", "BXP201"}
-    (folder / "optimizer_param_groups.json").write_text("{")
-    with pytest.raises(DataError, match=r"optimizer_param_groups\.json: cannot be read as JSON"):
-        read_checkpoint(folder)
+    for held in state["state"].values():
+        held["exp_avg_sq"] = rounded(held["exp_avg_sq"])
+    weights = {name: rounded(value) for name, value in model.state_dict().items()}
+    torch.save({"model": weights, "optimizer": state}, tmp_path / "a.pt")
+    facts = read_one(tmp_path / "a.pt")
+    shares = by_name(facts)["1.weight"].numbers.bf16_valued
+    assert (shares["weight"], shares["exp_avg_sq"]) == (1.0, 1.0)
+    assert shares["exp_avg"] < 0.1
+    assert fired(facts) == {"BXP501", "BXP502"}
 
 
-def test_weights_alone_show_buffers_and_say_what_cannot_be_judged(tmp_path):
-    tensors = {"rope.inv_freq": torch.ones(8, dtype=torch.bfloat16), "layer.weight": torch.ones(4, 4)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    judgement = judge(read_checkpoint(tmp_path / "model.safetensors"))
-    assert [finding.code for finding in judgement.findings] == ["BXP602"]
-    assert judgement.not_judged["BXP101"] == "the checkpoint holds no optimizer state"
+def test_shares_are_exact_and_leave_out_what_never_had_a_gradient(tmp_path):
+    """1.0 and 1.5 are bfloat16 numbers, 1 + 2^-8 and 1 + 2^-23 are not; zeros and untouched elements count as neither."""
+    weight = nn.Parameter(torch.tensor([1.0, 1.5, 1.0 + 2**-8, 1.0 + 2**-23, 0.0, 1.0 + 2**-20]))
+    optimizer = torch.optim.AdamW([weight], lr=1e-3)
+    weight.grad = torch.ones(6)
+    optimizer.step()
+    with torch.no_grad():
+        weight.copy_(torch.tensor([1.0, 1.5, 1.0 + 2**-8, 1.0 + 2**-23, 0.0, 1.0 + 2**-20]))
+    state = optimizer.state[weight]
+    state["exp_avg_sq"] = torch.tensor([2.0, 2.0, 2.0, 2.0 + 2**-22, 2.0, 0.0])
+    torch.save({"model": {"w": weight.detach()}, "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
+    (tensor,) = read_one(tmp_path / "a.pt").stepped
+    assert tensor.numbers.bf16_valued["weight"] == 2 / 4
+    assert tensor.numbers.bf16_valued["exp_avg_sq"] == 4 / 5
 
 
-class Bomb:
-    """Runs a command when it is unpickled by anything that runs pickles."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.mark}",)
-
-
-def test_nothing_in_a_checkpoint_is_run(tmp_path):
-    """One line that names the function that wanted to be called, for every way in."""
-    mark = tmp_path / "exploded"
-    torch.save({"model": Bomb(mark)}, tmp_path / "new.pt")
-    torch.save({"model": Bomb(mark)}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    (tmp_path / "plain.pt").write_bytes(pickle.dumps(Bomb(mark)))
-    (tmp_path / "dcp").mkdir()
-    (tmp_path / "dcp" / ".metadata").write_bytes(pickle.dumps(Bomb(mark)))
-    (tmp_path / "state").mkdir()
-    torch.save(Bomb(mark), tmp_path / "state" / "optimizer.bin")
-    for name in ("new.pt", "old.pt", "plain.pt", "dcp", "state"):
-        with pytest.raises(DataError) as caught:
-            read_checkpoint(tmp_path / name)
-        assert len(str(caught.value).splitlines()) == 1
-        assert name.split(".")[0] in str(caught.value)
-    assert not mark.exists()
+def test_masters_beside_16_bit_weights_are_compared_with_them(tmp_path):
+    """benchbox's own layout. safetensors sorts names, so the masters of one shape are matched by what they round to."""
+    model, optimizer = trained(torch.bfloat16, MasterWeightOptimizer, fused=True)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    facts = read_one(tmp_path)
+    weight = by_name(facts)["1.weight"]
+    assert (weight.dtype, weight.live, weight.live_dtype) == ("float32", False, "bfloat16")
+    assert weight.numbers.bf16_valued["weight"] < 0.05
+    assert {each.numbers.live_differs for each in facts.stepped} == {0.0}
+    assert set(by_name(facts)) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert fired(facts) == set()
+    assert "BXP104" in judge([facts], Selection()).clean
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 cut off", bytes(1000)])
-@pytest.mark.parametrize("name", ["model.safetensors", "last.pt", "optimizer.bin", ".metadata"])
-def test_a_damaged_file_is_one_line(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    path = tmp_path if name in {"optimizer.bin", ".metadata"} else tmp_path / name
-    with pytest.raises(DataError) as caught:
-        read_checkpoint(path)
-    assert len(str(caught.value).splitlines()) == 1
-    assert name in str(caught.value)
+def test_live_weights_that_are_not_their_rounded_masters_are_found(tmp_path):
+    model, optimizer = trained(torch.bfloat16, MasterWeightOptimizer, fused=True)
+    with torch.no_grad():
+        model[1].weight[0] += 1
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    facts = read_one(tmp_path)
+    differs = {name: tensor.numbers.live_differs for name, tensor in by_name(facts).items()}
+    assert differs == {"0.weight": 0.0, "0.bias": 0.0, "1.weight": 1 / 16, "1.bias": 0.0}
+    assert "BXP104" in fired(facts)
 
 
-def test_what_is_not_there_or_no_checkpoint_says_so(tmp_path):
-    with pytest.raises(DataError, match="no such file or directory"):
-        read_checkpoint(tmp_path / "nowhere")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no checkpoint that is known here; DeepSpeed ZeRO directories"):
-        read_checkpoint(tmp_path / "empty")
-    torch.save({"epoch": 3}, tmp_path / "odd.pt")
-    with pytest.raises(DataError, match="holds neither the tensors of a model nor the state of an optimizer"):
-        read_checkpoint(tmp_path / "odd.pt")
+def test_masters_made_again_from_the_live_weights_are_found(tmp_path):
+    model, optimizer = trained(torch.bfloat16, MasterWeightOptimizer, fused=True)
+    state = optimizer.state_dict()
+    state["masters"] = [parameter.detach().float() for parameter in model.parameters()]
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    torch.save(state, tmp_path / "optimizer.pt")
+    facts = read_one(tmp_path)
+    assert {each.numbers.bf16_valued["weight"] for each in facts.stepped} == {1.0}
+    assert "BXP501" in fired(facts)
+
+
+def test_masters_beside_an_optimizer_belong_to_it(tmp_path):
+    """Megatron's and apex's layouts: the optimizer's state, and lists of masters under a key of their own."""
+    model, _ = trained(torch.bfloat16)
+    masters = [nn.Parameter(parameter.detach().float() + 1e-5) for parameter in model.parameters()]
+    inner = torch.optim.AdamW(masters, lr=1e-3)
+    saved = {"optimizer": inner.state_dict(), "fp32_from_fp16_params": [[each.detach() for each in masters]]}
+    torch.save({"model": model.state_dict(), "optimizer": saved}, tmp_path / "a.pt")
+    facts = read_one(tmp_path / "a.pt")
+    assert {(each.dtype, each.live, each.live_dtype) for each in facts.stepped} == {("float32", False, "bfloat16")}
+
+
+@pytest.mark.parametrize("safetensors", [True, False])
+def test_what_accelerate_saves_is_read(tmp_path, safetensors):
+    accelerator = Accelerator(cpu=True)
+    model, _ = accelerator.prepare(*trained())
+    accelerator.save_state(tmp_path / "state", safe_serialization=safetensors)
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._shared_state.clear()
+    facts = read_one(tmp_path / "state")
+    assert {name: each.dtype for name, each in by_name(facts).items()} == dict.fromkeys(
+        dict(model.named_parameters()), "float32"
+    )
+    assert {each.step_count for each in facts.stepped} == {STEPS}
+    assert fired(facts) == set()
+
+
+def test_a_model_in_several_files_is_one_model(tmp_path):
+    model, optimizer = trained()
+    parts = list(model.state_dict().items())
+    files = {"model-00001-of-00002.safetensors": dict(parts[:2]), "model-00002-of-00002.safetensors": dict(parts[2:])}
+    for name, tensors in files.items():
+        save_file(tensors, tmp_path / name)
+    index = {"weight_map": {key: name for name, tensors in files.items() for key in tensors}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    facts = read_one(tmp_path)
+    assert {each.name for each in facts.parameters} == set(dict(model.named_parameters()))
+
+
+def lerobot(folder, model, optimizer):
+    """As LeRobot's `save_checkpoint` lays it out."""
+    (folder / "pretrained_model").mkdir(parents=True)
+    (folder / "training_state").mkdir()
+    save_file(model.state_dict(), folder / "pretrained_model" / "model.safetensors")
+    saved = optimizer.state_dict()
+    flat = {f"state/{key}/{name}": value for key, held in saved["state"].items() for name, value in held.items()}
+    save_file(flat, folder / "training_state" / "optimizer_state.safetensors")
+    (folder / "training_state" / "optimizer_param_groups.json").write_text(json.dumps(saved["param_groups"]))
+    (folder / "training_state" / "training_step.json").write_text('{"step": 4}')
+
+
+@pytest.mark.parametrize("given", ["", "training_state"])
+def test_lerobots_training_state_is_read_with_the_model_beside_it(tmp_path, given):
+    lerobot(tmp_path, *trained(torch.bfloat16))
+    facts = read_one(tmp_path / given)
+    assert {(each.dtype, each.state["exp_avg_sq"], each.betas) for each in facts.stepped} == {
+        ("bfloat16", "bfloat16", (0.9, 0.999))
+    }
+    assert {"BXP101", "BXP201"} <= fired(facts)
+
+
+def test_weights_of_one_shape_are_not_guessed_where_options_differ(tmp_path):
+    """Two groups that hold a weight of the same shape each, in a file that has lost their order."""
+    model, _ = trained()
+    optimizer = torch.optim.AdamW([{"params": model[1].parameters()}, {"params": model[0].parameters(), "lr": 1e-5}], lr=1e-3)
+    model(torch.ones(1, 16)).sum().backward()
+    optimizer.step()
+    lerobot(tmp_path, model, optimizer)
+    facts = read_one(tmp_path)
+    assert [(each.name, each.dtype, each.lr) for each in facts.stepped] == [
+        ("parameter 0", "float32", 1e-3),
+        ("parameter 1", "float32", 1e-3),
+        ("parameter 2", "float32", 1e-5),
+        ("parameter 3", "float32", 1e-5),
+    ]
+    assert all(each.numbers.bf16_valued["weight"] < 0.01 for each in facts.stepped)
+
+
+def test_of_an_optimizer_without_its_weights_only_the_state_is_judged(tmp_path):
+    _, optimizer = trained(torch.bfloat16)
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    facts = read_one(tmp_path / "optimizer.pt")
+    assert {each.dtype for each in facts.stepped} == {"unknown"}
+    assert facts.missing["stepped"] == "the checkpoint does not show the weights of 4 of 4 stepped tensors"
+    judgement = judge([facts], Selection())
+    assert [finding.code for finding in judgement.findings] == ["BXP201"]
+    assert "BXP101" in judgement.not_judged
+
+
+def test_weights_alone_show_their_buffers(tmp_path):
+    save_file({"rope.inv_freq": torch.ones(4).bfloat16(), "head.weight": torch.ones(2, 2)}, tmp_path / "weights.safetensors")
+    facts = read_one(tmp_path / "weights.safetensors")
+    assert facts.missing["stepped"] == "the checkpoint holds no optimizer state"
+    assert [parameter.name for parameter in facts.parameters] == ["head.weight"]
+    assert fired(facts) == {"BXP602"}
+
+
+@dataclass
+class Settings:
+    rate: float = 1e-3
+
+
+def test_objects_of_foreign_classes_are_passed_over(tmp_path):
+    """Many scripts save their configuration beside the model."""
+    model, optimizer = trained()
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "settings": Settings(), "folder": tmp_path}
+    torch.save(saved, tmp_path / "a.pt")
+    assert len(read_one(tmp_path / "a.pt").stepped) == 4
+
+
+def test_averages_of_the_weights_are_no_model_that_was_stepped(tmp_path):
+    model, optimizer = trained()
+    average = {name: value.bfloat16() for name, value in model.state_dict().items()}
+    torch.save({"model_ema": average, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
+    assert {each.dtype for each in read_one(tmp_path / "a.pt").parameters} == {"float32"}

@@ -59,6 +59,4 @@ def _nothing_in(folder: Path) -> str:
     inside = sorted(each.name for each in folder.iterdir() if each.is_dir())
     if not any(folder.iterdir()):
         return "the folder is empty"
-    return (
-        f"holds no checkpoint that is known here (folders in it: {', '.join(inside[:10])})" if inside else "holds no checkpoint"
-    )
+    return f"holds no checkpoint, but folders: {', '.join(inside[:10])}" if inside else "holds no checkpoint"

@@ -11,7 +11,7 @@ from benchbox.audit.subjects.checkpoint.stored import UNKNOWN, Held, Run, Stored
 from benchbox.measure.witness.walk import own_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from benchbox.audit.subjects.checkpoint.optimizers import Saved
 
@@ -30,9 +30,11 @@ def stepped_by(optimizer: Sequence[Saved], model: Mapping[str, Held], *, in_orde
     names = {key: own_name(name) for key, name in by_name.items() if own_name(name) in model}
     taken = set(names.values())
     rest = {name: tensor for name, tensor in model.items() if name not in taken and not is_buffer(name)}
-    found = [_named(saved, names[saved.key], model[names[saved.key]], kind) for saved in optimizer if saved.key in names]
-    unnamed = [saved for saved in optimizer if saved.key not in names]
-    return [*found, *_by_shape(unnamed, rest, kind, in_order=in_order)]
+    found = {
+        saved.key: _named(saved, names[saved.key], model[names[saved.key]], kind) for saved in optimizer if saved.key in names
+    }
+    found |= _by_shape([saved for saved in optimizer if saved.key not in names], rest, kind, in_order=in_order)
+    return [found[saved.key] for saved in optimizer]
 
 
 def _named(saved: Saved, name: str, weight: Held, kind: str, *, state_is_own: bool = True) -> StoredTensor:
@@ -53,7 +55,9 @@ def _named(saved: Saved, name: str, weight: Held, kind: str, *, state_is_own: bo
     )
 
 
-def _by_shape(optimizer: Sequence[Saved], model: Mapping[str, Held], kind: str, *, in_order: bool) -> Iterator[StoredTensor]:
+def _by_shape(
+    optimizer: Sequence[Saved], model: Mapping[str, Held], kind: str, *, in_order: bool
+) -> dict[int | str, StoredTensor]:
     """Numbered parameters, those of one shape together."""
     weights: dict[tuple[int, ...], dict[str, Held]] = defaultdict(dict)
     for name, tensor in model.items():
@@ -62,19 +66,18 @@ def _by_shape(optimizer: Sequence[Saved], model: Mapping[str, Held], kind: str, 
     alike: dict[tuple[int, ...] | None, list[Saved]] = defaultdict(list)
     for saved in optimizer:
         alike[saved.shape].append(saved)
+    found: dict[int | str, StoredTensor] = {}
     for shape, members in alike.items():
         candidates = weights.get(shape, {}) if shape is not None else {}
+        own = len(members) == 1 or (in_order and len({saved.group for saved in members}) == 1)
         if all(saved.master is not None for saved in members):
-            yield from _masters(members, candidates, kind)
-        elif len(candidates) != len(members):
-            yield from (_unlinked(saved, candidates, kind) for saved in members)
-        else:
-            own = len(members) == 1 or (in_order and len({saved.group for saved in members}) == 1)
+            found |= _by_value(members, candidates, kind)
+        elif len(candidates) == len(members) and (own or _interchangeable(members)):
             for saved, (name, weight) in zip(members, candidates.items(), strict=True):
-                if own or _interchangeable(members):
-                    yield _named(saved, name, weight, kind, state_is_own=own)
-                else:
-                    yield _unlinked(saved, candidates, kind)
+                found[saved.key] = _named(saved, name, weight, kind, state_is_own=own)
+        else:
+            found |= {saved.key: _unlinked(saved, candidates, kind) for saved in members}
+    return found
 
 
 def _interchangeable(members: Sequence[Saved]) -> bool:
@@ -89,28 +92,25 @@ def _interchangeable(members: Sequence[Saved]) -> bool:
     )
 
 
-def _masters(members: Sequence[Saved], candidates: Mapping[str, Held], kind: str) -> Iterator[StoredTensor]:
+def _by_value(members: Sequence[Saved], candidates: Mapping[str, Held], kind: str) -> dict[int | str, StoredTensor]:
     """A master belongs to the weight that it rounds to. One that rounds to none differs from all, whichever is its own: the
     nearest is shown.
     """
+    found: dict[int | str, StoredTensor] = {}
     free = dict(candidates)
-    stale = []
     for saved in members:
         assert saved.master is not None
-        match = nearest(saved.master, free)
-        if match is not None and match[1] == 0.0:
-            yield _named(saved, match[0], free.pop(match[0]), kind)
-        else:
-            stale.append(saved)
+        name, share = nearest(saved.master, free)
+        if share == 0.0:
+            found[saved.key] = _named(saved, name, free.pop(name), kind)
+    stale = [saved for saved in members if saved.key not in found]
     for saved in stale:
         assert saved.master is not None
-        match = nearest(saved.master, free)
-        if match is None:
-            yield _unlinked(saved, {}, kind)
-        elif len(stale) == len(free) == 1:
-            yield _named(saved, match[0], free[match[0]], kind)
-        else:
-            yield _named(saved, f"master {saved.key}", free[match[0]], kind)
+        name, share = nearest(saved.master, free)
+        known = len(stale) == len(free)  # what is left is theirs
+        shown = name if known and len(stale) == 1 else f"master {saved.key}"
+        found[saved.key] = _named(saved, shown, free[name], kind) if known else _unlinked(saved, {}, kind)
+    return found
 
 
 def _unlinked(saved: Saved, candidates: Mapping[str, Held], kind: str) -> StoredTensor:
@@ -122,6 +122,7 @@ def _unlinked(saved: Saved, candidates: Mapping[str, Held], kind: str) -> Stored
         optimizer=kind,
         dtype=master.dtype if master is not None else (dtypes.pop() if len(dtypes) == 1 else UNKNOWN),
         weight=master,
+        among=tuple(candidates.values()),
         state=saved.state,
         options=saved.options,
         step_count=saved.step_count,

@@ -6,9 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from benchbox.measure.witness.facts import Numbers
 from benchbox.measure.witness.looks import SIXTEEN_BIT, Tally
 from benchbox.measure.witness.numerics import bf16_valued_share, stalled_share
@@ -17,9 +14,12 @@ from benchbox.measure.witness.updates import difference
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from torch import Tensor
+
     from benchbox.audit.subjects.checkpoint.stored import Held, StoredTensor
 
 _PIECE_ELEMENTS = 2**22
+_FIRST_ELEMENTS = 2**12  # tell two weights from one another
 # State that is zero where no gradient ever came, the surest first.
 _HISTORY = ("exp_avg_sq", "exp_avg", "momentum_buffer")
 
@@ -39,40 +39,36 @@ def numbers_of(each: StoredTensor) -> Numbers:
 
 
 def _bf16_valued(each: StoredTensor) -> dict[str, float]:
-    """As the facts define it: of float32 elements that are not zero and that had a gradient, as far as the state tells."""
-    marked = {name: value for name, value in {"weight": each.weight, **each.state}.items() if _can_tell(name, value)}
-    shape = next((value.shape for value in marked.values() if value is not None), ())
-    history = next((each.state[name] for name in _HISTORY if name in each.state), None)
-    if history is not None and history.shape != shape:
-        history = None
-    tallies = {}
-    for name, value in marked.items():
-        assert value is not None
-        own = history if name != "weight" or each.state_is_own else None
-        tallies[name] = _tally(value, own if own is not None and own.shape == value.shape else None)
+    """As the facts define it: of float32 elements that are not zero and that had a gradient, as far as the state tells. Of a
+    weight that may be one of several the share of all of them: it is 1 only if it is that of each.
+    """
+    weights = (each.weight,) if each.weight is not None else each.among
+    tallies = {name: Tally() for name in ("weight", *each.state)}
+    past = next((each.state[name] for name in _HISTORY if name in each.state), None)
+    for weight in weights:
+        _count(tallies["weight"], weight, past if each.weight is not None and each.state_is_own else None)
+    for name, value in each.state.items():
+        if name != "step":
+            _count(tallies[name], value, past)
     return {name: tally.share for name, tally in tallies.items() if tally.share is not None}
 
 
-def _can_tell(name: str, value: Held | None) -> bool:
-    return value is not None and value.dtype == "float32" and name != "step" and value.elements > 1
-
-
-def _tally(value: Held, history: Held | None) -> Tally:
-    tally = Tally()
-    past = _pieces(history.read()) if history is not None else None
-    for piece in _pieces(value.read()):
-        counts = piece != 0 if past is None else (piece != 0) & (next(past) != 0)
+def _count(tally: Tally, value: Held, past: Held | None) -> None:
+    if value.dtype != "float32":
+        return
+    history = _pieces(past) if past is not None and past.shape == value.shape else None
+    for piece in _pieces(value):
+        counts = piece != 0 if history is None else (piece != 0) & (next(history) != 0)
         counted = piece[counts]
         tally.add(bf16_valued_share(counted), counted.numel())
-    return tally
 
 
 def _live_differs(each: StoredTensor) -> float | None:
     """The share of elements in which the live weight is not the master, rounded to its dtype."""
     if each.live is None or each.weight is None:
         return None
-    live = _flat(each.live.held.read())[each.live.start : each.live.stop]
-    master = _flat(each.weight.read())
+    live = _flat(each.live.held)[each.live.start : each.live.stop]
+    master = _flat(each.weight)
     if live.numel() != master.numel() or not live.numel():
         return None
     tally = Tally()
@@ -81,23 +77,25 @@ def _live_differs(each: StoredTensor) -> float | None:
     return tally.share
 
 
-def nearest(master: Held, candidates: Mapping[str, Held], elements: int = 2**12) -> tuple[str, float] | None:
-    """The candidate that is most like a master rounded to its dtype, by the first elements, and the share that differs."""
-    mine = _flat(master.read())[:elements]
-    best: tuple[str, float] | None = None
+def nearest(master: Held, candidates: Mapping[str, Held]) -> tuple[str, float]:
+    """The candidate most like a master rounded to its dtype, and the share that differs, by the first elements. ("", 1.0) where
+    there is none.
+    """
+    mine = _flat(master)[:_FIRST_ELEMENTS]
+    best = "", 1.0
     for name, candidate in candidates.items():
-        theirs = _flat(candidate.read())[:elements]
+        theirs = _flat(candidate)[:_FIRST_ELEMENTS]
         share = difference(mine.to(theirs.dtype), theirs)
-        if best is None or share < best[1]:
+        if share < best[1] or not best[0]:
             best = name, share
         if share == 0.0:
             break
     return best
 
 
-def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    yield from _flat(tensor).split(_PIECE_ELEMENTS)
+def _pieces(value: Held) -> Iterator[Tensor]:
+    yield from _flat(value).split(_PIECE_ELEMENTS)
 
 
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1) if tensor.layout == torch.strided else tensor.detach().to_dense().reshape(-1)
+def _flat(value: Held) -> Tensor:
+    return value.read().detach().reshape(-1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+from _compat_pickle import IMPORT_MAPPING
 from dataclasses import is_dataclass
 from enum import Enum
 from pathlib import PurePosixPath
@@ -24,8 +25,13 @@ from benchbox.errors import DataError
 if TYPE_CHECKING:
     from pathlib import Path
 
-# What pickles of Python's own modules may name and still be no program: objects of settings.
+# Python's own modules, also by the names that pickles for Python 2 have for them.
+_PYTHON = sys.stdlib_module_names | IMPORT_MAPPING.keys()
+# What pickles may name of them and still be no program: parts of settings, and how instances and nested classes are pickled.
 _RECORDS = ("argparse.", "collections.", "datetime.", "decimal.", "enum.", "fractions.", "pathlib.", "types.Simple", "uuid.")
+_PLAIN = frozenset({"functools.partial", "copy_reg._reconstructor"}) | {
+    f"__builtin__.{name}" for name in ("complex", "frozenset", "getattr", "object", "slice", "xrange")
+}
 _PROGRAM = "a program, not read and not run"
 _CONTAINERS = {"collections": {"OrderedDict"}, "torch": {"Size", "device"}}
 # Records and enumerations: making one runs nothing but their own plain constructors.
@@ -69,7 +75,7 @@ def _could_run(name: str) -> bool:
     """Whether nothing but a program would name this: a function of the interpreter's own. It would not be run here, whatever it
     is, but a file that holds it is no checkpoint.
     """
-    return name.split(".")[0] in sys.stdlib_module_names and not name.startswith(_RECORDS)
+    return name.split(".")[0] in _PYTHON and not name.startswith(_RECORDS) and name not in _PLAIN
 
 
 def load_bytes(held: io.BytesIO, path: Path) -> Any:

@@ -67,15 +67,16 @@ class Run:
 class StoredTensor:
     """One tensor that an optimizer stepped, or a rank's part of it: a master or the weight itself, its state, its options.
 
-    `weight` is None where the checkpoint does not show which of its tensors it is, or does not hold it; `dtype` is still known
-    if all it can be are alike. `live` is what a master was rounded into, as far as the checkpoint holds it, and
-    `state_is_own` is False where the state may be that of another weight of the same shape, dtypes and options.
+    `weight` is None where the checkpoint does not hold it, or does not show which of its tensors (`among`) it is; `dtype` is
+    still known if all that it can be are alike. `live` is what a master was rounded into, as far as the checkpoint holds it,
+    and `state_is_own` is False where the state may be that of another weight of the same shape, dtypes and options.
     """
 
     name: str
     optimizer: str
     dtype: str
     weight: Held | None
+    among: tuple[Held, ...] = ()
     state: Mapping[str, Held]
     options: Mapping[str, object]
     step_count: float | None

@@ -1,0 +1,235 @@
+"""Files that attack, or are broken: nothing in them is run, and one line says what is wrong."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import shutil
+import subprocess
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.distributed.checkpoint import metadata as dcp
+
+from benchbox.audit.subjects.checkpoint import read_checkpoint
+from benchbox.errors import EXIT_USAGE, DataError
+
+WEIGHTS = {"weight": torch.ones(2, 2)}
+EMPTY_OPTIMIZER = {"state": {}, "param_groups": []}
+
+
+class Attack:
+    """Pickled as a call that leaves a file behind."""
+
+    def __init__(self, function, *arguments):
+        self._call = function, arguments
+
+    def __reduce__(self):
+        return self._call
+
+
+@pytest.fixture
+def trap(tmp_path):
+    return tmp_path / "was-run"
+
+
+@pytest.fixture(params=["os.system", "subprocess.run", "eval", "os.mkdir", "shutil.copytree"])
+def attack(request, trap):
+    return {
+        "os.system": Attack(os.system, f"touch {trap}"),
+        "subprocess.run": Attack(subprocess.run, ["touch", str(trap)]),
+        "eval": Attack(eval, f"open({str(trap)!r}, 'w')"),
+        "os.mkdir": Attack(os.mkdir, str(trap)),
+        "shutil.copytree": Attack(shutil.copytree, str(trap.parent), str(trap)),
+    }[request.param]
+
+
+def torch_file(folder, held):
+    torch.save({"model": WEIGHTS, "extra": held}, folder / "checkpoint.pt")
+    return folder / "checkpoint.pt"
+
+
+def old_torch_file(folder, held):
+    torch.save({"model": WEIGHTS, "extra": held}, folder / "old.pt", _use_new_zipfile_serialization=False)
+    return folder / "old.pt"
+
+
+def bare_pickle(folder, held):
+    (folder / "checkpoint.bin").write_bytes(pickle.dumps({"model": 1, "extra": held}))
+    return folder / "checkpoint.bin"
+
+
+def accelerate(folder, held):
+    save_file(WEIGHTS, folder / "model.safetensors")
+    torch.save(EMPTY_OPTIMIZER | {"extra": held}, folder / "optimizer.bin")
+    return folder
+
+
+def zero(folder, held):
+    (folder / "latest").write_text("global_step1")
+    step = folder / "global_step1"
+    step.mkdir()
+    torch.save({"module": WEIGHTS, "param_shapes": [{"weight": torch.Size([2, 2])}], "dp_world_size": 1}, step / zero_model())
+    states = {"base_optimizer_state": EMPTY_OPTIMIZER, "single_partition_of_fp32_groups": [], "loss_scaler": held}
+    torch.save({"optimizer_state_dict": states}, step / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    return folder
+
+
+def zero_model():
+    return "mp_rank_00_model_states.pt"
+
+
+def metadata_file(folder, held):
+    (folder / ".metadata").write_bytes(pickle.dumps(dcp.Metadata(state_dict_metadata={}, planner_data=held)))
+    return folder
+
+
+def shard_file(folder, held):
+    """Metadata without guile, and a shard that is a program."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    stream = io.BytesIO()
+    torch.save(held, stream)
+    (folder / "__0_0.distcp").write_bytes(stream.getvalue())
+    place = _StorageInfo("__0_0.distcp", 0, len(stream.getvalue()))
+    key = "optimizer.param_groups.0.lr"
+    metadata = dcp.Metadata(
+        state_dict_metadata={key: dcp.BytesStorageMetadata()},
+        planner_data={key: ("optimizer", "param_groups", 0, "lr")},
+        storage_data={dcp.MetadataIndex(key): place},
+    )
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    return folder
+
+
+FORMATS = [torch_file, old_torch_file, bare_pickle, accelerate, zero, metadata_file, shard_file]
+
+
+def refused(path):
+    """The one line that a checkpoint is refused with."""
+    with pytest.raises(DataError) as refusal:
+        read_checkpoint(path)
+    line = str(refusal.value)
+    assert "\n" not in line
+    assert line.startswith(str(path))
+    assert refusal.value.exit_code == EXIT_USAGE
+    return line
+
+
+@pytest.mark.parametrize("written", FORMATS)
+def test_a_program_in_a_checkpoint_is_not_run_and_said_so(tmp_path, trap, attack, written):
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    path = written(folder, attack)
+    assert "a program" in refused(path)
+    assert not trap.exists()
+
+
+def test_the_attacks_would_work_where_they_are_let(attack, trap):
+    if "copytree" not in str(attack._call[0]):  # it would copy the folder into itself
+        pickle.loads(pickle.dumps(attack))
+        assert trap.exists()
+
+
+def test_functions_of_other_libraries_are_not_called_either(tmp_path, trap):
+    """They are not known to be harmful, so the file is read; what they would have made is not."""
+    from numpy import savetxt
+
+    path = torch_file(tmp_path, Attack(savetxt, str(trap), [1.0]))
+    (facts,) = read_checkpoint(path)
+    assert [parameter.name for parameter in facts.parameters] == ["weight"]
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize("written", FORMATS)
+def test_a_file_that_ends_early_is_damaged(tmp_path, written):
+    path = written(tmp_path, 1e-3)
+    files = [each for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file() and each.name != "latest"]
+    for each in files:
+        whole = each.read_bytes()
+        for size in (0, 1, len(whole) // 2, len(whole) - 1):
+            each.write_bytes(whole[:size])
+            if each.suffix == ".safetensors" and size == 0:
+                continue
+            refused(path)
+        each.write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("notes.txt", b"nothing of the kind"),
+        ("picture.pt", b"\x89PNG\r\n"),
+        ("empty.safetensors", b""),
+        ("lies.safetensors", b"\xff\xff\xff\xff\xff\xff\xff\x7f{}"),
+        ("zip.pt", b"PK\x05\x06" + bytes(18)),
+    ],
+)
+def test_foreign_files_are_refused(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    refused(tmp_path / name)
+
+
+@pytest.mark.parametrize("held", [None, 3, [], {"a": 1}, {"loss": torch.tensor(1.0)}, {"rng": torch.get_rng_state()}])
+def test_a_file_without_weights_and_optimizer_says_so(tmp_path, held):
+    torch.save(held, tmp_path / "a.pt")
+    assert refused(tmp_path / "a.pt").endswith("holds neither the tensors of a model nor the state of an optimizer")
+
+
+def test_a_folder_without_a_checkpoint_says_what_is_there(tmp_path):
+    assert "the folder is empty" in refused(tmp_path)
+    (tmp_path / "step-00000100").mkdir()
+    assert "folders: step-00000100" in refused(tmp_path)
+    assert "no such file or directory" in refused(tmp_path / "nowhere")
+
+
+def test_a_missing_rank_of_zero_is_named(tmp_path):
+    zero(tmp_path, None)
+    model = tmp_path / "global_step1" / zero_model()
+    torch.save(torch.load(model) | {"dp_world_size": 3}, model)
+    with pytest.raises(DataError, match="the optimizer states of rank 1, 2 of 3 are missing"):
+        read_checkpoint(tmp_path)
+    model.unlink()
+    with pytest.raises(DataError, match=r"holds no \*_model_states.pt"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_missing_part_of_a_model_is_named(tmp_path):
+    save_file(WEIGHTS, tmp_path / "model-00001-of-00002.safetensors")
+    index = '{"weight_map": {"weight": "model-00001-of-00002.safetensors", "bias": "model-00002-of-00002.safetensors"}}'
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert "names model-00002-of-00002.safetensors, which is not there" in refused(tmp_path)
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    shard_file(tmp_path, 1e-3)
+    (tmp_path / "__0_0.distcp").unlink()
+    with pytest.raises(DataError, match=r"__0_0.distcp: is missing"):
+        read_checkpoint(tmp_path)
+
+
+def test_metadata_leads_to_no_file_outside_the_folder(tmp_path):
+    from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+    torch.save(1e-3, tmp_path / "secret.pt")
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    shard_file(folder, 1e-3)
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    (index,) = metadata.storage_data
+    metadata.storage_data[index] = _StorageInfo("../secret.pt", 0, (tmp_path / "secret.pt").stat().st_size)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(DataError, match=r"checkpoint/secret.pt: is missing"):
+        read_checkpoint(folder)
+
+
+def test_latest_leads_to_no_folder_outside(tmp_path):
+    outside, inside = tmp_path / "outside", tmp_path / "inside"
+    outside.mkdir()
+    inside.mkdir()
+    zero(outside, None)
+    (inside / "latest").write_text("../outside/global_step1")
+    with pytest.raises(DataError, match="holds no checkpoint"):
+        read_checkpoint(inside)
