@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.findings import FAILING
 from benchbox.audit.rules import rules
-from benchbox.audit.rules.rule import NAMES_SHOWN
+from benchbox.audit.rules.base import NAMES_SHOWN
 from benchbox.audit.selection import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from benchbox.audit.findings import Finding
-    from benchbox.audit.rules.rule import Rule
+    from benchbox.audit.rules.base import Rule
     from benchbox.audit.selection import Suppression
     from benchbox.measure.witness.facts import RankFacts
 

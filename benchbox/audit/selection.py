@@ -51,8 +51,9 @@ class Known:
         return cls(kind, frozenset(map(str, evidence.get("names") or ())), int(evidence.get("more") or 0))
 
     def includes(self, other: Known) -> bool:
-        """Whether the other is about nothing that this is not. Tensors that are only counted may be any."""
-        return self.kind == other.kind and len(other.names - self.names) + other.more <= self.more
+        """Whether the other is about no more than this, and the tensors it names are named here or may be among the counted."""
+        fewer = len(other.names) + other.more <= len(self.names) + self.more
+        return self.kind == other.kind and fewer and len(other.names - self.names) <= self.more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

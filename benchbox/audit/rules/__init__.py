@@ -11,7 +11,7 @@ from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.names import did_you_mean
 
 if TYPE_CHECKING:
-    from benchbox.audit.rules.rule import Rule
+    from benchbox.audit.rules.base import Rule
 
 
 @cache

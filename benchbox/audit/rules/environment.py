@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from benchbox.audit.rules.rule import SIXTEEN_BIT, Breach, Rule, named
+from benchbox.audit.rules.base import SIXTEEN_BIT, Breach, Rule, named
 from benchbox.measure.witness.facts import all_stepped
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchbox.audit.rules.rule import SIXTEEN_BIT, Breach, Rule, shown
+from benchbox.audit.rules.base import SIXTEEN_BIT, Breach, Rule, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from benchbox.audit.rules.rule import SIXTEEN_BIT, Breach, Rule, breaches, judged, named, rounded, shown
+from benchbox.audit.rules.base import SIXTEEN_BIT, Breach, Rule, breaches, judged, named, rounded, shown
 from benchbox.measure.witness.facts import all_stepped
 
 if TYPE_CHECKING:

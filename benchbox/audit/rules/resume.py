@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchbox.audit.rules.rule import Breach, Rule, breaches, judged, rounded, shown, typical_update
+from benchbox.audit.rules.base import Breach, Rule, breaches, judged, rounded, shown, typical_update
 from benchbox.measure.witness.facts import all_stepped
 
 if TYPE_CHECKING:

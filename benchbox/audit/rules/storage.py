@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchbox.audit.rules.rule import (
+from benchbox.audit.rules.base import (
     NAMES_SHOWN,
     RETUNE,
     Breach,

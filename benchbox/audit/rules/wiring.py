@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from benchbox.audit.rules.rule import Breach, Rule, named, shown
+from benchbox.audit.rules.base import Breach, Rule, named, shown
 from benchbox.measure.witness.facts import all_stepped
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from benchbox.audit.findings import Finding
     from benchbox.audit.judge import Suppressed
-    from benchbox.audit.rules.rule import Rule
+    from benchbox.audit.rules.base import Rule
     from benchbox.report.audit.view import Audit
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

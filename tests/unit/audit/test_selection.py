@@ -1,0 +1,163 @@
+"""What an audit looks at: rules chosen, parameters suppressed, findings of an earlier audit."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from facts_made import NORM, WEIGHT, half, ranks, stepping, tensor
+
+from benchbox.audit.judge import judge
+from benchbox.audit.rules import rule, rules
+from benchbox.audit.selection import Selection, Suppression, codes, load_baseline, load_suppressions
+from benchbox.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchbox.audit.judge import Judgement
+
+REASON = "its updates are large: EDQ 0.99 over the whole run"
+
+
+def fired(judgement: Judgement) -> dict[str, list[str]]:
+    return {finding.code: finding.evidence.get("names", []) for finding in judgement.findings}
+
+
+def suppressing(pattern: str, code: str = "BXP101") -> Selection:
+    return Selection(suppressions=(Suppression(rule=code, parameters=pattern, reason=REASON),))
+
+
+def test_select_and_ignore_take_codes_and_families() -> None:
+    facts = stepping(half())
+    assert set(fired(judge(facts))) == {"BXP101", "BXP106"}
+    assert set(fired(judge(facts, Selection(select=("BXP106", "BXP2"))))) == {"BXP106"}
+    assert set(fired(judge(facts, Selection(ignore=("BXP10",))))) == set()
+    judgement = judge(facts, Selection(select=("BXP1",), ignore=("BXP101",)))
+    assert {*judgement.clean, *fired(judgement)} == {"BXP102", "BXP103", "BXP104", "BXP105", "BXP106"}
+
+
+def test_codes_are_taken_from_lists_in_any_case_and_unknown_ones_are_refused() -> None:
+    assert codes(["bxp101, BXP2", "BXP3"], "--select") == ("BXP101", "BXP2", "BXP3")
+    with pytest.raises(ConfigurationError, match="--select: no rule is called 'BXP107'; did you mean 'BXP10"):
+        codes(["BXP107"], "--select")
+
+
+def test_a_rule_is_found_by_its_code_and_another_is_suggested() -> None:
+    assert rule("bxp101") is rules()["BXP101"]
+    with pytest.raises(ConfigurationError, match="unknown rule 'BXP1O1'; did you mean 'BXP101'"):
+        rule("BXP1O1")
+
+
+def test_a_suppression_acts_on_the_parameters_it_names_and_says_which() -> None:
+    facts = stepping(half(), half(NORM))
+    judgement = judge(facts, suppressing("norm.*"))
+    assert fired(judgement)["BXP101"] == [WEIGHT]
+    assert fired(judgement)["BXP106"] == [WEIGHT, NORM], "another rule speaks of it still"
+    (suppressed,) = judgement.suppressed
+    assert (suppressed.code, suppressed.names, suppressed.matched, suppressed.reason) == ("BXP101", (NORM,), 1, REASON)
+
+
+def test_a_suppression_of_all_leaves_the_rule_clean() -> None:
+    judgement = judge(stepping(half()), suppressing("*"))
+    assert "BXP101" in judgement.clean
+    assert judgement.failing == ()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "tensors"),
+    [("head.*", [half()]), ("norm.*", [half(), tensor(NORM)])],
+    ids=["no such parameter", "nothing is wrong with it"],
+)
+def test_a_suppression_that_changes_nothing_is_out_of_date(pattern, tensors) -> None:
+    (suppressed,) = judge(stepping(*tensors), suppressing(pattern)).suppressed
+    assert (suppressed.matched, suppressed.names) == (0, ())
+
+
+def test_a_partition_is_suppressed_only_with_all_the_parameters_in_it() -> None:
+    facts = stepping(half("Zero.partition[0]", covers=(WEIGHT, NORM)))
+    assert "BXP101" in fired(judge(facts, suppressing(WEIGHT)))
+    assert "BXP101" not in fired(judge(facts, suppressing("*.weight")))
+
+
+def test_suppressions_are_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "audit.yaml"
+    path.write_text(f'suppress:\n  - {{rule: BXP101, parameters: "*.norm.weight", reason: "{REASON}"}}\n')
+    assert load_suppressions(path) == (Suppression(rule="BXP101", parameters="*.norm.weight", reason=REASON),)
+
+
+def test_everything_wrong_in_a_file_of_suppressions_is_said_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "audit.yaml"
+    path.write_text(
+        "suppress:\n"
+        '  - {rule: BXP101, parameters: "*"}\n'
+        f'  - {{rule: BXP101, parametres: "*", reason: "{REASON}"}}\n'
+        '  - {rule: BXP101, parameters: "*", reason: ""}\n'
+    )
+    with pytest.raises(ConfigurationError) as refused:
+        load_suppressions(path)
+    lines = str(refused.value).splitlines()
+    assert f"{path}:2:" in lines[0]
+    assert "reason" in lines[0]
+    assert any(f"{path}:3:" in line and "did you mean 'parameters'" in line for line in lines)
+    assert any(f"{path}:4:" in line for line in lines)
+
+
+def test_an_unknown_rule_in_a_file_of_suppressions_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "audit.yaml"
+    path.write_text(f'suppress:\n  - {{rule: BXP1, parameters: "*", reason: "{REASON}"}}\n')
+    with pytest.raises(ConfigurationError, match=r"audit\.yaml:2:\d+: unknown rule 'BXP1'"):
+        load_suppressions(path)
+
+
+def baseline(path: Path, judgement: Judgement) -> Selection:
+    """As `--format json` leaves it for the next audit."""
+    held = {name: [finding.to_dict() for finding in getattr(judgement, name)] for name in ("findings", "known")}
+    path.write_text(json.dumps(held))
+    return Selection(baseline=load_baseline(path))
+
+
+def test_findings_that_were_there_before_are_known_and_do_not_fail(tmp_path: Path) -> None:
+    facts = stepping(half())
+    known = baseline(tmp_path / "a.json", judge(facts))
+    judgement = judge(facts, known)
+    assert (judgement.findings, judgement.failing) == ((), ())
+    assert [finding.code for finding in judgement.known] == ["BXP101", "BXP106"]
+    assert not {"BXP101", "BXP106"} & {*judgement.clean, *judgement.not_judged}
+    again = baseline(tmp_path / "b.json", judgement)
+    assert judge(facts, again).findings == (), "what was known stays known"
+
+
+def test_a_parameter_that_is_new_in_a_finding_makes_it_new(tmp_path: Path) -> None:
+    known = baseline(tmp_path / "a.json", judge(stepping(half(NORM))))
+    assert "BXP101" in judge(stepping(half(NORM), half()), known).failing
+    fewer = baseline(tmp_path / "b.json", judge(stepping(half(NORM), half())))
+    assert judge(stepping(half()), fewer).failing == ()
+
+
+def test_a_finding_that_became_worse_is_new(tmp_path: Path) -> None:
+    some = half(update_dot=3e-3 * 0.7)
+    most = half(update_dot=3e-3 * 0.1)
+    known = baseline(tmp_path / "a.json", judge(stepping(some)))
+    assert judge(stepping(most), known).failing == ("BXP102",)
+
+
+@pytest.mark.parametrize(("was", "now", "new"), [(15, 15, False), (15, 12, False), (15, 16, True)])
+def test_parameters_that_are_only_counted_are_compared_by_their_number(tmp_path: Path, was, now, new) -> None:
+    known = baseline(tmp_path / "a.json", judge(stepping(*(half(f"layer{i}") for i in range(was)))))
+    judgement = judge(stepping(*(half(f"layer{i}") for i in reversed(range(now)))), known)
+    assert ("BXP101" in judgement.failing) is new
+
+
+@pytest.mark.parametrize("text", ["{}", '{"findings": 3}', '{"findings": ["BXP101"]}', "not JSON"])
+def test_a_baseline_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match="--baseline"):
+        load_baseline(path)
+
+
+def test_only_errors_and_what_is_unknown_fail_an_audit() -> None:
+    warned = judge(ranks(default_dtype="bfloat16"))
+    assert ([finding.severity for finding in warned.findings], warned.failing) == (["warning"], ())
