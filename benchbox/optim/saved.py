@@ -50,12 +50,14 @@ def unpacked_state(parameters: Sequence[Sequence[Piece]], state: Mapping[Any, An
 
 
 def _joined(pieces: Sequence[Piece], states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What is by element is put side by side; what is not (a count of steps) is alike in all pieces."""
+    """What is by element is put side by side, on the CPU: it is a copy, for which a device that trains need not have the room.
+    What is not (a count of steps) is alike in all pieces.
+    """
     if len(pieces) == 1:
         return dict(states[0])
     first, shape = pieces[0].master.shape, pieces[0].parameter.shape
     return {
-        name: torch.cat([state[name] for state in states]).view(shape)
+        name: torch.cat([state[name].cpu() for state in states]).view(shape)
         if isinstance(value, Tensor) and value.shape == first
         else value
         for name, value in states[0].items()
