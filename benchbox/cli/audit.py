@@ -97,8 +97,8 @@ def audit_precision(
     not seen.
     """
     session = {"policy": policy, "backend": backend, "size": size, "world-size": world_size, "beta2": beta2, "data": data}
-    if checkpoint is not None:
-        session["steps"] = steps
+    if checkpoint is not None and steps is not None:
+        raise ConfigurationError(Problem("--steps", "goes with a session or a command", "a checkpoint takes no steps"))
     _one_subject(bool(command), checkpoint is not None, {name for name, value in session.items() if value is not None}, stop)
     selection = _selection(select, ignore, suppressions, baseline)
     from benchbox.cli import subjects

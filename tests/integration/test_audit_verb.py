@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.ranks
 
@@ -30,11 +32,9 @@ def dtypes(report: dict[str, Any], kind: str) -> set[str]:
 def test_pure_bfloat16_under_ddp_is_found_out_on_every_rank():
     """The bug of OpenTau#181: parameters and both moments in bfloat16, beta2 at torch's default."""
     report = audited(4, "--backend", "ddp", "--recipe", "bf16_pure", "--beta2", "0.999")
-    assert [(finding["code"], finding["severity"]) for finding in report["findings"]] == [
-        ("BXP101", "error"),
-        ("BXP201", "error"),
-    ]
-    assert all(finding["evidence"]["ranks"] == [0, 1] for finding in report["findings"])
+    errors = {finding["code"]: finding for finding in report["findings"] if finding["severity"] == "error"}
+    assert errors.keys() >= {"BXP101", "BXP201"}
+    assert errors["BXP101"]["evidence"]["ranks"] == errors["BXP201"]["evidence"]["ranks"] == [0, 1]
     assert dtypes(report, "exp_avg_sq") == dtypes(report, "gradient") == {"bfloat16"}
     assert dtypes(report, "master") == set()
 
@@ -43,8 +43,10 @@ def test_a_low_beta2_lets_the_second_moment_decay_and_the_text_says_what_is_wron
     done = audit("--backend", "single", "--recipe", "bf16_pure", "--beta2", "0.95")
     assert done.returncode == 4
     assert "BXP101 error" in done.stdout
-    assert "clean: BXP201" in done.stdout
-    assert done.stderr.splitlines() == ["error: single with bf16_pure does not pass BXP101"]
+    (clean,) = (line for line in done.stdout.splitlines() if line.startswith("clean: "))
+    assert "BXP201" in clean
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: single with bf16_pure does not pass BXP101")
     assert "0      exp_avg_sq  bfloat16  cpu" in done.stdout
 
 
@@ -52,14 +54,81 @@ def test_a_low_beta2_lets_the_second_moment_decay_and_the_text_says_what_is_wron
     ("backend", "master"),
     [("ddp", "master"), ("zero2", "master"), ("fsdp2", "parameter")],
 )
-def test_float32_masters_are_clean_wherever_a_backend_keeps_them(backend, master):
+def test_float32_masters_pass_wherever_a_backend_keeps_them(backend, master):
     """Even at beta2 0.999. DDP and ZeRO step masters beside the live parameters; FSDP steps the live ones, cast to compute."""
     report = audited(0, "--backend", backend, "--recipe", "bf16_master", "--beta2", "0.999")
-    assert report["findings"] == []
+    assert {finding["severity"] for finding in report["findings"]} <= {"info"}
     assert dtypes(report, master) == dtypes(report, "exp_avg") == dtypes(report, "exp_avg_sq") == {"float32"}
     held = [entry["elements"] for entry in report["census"] if entry["kind"] == master]
     whole = 2 if backend == "ddp" else 1
-    assert sum(held) == pytest.approx(whole * report["observed"]["total_numel"], rel=0.01), "shards make up the whole policy"
+    total = report["subject"]["observed"]["total_numel"]
+    assert sum(held) == pytest.approx(whole * total, rel=0.01), "shards make up the whole policy"
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """What a training in pure bfloat16 saves."""
+    model = torch.nn.Linear(16, 16).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 16, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "last.pt")
+    return tmp_path / "last.pt"
+
+
+def of_checkpoint(path, *options):
+    command = [sys.executable, "-m", "benchbox.cli.app", "audit-precision", "--checkpoint", str(path), *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+def test_a_checkpoint_is_audited_and_what_a_baseline_had_does_not_fail_again(checkpoint, tmp_path):
+    first = of_checkpoint(checkpoint, "--format", "json")
+    assert (first.returncode, first.stderr) == (4, f"error: {checkpoint} does not pass BXP101, BXP201\n")
+    assert json.loads(first.stdout)["subject"]["path"] == str(checkpoint)
+    (tmp_path / "before.json").write_text(first.stdout)
+    again = of_checkpoint(checkpoint, "--baseline", str(tmp_path / "before.json"))
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "known: BXP101" in again.stdout
+
+
+def test_rules_are_chosen_by_code_and_silenced_for_parameters_with_a_reason(checkpoint, tmp_path):
+    silent = tmp_path / "silent.yaml"
+    silent.write_text('suppress:\n  - {rule: BXP201, parameters: "*", reason: "the run is over in ten steps"}\n')
+    done = of_checkpoint(checkpoint, "--select", "BXP1,BXP201", "--ignore", "bxp101", "--suppressions", str(silent))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "the run is over in ten steps" in done.stdout
+    assert "BXP101" not in done.stdout
+
+
+@pytest.mark.parametrize(("form", "read"), [("sarif", json.loads), ("junit", ET.fromstring)])
+def test_programs_get_one_whole_document(checkpoint, form, read):
+    done = of_checkpoint(checkpoint, "--format", form)
+    assert done.returncode == 4
+    read(done.stdout)
+    assert "BXP101" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ("", "nothing to audit: give --policy, --backend and --recipe, or --checkpoint PATH, or -- and a training command"),
+        ("--policy pi05 --recipe fp32", "--backend: a session needs it; give --policy, --backend and --recipe"),
+        ("--stop --checkpoint x", "--stop: goes with a command; give one: -- torchrun train.py"),
+        ("--checkpoint x -- python y", "--checkpoint: a command is given as well; audit one after the other"),
+        (
+            "--checkpoint x --steps 3",
+            "--steps: goes with a session or a command; a checkpoint takes no steps",
+        ),
+        ("--size tiny -- python y", "--size: goes with a session of benchbox; leave it out: a command is audited as it is"),
+        ("--recipe fp23 -- python y", "--recipe: unknown recipe 'fp23'; did you mean 'fp32'?"),
+        ("--select BXP109 -- python y", "--select: no rule is called 'BXP109'; did you mean 'BXP106'?"),
+        ("--checkpoint nowhere", "nowhere: no such file or directory"),
+    ],
+)
+def test_a_subject_that_is_none_or_two_is_refused_in_one_line(options, line):
+    command = [sys.executable, "-m", "benchbox.cli.app", "audit-precision", *options.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr.splitlines()) == (2, "", [f"error: {line}"])
 
 
 @pytest.mark.parametrize(

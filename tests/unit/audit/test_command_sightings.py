@@ -1,0 +1,41 @@
+"""Telling which processes of a command trained together."""
+
+from __future__ import annotations
+
+from benchbox.audit.subjects.command.sightings import Sighting, chosen, grouped, through
+from benchbox.measure.witness.facts import RankFacts, StepCourse
+
+
+def sighting(began, rank, world_size, *, job="host 1", steps=3):
+    courses = tuple(StepCourse(step=step) for step in range(1, steps + 1))
+    return Sighting(began, job, RankFacts(rank=rank, world_size=world_size, source="command", steps=courses))
+
+
+def test_ranks_of_one_job_are_one_training_in_rank_order():
+    (training,) = grouped([sighting(2.0, 1, 2), sighting(3.0, 0, 2)])
+    assert [facts.rank for facts in training.ranks] == [0, 1]
+    assert (training.steps, training.world_size) == (3, 2)
+
+
+def test_a_rank_that_comes_again_begins_another_training():
+    """Pretraining, then fine-tuning, by the same launcher and port."""
+    found = grouped([sighting(began, rank, 2) for began, rank in ((1, 0), (2, 1), (10, 1), (11, 0))])
+    assert [[facts.rank for facts in training.ranks] for training in found] == [[0, 1], [0, 1]]
+
+
+def test_jobs_that_run_side_by_side_are_told_apart():
+    found = grouped(
+        [sighting(1, 0, 2, job="a"), sighting(2, 0, 2, job="b"), sighting(3, 1, 2, job="b"), sighting(4, 1, 2, job="a")]
+    )
+    assert [len(training.ranks) for training in found] == [2, 2]
+
+
+def test_of_several_trainings_the_last_with_most_steps_is_judged():
+    first, second, third = grouped([sighting(1, 0, 1, steps=5), sighting(2, 0, 1, steps=5), sighting(3, 0, 1, steps=1)])
+    assert chosen([first, second, third]) is second
+
+
+def test_steps_are_through_once_every_rank_of_a_world_is(tmp_path):
+    for mark, ranks in (("through-1-2", 0), ("through-0-4", 0), ("through-0-2", 2)):
+        (tmp_path / mark).touch()
+        assert through(tmp_path) == ranks
