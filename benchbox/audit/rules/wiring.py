@@ -32,7 +32,7 @@ def _unreached(facts: Sequence[RankFacts]) -> Iterator[Breach]:
             ]
             astray = [entry for entry in course if not any(_within(found, entry[1]) for found in entry[2].values())]
             moved = len({mine for _, mine, _ in course}) > 1
-            if not astray or (schedule.reaches and not moved):
+            if not astray or not moved:  # one that stands still may be of epochs, or left over from an earlier stage
                 continue
             step, mine, rates = astray[-1]
             evidence = {

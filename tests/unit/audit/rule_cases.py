@@ -271,6 +271,13 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
             ),
         ),
         (
+            "left over from an earlier stage, standing still",
+            ranks(
+                steps=courses(rates={"AdamW": (1e-4,)}, schedule_rates={"LambdaLR": (1e-3,)}),
+                schedules=schedules("LambdaLR", reaches=False),
+            ),
+        ),
+        (
             "a schedule of epochs, and rates set by hand",
             ranks(steps=courses(rates=lambda step: {"AdamW": (1e-5 * step,)}, schedule_rates={"LambdaLR": (1e-3,)})),
         ),
