@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _MODELS = ("model*.safetensors", "pytorch_model*.bin")
 _OPTIMIZERS = ("optimizer*.bin", "optimizer*.pt")
+_RANK = re.compile(r"_rank(\d+)$")
 _LEROBOT_STATE = "optimizer_state.safetensors"
 _LEROBOT_GROUPS = "optimizer_param_groups.json"
 # A safetensors file begins with the length of its header, 8 bytes, and the header is JSON.
@@ -56,14 +59,29 @@ def optimizer_files(folder: Path) -> list[Path]:
 
 
 def read_folder(folder: Path) -> list[Stored]:
-    """Weights and optimizers in files of their own, as accelerate's `save_state`, transformers and benchbox leave them.
+    """Weights and optimizers in files of their own, as accelerate's `save_state`, transformers and benchbox leave them. Of FSDP
+    accelerate may leave a file of each rank.
 
     Raises:
         DataError: a file is damaged, or not all files of the model are there.
     """
-    files = model_files(folder)
-    optimizers = [load_file(path) for path in optimizer_files(folder)]
-    return [stored(_model(folder, files), optimizers, in_order=all(path.suffix == ".bin" for path in files))]
+    models, optimizers = model_files(folder), optimizer_files(folder)
+    ranks = sorted({_rank(path) for path in (*models, *optimizers)}, key=int)
+    in_order = all(path.suffix == ".bin" for path in models)
+    found = [
+        stored(
+            _model(folder, [path for path in models if _rank(path) == rank]),
+            [load_file(path) for path in optimizers if _rank(path) == rank],
+            in_order=in_order,
+        )
+        for rank in ranks
+    ]
+    return [replace(each, rank=rank, world_size=len(found)) for rank, each in enumerate(found)]
+
+
+def _rank(path: Path) -> str:
+    match = _RANK.search(path.stem)
+    return match[1] if match else "0"
 
 
 def lerobot_folder(folder: Path) -> Path | None:
