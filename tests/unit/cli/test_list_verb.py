@@ -5,6 +5,7 @@ import textwrap
 
 import pytest
 
+from benchbox.audit.rules import rules
 from benchbox.registry.backends import backends
 from benchbox.registry.metrics import METRICS
 from benchbox.registry.recipes import RECIPES
@@ -50,3 +51,20 @@ def test_an_unknown_kind_is_refused_with_those_there_are(benchbox):
     result = benchbox("list", "polices")
     assert result.returncode == 2
     assert "'policies'" in result.stderr
+
+
+def test_rules_are_listed_one_a_line_and_each_can_be_explained(benchbox):
+    rows = json.loads(benchbox("list", "rules", "--format", "json").stdout)
+    assert [row["name"] for row in rows] == list(rules())
+    lines = benchbox("list", "rules").stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [[row["name"], row["severity"]] for row in rows]
+    told = benchbox("explain", "bxp101").stdout
+    assert told.startswith(f"BXP101 error: {rules()['BXP101'].title}\n")
+    flat = " ".join(told.split())
+    for part in (rules()["BXP101"].why, rules()["BXP101"].measured, rules()["BXP101"].repair, "OpenTau#181"):
+        assert part in flat
+
+
+def test_a_rule_that_there_is_not_is_one_line_with_the_nearest(benchbox):
+    done = benchbox("explain", "BXP109")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: unknown rule 'BXP109'; did you mean 'BXP106'?\n")

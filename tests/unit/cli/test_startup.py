@@ -39,5 +39,6 @@ def test_help_of_every_verb_loads_nothing_heavy():
 
 
 def test_planning_and_listing_import_no_torch():
-    lists = [["list", kind] for kind in ("policies", "backends", "recipes", "metrics")]
+    lists = [["list", kind] for kind in ("policies", "backends", "recipes", "metrics", "rules")]
+    lists.append(["explain", "BXP101"])
     assert not loaded(["plan", str(MATRICES / "fsdp_vs_zero2.yaml")], *lists) & HEAVY
