@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 from benchbox.audit.findings import FAILING
 from benchbox.audit.rules import rules
-from benchbox.report.audit.view import message, plain, worst_first
+from benchbox.report.audit.view import message, plain, suppression, worst_first
 
 if TYPE_CHECKING:
     from benchbox.report.audit.view import Audit
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def junit_report(audit: Audit) -> str:
     """Rules with an error, or of which is unknown whether they hold, failed; those that could not be judged are skipped.
-    Warnings, notes and what a baseline had already are told in the output of a test case that passes.
+    Warnings, notes, what a baseline had already and what was suppressed are told in the output of a test case that passes.
     """
     judgement = audit.judgement
     found = worst_first(judgement.findings)
@@ -37,11 +37,17 @@ def junit_report(audit: Audit) -> str:
             ET.SubElement(case, "skipped", message=plain(judgement.not_judged[code]))
         told = [f"{finding.severity}: {message(finding)}" for finding in mine if finding not in failed]
         told += [f"known: {message(finding)}" for finding in judgement.known if finding.code == code]
+        told += [f"suppressed: {suppression(each)}" for each in judgement.suppressed if each.code == code]
         if told:
             ET.SubElement(case, "system-out").text = "\n".join(told)
-    for name, count in (("tests", len(suite)), ("failures", failures), ("errors", 0), ("skipped", len(judgement.not_judged))):
+    cases = len(suite)
+    if audit.problems:
+        failed_at = [f"the witness failed on rank {rank}: {plain(problem)}" for rank, problem in audit.problems]
+        ET.SubElement(suite, "system-err").text = "\n".join(failed_at)
+    for name, count in (("tests", cases), ("failures", failures), ("errors", 0), ("skipped", len(judgement.not_judged))):
         suite.set(name, str(count))
     suites = ET.Element("testsuites")
     suites.append(suite)
     ET.indent(suites)
-    return ET.tostring(suites, encoding="us-ascii", xml_declaration=True).decode("ascii")
+    document: bytes = ET.tostring(suites, encoding="us-ascii", xml_declaration=True)
+    return document.decode("ascii")

@@ -1,13 +1,16 @@
-"""An audit as SARIF 2.1.0 (OASIS standard, errata 01): what code scanning of GitHub, GitLab and editors reads."""
+"""An audit as SARIF 2.1.0 (OASIS standard, errata 01), which editors and code scanning read."""
 
 from __future__ import annotations
 
 import hashlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from benchbox import __version__
 from benchbox.audit.rules import rules
-from benchbox.report.audit.view import by_reason, message, names, plain, to_json, worst_first
+from benchbox.report.audit.view import by_reason, message, names, plain, suppression, to_json, worst_first
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,14 +26,16 @@ _LEVELS: Mapping[str, str] = {"error": "error", "unknown": "error", "warning": "
 
 
 def sarif_report(audit: Audit) -> str:
-    """One log with one run. Parameters are logical locations: what is wrong is in no file that can be pointed at. Rules that
-    could not be judged are notifications of the tool, what was suppressed are suppressed results.
+    """One log with one run. Parameters are logical locations, in the script of a command or in a checkpoint; a session has no
+    such file, and GitHub's code scanning takes only results that have one. Rules that could not be judged are notifications of
+    the tool, what was suppressed are suppressed results.
     """
     judgement = audit.judgement
     state = "new" if judgement.known else None
-    results = [_result(finding, state) for finding in worst_first(judgement.findings)]
-    results += [_result(finding, "unchanged") for finding in worst_first(judgement.known)]
-    results += [_suppressed(each) for each in judgement.suppressed if each.matched]
+    file = _file(audit.told)
+    results = [_result(finding, file, state) for finding in worst_first(judgement.findings)]
+    results += [_result(finding, file, "unchanged") for finding in worst_first(judgement.known)]
+    results += [_suppressed(each, file, state) for each in judgement.suppressed if each.matched]
     run = {
         "tool": {"driver": {"name": "benchbox", "version": __version__, "rules": [_rule(each) for each in rules().values()]}},
         "automationDetails": {"id": f"audit-precision/{audit.told.get('kind', 'subject')}/"},
@@ -52,21 +57,40 @@ def _rule(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _result(finding: Finding, state: str | None) -> dict[str, Any]:
+def _file(told: Mapping[str, Any]) -> str | None:
+    """The script that a command runs, or the checkpoint: a URI, relative below the working directory."""
+    words = [told["path"]] if "path" in told else [word for word in told.get("command", ()) if word.endswith(".py")]
+    if not words:
+        return None
+    path = Path(words[0])
+    if path.is_absolute() and path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return path.as_uri() if path.is_absolute() else quote(os.fsencode(path.as_posix()))
+
+
+def _result(finding: Finding, file: str | None, state: str | None) -> dict[str, Any]:
+    """`state` says how it stands to a baseline: once one result says so, all do."""
     held = finding.to_dict()
     return {
         "ruleId": finding.code,
         "ruleIndex": list(rules()).index(finding.code),
         "level": _LEVELS[finding.severity],
         "message": {"text": f"{message(finding)}. Repair: {finding.repair}."},
-        "locations": _locations(names(finding) or [plain(finding.where)]),
+        "locations": _locations(names(finding), plain(finding.where), file),
         "partialFingerprints": {"finding/v1": _fingerprint(finding)},
         "properties": {part: held[part] for part in ("severity", "where", "rank", "evidence")},
-    } | ({} if state is None else {"baselineState": state})
+    } | _standing(state)
 
 
-def _locations(names: list[str]) -> list[dict[str, Any]]:
-    return [{"logicalLocations": [{"fullyQualifiedName": name, "kind": "member"}]} for name in names]
+def _standing(state: str | None) -> dict[str, str]:
+    return {} if state is None else {"baselineState": state}
+
+
+def _locations(names: list[str], where: str, file: str | None) -> list[dict[str, Any]]:
+    """The parameters that are named, each of which has to change; the optimizer or whatever else it is where none is."""
+    places = [{"fullyQualifiedName": name, "kind": "member"} for name in names] or [{"fullyQualifiedName": where}]
+    in_file = {} if file is None else {"physicalLocation": {"artifactLocation": {"uri": file}}}
+    return [{**in_file, "logicalLocations": [place]} for place in places]
 
 
 def _fingerprint(finding: Finding) -> str:
@@ -75,16 +99,16 @@ def _fingerprint(finding: Finding) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
-def _suppressed(suppressed: Suppressed) -> dict[str, Any]:
+def _suppressed(suppressed: Suppressed, file: str | None, state: str | None) -> dict[str, Any]:
     rule = rules()[suppressed.code]
     return {
         "ruleId": rule.code,
         "ruleIndex": list(rules()).index(rule.code),
         "level": _LEVELS[rule.severity],
         "message": {"text": f"{rule.title}. Suppressed for {plain(suppressed.parameters)}"},
-        "locations": _locations([plain(name) for name in suppressed.names]),
+        "locations": _locations([plain(name) for name in suppressed.names], plain(suppressed.parameters), file),
         "suppressions": [{"kind": "external", "status": "accepted", "justification": plain(suppressed.reason)}],
-    }
+    } | _standing(state)
 
 
 def _notifications(audit: Audit) -> list[dict[str, Any]]:
@@ -96,6 +120,11 @@ def _notifications(audit: Audit) -> list[dict[str, Any]]:
         }
         for reason, codes in by_reason(audit.judgement.not_judged).items()
         for code in codes
+    ]
+    found += [
+        {"level": "warning", "message": {"text": f"suppressed: {suppression(each)}"}}
+        for each in audit.judgement.suppressed
+        if not each.matched
     ]
     found += [
         {"level": "warning", "message": {"text": f"the witness failed on rank {rank}: {plain(problem)}"}}

@@ -7,7 +7,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.quantities import quantity
-from benchbox.report.audit.view import by_reason, evidence_rows, plain, span, worst_first
+from benchbox.audit.record import numbers_of
+from benchbox.report.audit.view import by_reason, evidence_rows, plain, span, suppression, worst_first
 from benchbox.report.rows import print_rows, say
 
 if TYPE_CHECKING:
@@ -31,9 +32,14 @@ def print_audit(console: Console, audit: Audit) -> None:
     if any(each.entries for each in audit.facts):
         say(console)
         _print_census(console, audit)
+    if told := _what_arrived(audit):
+        say(console)
+        _paragraph(console, told, hanging=2)
+    repairs: dict[str, str] = {}
     for finding in worst_first(judgement.findings):
         say(console)
-        _print_finding(console, finding)
+        first = repairs.setdefault(finding.repair, finding.code)
+        _print_finding(console, finding, finding.repair if first == finding.code else f"as for {first}")
     say(console)
     for line in _verdict(audit):
         _paragraph(console, line, hanging=2)
@@ -47,16 +53,28 @@ def _print_census(console: Console, audit: Audit) -> None:
             key = (entry.kind, entry.dtype, entry.device, entry.tensors, entry.elements, entry.bytes)
             ranks.setdefault(key, []).append(entry.rank)
     rows = [
-        (span(held), plain(kind), dtype, device, str(tensors), f"{elements:,}", quantity(size, "bytes"))
+        (span(held), plain(kind), plain(dtype), plain(device), str(tensors), f"{elements:,}", quantity(size, "bytes"))
         for (kind, dtype, device, tensors, elements, size), held in ranks.items()
     ]
     headers = ("ranks", "kind", "dtype", "device", "tensors", "elements", "bytes")
     print_rows(console, headers, rows, right=("tensors", "elements", "bytes"))
 
 
-def _print_finding(console: Console, finding: Finding) -> None:
+def _what_arrived(audit: Audit) -> str:
+    """What the steps that were looked at did, over all tensors and ranks; nothing where none was."""
+    numbers = numbers_of(audit.facts)
+    edq, lost, stalled = numbers["edq"], numbers["updates_lost"], numbers["second_moment_stalled"]
+    parts = []
+    if edq is not None:
+        parts += [f"edq {edq:.4f} (1 when all of them arrive)", f"{quantity(lost, 'fraction')} lost"]
+    if stalled is not None:
+        parts.append(f"{quantity(stalled, 'fraction')} of the 16-bit second moments cannot decay")
+    return f"updates of all tensors: {', '.join(parts)}" if parts else ""
+
+
+def _print_finding(console: Console, finding: Finding, repair: str) -> None:
     _paragraph(console, f"{finding.code} {finding.severity}: {plain(finding.title)}", style=_STYLES[finding.severity])
-    rows = [("where", plain(finding.where)), *evidence_rows(finding), ("repair", finding.repair)]
+    rows = [("where", plain(finding.where)), *evidence_rows(finding), ("repair", repair)]
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         _paragraph(console, f"  {name:<{width}}  {text}", hanging=width + 4, style="green" if name == "repair" else "")
@@ -72,8 +90,7 @@ def _verdict(audit: Audit) -> Iterator[str]:
     for reason, codes in by_reason(judgement.not_judged).items():
         yield f"not judged: {', '.join(codes)}: {plain(reason)}"
     for each in judgement.suppressed:
-        names = f"{', '.join(map(plain, each.names))}" if each.names else "nothing any more: take it out"
-        yield f"suppressed: {each.code} for {plain(each.parameters)} ({plain(each.reason)}): {names}"
+        yield f"suppressed: {suppression(each)}"
     for finding in worst_first(judgement.known):
         yield f"known: {finding.code} {finding.severity} in {plain(finding.where)}: {plain(finding.title)}"
     for rank, problem in audit.problems:

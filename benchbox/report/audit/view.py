@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from benchbox.audit.findings import Finding
-    from benchbox.audit.judge import Judgement
+    from benchbox.audit.judge import Judgement, Suppressed
     from benchbox.measure.witness.facts import RankFacts
 
 _ORDER = ("error", "unknown", "warning", "info")
@@ -66,7 +66,8 @@ def plain(text: str) -> str:
 def value_text(value: Any) -> str:
     """A value of a finding's evidence, as people read it."""
     if isinstance(value, list):
-        return ", ".join(map(value_text, value))
+        texts = [value_text(each) for each in value]
+        return ("; " if any("," in text and " " in text for text in texts) else ", ").join(texts)
     if isinstance(value, float):
         return f"{value:.6g}"
     return f"{value:,}" if isinstance(value, int) else plain(str(value))
@@ -80,14 +81,26 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
         if value is None or key == "more":
             continue
         text = span(value) if key == "ranks" else value_text(value)
-        rows.append((key, f"{text} and {more} more" if key == "names" and more else text))
+        rows.append((key, counted(text, more) if key == "names" else text))
     return rows
+
+
+def counted(names: str, more: int | None) -> str:
+    """Names, and how many more there are."""
+    return f"{names} and {more} more" if more else names
 
 
 def message(finding: Finding) -> str:
     """A finding in one line, for formats that have one."""
     told = "; ".join(f"{key}: {text}" for key, text in [("where", plain(finding.where)), *evidence_rows(finding)])
     return f"{plain(finding.title)} ({told})"
+
+
+def suppression(suppressed: Suppressed) -> str:
+    """What a rule was told not to speak of, why, and what that kept from it, in one line."""
+    kept = counted(", ".join(map(plain, suppressed.names)), suppressed.matched - len(suppressed.names))
+    told = f"{suppressed.code} for {plain(suppressed.parameters)} ({plain(suppressed.reason)})"
+    return f"{told}: {kept or 'it changes nothing, take it out'}"
 
 
 def names(finding: Finding) -> list[str]:
