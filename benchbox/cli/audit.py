@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchbox.cli.options import PolicyDirOption
+from benchbox.cli.session import SessionRequest, session_subject
+from benchbox.cli.subjects import Subject, checkpoint_subject, command_subject, say_on_stderr
 from benchbox.errors import CellFailedError, ConfigurationError, Problem, ThresholdError
 
 if TYPE_CHECKING:
     from benchbox.audit.selection import Selection
-    from benchbox.cli.subjects import Subject
 
 SESSION_STEPS = 3
 COMMAND_STEPS = 20
@@ -101,22 +102,20 @@ def audit_precision(
         raise ConfigurationError(Problem("--steps", "goes with a session or a command", "a checkpoint takes no steps"))
     _one_subject(bool(command), checkpoint is not None, {name for name, value in session.items() if value is not None}, stop)
     selection = _selection(select, ignore, suppressions, baseline)
-    from benchbox.cli import subjects
-
     if command:
-        subject = subjects.command_subject(
+        subject = command_subject(
             command,
             steps=steps or COMMAND_STEPS,
             stop=stop,
             quiet_stdout=output is not AuditFormat.text,
             recipe=recipe,
-            say=subjects.say_on_stderr,
+            say=say_on_stderr,
         )
     elif checkpoint is not None:
-        subject = subjects.checkpoint_subject(checkpoint, recipe=recipe)
+        subject = checkpoint_subject(checkpoint, recipe=recipe)
     else:
-        subject = subjects.session_subject(
-            subjects.SessionRequest(
+        subject = session_subject(
+            SessionRequest(
                 policy=_needed("--policy", policy),
                 backend=_needed("--backend", backend),
                 recipe=_needed("--recipe", recipe),
@@ -166,7 +165,7 @@ def _selection(select: list[str], ignore: list[str], suppressions: Path | None, 
     )
 
 
-def _judged(subject: "Subject", selection: "Selection", output: AuditFormat) -> None:
+def _judged(subject: Subject, selection: "Selection", output: AuditFormat) -> None:
     """Print what is found. What fails is said in one line on stderr, and by the exit code."""
     from benchbox.audit.judge import judge
     from benchbox.report.audit import write_audit

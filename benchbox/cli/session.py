@@ -1,0 +1,101 @@
+"""A session of benchbox, as `benchbox audit-precision` is asked about it: from words to the facts of every rank."""
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchbox.cli.subjects import Subject, check_recipe
+from benchbox.errors import CellFailedError, ConfigurationError, Problem, UnsupportedError
+
+if TYPE_CHECKING:
+    from benchbox.spec.cell import Cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRequest:
+    """A cell in the words of the command line; `steps` are those before the steps that are looked at."""
+
+    policy: str
+    backend: str
+    recipe: str
+    size: str
+    world_size: int | None
+    beta2: float | None
+    data: str
+    steps: int
+    policy_dirs: Sequence[Path]
+
+
+def session_subject(request: SessionRequest) -> Subject:
+    """Run a few steps on real ranks. What the ranks leave is kept only when they fail.
+
+    Raises:
+        CellFailedError: the steps failed.
+        ConfigurationError: there is no such policy, size, backend or recipe.
+        UnsupportedError: they do not go together.
+    """
+    from benchbox.audit.record import read_facts
+    from benchbox.launch.local import LocalLauncher
+    from benchbox.launch.once import launch_once
+    from benchbox.launch.stop import stop_on_signals
+    from benchbox.spec.cell import MeasureSpec
+
+    cell = _cell(request)
+    folder = Path(tempfile.mkdtemp(prefix="benchbox-audit-"))
+    left = folder / "launch"
+    measure = MeasureSpec(warmup_steps=0, steps=request.steps, launches=1)
+    with stop_on_signals() as stop:
+        record = launch_once(
+            cell, measure, launch=1, folder=left, launcher=LocalLauncher(), policy_dirs=request.policy_dirs, stop=stop
+        )
+    if record["status"] == "interrupted":
+        shutil.rmtree(folder)
+        raise KeyboardInterrupt
+    if record["status"] != "ok":
+        error = record["error"] or {}
+        where = "".join(f" {key} {error[key]}" for key in ("rank", "phase") if error.get(key) is not None)
+        raise CellFailedError(f"{record['status']}{where}: {error.get('type')}: {error.get('message')}; logs: {folder}")
+    facts = read_facts(left, cell.world_size)
+    shutil.rmtree(folder)
+    observed = record["observed"]
+    return Subject(
+        name=f"{observed['backend']} with {cell.recipe}",
+        title=f"{cell.policy} {cell.size}, {observed['backend']}, {cell.recipe}, beta2 {cell.optim.betas[1]}",
+        told={"kind": "session", "cell": cell.to_dict(), "observed": observed},
+        facts=facts,
+    )
+
+
+def _cell(request: SessionRequest) -> "Cell":
+    from benchbox.registry.backends import backend_info
+    from benchbox.registry.names import did_you_mean
+    from benchbox.registry.policies import policy_entry
+    from benchbox.spec.cell import Cell, DataSpec, OptimSpec
+
+    entry, info = policy_entry(request.policy, request.policy_dirs), backend_info(request.backend)
+    if request.size not in entry.presets:
+        hint = did_you_mean(request.size, entry.presets)
+        raise ConfigurationError(Problem("--size", f"policy {request.policy} has no size {request.size!r}", hint))
+    check_recipe(request.recipe)
+    ranks = info.min_ranks if request.world_size is None else request.world_size
+    if refusal := info.refusal(world_size=ranks, recipe=request.recipe, checkpointing=False):
+        raise UnsupportedError(refusal)
+    optim = OptimSpec()
+    if request.beta2 is not None:
+        if request.beta2 >= 1.0:
+            problem = Problem("--beta2", f"{request.beta2} would never forget a gradient", "give a value below 1")
+            raise ConfigurationError(problem)
+        optim = OptimSpec(betas=(optim.betas[0], request.beta2))
+    return Cell(
+        policy=request.policy,
+        size=request.size,
+        backend=request.backend,
+        recipe=request.recipe,
+        world_size=ranks,
+        batch=1,
+        data=DataSpec(kind=request.data, workers=0),
+        optim=optim,
+    )
