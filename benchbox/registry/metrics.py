@@ -106,7 +106,7 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             name="edq",
-            unit="fraction",
+            unit="ratio",
             direction="higher",
             formula="effective descent quality (arXiv:2405.03637), <u, what arrived> / |u|^2 over all tensors stepped, with u "
             "the updates that the optimizer's arithmetic gives in float32: 1 when every update arrives",

@@ -12,6 +12,7 @@ from benchbox.analysis.summary import MISSING, CellSummary, label, plain, summar
 from benchbox.report.columns import Column, Value, columns, table_rows
 from benchbox.report.drawings import MEMORY_SOURCES, draw
 from benchbox.report.headline import Headline, headline
+from benchbox.report.precision import PrecisionGrid, precision_grid
 from benchbox.report.sections import (
     FindingView,
     Method,
@@ -55,6 +56,7 @@ class Report:
     headline: Headline
     table: Table
     charts: tuple[Chart, ...]
+    precision: PrecisionGrid | None  # of a run that compares recipes
     findings: tuple[FindingView, ...]
     audited: int  # cells with a census
     seen: tuple[Seen, ...]
@@ -85,6 +87,7 @@ def build(run: Run, records: Iterable[Mapping[str, Any]]) -> Report:
         headline=headline(comparisons, axes),
         table=Table(columns=cols, rows=table_rows(cols, summaries, comparisons), notes=_table_notes(summaries, comparisons)),
         charts=draw(summaries, axes, tuple(run.reference)),
+        precision=precision_grid(summaries, axes),
         findings=findings(summaries, axes),
         audited=sum(bool((summary.evidence or {}).get("precision")) for summary in summaries),
         seen=requested_and_observed(summaries, axes),

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from example_run import CELL, example_record, example_run
+
+from benchbox.report.html import render_html
+from benchbox.report.view import build
+
+
+def report_of(recipes=("fp32", "bf16_pure"), edq=None):
+    cells = [replace(CELL, backend=backend, recipe=recipe) for recipe in recipes for backend in ("ddp", "zero2")]
+    records = []
+    for cell in cells:
+        record = example_record(cell)
+        record["precision"]["numbers"]["edq"] = (edq or {}).get((cell.recipe, cell.backend), 1.0)
+        records.append(record)
+    return build(example_run(cells), records)
+
+
+def test_recipes_are_rows_places_are_columns_and_lost_updates_stand_out():
+    report = report_of(edq={("bf16_pure", "ddp"): 0.298, ("bf16_pure", "zero2"): 0.7})
+    assert report.precision.places == ("backend=ddp", "backend=zero2")
+    levels = {recipe: [(cell.edq, cell.level) for cell in cells] for recipe, cells in report.precision.rows}
+    assert levels == {
+        "fp32": [("1.000", "ok"), ("1.000", "ok")],
+        "bf16_pure": [("0.298", "error"), ("0.700", "warning")],
+    }
+    page = render_html(report)
+    assert "What each recipe does to the weights" in page
+    assert '<span class="edq" data-status="error">0.298</span>' in page
+
+
+def test_a_run_that_compares_no_recipes_has_no_grid():
+    report = report_of(recipes=("fp32",))
+    assert report.precision is None
+    assert "What each recipe does" not in render_html(report)
