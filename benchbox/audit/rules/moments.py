@@ -42,8 +42,7 @@ def _second_moment_stalls(facts: Sequence[RankFacts]) -> Iterator[Breach]:
 
 
 def _sixteen_bit_moments(tensor: SteppedTensor) -> list[str]:
-    names = [name for name, dtype in tensor.state.items() if name != "step" and dtype in SIXTEEN_BIT]
-    return [name for name in names if "kahan" not in name and name not in {"compensation", "master_param"}]
+    return [name for name, dtype in tensor.state.items() if name != "step" and dtype in SIXTEEN_BIT]
 
 
 def _low_moments(facts: Sequence[RankFacts]) -> Iterator[Breach]:
@@ -81,9 +80,7 @@ def _flushes(value: float, dtype: str) -> bool:
 
 def _lost_epsilon(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     def severity(tensor: SteppedTensor) -> Severity | None:
-        if not tensor.eps or tensor.eps < 0.0:
-            return None
-        return "error" if _flushes(tensor.eps, tensor.state.get(_SECOND, tensor.dtype)) else None
+        return "error" if tensor.eps and _flushes(tensor.eps, tensor.state.get(_SECOND, tensor.dtype)) else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         return {

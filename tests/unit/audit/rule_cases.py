@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from facts_made import (
+    FEW,
     HALF_MOMENTS,
+    KAHAN,
     MOMENTS,
     NORM,
+    STOCHASTIC,
     WEIGHT,
     buffer,
     courses,
+    edq,
+    flattened,
     half,
     live,
     loading,
+    moments,
     rank,
     ranks,
     reduction,
     scaler,
+    schedules,
+    setup,
     stepping,
     tensor,
     told,
@@ -30,43 +36,9 @@ from benchbox.measure.witness.facts import (
     Opaque,
     Prepared,
     RankFacts,
-    Schedule,
-    Setup,
 )
 
 Facts = list[RankFacts]
-KAHAN = {"compensation": "Kahan buffer kahan_comp"}
-STOCHASTIC = {"compensation": "stochastic rounding"}
-FEW = {"elements": 32, "shape": (32,)}
-
-
-def setup(backend: str, requested: str | None, mixed_precision: str | None = "bf16") -> Setup:
-    return Setup(
-        backend=backend,
-        model_class="Model",
-        sharding=None,
-        requested=requested,
-        mixed_precision=mixed_precision,
-        source="accelerate",
-    )
-
-
-def edq(share: float, **changes: Any) -> Facts:
-    return stepping(half(update_dot=3e-3 * share, updates_lost=int(3000 * (1 - share)), **changes))
-
-
-def moments(**dtypes: str) -> dict[str, Any]:
-    return {"state": MOMENTS | dtypes}
-
-
-def schedules(*names: str, reaches: bool | None = True) -> tuple[Schedule, ...]:
-    return tuple(Schedule(name=name, optimizer="AdamW", reaches=reaches) for name in names)
-
-
-def flattened(**changes: Any) -> Facts:
-    """Two ranks of a sharded model whose matrices are flat and not decayed."""
-    return stepping(tensor(shape=(1000,), weight_decay=0.0), **changes)
-
 
 FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     "BXP101": [
@@ -101,9 +73,14 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ("16-bit weights at a low beta2", "warning", stepping(half(state=HALF_MOMENTS, betas=(0.9, 0.95)))),
         ("the first moment only", "warning", stepping(tensor(**moments(exp_avg="bfloat16")))),
         ("momentum", "warning", stepping(tensor(state={"momentum_buffer": "bfloat16"}, betas=None))),
+        ("float32 weights at 0.995", "info", stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 0.995)))),
     ],
     "BXP203": [("a share of v", "error", stepping(tensor(**moments(exp_avg_sq="float16"), second_moment_zero=0.01)))],
-    "BXP204": [("1e-8 in float16", "error", stepping(tensor(**moments(exp_avg_sq="float16"))))],
+    "BXP204": [
+        ("1e-8 in float16", "error", stepping(tensor(**moments(exp_avg_sq="float16")))),
+        ("1e-42 in bfloat16", "error", stepping(tensor(state=HALF_MOMENTS, eps=1e-42))),
+        ("1e-46 in float32", "error", stepping(tensor(eps=1e-46))),
+    ],
     "BXP205": [
         ("bfloat16", "error", stepping(tensor(**moments(step="bfloat16")))),
         ("ranks disagree", "error", [rank(0), rank(1, stepped=(tensor(step_count=8.0),))]),
@@ -176,8 +153,20 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     "BXP501": [
         ("masters", "error", stepping(tensor(bf16_valued={"weight": 1.0}))),
         ("float32 weights", "error", stepping(tensor(live=True, live_dtype="float32", bf16_valued={"weight": 1.0}))),
+        (
+            "after two steps, of 64 elements",
+            "error",
+            stepping(tensor(bf16_valued={"weight": 1.0}, steps_before=2, elements=64)),
+        ),
     ],
-    "BXP502": [("the first moment", "warning", stepping(tensor(bf16_valued={"weight": 0.0, "exp_avg": 1.0})))],
+    "BXP502": [
+        ("the first moment", "warning", stepping(tensor(bf16_valued={"weight": 0.0, "exp_avg": 1.0}))),
+        (
+            "the second moment, without momentum",
+            "warning",
+            stepping(tensor(bf16_valued={"exp_avg_sq": 1.0}, betas=(0.0, 0.999))),
+        ),
+    ],
     "BXP503": [
         ("to bfloat16", "error", loading(held=told(HALF_MOMENTS))),
         ("to nothing", "error", loading(given={}, held={}, before=told(MOMENTS))),
@@ -187,6 +176,11 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ("inactive", "warning", ranks(products={"float32": 44}, autocast=Autocast(active=False))),
         ("accelerate's word", "warning", ranks(products={"float32": 44}, contract=None)),
         ("unrequested", "warning", ranks(contract=None, setup=setup("ddp", None, "no"))),
+        (
+            "where float32 was declared",
+            "warning",
+            ranks(contract=Contract(source="recipe fp32", compute="float32"), products={"float32": 44}),
+        ),
     ],
     "BXP602": [
         ("rotary", "warning", ranks(buffers=(buffer("layers.0.rotary.inv_freq", "bfloat16"),))),
@@ -217,8 +211,12 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     "BXP103": [
         ("a scalar", stepping(half(elements=1, shape=(), pinned_steps=6))),
         ("a float32 weight at the start of a warm-up", stepping(tensor(pinned_steps=6, update_squared=3e-15))),
+        ("three steps are enough", ranks(steps=courses(3))),
     ],
-    "BXP104": [("masters in the optimizer's state", stepping(half(live_differs=0.1, compensation="state master_param")))],
+    "BXP104": [
+        ("masters in the optimizer's state", stepping(half(live_differs=0.1, compensation="state master_param"))),
+        ("no masters", stepping(half(live_differs=None))),
+    ],
     "BXP105": [("declared", stepping(tensor(live_device="cuda:0", offload="DeepSpeedZeroOptimizer offloads its state")))],
     "BXP106": [
         ("a large one", stepping(half(lr=0.1))),
@@ -226,7 +224,11 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("none", stepping(half(weight_decay=0.0))),
         ("rounded stochastically", stepping(half(**STOCHASTIC))),
     ],
-    "BXP201": [("0.995", stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 0.995)))), ("float32", stepping(tensor()))],
+    "BXP201": [
+        ("0.995", stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 0.995)))),
+        ("float32", stepping(tensor())),
+        ("exactly 1 - 2^-8", stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 1 - 2.0**-8)))),
+    ],
     "BXP202": [
         ("by design", stepping(half(state=HALF_MOMENTS, betas=(0.9, 0.95), **STOCHASTIC))),
         ("those of BXP201", stepping(tensor(state=HALF_MOMENTS))),
@@ -240,16 +242,35 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("bfloat16 holds 1e-8", stepping(tensor(state=HALF_MOMENTS))),
         ("float16 holds 1e-7", stepping(tensor(**moments(exp_avg_sq="float16"), eps=1e-7))),
         ("no eps at all", stepping(tensor(eps=0.0))),
+        ("1e-40 in bfloat16", stepping(tensor(state=HALF_MOMENTS, eps=1e-40))),
+        ("1e-44 in float32", stepping(tensor(eps=1e-44))),
     ],
     "BXP205": [
         ("a rank that was ended earlier", [rank(0), rank(1, stepped=(tensor(step_count=8.0),), steps=courses(3))]),
         ("one that holds no part of it", [rank(0), rank(1, stepped=(tensor(step_count=8.0, elements=0),))]),
     ],
     "BXP301": [("float32", ranks(steps=courses(micro_batches=4)))],
-    "BXP302": [("a flag in 16 bits", ranks(collectives=(reduction("float32"), reduction("bfloat16", elements=2))))],
+    "BXP302": [
+        ("a flag in 16 bits", ranks(collectives=(reduction("float32"), reduction("bfloat16", elements=2)))),
+        (
+            "parameters are gathered in 16 bits",
+            ranks(collectives=(reduction("float32"), reduction("bfloat16", operation="all_gather"))),
+        ),
+    ],
     "BXP303": [
         ("activations beside", ranks(collectives=(reduction("float32"), reduction("bfloat16", operation="all_reduce")))),
         ("as configured", ranks(collectives=(reduction("bfloat16"),), reduction=Configured(source="a hook", dtype="bfloat16"))),
+        (
+            "parameters gathered, and flags counted",
+            ranks(
+                collectives=(
+                    reduction("float32", elements=8),
+                    reduction("bfloat16", operation="all_gather"),
+                    reduction("int64", operation="all_reduce"),
+                )
+            ),
+        ),
+        ("nobody says", ranks(reduction=None, collectives=())),
     ],
     "BXP304": [
         ("rounding", ranks(steps=courses(stepped_norm=1.005))),
@@ -260,6 +281,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("scaled", stepping(tensor(gradient_dtype="float16"), scaler=scaler(8, 1))),
         ("a frozen float16 model looks on", ranks(products={"float16": 10, "bfloat16": 40})),
         ("nobody could have seen a scaler", stepping(half(dtype="float16"), missing={"scaler": "a checkpoint"})),
+        ("one step is not every", ranks(scaler=scaler(1, 1))),
     ],
     "BXP401": [
         ("one group of several", ranks(steps=courses(schedule_rates=lambda step: {"LambdaLR": (1e-3 / step, 5e-4 / step)}))),
@@ -321,13 +343,21 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("a group at a rate of zero", stepping(tensor(bf16_valued={"weight": 1.0}, lr=0.0), tensor(NORM))),
         ("early in a warm-up", stepping(tensor(bf16_valued={"weight": 1.0}, update_squared=3e-15), tensor(NORM))),
         ("nearly all", stepping(tensor(bf16_valued={"weight": 0.99}))),
+        (
+            "after one step, whose rate may have been zero",
+            stepping(tensor(bf16_valued={"weight": 1.0}, steps_before=1), tensor(NORM)),
+        ),
     ],
     "BXP502": [
         ("the weights are BXP501's", stepping(tensor(bf16_valued={"weight": 1.0}))),
         ("without momentum", stepping(tensor(bf16_valued={"exp_avg": 1.0}, betas=(0.0, 0.999)))),
+        ("at the first step", stepping(tensor(bf16_valued={"exp_avg": 1.0}, steps_before=0), tensor(NORM))),
     ],
     "BXP503": [("the step counter", loading(held=told(MOMENTS | {"step": "float64"})))],
-    "BXP504": [("afterwards is BXP104's", stepping(tensor(live_differs=0.5)))],
+    "BXP504": [
+        ("afterwards is BXP104's", stepping(tensor(live_differs=0.5))),
+        ("no masters", stepping(half(live_differs_first=None))),
+    ],
     "BXP601": [
         ("a few products in float32 on purpose", ranks(products={"bfloat16": 30, "float32": 14})),
         (
@@ -338,6 +368,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
                 autocast=Autocast(active=False),
             ),
         ),
+        ("nobody asked", ranks(contract=None, setup=None, products={"float32": 44})),
     ],
     "BXP602": [("positions", ranks(buffers=(buffer("position_ids", "int64"), buffer("mask", "bfloat16"))))],
     "BXP603": [("float32", ranks())],
@@ -345,5 +376,6 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("a master in the state", ranks(stepped=(half(state=MOMENTS | {"master_param": "float32"}),))),
         ("the lower half of one", ranks(stepped=(half(state=MOMENTS | {"master_param": "int16"}),))),
         ("nothing declared", stepping(half())),
+        ("the witness fell after it had seen the steps", ranks(problems=("end: KeyError",))),
     ],
 }

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from facts_made import WEIGHT, course, courses, half, numbers, rank, ranks, stepping, tensor
-from rule_cases import CLEAN, FIRES, Facts, edq
+from facts_made import WEIGHT, course, courses, edq, half, numbers, rank, ranks, stepping, tensor
+from rule_cases import CLEAN, FIRES, Facts
 
 from benchbox.audit.judge import judge
 from benchbox.audit.rules import rules

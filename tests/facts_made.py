@@ -25,6 +25,9 @@ from benchbox.measure.witness.facts import (
 
 WEIGHT, NORM = "backbone.weight", "norm.weight"
 MOMENTS = {"step": "float32", "exp_avg": "float32", "exp_avg_sq": "float32"}
+KAHAN = {"compensation": "Kahan buffer kahan_comp"}
+STOCHASTIC = {"compensation": "stochastic rounding"}
+FEW = {"elements": 32, "shape": (32,)}
 HALF_MOMENTS = {"step": "float32", "exp_avg": "bfloat16", "exp_avg_sq": "bfloat16"}
 
 
@@ -172,3 +175,31 @@ def reduction(dtype: str, *, elements: int = 1000, operation: str = "reduce_scat
 
 def scaler(steps: int, skipped: int) -> Scaler:
     return Scaler(name="GradScaler", steps=steps, skipped=skipped)
+
+
+def setup(backend: str, requested: str | None, mixed_precision: str | None = "bf16") -> Setup:
+    return Setup(
+        backend=backend,
+        model_class="Model",
+        sharding=None,
+        requested=requested,
+        mixed_precision=mixed_precision,
+        source="accelerate",
+    )
+
+
+def edq(share: float, **changes: Any) -> list[RankFacts]:
+    return stepping(half(update_dot=3e-3 * share, updates_lost=int(3000 * (1 - share)), **changes))
+
+
+def moments(**dtypes: str) -> dict[str, Any]:
+    return {"state": MOMENTS | dtypes}
+
+
+def schedules(*names: str, reaches: bool | None = True) -> tuple[Schedule, ...]:
+    return tuple(Schedule(name=name, optimizer="AdamW", reaches=reaches) for name in names)
+
+
+def flattened(**changes: Any) -> list[RankFacts]:
+    """Two ranks of a sharded model whose matrices are flat and not decayed."""
+    return stepping(tensor(shape=(1000,), weight_decay=0.0), **changes)
