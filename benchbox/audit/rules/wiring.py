@@ -39,7 +39,7 @@ def _unreached(facts: Sequence[RankFacts]) -> Iterator[Breach]:
                 "step": step,
                 "schedule says": list(mine),
                 "stepped with": [f"{name}: {', '.join(f'{rate:.4g}' for rate in found)}" for name, found in rates.items()],
-                "bound to": schedule.optimizer,
+                "bound to": schedule.optimizer + (" (another one than steps)" if schedule.reaches is False else ""),
             }
             yield Breach("error", schedule.name, each.rank, evidence)
             return
