@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from facts_made import WEIGHT, course, courses, edq, half, numbers, rank, ranks, stepping, tensor
-from rule_cases import CLEAN, FIRES, Facts
+from near_misses import CLEAN
+from rule_cases import FIRES, Facts
 
 from benchbox.audit.judge import judge
 from benchbox.audit.rules import rules
