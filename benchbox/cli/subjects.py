@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +85,7 @@ def command_subject(
         ConfigurationError: there is no such command or recipe.
     """
     from benchbox.audit.subjects.command.inject import inject, seen
-    from benchbox.audit.subjects.command.sightings import chosen, through, trainings, why_nothing
+    from benchbox.audit.subjects.command.sightings import chosen, shortcomings, through, trainings, why_nothing
     from benchbox.launch.command import run_command
 
     if recipe is not None:
@@ -108,7 +108,7 @@ def command_subject(
             first = f"the command failed ({ending.failure}), and " if ending.failure else ""
             raise CellFailedError(f"{first}no optimizer step was seen: {why_nothing(seen(folder))}")
     training = chosen(found)
-    for note in _notes(training, len(found), steps):
+    for note in shortcomings(training, of=len(found), steps=steps):
         say(note)
     return Subject(
         name="the command",
@@ -134,18 +134,6 @@ def _failure(ending: "Ending", training: "Training") -> str | None:
         return f"the command failed: {ending.failure}"
     stumbled = [f"rank {facts.rank}: {facts.problems[0]}" for facts in training.ranks if facts.problems]
     return f"the witness stopped watching on {stumbled[0]}" if stumbled else None
-
-
-def _notes(training: "Training", trainings: int, steps: int) -> Iterator[str]:
-    if trainings > 1:
-        yield f"the command trained {trainings} times; judged is the last of those with most steps"
-    if len(training.ranks) < training.world_size:
-        yield (
-            f"{len(training.ranks)} of {training.world_size} ranks were seen; the others ran on another machine, or ended "
-            "before their first step"
-        )
-    if training.steps < steps:
-        yield f"{training.steps} of {steps} steps were seen: the command ended before the others"
 
 
 def _ranks(count: int) -> str:

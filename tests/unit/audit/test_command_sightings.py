@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchbox.audit.subjects.command.sightings import Sighting, chosen, grouped, through
+from benchbox.audit.subjects.command.sightings import Sighting, chosen, grouped, shortcomings, through
 from benchbox.measure.witness.facts import RankFacts, StepCourse
 
 
@@ -39,3 +39,12 @@ def test_steps_are_through_once_every_rank_of_a_world_is(tmp_path):
     for mark, ranks in (("through-1-2", 0), ("through-0-4", 0), ("through-0-2", 2)):
         (tmp_path / mark).touch()
         assert through(tmp_path) == ranks
+
+
+def test_a_part_of_a_training_is_not_taken_for_the_whole():
+    """Two of four ranks, as on one of two machines, and a command that ended early."""
+    (training,) = grouped([sighting(1, 0, 4), sighting(2, 1, 4)])
+    (ranks, steps) = shortcomings(training, of=1, steps=20)
+    assert ranks.startswith("2 of 4 ranks were seen")
+    assert steps.startswith("3 of 20 steps were seen")
+    assert not list(shortcomings(*grouped([sighting(1, 0, 1)]), of=1, steps=3))

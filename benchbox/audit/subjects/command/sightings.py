@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from benchbox.measure.witness.facts import RankFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
 
@@ -75,6 +75,19 @@ def grouped(sightings: Iterable[Sighting]) -> list[Training]:
 def chosen(found: Sequence[Training]) -> Training:
     """The one to be judged: of those with most steps the last, as a restart comes after what failed."""
     return max(reversed(found), key=lambda training: training.steps)
+
+
+def shortcomings(training: Training, *, of: int, steps: int) -> Iterator[str]:
+    """What a reader must know of the training that was chosen: it is one `of` several, or less than all of it was seen."""
+    if of > 1:
+        yield f"the command trained {of} times; judged is the last of those with most steps"
+    if len(training.ranks) < training.world_size:
+        yield (
+            f"{len(training.ranks)} of {training.world_size} ranks were seen; the others ran on another machine, or ended "
+            "before their first step"
+        )
+    if training.steps < steps:
+        yield f"{training.steps} of {steps} steps were seen: the command ended before the others"
 
 
 def why_nothing(folder: Path) -> str:
