@@ -95,7 +95,7 @@ def _locations(names: list[str], where: str, file: str | None) -> list[dict[str,
 
 def _fingerprint(finding: Finding) -> str:
     """The same for a finding that is there again, whatever was measured this time."""
-    told = "\0".join((finding.code, finding.title, finding.where, *names(finding)))
+    told = "\0".join((finding.code, finding.title, plain(finding.where), *names(finding)))
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 

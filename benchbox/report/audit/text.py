@@ -28,7 +28,8 @@ def print_audit(console: Console, audit: Audit) -> None:
     judgement = audit.judgement
     ranks = len(audit.facts)
     _paragraph(console, plain(audit.title), style="bold")
-    _paragraph(console, ("1 rank" if ranks == 1 else f"{ranks} ranks") + (f", stepped by {audit.chain}" if audit.chain else ""))
+    stepped_by = f", stepped by {plain(audit.chain)}" if audit.chain else ""
+    _paragraph(console, ("1 rank" if ranks == 1 else f"{ranks} ranks") + stepped_by)
     if any(each.entries for each in audit.facts):
         say(console)
         _print_census(console, audit)

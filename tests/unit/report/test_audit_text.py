@@ -1,0 +1,169 @@
+"""An audit for people: what was audited, what was counted, what was found and what was not, on any terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from audit_made import audit, hostile, knowing, pure, suppressing, unreadable
+from facts_made import half, rank, ranks, reduction, stepping
+from rich.console import Console
+
+from benchbox.measure.witness.facts import CensusEntry
+from benchbox.report.audit.text import print_audit
+
+if TYPE_CHECKING:
+    from benchbox.report.audit.view import Audit
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9]")
+
+
+def printed(shown: Audit, **options: Any) -> str:
+    stream = io.StringIO()
+    print_audit(Console(file=stream, highlight=False, **options), shown)
+    return stream.getvalue()
+
+
+def lines(shown: Audit) -> list[str]:
+    return printed(shown).splitlines()
+
+
+def headings(shown: Audit) -> list[str]:
+    return [line.split(":")[0] for line in lines(shown) if line.startswith("BXP")]
+
+
+def test_it_begins_with_the_subject_and_who_steps():
+    assert lines(audit(pure()))[:2] == ["train.py: 6 steps seen", "2 ranks, stepped by AcceleratedOptimizer > AdamW"]
+    assert lines(audit([rank(0, optimizer_chain=())]))[1] == "1 rank"
+
+
+def test_ranks_that_hold_the_same_share_a_row_of_the_census_and_others_do_not():
+    entry = CensusEntry(rank=0, kind="exp_avg", dtype="bfloat16", device="cuda:0", tensors=3, elements=4096, bytes=8192)
+    uneven = [rank(each, entries=(replace(entry, rank=each),)) for each in range(4)]
+    uneven[2] = rank(2, entries=(replace(entry, rank=2, elements=1, bytes=2),))
+    rows = [line.split() for line in lines(audit(uneven)) if "exp_avg" in line]
+    assert rows == [
+        ["0,", "1,", "3", "exp_avg", "bfloat16", "cuda:0", "3", "4,096", "8.00", "KiB"],
+        ["2", "exp_avg", "bfloat16", "cuda:0", "3", "1", "2", "B"],
+    ]
+    assert any(line.startswith("0-1 ") for line in lines(audit(ranks()))[:5])
+
+
+def test_what_is_worst_comes_first():
+    found = [*pure(collectives=(reduction("bfloat16"),), reduction=None)]
+    found = [replace(each, opaque=unreadable()[0].opaque) for each in found]
+    assert headings(audit(found)) == [
+        "BXP101 error",
+        "BXP201 error",
+        "BXP604 unknown",
+        "BXP106 warning",
+        "BXP302 info",
+    ]
+
+
+def test_a_finding_says_where_with_which_numbers_and_what_to_do():
+    text = printed(audit(pure()))
+    finding = text[text.index("BXP201 error") :].split("\n\n")[0].splitlines()
+    assert [re.split(r"  +", line.strip(), maxsplit=1) for line in finding[1:]] == [
+        ["where", "AdamW"],
+        ["state", "exp_avg_sq in bfloat16"],
+        ["beta2", "0.999"],
+        ["ranks", "0-1"],
+        ["dtypes", "bfloat16"],
+        ["tensors", "2"],
+        ["elements", "2,000"],
+        ["names", "backbone.weight, norm.weight"],
+        ["repair", "keep optimizer state in float32 (recipe bf16_master), or lower beta2 to 0.995 or less"],
+    ]
+
+
+def test_a_repair_that_several_findings_share_is_told_once():
+    text = printed(audit(pure()))
+    assert text.count("let the optimizer step float32 masters") == 1
+    assert "  repair              as for BXP101" in text
+
+
+def test_values_with_commas_are_told_apart():
+    declared = [replace(each, contract=ranks()[0].contract) for each in pure()]
+    shown = "stepped: float32 declared, bfloat16 measured; moments: float32 declared, bfloat16 measured"
+    assert shown in printed(audit(declared))
+
+
+def test_eleven_names_are_ten_and_one_more():
+    assert "layer9 and 1 more" in printed(audit(stepping(*(half(f"layer{each}") for each in range(11)))))
+
+
+def test_what_the_steps_did_is_told_even_where_nothing_is_wrong():
+    assert "updates of all tensors: edq 1.0000 (1 when all of them arrive), 0% lost" in lines(audit(ranks()))
+    stalled = pure(stepped=(half(update_dot=1.5e-3, updates_lost=1500, second_moment_stalled=0.95),))
+    assert (
+        "updates of all tensors: edq 0.5000 (1 when all of them arrive), 50.0% lost, 95.0% of the 16-bit second moments "
+        "cannot decay"
+    ) in lines(audit(stalled))
+    assert not any(line.startswith("updates") for line in lines(audit(ranks(stepped=()))))
+
+
+def test_it_ends_with_what_was_found_what_is_clean_and_what_nobody_knows():
+    missing = {"buffers": "no model was found", "products": "no model was found", "loads": "it was late"}
+    end = printed(audit(pure(missing=missing))).split("\n\n")[-1].splitlines()
+    assert end[0] == "found: 2 errors, 1 warning"
+    assert end[1].startswith("clean: BXP102, BXP103, ")
+    assert end[2:] == [
+        "not judged: BXP503: it was late",
+        "not judged: BXP601, BXP602: no model was found",
+    ]
+    assert "found: nothing" in lines(audit(ranks()))
+
+
+def test_what_is_kept_from_a_rule_is_listed_with_the_reason_and_what_nobody_needs_is_out_of_date():
+    shown = audit(pure(), suppressing("BXP201", "*"))
+    assert "suppressed: BXP201 for * (known since May): backbone.weight, norm.weight" in printed(shown)
+    assert "suppressed: BXP103 for gone.* (known since May): it changes nothing, take it out" in printed(
+        audit(pure(), suppressing("BXP103", "gone.*"))
+    )
+    many = audit(stepping(*(half(f"layer{each}") for each in range(13))), suppressing("BXP101", "layer*"))
+    assert "layer9 and 3 more" in printed(many)
+
+
+def test_what_a_baseline_had_is_named_but_is_no_finding():
+    shown = audit(pure(), knowing(pure(), "BXP201"))
+    assert "known: BXP201 error in AdamW: the second moment is bfloat16 and cannot decay" in lines(shown)
+    assert headings(shown) == ["BXP101 error", "BXP106 warning"]
+
+
+def test_what_the_witness_failed_at_is_told_with_its_rank():
+    facts = [rank(0), rank(1, problems=("a look at step 2: KeyError: 'exp_avg'",))]
+    assert lines(audit(facts))[-1] == "the witness failed on rank 1: a look at step 2: KeyError: 'exp_avg'"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_names_are_shown_and_never_obeyed(terminal):
+    text = printed(audit(hostile()), force_terminal=terminal, color_system=None, width=200)
+    assert all(each.isprintable() or each == "\n" for each in text)
+    assert r"\x1b[31m[red]\n\x00</testcase>" in text
+
+
+@pytest.mark.parametrize("width", [20, 40, 62, 80, 120])
+def test_a_terminal_of_any_width_is_never_overrun_and_loses_no_word(width):
+    shown = audit(pure(), suppressing("BXP103", "gone.*"))
+    text = printed(shown, force_terminal=True, width=width, color_system=None)
+    assert max(map(len, text.splitlines())) <= width
+    findings, whole = (text[text.index("updates of") :], printed(shown)[printed(shown).index("updates of") :])
+    assert "".join(findings.split()) == "".join(whole.split())
+
+
+def test_what_is_no_terminal_gets_whole_lines():
+    long = [line for line in lines(audit(pure())) if line.startswith("  repair") and "float32 masters" in line]
+    assert long[0].endswith("0.838 at 6e-6)")
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert COLOUR.search(printed(audit(pure()), force_terminal=True))
+    assert "\x1b" not in printed(audit(pure()))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not COLOUR.search(printed(audit(pure()), force_terminal=True))
