@@ -6,6 +6,7 @@ package. Nothing that fails here reaches the program: it is written down where t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,12 @@ def start(customisation: str) -> None:
     """
     folder = os.path.dirname(customisation)  # noqa: PTH120 (pathlib is not loaded yet, and most processes never need it)
     sys.path[:] = [each for each in sys.path if each != folder]
+    if _out:  # a program may start another with nothing but our path in its environment
+        _wait_for_torch()
+    _run_shadowed()
+
+
+def _wait_for_torch() -> None:
     try:
         _leave_mark("python")
         if "torch" in sys.modules:  # a .pth file imported it
@@ -42,7 +49,6 @@ def start(customisation: str) -> None:
             sys.meta_path.insert(0, _TorchFinder())
     except Exception as problem:  # noqa: BLE001 (the program goes on)
         _confess(problem)
-    _run_shadowed()
 
 
 def _run_shadowed() -> None:
@@ -138,7 +144,8 @@ class _Record:
 
         # After an exception a neighbour may be missing from a collective, and reading any tensor of a GPU would wait for it.
         if not (hasattr(sys, "last_type") and torch.cuda.is_initialized()):
-            self._witness.remove()
+            with contextlib.suppress(Exception):
+                self._witness.remove()
             self._write()
 
     def _write(self) -> None:
@@ -158,8 +165,6 @@ def _leave_mark(name: str) -> None:
 
 
 def _confess(problem: Exception) -> None:
-    import contextlib
-
     with contextlib.suppress(Exception):  # the folder may be gone: the command has left something running
         _save("problem", {"problem": f"{type(problem).__name__}: {problem}"})
 

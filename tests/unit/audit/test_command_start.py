@@ -97,3 +97,17 @@ def test_a_sitecustomize_that_fails_fails_as_it_would(python, tmp_path):
     assert done.stdout == "runs\n"
     assert "Error in sitecustomize" in done.stderr
     assert "ValueError: mine" in done.stderr
+
+
+def test_a_child_that_was_given_our_path_and_nothing_else_is_left_alone(python, tmp_path):
+    """Programs put environments together for what they start; there is nowhere to write to then."""
+    before = {each.name for each in tmp_path.iterdir()} | {"libraries", "witness"}
+    program = """
+import os, subprocess, sys
+own = {"PYTHONPATH": os.environ["PYTHONPATH"]}
+subprocess.run([sys.executable, "-c", "import torch; print(torch.answer)"], env=own, check=True)
+"""
+    done = python(program, torch="answer = 42\n")
+    assert (done.stdout, done.stderr) == ("42\n", "")
+    assert {each.name for each in tmp_path.iterdir()} == before
+    assert not (python.seen / "torch").exists()
