@@ -136,6 +136,17 @@ def test_shares_are_exact_and_leave_out_what_never_had_a_gradient(tmp_path):
     assert tensor.numbers.bf16_valued["exp_avg_sq"] == 4 / 5
 
 
+def test_of_an_optimizer_without_state_zeros_do_not_count(tmp_path):
+    """SGD says nothing of gradients in the past; a weight that is zero is no sign of anything."""
+    weight = nn.Parameter(torch.tensor([0.0, 0.0, 1.0, 1.0 + 2**-20]))
+    optimizer = torch.optim.SGD([weight], lr=1e-3)
+    torch.save({"model": {"w": weight.detach()}, "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
+    facts = read_one(tmp_path / "a.pt")
+    assert facts.optimizer_chain == ("SGD",)
+    assert [(each.name, each.dtype) for each in facts.stepped] == [("w", "float32")]
+    assert facts.stepped[0].numbers.bf16_valued["weight"] == 1 / 2
+
+
 def test_masters_beside_16_bit_weights_are_compared_with_them(tmp_path):
     """benchbox's own layout. safetensors sorts names, so the masters of one shape are matched by what they round to."""
     model, optimizer = trained(torch.bfloat16, MasterWeightOptimizer, fused=True)
@@ -152,14 +163,20 @@ def test_masters_beside_16_bit_weights_are_compared_with_them(tmp_path):
 
 
 def test_live_weights_that_are_not_their_rounded_masters_are_found(tmp_path):
-    model, optimizer = trained(torch.bfloat16, MasterWeightOptimizer, fused=True)
+    """The stale one is the first master, and its name is the last of its shape: it must not be given another's weight."""
+    model, _ = trained()
+    live = model.bfloat16()
+    optimizer = MasterWeightOptimizer(reversed(list(live.parameters())), lr=1e-3)
+    live(torch.ones(1, 16, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
     with torch.no_grad():
-        model[1].weight[0] += 1
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
+        live[1].weight.add_(1)
+        live[0].bias[0] += 1
+    save_file(live.state_dict(), tmp_path / "model.safetensors")
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
     facts = read_one(tmp_path)
     differs = {name: tensor.numbers.live_differs for name, tensor in by_name(facts).items()}
-    assert differs == {"0.weight": 0.0, "0.bias": 0.0, "1.weight": 1 / 16, "1.bias": 0.0}
+    assert differs == {"1.bias": 0.0, "1.weight": 1.0, "0.bias": 1 / 16, "0.weight": 0.0}
     assert "BXP104" in fired(facts)
 
 

@@ -61,14 +61,17 @@ def _by_shape(
     """Numbered parameters, those of one shape together."""
     weights: dict[tuple[int, ...], dict[str, Held]] = defaultdict(dict)
     for name, tensor in model.items():
-        if tensor.dtype in _FLOATING:
+        if _is_weight(tensor):
             weights[tensor.shape][name] = tensor
     alike: dict[tuple[int, ...] | None, list[Saved]] = defaultdict(list)
     for saved in optimizer:
         alike[saved.shape].append(saved)
     found: dict[int | str, StoredTensor] = {}
     for shape, members in alike.items():
-        candidates = weights.get(shape, {}) if shape is not None else {}
+        # Where nothing tells a shape (an optimizer that keeps no state, a parameter that never had a gradient) it can be any.
+        candidates = (
+            weights.get(shape, {}) if shape is not None else {name: each for name, each in model.items() if _is_weight(each)}
+        )
         own = len(members) == 1 or (in_order and len({saved.group for saved in members}) == 1)
         if all(saved.master is not None for saved in members):
             found |= _by_value(members, candidates, kind)
@@ -78,6 +81,10 @@ def _by_shape(
         else:
             found |= {saved.key: _unlinked(saved, candidates, kind) for saved in members}
     return found
+
+
+def _is_weight(tensor: Held) -> bool:
+    return tensor.dtype in _FLOATING
 
 
 def _interchangeable(members: Sequence[Saved]) -> bool:
