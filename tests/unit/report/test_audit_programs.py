@@ -255,9 +255,10 @@ def test_junit_has_a_case_for_every_rule_and_counts_them():
         "BXP201",
     }
     assert case(suite, "BXP503").find("skipped").attrib["message"] == "it was late"
-    failure = case(suite, "BXP201").find("failure").text
-    assert "names: backbone.weight, norm.weight" in failure
-    assert "repair: keep optimizer state in float32" in failure
+    failure = case(suite, "BXP201").find("failure")
+    assert failure.attrib == {"type": "error", "message": rules()["BXP201"].title}
+    assert "names: backbone.weight, norm.weight" in failure.text
+    assert "repair: keep optimizer state in float32" in failure.text
     assert case(suite, "BXP106").find("system-out").text.startswith("warning: weight decay is lost")
 
 

@@ -155,6 +155,14 @@ def test_a_terminal_of_any_width_is_never_overrun_and_loses_no_word(width):
     assert "".join(findings.split()) == "".join(whole.split())
 
 
+def test_what_is_wrapped_stays_under_where_it_began():
+    text = printed(audit(pure()), force_terminal=True, width=80, color_system=None).splitlines()
+    start = next(place for place, line in enumerate(text) if line.startswith("  repair "))
+    column = text[start].index("let the")
+    assert text[start + 1][:column].isspace()
+    assert not text[start + 1][column].isspace()
+
+
 def test_what_is_no_terminal_gets_whole_lines():
     long = [line for line in lines(audit(pure())) if line.startswith("  repair") and "float32 masters" in line]
     assert long[0].endswith("0.838 at 6e-6)")
@@ -163,7 +171,9 @@ def test_what_is_no_terminal_gets_whole_lines():
 def test_colours_are_for_terminals_that_want_them(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    assert COLOUR.search(printed(audit(pure()), force_terminal=True))
+    wanted = printed(audit(pure()), force_terminal=True, color_system="standard")
+    assert "\x1b[1;31mBXP101 error" in wanted
+    assert "\x1b[1;33mBXP106 warning" in wanted
     assert "\x1b" not in printed(audit(pure()))
     monkeypatch.setenv("NO_COLOR", "1")
     assert not COLOUR.search(printed(audit(pure()), force_terminal=True))
