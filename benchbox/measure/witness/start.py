@@ -6,15 +6,16 @@ package. Nothing that fails here reaches the program: it is written down where t
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
+# Most processes never import torch: what they need not load is loaded where it is used, `typing` too.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
     from .witness import Witness
 
@@ -52,14 +53,9 @@ def _wait_for_torch() -> None:
 
 
 def _run_shadowed() -> None:
-    """Debian and Conda ship a `sitecustomize`. What it raises, `site` deals with as it would have."""
-    from importlib.machinery import PathFinder
-    from importlib.util import module_from_spec
-
-    spec = PathFinder.find_spec("sitecustomize")
-    if spec is not None and spec.loader is not None:
-        module = sys.modules["sitecustomize"] = module_from_spec(spec)
-        spec.loader.exec_module(module)
+    """Debian and Conda ship a `sitecustomize`. What comes of importing it, and if there is none, `site` deals with as ever."""
+    del sys.modules["sitecustomize"]  # ours, which is being imported
+    __import__("sitecustomize")
 
 
 class _TorchFinder:
@@ -140,6 +136,8 @@ class _Record:
     def _at_exit(self) -> None:
         if self._done or self._process != os.getpid():
             return
+        import contextlib
+
         import torch
 
         # After an exception a neighbour may be missing from a collective, and reading any tensor of a GPU would wait for it.
@@ -165,6 +163,8 @@ def _leave_mark(name: str) -> None:
 
 
 def _confess(problem: Exception) -> None:
+    import contextlib
+
     with contextlib.suppress(Exception):  # the folder may be gone: the command has left something running
         _save("problem", {"problem": f"{type(problem).__name__}: {problem}"})
 
