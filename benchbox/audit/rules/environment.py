@@ -107,7 +107,7 @@ def _broken_contract(facts: Sequence[RankFacts]) -> Iterator[Breach]:
         return
     found: dict[tuple[str, str, str], list[tuple[int, str]]] = {}
     for place, declared, rank, dtype, name in _measured(facts, contract):
-        if declared is not None and dtype != declared:
+        if declared is not None and dtype not in (declared, "unknown"):
             found.setdefault((place, declared, dtype), []).append((rank, name))
     if found:
         ranks = sorted({rank for held in found.values() for rank, _ in held})

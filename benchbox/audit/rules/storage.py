@@ -150,6 +150,12 @@ def _uncompared(facts: Sequence[RankFacts]) -> str | None:
     return "no master could be compared with the parameter it stands for" if masters and not compared else None
 
 
+def _no_live_device(facts: Sequence[RankFacts]) -> str | None:
+    if all(tensor.live_device is None for _, tensor in all_stepped(facts)):
+        return "which device the live parameters are on was not seen"
+    return None
+
+
 def _other_device(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         if tensor.offload is not None or tensor.live_device is None:
@@ -252,6 +258,7 @@ RULES = (
         ),
         references=("OpenTau#186",),
         reads=("stepped", "links"),
+        blind=_no_live_device,
         check=_other_device,
     ),
     Rule(

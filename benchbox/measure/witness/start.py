@@ -113,6 +113,7 @@ class _Record:
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
         self._began = time.time()
         self._process: int | None = None
+        self._started_in = os.getpid()
         self._done = False
         self._witness = Witness(source="command", steps=steps, on_done=self._saw_all)
         self._witness.install()
@@ -134,6 +135,8 @@ class _Record:
             _leave_mark("through-{}-{}".format(*self._witness.rank))
 
     def _at_exit(self) -> None:
+        if self._process is None and self._started_in == os.getpid() and self._witness.every_step_skipped:
+            self._process = os.getpid()
         if self._done or self._process != os.getpid():
             return
         import contextlib

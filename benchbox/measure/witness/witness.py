@@ -135,6 +135,11 @@ class Witness:
         return bool(self._book.steps) and self._book.steps[-1].close
 
     @property
+    def every_step_skipped(self) -> bool:
+        """Steps were asked for through a gradient scaler, and none was taken."""
+        return not self._book.steps and self._book.calls.scaled_steps > 0
+
+    @property
     def saw_forward(self) -> bool:
         return self._book.forward.called
 

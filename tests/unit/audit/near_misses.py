@@ -60,7 +60,6 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     ],
     "BXP105": [
         ("declared", stepping(tensor(live_device="cuda:0", offload="DeepSpeedZeroOptimizer offloads its state"))),
-        ("nobody knows what it stands for", stepping(tensor(live_device=None))),
     ],
     "BXP106": [
         ("a large one", stepping(half(lr=0.1))),

@@ -78,6 +78,7 @@ def test_of_no_facts_at_all_nothing_is_judged() -> None:
         ("BXP102", stepping(half(updates=0, update_squared=0.0, update_dot=0.0)), "AdamW: no update was computed"),
         ("BXP103", ranks(steps=courses(2)), "fewer than 3 steps"),
         ("BXP104", stepping(tensor(live_differs=None)), "no master could be compared"),
+        ("BXP105", stepping(tensor(live_device=None)), "which device the live parameters are on"),
         ("BXP303", ranks(collectives=()), "no reduction of gradients was seen"),
         ("BXP401", ranks(steps=courses(schedule_rates={})), "no schedule said"),
         ("BXP403", ranks(steps=courses(schedule_steps={}, micro_batches=None)), "neither forward passes nor"),
