@@ -131,7 +131,10 @@ RULES = (
         code="BXP302",
         title="gradients are reduced over ranks in 16 bits",
         severity="warning",
-        why="usual, and harmless over few ranks; the error of a sum grows with the number of ranks that are added one by one",
+        why=(
+            "usual, and harmless over few ranks; the error of a sum grows with the number of ranks that are added one by one: "
+            "a run that was stable over 96 was not over 384, and was again in float32 (pytorch#106395)"
+        ),
         measured="dtype of every reduction that one whole step made, on all ranks",
         repair="reduce in float32 (FSDP: reduce_dtype; DeepSpeed: communication_data_type; DDP: float32 gradients)",
         references=("pytorch#106395",),
@@ -148,7 +151,7 @@ RULES = (
             "against the collectives of a step"
         ),
         repair="say what is meant where it is read (DeepSpeed: lower_precision_safe_modules: []), and audit again",
-        references=("pytorch#106395",),
+        references=("DeepSpeed 0.19 torch_autocast",),
         reads=("collectives", "setup"),
         check=_other_reduction,
         blind=_no_reduction,
@@ -177,7 +180,7 @@ RULES = (
             "train in bfloat16, or scale the loss (torch.amp.GradScaler); if every step is skipped the scaled loss "
             "overflows: lower init_scale"
         ),
-        references=("transformers#42805",),
+        references=("arXiv:1710.03740",),
         reads=("stepped", "scaler"),
         check=_unscaled,
     ),

@@ -145,7 +145,10 @@ RULES = (
         code="BXP203",
         title="the second moment underflows: v is zero where the gradient is not",
         severity="error",
-        why="float16 ends at 6e-8, and a square reaches that from a gradient of 2.4e-4: the update is then m / eps",
+        why=(
+            "float16 has nothing between 0 and 6e-8: (1 - beta2) x g^2 is zero for gradients below 0.0055 at beta2 0.999, and "
+            "the update is then m / eps"
+        ),
         measured="float16 exp_avg_sq after the step, where the gradient of that step is not zero",
         repair="keep optimizer state in float32; loss scaling cannot help, because it is undone before the moments",
         references=("pytorch#147437",),

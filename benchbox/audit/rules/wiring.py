@@ -239,7 +239,7 @@ RULES = (
         why="accelerate drops its plugins without a word where it finds no use for them, as under cpu=True, and runs plain DDP",
         measured="classes and strategies of the live wrappers against what accelerate was told",
         repair="remove what makes accelerate drop the plugin; compare nothing until the backend is the one that is named",
-        references=("accelerate#2624",),
+        references=("accelerate state.py",),
         reads=("setup",),
         check=_other_backend,
     ),
