@@ -67,10 +67,10 @@ def _what_arrived(audit: Audit) -> str:
     edq, lost, stalled = numbers["edq"], numbers["updates_lost"], numbers["second_moment_stalled"]
     parts = []
     if edq is not None:
-        parts += [f"edq {edq:.4f} (1 when all of them arrive)", f"{quantity(lost, 'fraction')} lost"]
+        parts += [f"edq {edq:.4f} (1 when every update arrives)", f"{quantity(lost, 'fraction')} of updates lost"]
     if stalled is not None:
         parts.append(f"{quantity(stalled, 'fraction')} of the 16-bit second moments cannot decay")
-    return f"updates of all tensors: {', '.join(parts)}" if parts else ""
+    return f"over all tensors: {', '.join(parts)}" if parts else ""
 
 
 def _print_finding(console: Console, finding: Finding, repair: str) -> None:

@@ -97,13 +97,15 @@ def test_eleven_names_are_ten_and_one_more():
 
 
 def test_what_the_steps_did_is_told_even_where_nothing_is_wrong():
-    assert "updates of all tensors: edq 1.0000 (1 when all of them arrive), 0% lost" in lines(audit(ranks()))
+    assert "over all tensors: edq 1.0000 (1 when every update arrives), 0% of updates lost" in lines(audit(ranks()))
     stalled = pure(stepped=(half(update_dot=1.5e-3, updates_lost=1500, second_moment_stalled=0.95),))
     assert (
-        "updates of all tensors: edq 0.5000 (1 when all of them arrive), 50.0% lost, 95.0% of the 16-bit second moments "
-        "cannot decay"
+        "over all tensors: edq 0.5000 (1 when every update arrives), 50.0% of updates lost, 95.0% of the 16-bit second "
+        "moments cannot decay"
     ) in lines(audit(stalled))
-    assert not any(line.startswith("updates") for line in lines(audit(ranks(stepped=()))))
+    checkpoint = pure(stepped=(half(updates=0, update_squared=0.0, second_moment_stalled=1.0),))
+    assert "over all tensors: 100% of the 16-bit second moments cannot decay" in lines(audit(checkpoint))
+    assert not any(line.startswith("over all") for line in lines(audit(ranks(stepped=()))))
 
 
 def test_it_ends_with_what_was_found_what_is_clean_and_what_nobody_knows():
@@ -151,7 +153,7 @@ def test_a_terminal_of_any_width_is_never_overrun_and_loses_no_word(width):
     shown = audit(pure(), suppressing("BXP103", "gone.*"))
     text = printed(shown, force_terminal=True, width=width, color_system=None)
     assert max(map(len, text.splitlines())) <= width
-    findings, whole = (text[text.index("updates of") :], printed(shown)[printed(shown).index("updates of") :])
+    findings, whole = (text[text.index("over all") :], printed(shown)[printed(shown).index("over all") :])
     assert "".join(findings.split()) == "".join(whole.split())
 
 
