@@ -31,7 +31,7 @@ def _has_run(tensor: SteppedTensor) -> bool:
 
 def _never_ran(facts: Sequence[RankFacts]) -> str | None:
     if not any(_has_run(tensor) for _, tensor in all_stepped(facts)):
-        return "nothing was resumed: no tensor of some size had steps behind it"
+        return f"nothing was resumed: no tensor of {_FEWEST} elements or more had {_STEPS_BEFORE} steps behind it that moved it"
     return None
 
 

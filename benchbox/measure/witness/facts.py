@@ -152,7 +152,6 @@ class StepCourse:
     rates: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by optimizer that stepped
     schedule_rates: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by schedule
     schedule_steps: dict[str, int] = field(default_factory=dict)  # how often each schedule had advanced before this step
-    optimizer_steps: dict[str, int] = field(default_factory=dict)  # how often each optimizer stepped each of its tensors: 1
     reported_norm: float | None = None  # what clipping returned for this step
     max_norm: float | None = None  # what it was asked for
     # Of the gradients the optimizer read, this rank's part; where clipping was handed some of them only, of those.
