@@ -195,3 +195,10 @@ def test_a_command_that_cannot_be_run_is_one_line(run):
     ):
         done = run(*AUDIT, "--", *command)
         assert (done.returncode, done.stdout, done.stderr.splitlines()) == (2, "", [line])
+
+
+def test_a_command_whose_every_step_is_skipped_is_told_so(run):
+    done = run(*AUDIT, "--format", "json", "--", "python", SCRIPTS / "skips_every_step.py")
+    assert done.returncode == 4, done.stderr
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert (finding["code"], finding["evidence"]["steps"], finding["evidence"]["skipped"]) == ("BXP305", 4, 4)
