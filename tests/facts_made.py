@@ -66,6 +66,7 @@ def tensor(name: str = WEIGHT, **changes: Any) -> SteppedTensor:
         "betas": (0.9, 0.999),
         "eps": 1e-8,
         "weight_decay": 0.1,
+        "decoupled_decay": True,
         "gradient_dtype": "float32",
         "state": MOMENTS,
         "state_devices": {"exp_avg": "cpu", "exp_avg_sq": "cpu"},

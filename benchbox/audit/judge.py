@@ -12,7 +12,7 @@ from benchbox.audit.rules.base import NAMES_SHOWN
 from benchbox.audit.selection import Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from benchbox.audit.findings import Finding
     from benchbox.audit.rules.base import Rule
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suppressed:
-    """What a rule was told not to speak of, and why. `names` are the tensors that were kept from it, up to ten of them."""
+    """What a rule was told not to speak of, and why. `names` are the tensors it would have named, up to ten of them."""
 
     code: str
     parameters: str
@@ -76,19 +76,23 @@ def judge(facts: Sequence[RankFacts], selection: Selection | None = None) -> Jud
     )
 
 
-def _without(facts: Sequence[RankFacts], suppressions: Iterable[Suppression]) -> list[RankFacts]:
-    """The facts as a rule sees them that must not speak of certain parameters and buffers."""
-    patterns = [each.parameters for each in suppressions]
-    if not patterns:
-        return list(facts)
-
-    def kept(tensors: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(tensor for tensor in tensors if not any(_matches(tensor, pattern) for pattern in patterns))
-
+def _narrowed(facts: Sequence[RankFacts], keep: Callable[[Any], bool]) -> list[RankFacts]:
+    """The facts with some of their tensors, parameters and buffers only."""
     return [
-        replace(each, stepped=kept(each.stepped), parameters=kept(each.parameters), buffers=kept(each.buffers))
+        replace(
+            each,
+            stepped=tuple(filter(keep, each.stepped)),
+            parameters=tuple(filter(keep, each.parameters)),
+            buffers=tuple(filter(keep, each.buffers)),
+        )
         for each in facts
     ]
+
+
+def _without(facts: Sequence[RankFacts], suppressions: Iterable[Suppression]) -> list[RankFacts]:
+    """The facts as a rule sees them that must not speak of certain tensors."""
+    patterns = [each.parameters for each in suppressions]
+    return _narrowed(facts, lambda tensor: not any(_matches(tensor, pattern) for pattern in patterns))
 
 
 def _matches(tensor: Any, pattern: str) -> bool:
@@ -100,15 +104,18 @@ def _matches(tensor: Any, pattern: str) -> bool:
 def _suppressed(
     rule: Rule, facts: Sequence[RankFacts], suppression: Suppression, together: Sequence[Suppression]
 ) -> Suppressed:
-    """A suppression is needed where the rule, with all others in force, says something else without it."""
-    others = [each for each in together if each is not suppression]
-    needed = list(rule.findings(_without(facts, others))) != list(rule.findings(_without(facts, together)))
-    held = [tensor for each in facts for tensors in (each.stepped, each.parameters, each.buffers) for tensor in tensors]
-    names = dict.fromkeys(tensor.name for tensor in held if needed and _matches(tensor, suppression.parameters))
+    """A suppression is needed where the rule, with all others in force, says something else without it. What it keeps from the
+    rule is what the rule names when it sees nothing else.
+    """
+    others = _without(facts, [each for each in together if each is not suppression])
+    needed = list(rule.findings(others)) != list(rule.findings(_without(facts, together)))
+    alone = _narrowed(others, lambda tensor: _matches(tensor, suppression.parameters))
+    evidence = [finding.evidence for finding in rule.findings(alone)] if needed else []
+    names = dict.fromkeys(name for each in evidence for name in each.get("names", ()))
     return Suppressed(
         code=rule.code,
         parameters=suppression.parameters,
         reason=suppression.reason,
         names=tuple(names)[:NAMES_SHOWN],
-        matched=len(names),
+        matched=max(len(names) + sum(each.get("more", 0) for each in evidence), int(needed)),
     )

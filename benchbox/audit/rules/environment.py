@@ -188,7 +188,7 @@ RULES = (
         why="everything made without a dtype is then made in 16 bits, masks, positions and statistics included",
         measured="torch.get_default_dtype() in the training process",
         repair="set the default dtype only around the construction of the model (torch.set_default_dtype in a try/finally)",
-        references=("transformers#42805",),
+        references=("transformers#28461",),
         reads=("process",),
         check=_low_default,
     ),

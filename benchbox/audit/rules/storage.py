@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from benchbox.audit.findings import Severity
     from benchbox.measure.witness.facts import Numbers, RankFacts, SteppedTensor
 
-_ADAPTER_MARKS = ("lora_", "adapter")
 # Half a unit in bfloat16's last place is between 2^-9 and 2^-8 of a number: what is below the first certainly vanishes.
 _VANISHES = 2.0**-9
 _EDQ_ERROR, _EDQ_WARNING = 0.5, 0.9
@@ -41,7 +40,8 @@ _UNCOMPUTED = "no update was computed beside the real one: the witness knows the
 
 
 def _is_adapter(tensor: SteppedTensor) -> bool:
-    return any(mark in tensor.name for mark in _ADAPTER_MARKS)
+    """By the names that peft and its like give; what is only called so (`vision_adapter`) may be as wide as the model."""
+    return any(part.startswith(("lora_", "adapter_")) or part == "adapters" for part in tensor.name.split("."))
 
 
 def _edq(numbers: Sequence[Numbers]) -> float | None:
@@ -180,7 +180,9 @@ def _decay(tensor: SteppedTensor) -> float:
 def _decay_lost(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         rounds = is_lossy(tensor) or (tensor.compensation or "").startswith(_KAHAN)
-        return "warning" if rounds and 0.0 < _decay(tensor) < _VANISHES else None
+        # Decay that is added to the gradient, as SGD does, arrives or is lost with it. Old checkpoints do not say which it is.
+        shrinks = tensor.betas is not None if tensor.decoupled_decay is None else tensor.decoupled_decay
+        return "warning" if rounds and shrinks and 0.0 < _decay(tensor) < _VANISHES else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         return {"lr x weight decay": float(f"{max(map(_decay, tensors)):.3g}"), "least that arrives": _VANISHES}
@@ -269,7 +271,7 @@ RULES = (
             "decay multiplies a weight by 1 - lr x weight_decay: closer to 1 than 2^-9 the product is rounded back to the "
             "weight; Kahan summation does not help where weights are decayed outside of it, as optimi and torchdistx do"
         ),
-        measured="learning rate and weight decay of 16-bit tensors that are decayed in place",
+        measured="learning rate and decoupled weight decay of 16-bit tensors that are stepped",
         repair=f"{_MASTERS}; {RETUNE}",
         references=("OpenTau#181", "arXiv:2405.03637"),
         reads=("stepped", "options"),

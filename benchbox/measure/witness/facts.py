@@ -111,6 +111,7 @@ class SteppedTensor:
     betas: tuple[float, float] | None = None
     eps: float | None = None
     weight_decay: float | None = None
+    decoupled_decay: bool | None = None  # weight decay shrinks the weight itself, instead of adding to its gradient
     gradient_dtype: str | None = None
     state: dict[str, str] = field(default_factory=dict)
     state_devices: dict[str, str] = field(default_factory=dict)

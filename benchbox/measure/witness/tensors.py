@@ -11,7 +11,7 @@ from .facts import LiveTensor, Opaque, SteppedTensor
 from .kinds import dtype_name, local
 from .looks import Look, numbers
 from .setup import optimizer_chain
-from .updates import betas_of
+from .updates import betas_of, is_decoupled
 from .walk import dimensions, is_known, offload, own_name
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ def _stepped(
         betas=betas_of(options),
         eps=number(options.get("eps")),
         weight_decay=number(options.get("weight_decay")),
+        decoupled_decay=is_decoupled(stepping.optimizer, options),
         gradient_dtype=first.gradient,
         state={key: dtype_name(value) for key, value in tensors.items()},
         state_devices={key: str(value.device) for key, value in tensors.items() if key != "step"},

@@ -31,13 +31,13 @@ def expected_update(
     if type(optimizer).__module__.startswith("optimi.") and "beta1" in group:
         return _optimi_adam(weight, gradient, group, state)
     if "betas" in group and "eps" in group and not group.get("amsgrad"):
-        return _adam(weight, gradient, group, state, decoupled=_is_decoupled(optimizer, group))
+        return _adam(weight, gradient, group, state, decoupled=is_decoupled(optimizer, group))
     if type(optimizer).__name__ == "SGD" and "momentum" in group:
         return _sgd(weight, gradient, group, state)
     return None
 
 
-def _is_decoupled(optimizer: Any, group: Mapping[str, Any]) -> bool:
+def is_decoupled(optimizer: Any, group: Mapping[str, Any]) -> bool:
     """Whether weight decay acts on the weight instead of the gradient."""
     for holder in (group, vars(optimizer)):
         for option in ("decoupled_weight_decay", "adam_w_mode", "decouple_wd"):

@@ -66,6 +66,8 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("float32", stepping(tensor(lr=1e-6))),
         ("none", stepping(half(weight_decay=0.0))),
         ("rounded stochastically", stepping(half(**STOCHASTIC))),
+        ("decay that is added to the gradient", stepping(half(decoupled_decay=False))),
+        ("SGD of an old checkpoint", stepping(half(decoupled_decay=None, betas=None))),
     ],
     "BXP201": [
         ("0.995", stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 0.995)))),

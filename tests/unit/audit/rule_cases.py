@@ -49,6 +49,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
             "warning",
             stepping(half("layer.lora_A.weight", updates=0, update_squared=0.0, update_dot=0.0)),
         ),
+        ("a projector that is called an adapter", "error", stepping(half("vision_adapter.weight"))),
     ],
     "BXP102": [("most are lost", "error", edq(0.1)), ("some are lost", "warning", edq(0.7))],
     "BXP103": [
@@ -64,6 +65,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     "BXP106": [
         ("bfloat16", "warning", stepping(half())),
         ("a Kahan sum, which weight decay has no part in", "warning", stepping(half(**KAHAN))),
+        ("nobody knows how it is decayed", "warning", stepping(half(decoupled_decay=None))),
     ],
     "BXP201": [
         ("0.999", "error", stepping(tensor(state=HALF_MOMENTS))),

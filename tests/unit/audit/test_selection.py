@@ -65,6 +65,14 @@ def test_a_suppression_of_all_leaves_the_rule_clean() -> None:
     assert judgement.failing == ()
 
 
+def test_a_suppression_lists_only_what_the_rule_would_have_named() -> None:
+    """Not every tensor and buffer that its pattern matches."""
+    (suppressed,) = judge(stepping(half(), tensor(NORM)), suppressing("*")).suppressed
+    assert (suppressed.names, suppressed.matched) == ((WEIGHT,), 1)
+    (suppressed,) = judge(stepping(*(half(f"layer{i}") for i in range(13))), suppressing("*")).suppressed
+    assert (len(suppressed.names), suppressed.matched) == (10, 13)
+
+
 @pytest.mark.parametrize(
     ("pattern", "tensors"),
     [("head.*", [half()]), ("norm.*", [half(), tensor(NORM)])],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from benchbox.audit.subjects.checkpoint.numbers import numbers_of
 from benchbox.audit.subjects.checkpoint.stored import UNKNOWN
 from benchbox.measure.witness.facts import SECTIONS, CensusEntry, LiveTensor, RankFacts, SteppedTensor
+from benchbox.measure.witness.tensors import number
 from benchbox.measure.witness.walk import compensating_state
 
 if TYPE_CHECKING:
@@ -114,10 +115,11 @@ def _stepped(each: StoredTensor) -> SteppedTensor:
         live_dtype=each.live_dtype if each.is_master else (None if each.dtype == UNKNOWN else each.dtype),
         live_ndim=each.ndim,
         covers=each.covers,
-        lr=_number(each.options.get("lr")),
+        lr=number(each.options.get("lr")),
         betas=(float(betas[0]), float(betas[1])) if isinstance(betas, (tuple, list)) else None,
-        eps=_number(each.options.get("eps")),
-        weight_decay=_number(each.options.get("weight_decay")),
+        eps=number(each.options.get("eps")),
+        weight_decay=number(each.options.get("weight_decay")),
+        decoupled_decay=_flag(each.options.get("decoupled_weight_decay")),
         state={name: value.dtype for name, value in each.state.items()},
         compensation=compensating_state({name: value.dtype for name, value in each.state.items()}),
         step_count=each.step_count,
@@ -125,6 +127,5 @@ def _stepped(each: StoredTensor) -> SteppedTensor:
     )
 
 
-def _number(value: object) -> float | None:
-    """Options may be tensors: a capturable optimizer keeps its rate in one."""
-    return None if value is None else float(value)  # type: ignore[arg-type]
+def _flag(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
