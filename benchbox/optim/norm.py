@@ -45,8 +45,9 @@ def _row_norms(piece: Tensor, scratch: Tensor) -> Tensor:
     elements = piece.numel()
     rows = -(-elements // _ROW_ELEMENTS)
     upcast = scratch[: rows * _ROW_ELEMENTS]
-    upcast[:elements] = piece
-    upcast[elements:] = 0
+    upcast[:elements].copy_(piece)
+    if elements < upcast.numel():
+        upcast[elements:] = 0
     norms: Tensor = torch.linalg.vector_norm(upcast.view(rows, _ROW_ELEMENTS), dim=1)
     return norms
 
