@@ -149,6 +149,16 @@ def test_the_audit_raises_no_false_alarm(results: dict, backend: str, recipe: st
     assert judgement.not_judged == {"BXP503": "no optimizer state was loaded"}
 
 
+@pytest.mark.parametrize("backend", [name for name in RANKS if name != "single"])
+def test_the_census_holds_what_is_computed_and_reduced_in(results: dict, backend: str) -> None:
+    """Beside what is stored: matrix products and reductions of gradients, in float32 and in bfloat16."""
+    for recipe, dtype in (("fp32", "float32"), ("bf16_master", "bfloat16")):
+        for facts in results[backend, recipe, f"{4 // RANKS[backend]}x1"]["facts"]:
+            entries = {(entry.kind, entry.dtype): entry for entry in facts.entries}
+            assert entries["product", dtype].tensors > 50
+            assert entries["reduction", dtype].elements > 100_000
+
+
 @pytest.mark.parametrize("backend", RANKS)
 def test_the_audit_finds_pure_bfloat16_on_every_backend(results: dict, backend: str) -> None:
     """Whoever shards: 16-bit tensors are stepped, updates or decay are lost, and v stalls at beta2 0.999 only."""

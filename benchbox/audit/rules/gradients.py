@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchbox.audit.rules.base import SIXTEEN_BIT, Breach, Rule, shown
+from benchbox.measure.witness.facts import REDUCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from benchbox.audit.findings import Severity
     from benchbox.measure.witness.facts import Collective, RankFacts, StepCourse
 
-_REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 # A sum of n bfloat16 numbers that is rounded at every addition is off by up to n x 2^-9 of itself: a gradient of 64 ranks by as
 # much as an eighth, that of 8 by 1.6%. Ring reductions add one rank at a time.
 _LARGE_WORLD = 64
@@ -30,7 +30,7 @@ def _accumulation(facts: Sequence[RankFacts]) -> Iterator[Breach]:
 
 def _gradient_reductions(facts: RankFacts) -> list[Collective]:
     """Of the collectives of a step, those that reduce gradients: the large ones, not the sums of norms and flags."""
-    reductions = [each for each in facts.collectives if each.operation in _REDUCTIONS and "float" in each.dtype]
+    reductions = [each for each in facts.collectives if each.operation in REDUCTIONS and "float" in each.dtype]
     largest = max((each.elements for each in reductions), default=0)
     floor = max(largest // 8, 2)
     return [each for each in reductions if each.elements >= floor]

@@ -46,9 +46,6 @@ _NAMES = {
 _NO_COLLECTIVE = frozenset({"wait_tensor", "monitored_barrier_", "_wrap_tensor_autograd"})
 
 
-REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
-
-
 class CollectiveCounter:
     """Count, bytes and dtypes of every collective this rank takes part in.
 

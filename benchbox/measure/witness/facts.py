@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 FACTS_VERSION = 1
+# Collectives that add up what ranks hold
+REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 
 # The sections that facts come in, and what each holds. A rule names those it reads.
 SECTIONS = {
@@ -40,9 +42,10 @@ SECTIONS = {
 class CensusEntry:
     """How many tensors of one kind, dtype and device a rank holds.
 
-    `kind` is parameter, buffer, gradient (of a live parameter), master, master_gradient, step, reduction (`tensors` then counts
-    collectives), or the optimizer's own name of a state tensor (exp_avg, exp_avg_sq, momentum_buffer, ...). Elements and bytes
-    are those on this rank.
+    `kind` is parameter, buffer, gradient (of a live parameter), master, master_gradient, step, or the optimizer's own name of a
+    state tensor (exp_avg, exp_avg_sq, momentum_buffer, ...); or product or reduction: then `tensors` counts the matrix products
+    of one step's forward pass, and elements and bytes are those of their results, or it counts the reductions over ranks
+    of one step. Elements and bytes are those on this rank.
     """
 
     rank: int

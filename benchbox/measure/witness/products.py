@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from .watch import in_backward
@@ -11,11 +10,22 @@ _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_
 
 
 class ProductDtypes:
-    """Counts matrix products and convolutions of the forward pass by the dtype of the weight or right factor."""
+    """Counts matrix products and convolutions of the forward pass by the dtype they multiply.
+
+    `seen` maps a dtype to the number of products, and the elements and bytes of their results.
+    """
 
     def __init__(self) -> None:
-        self.forward: Counter[str] = Counter()
+        self.seen: dict[str, list[int]] = {}
+
+    @property
+    def forward(self) -> dict[str, int]:
+        """Products by dtype."""
+        return {dtype: count for dtype, (count, _, _) in self.seen.items()}
 
     def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:  # noqa: ARG002
         if operation.overloadpacket.__name__ in _PRODUCTS and not in_backward():
-            self.forward[str(arguments[1].dtype).removeprefix("torch.")] += 1
+            factor = arguments[1]  # the first may be a bias
+            sums = self.seen.setdefault(str(factor.dtype).removeprefix("torch."), [0, 0, 0])
+            for place, amount in enumerate((1, result.numel(), result.numel() * result.element_size())):
+                sums[place] += amount

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .facts import RankFacts, Scaler, Schedule, StepCourse
+from .facts import REDUCTIONS, CensusEntry, RankFacts, Scaler, Schedule, StepCourse
+from .kinds import local
 from .notes import named
 from .setup import configured_reduction, prepared_by, setup_of
 from .tensors import buffers, number, opaque, parameters, stepped_tensors, strangers
@@ -32,7 +33,7 @@ def testimony(book: Notebook, rank: int, world_size: int, problems: tuple[str, .
         world_size=world_size,
         source=book.source,
         optimizer_chain=tuple(type(link).__name__ for link in chain),
-        entries=book.sizes.entries(rank),
+        entries=(*book.sizes.entries(rank), *_flows(book, rank, model)),
         stepped=tuple(stepped_tensors(book, stepping)),
         opaque=tuple(opaque(book, stepping)),
         parameters=tuple(parameters(book, stepping)),
@@ -43,7 +44,7 @@ def testimony(book: Notebook, rank: int, world_size: int, problems: tuple[str, .
         steps=tuple(_course(notes) for notes in book.steps),
         schedules=tuple(_schedules(book, stepping)),
         scaler=_scaler(book, model),
-        products=dict(book.operations.products.forward),
+        products=book.operations.products.forward,
         autocast=book.forward.autocast,
         loads=tuple(book.calls.loads),
         setup=setup_of(model, chain, book.around.accelerator) if model is not None else None,
@@ -58,6 +59,25 @@ def testimony(book: Notebook, rank: int, world_size: int, problems: tuple[str, .
         missing=_missing(book, stepping, model),
         problems=problems,
     )
+
+
+def _flows(book: Notebook, rank: int, model: nn.Module | None) -> Iterator[CensusEntry]:
+    """What one step computed and reduced in: matrix products of its forward pass, and its reductions over ranks."""
+    parameter = None if model is None else next(model.parameters(), None)
+    device = "unknown" if parameter is None else str(local(parameter).device)
+    for dtype, (count, elements, size) in book.operations.products.seen.items():
+        yield CensusEntry(rank=rank, kind="product", dtype=dtype, device=device, tensors=count, elements=elements, bytes=size)
+    for found in book.operations.collectives.by_dtype():
+        if found.operation in REDUCTIONS:
+            yield CensusEntry(
+                rank=rank,
+                kind="reduction",
+                dtype=found.dtype,
+                device=device,
+                tensors=found.count,
+                elements=found.elements,
+                bytes=found.bytes,
+            )
 
 
 def _count(book: Notebook, stepping: Sequence[Stepping]) -> None:

@@ -349,6 +349,7 @@ def test_autocast_and_the_dtype_of_products_are_seen():
     assert facts.autocast.active
     assert facts.autocast.dtype == "bfloat16"
     assert facts.products == {"bfloat16": 2}
+    assert table(facts)["product", "bfloat16"] == (2, 2 * 2 * 8, 2 * 2 * 8 * 2)
 
 
 def test_an_outer_optimizer_that_steps_an_inner_one_is_not_taken_for_one_that_steps():
