@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +29,9 @@ class MasterWeightOptimizer(Optimizer):
         model.to(torch.bfloat16)
         optimizer = MasterWeightOptimizer(model.parameters(), torch.optim.AdamW, masters=full, lr=1e-4, fused=True)
         schedule = LambdaLR(optimizer, ...)
-        ...
         loss.backward()
         norm = optimizer.clip_grad_norm_(1.0)
-        optimizer.step(); schedule.step(); optimizer.zero_grad()
+        optimizer.step()
 
     It is an `Optimizer` over the live parameters, which stay the objects they are: a schedule built on it reaches the step,
     `zero_grad` clears the gradients that the backward pass wrote, and libraries that look for an `Optimizer` find one. `state`
@@ -65,11 +63,6 @@ class MasterWeightOptimizer(Optimizer):
         masters: Sequence[Tensor] | None = None,
         **inner_arguments: Any,
     ) -> None:
-        closure = inspect.signature(inner.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise TypeError(
-                f"{inner.__name__} evaluates its closure within the step, where live weights are not yet those of its masters"
-            )
         super().__init__(params, {})
         self._grain = grain_of(inner)
         self.masters: list[Tensor] = []
@@ -89,10 +82,9 @@ class MasterWeightOptimizer(Optimizer):
 
     def _adopt(self, group: dict[str, Any], masters: Sequence[Tensor] | None) -> None:
         """Keep masters of the next group, and the pieces they are stepped in."""
-        live = group["params"]
-        kept = masters_of(live, masters)
+        kept = masters_of(group["params"], masters)
         self.masters += kept
-        self._pieces.append([pieces_of(*pair, self._grain) for pair in zip(live, kept, strict=True)])
+        self._pieces.append([pieces_of(*pair, self._grain) for pair in zip(group["params"], kept, strict=True)])
 
     def _inner_group(self, index: int) -> dict[str, Any]:
         return {**self.param_groups[index], "params": [piece.master for piece in chain(*self._pieces[index])]}
@@ -248,9 +240,9 @@ class MasterWeightOptimizer(Optimizer):
         for master, stored in zip(self.masters, saved["masters"], strict=True):
             master.copy_(stored)
         state = unpacked_state(list(chain(*self._pieces)), saved["state"])
-        own = numbered(self.inner.param_groups)
-        groups = [{**group, "params": mine["params"]} for group, mine in zip(saved["param_groups"], own, strict=True)]
-        self.inner.load_state_dict({"state": state, "param_groups": groups})
+        groups = zip(saved["param_groups"], numbered(self.inner.param_groups), strict=True)
+        own = [{**group, "params": pieces["params"]} for group, pieces in groups]
+        self.inner.load_state_dict({"state": state, "param_groups": own})
         self.state = self.inner.state
         self._take_options()
         for piece in flat(self._pieces):

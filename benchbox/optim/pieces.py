@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
@@ -46,7 +47,15 @@ _BY_ELEMENT = {
 def grain_of(inner: type[torch.optim.Optimizer]) -> Grain:
     """Torch's own optimizers are known: but for LBFGS they take tensors one by one. Others, subclasses too, may normalise over
     all of them or count their calls.
+
+    Raises:
+        TypeError: it cannot step masters at all.
     """
+    closure = inspect.signature(inner.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TypeError(
+            f"{inner.__name__} evaluates its closure within the step, where live weights are not yet those of its masters"
+        )
     if inner in _BY_ELEMENT:
         return Grain.ELEMENT
     return Grain.TENSOR if inner in vars(torch.optim).values() else Grain.ALL
