@@ -81,6 +81,11 @@ def half(name: str = WEIGHT, **changes: Any) -> SteppedTensor:
     return tensor(name, **({"dtype": "bfloat16", "live": True, "gradient_dtype": "bfloat16"} | changes))
 
 
+def orphan(**changes: Any) -> SteppedTensor:
+    """A tensor that is stepped and stands for no parameter that anybody knows."""
+    return tensor("AdamW parameter 0", **({"live_dtype": None, "live_device": None} | changes))
+
+
 def live(name: str = WEIGHT, **changes: Any) -> LiveTensor:
     held = {"dtype": "bfloat16", "device": "cpu", "elements": 1000, "ndim": 2, "trainable": True, "linked": True}
     return LiveTensor(name=name, **(held | changes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from benchbox.audit.rules.base import Breach, Rule, named, shown
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from benchbox.audit.findings import Severity
-    from benchbox.measure.witness.facts import RankFacts
+    from benchbox.measure.witness.facts import RankFacts, StepCourse, SteppedTensor
 
 _SAME_RATE = 1e-6  # relative: rates travel through float32
 # What accelerate calls a backend, and what the witness may then find.
@@ -23,8 +23,7 @@ _STOCK_DECAY = 0.01
 
 def _unreached(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     for each in facts:
-        stepping = {name for step in each.steps for name in step.rates}
-        if stepping and all(_is_followed(name, each) for name in stepping):
+        if each.steps and all(map(_all_given, each.steps)):
             continue  # what other schedules there are, are left over from optimizers that were thrown away
         for schedule in each.schedules:
             course = [
@@ -45,13 +44,9 @@ def _unreached(facts: Sequence[RankFacts]) -> Iterator[Breach]:
             return
 
 
-def _is_followed(optimizer: str, facts: RankFacts) -> bool:
-    """Whether some schedule gave the rates of this optimizer in every step."""
-    steps = [step for step in facts.steps if optimizer in step.rates]
-    return any(
-        all(_within(step.rates[optimizer], step.schedule_rates.get(schedule.name, ())) for step in steps)
-        for schedule in facts.schedules
-    )
+def _all_given(step: StepCourse) -> bool:
+    """Whether every rate in force is one that some schedule gave."""
+    return _within(list(chain.from_iterable(step.rates.values())), list(chain.from_iterable(step.schedule_rates.values())))
 
 
 def _within(found: Sequence[float], given: Sequence[float]) -> bool:
@@ -118,21 +113,38 @@ def _unlinked(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     """Trainable parameters that nothing steps, beside tensors that an optimizer steps or holds and that are no parameters."""
     linked_somewhere = {p.name for each in facts for p in each.parameters if p.linked}
     for each in facts:
-        orphans = [
-            tensor.name for tensor in each.stepped if not tensor.live and tensor.live_dtype is None and not tensor.covers
-        ]
-        unstepped = [p.name for p in each.parameters if p.trainable and p.elements and p.linked is False]
-        lost = [name for name in unstepped if name not in linked_somewhere]
+        orphans = _orphans(each)
+        if orphans and _moves_unseen(each):
+            continue
+        unstepped = [p for p in each.parameters if p.trainable and p.elements and p.linked is False]
+        lost = [p for p in unstepped if p.name not in linked_somewhere]
+        # A temperature that is learned beside the model takes the place of none of its matrices.
+        in_their_place = 2 * sum(tensor.elements for tensor in orphans) >= sum(p.elements for p in lost)
         idle = "stepped" not in each.missing and not each.stepped and not each.opaque
-        if lost and (orphans or idle or each.strangers):
+        if lost and ((orphans and in_their_place) or idle or each.strangers):
             evidence = {
                 "parameters": len(lost),
-                **named(lost),
-                "stepped": shown(orphans) or ("nothing" if idle else None),
+                **named(p.name for p in lost),
+                "stepped": shown(tensor.name for tensor in orphans) or ("nothing" if idle else None),
                 "held, without a gradient": shown(each.strangers) or None,
             }
             yield Breach("error", " > ".join(each.optimizer_chain) or "optimizer", each.rank, evidence)
             return
+
+
+def _orphans(facts: RankFacts) -> list[SteppedTensor]:
+    """Tensors that are stepped and stand for no parameter of the model."""
+    return [tensor for tensor in facts.stepped if not tensor.live and tensor.live_dtype is None and not tensor.covers]
+
+
+def _moves_unseen(facts: RankFacts) -> bool:
+    return any(p.trainable and p.linked is None for p in facts.parameters)
+
+
+def _unknown_links(facts: Sequence[RankFacts]) -> str | None:
+    if any(_orphans(each) and _moves_unseen(each) for each in facts):
+        return "parameters move, and which of the tensors that are stepped stand for them could not be told"
+    return None
 
 
 def _other_backend(facts: Sequence[RankFacts]) -> Iterator[Breach]:
@@ -231,6 +243,7 @@ RULES = (
         references=("pytorch#107843",),
         reads=("stepped", "links", "parameters"),
         check=_unlinked,
+        blind=_unknown_links,
     ),
     Rule(
         code="BXP405",

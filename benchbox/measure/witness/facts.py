@@ -143,7 +143,8 @@ class LiveTensor:
     ndim: int | None = None
     trainable: bool = False
     gradient: str | None = None  # dtype of a gradient that backward left on it
-    linked: bool | None = None  # a tensor that the optimizer steps stands for it; None was not looked into
+    # A tensor that is stepped stands for it. None is unknown: nobody looked, or it moves and nobody was seen to step it.
+    linked: bool | None = None
     module: str | None = None  # class of the module that holds it
 
 
@@ -153,8 +154,12 @@ class StepCourse:
 
     step: int  # from 1, of those seen
     micro_batches: int | None = None  # forward passes of the outermost module that recorded gradients
-    rates: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by optimizer that stepped
-    schedule_rates: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by schedule
+    rates: dict[str, tuple[float, ...]] = field(
+        default_factory=dict
+    )  # by optimizer; those of one class are numbered if they differ
+    schedule_rates: dict[str, tuple[float, ...]] = field(
+        default_factory=dict
+    )  # by schedule, but for those whose optimizer waits
     schedule_steps: dict[str, int] = field(default_factory=dict)  # how often each schedule had advanced before this step
     reported_norm: float | None = None  # what clipping returned for this step
     max_norm: float | None = None  # what it was asked for

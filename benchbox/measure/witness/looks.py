@@ -96,7 +96,8 @@ class Look:
         """Right before a step that is looked at."""
         held = local(tensor).detach()
         whole = local(tensor.grad).detach()  # type: ignore[arg-type]
-        self.gradient_squared = torch.linalg.vector_norm(whole, dtype=torch.float32).item() ** 2 if whole.numel() else 0.0
+        precision = torch.promote_types(whole.dtype, torch.float32)
+        self.gradient_squared = torch.linalg.vector_norm(whole, dtype=precision).item() ** 2 if whole.numel() else 0.0
         gradient = sample(whole, MOST_ELEMENTS)
         self._with_gradient = gradient != 0
         held_state = {name: sample(value, MOST_ELEMENTS) for name, value in _alike(held, state).items()}

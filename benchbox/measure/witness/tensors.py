@@ -10,6 +10,7 @@ from torch import Tensor
 from .facts import LiveTensor, Opaque, SteppedTensor
 from .kinds import dtype_name, local
 from .looks import Look, numbers
+from .notes import tensors_of
 from .setup import optimizer_chain
 from .updates import betas_of, is_decoupled
 from .walk import dimensions, is_known, offload, own_name
@@ -90,10 +91,8 @@ def opaque(book: Notebook, stepping: Sequence[Stepping]) -> Iterator[Opaque]:
         yield Opaque(optimizer=type(innermost).__name__, reason="it made no step that torch's optimizer hooks saw")
 
 
-def parameters(book: Notebook, stepping: Sequence[Stepping]) -> Iterator[LiveTensor]:
-    handed = {id(tensor) for each in stepping for group in each.optimizer.param_groups for tensor in group["params"]}
-    handed |= {place for each in stepping for place in each.held}
-    handed |= {place for link in book.links.values() for _, place in link.covers}
+def parameters(book: Notebook) -> Iterator[LiveTensor]:
+    handed = book.handed()
     for model in book.around.models:
         shapes = dimensions(model)
         for prefix, module in model.named_modules():
@@ -109,7 +108,7 @@ def parameters(book: Notebook, stepping: Sequence[Stepping]) -> Iterator[LiveTen
                     ndim=shapes.get(id(parameter)),
                     trainable=parameter.requires_grad,
                     gradient=book.sizes.dtype("gradient", parameter),
-                    linked=id(parameter) in handed,
+                    linked=id(parameter) in handed or (None if id(parameter) in book.bystanders.moved else False),
                     module=type(module).__name__,
                 )
 
@@ -117,8 +116,7 @@ def parameters(book: Notebook, stepping: Sequence[Stepping]) -> Iterator[LiveTen
 def strangers(book: Notebook, stepping: Sequence[Stepping]) -> Iterator[str]:
     known = {*book.live, *(id(link.stepped) for link in book.links.values())}
     for each in stepping:
-        handed = [tensor for group in each.optimizer.param_groups for tensor in group["params"]]
-        for place, tensor in enumerate(handed):
+        for place, tensor in enumerate(tensors_of(each.optimizer)):
             if tensor.requires_grad and id(tensor) not in known and id(tensor) not in each.held:
                 yield f"{type(each.optimizer).__name__} parameter {place}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,7 +13,7 @@ from .setup import configured_reduction, prepared_by, setup_of
 from .tensors import buffers, number, opaque, parameters, stepped_tensors, strangers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import nn
 
@@ -28,6 +28,7 @@ def testimony(book: Notebook, rank: int, world_size: int, problems: tuple[str, .
     model = max(book.around.models, key=_size, default=None)
     _count(book, stepping)
     chain = stepping[0].chain if stepping else []
+    reached = {name: _reached(schedule, stepping) for name, schedule in named(book.around.schedules)}
     return RankFacts(
         rank=rank,
         world_size=world_size,
@@ -36,13 +37,13 @@ def testimony(book: Notebook, rank: int, world_size: int, problems: tuple[str, .
         entries=(*book.sizes.entries(rank), *_flows(book, rank, model)),
         stepped=tuple(stepped_tensors(book, stepping)),
         opaque=tuple(opaque(book, stepping)),
-        parameters=tuple(parameters(book, stepping)),
+        parameters=tuple(parameters(book)),
         buffers=tuple(buffers(book)),
         accumulated_in=tuple(sorted(book.forward.accumulated_in)),
         collectives=tuple(book.operations.collectives.by_dtype()),
         reduction=configured_reduction(model) if model is not None else None,
-        steps=tuple(_course(notes) for notes in book.steps),
-        schedules=tuple(_schedules(book, stepping)),
+        steps=tuple(_course(notes, reached) for notes in book.steps),
+        schedules=tuple(_schedules(book, reached)),
         scaler=_scaler(book, model),
         products=book.operations.products.forward,
         autocast=book.forward.autocast,
@@ -95,12 +96,14 @@ def _count(book: Notebook, stepping: Sequence[Stepping]) -> None:
             book.sizes.count("master", tensor, tensor)
 
 
-def _course(notes: StepNotes) -> StepCourse:
+def _course(notes: StepNotes, reached: Mapping[str, set[int]]) -> StepCourse:
+    """Without rates of schedules whose optimizers take no part in this step: a generator's, whose critic steps more often."""
+    waiting = {name for name, optimizers in reached.items() if optimizers and not optimizers & notes.rates.keys()}
     return StepCourse(
         step=notes.step,
         micro_batches=notes.micro_batches,
-        rates={name: tuple(rates) for name, rates in notes.rates.items()},
-        schedule_rates=notes.schedule_rates,
+        rates=notes.named_rates(),
+        schedule_rates={name: rates for name, rates in notes.schedule_rates.items() if name not in waiting},
         schedule_steps=notes.schedule_steps,
         reported_norm=None if notes.norm is None else float(notes.norm[0]),
         max_norm=None if notes.norm is None else notes.norm[1],
@@ -108,14 +111,21 @@ def _course(notes: StepNotes) -> StepCourse:
     )
 
 
-def _schedules(book: Notebook, stepping: Sequence[Stepping]) -> Iterator[Schedule]:
-    links = [link for each in stepping for link in each.chain]
-    groups = {id(group) for link in links for group in getattr(link, "param_groups", ())}
+def _reached(schedule: Any, stepping: Sequence[Stepping]) -> set[int]:
+    """Ids of the optimizers that step with groups which this schedule writes into."""
+    optimizer = getattr(schedule, "optimizer", None)
+    own = {id(group) for group in getattr(optimizer, "param_groups", ())}
+    return {
+        id(each.optimizer)
+        for each in stepping
+        if any(link is optimizer or own & {id(group) for group in getattr(link, "param_groups", ())} for link in each.chain)
+    }
+
+
+def _schedules(book: Notebook, reached: Mapping[str, set[int]]) -> Iterator[Schedule]:
     for name, schedule in named(book.around.schedules):
-        optimizer = getattr(schedule, "optimizer", None)
-        own = {id(group) for group in getattr(optimizer, "param_groups", ())}
-        reaches = any(optimizer is link for link in links) or bool(own & groups)
-        yield Schedule(name=name, optimizer=type(optimizer).__name__, reaches=reaches if stepping else None)
+        optimizer = type(getattr(schedule, "optimizer", None)).__name__
+        yield Schedule(name=name, optimizer=optimizer, reaches=bool(reached[name]) if book.stepping else None)
 
 
 def _scaler(book: Notebook, model: nn.Module | None) -> Scaler | None:

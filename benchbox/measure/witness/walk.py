@@ -111,16 +111,6 @@ def _declared_links(pairs: Iterable[tuple[Tensor, Tensor]], live: Mapping[int, s
             yield Link(tensor, name, part, ((name, id(parameter)),))
 
 
-def links_by_place(stepped: Sequence[Tensor], live: Sequence[tuple[str, nn.Parameter]]) -> Iterator[Link]:
-    """Masters of an optimizer nobody knows: told by their shapes, one after another the same as those of the trainable live
-    parameters. Where the shapes are others nothing is linked.
-    """
-    trainable = [(name, parameter) for name, parameter in live if parameter.requires_grad]
-    if [tensor.shape for tensor in stepped] == [parameter.shape for _, parameter in trainable]:
-        for tensor, (name, parameter) in zip(stepped, trainable, strict=True):
-            yield Link(tensor, name, parameter.detach(), ((name, id(parameter)),))
-
-
 def compensation(optimizer: Optimizer, state: Mapping[str, Any]) -> str | None:
     """What keeps updates of 16-bit tensors from being lost inside this optimizer, or None.
 

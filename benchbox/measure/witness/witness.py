@@ -14,11 +14,12 @@ from torch import nn
 from .facts import SECTIONS, RankFacts
 from .kinds import local
 from .looks import Look, can_look_at
-from .notes import Notebook, StepNotes, Stepping
+from .matching import matched
+from .notes import Notebook, StepNotes, Stepping, tensors_of
 from .setup import optimizer_chain
 from .surroundings import Surroundings, look_around
 from .testimony import testimony
-from .walk import links, links_by_place, live_parameters, storage_of
+from .walk import links, live_parameters, storage_of
 from .windows import StepWindows
 
 if TYPE_CHECKING:
@@ -238,6 +239,9 @@ class Witness:
             around = look_around(known, [*self._book.around.models, *self._book.steps[-1].called])
             if schedules is not None:
                 around.schedules = list(schedules)
+            known_schedules = self._book.around.schedules  # first: they keep the names that they have
+            known_ids = set(map(id, known_schedules))
+            around.schedules = [*known_schedules, *(each for each in around.schedules if id(each) not in known_ids)]
             self._book.around = around
             self._know_models()
             chain = around.chains[-1]
@@ -259,16 +263,25 @@ class Witness:
         """Which live parameter stands behind each tensor. Done at each close look: DeepSpeed fills its groups late."""
         found = list(links(stepping.chain, self._book.live))
         if not found:
-            stepped = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+            stepped = tensors_of(optimizer)
             if not any(self._book.is_live(tensor) for tensor in stepped):
                 live = [pair for model in self._book.around.models for pair in live_parameters(model)]
-                found = list(links_by_place(stepped, live))
+                sure = [link for link in self._book.links.values() if link.live is not None]
+                known = {place for link in sure for place in (id(link.stepped), *(covered for _, covered in link.covers))}
+                found = list(matched(stepped, live, known))
         for link in found:
             self._book.links[id(link.stepped)] = link
         for model in self._book.around.models:
             for _, parameter in live_parameters(model):
                 if parameter.grad is not None:
                     self._book.sizes.count("gradient", parameter, parameter.grad)
+        self._watch_bystanders()
+
+    def _watch_bystanders(self) -> None:
+        handed = self._book.handed()
+        for model in self._book.around.models:
+            trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            self._book.bystanders.look(parameter for parameter in trainable if id(parameter) not in handed)
 
     # Leaving
 
@@ -276,6 +289,7 @@ class Witness:
     def _finish(self) -> None:
         """The last step has no successor that would compare what it left."""
         self._windows.close()
+        self._watch_bystanders()
         for tensor, link in [(link.stepped, link) for link in self._book.links.values()]:
             look = self._book.looks.get(id(tensor))
             if look is not None and link.live is not None and look.steps and local(link.live).numel():

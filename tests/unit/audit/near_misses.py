@@ -18,6 +18,7 @@ from facts_made import (
     live,
     loading,
     moments,
+    orphan,
     rank,
     ranks,
     reduction,
@@ -165,7 +166,11 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     "BXP404": [
         ("a forgotten parameter", ranks(parameters=(live(), live(NORM, linked=False)))),
         ("a parameter held by the other rank", [rank(0, parameters=(live(linked=False),), stepped=()), rank(1)]),
-        ("nobody looked", stepping(tensor(live_dtype=None), parameters=(live(linked=None),))),
+        (
+            "a temperature that is learned beside",
+            stepping(tensor(), orphan(elements=1), parameters=(live(), live(NORM, linked=False))),
+        ),
+        ("the average of another model", ranks(parameters=(live(), live("average.weight", linked=None)))),
         (
             "a partition that covers parameters",
             stepping(tensor(live_dtype=None, covers=(WEIGHT,)), parameters=(live(), live(NORM, linked=False))),

@@ -15,6 +15,7 @@ from facts_made import (
     live,
     loading,
     moments,
+    orphan,
     rank,
     ranks,
     reduction,
@@ -158,9 +159,10 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         (
             "others",
             "error",
-            stepping(tensor(live_dtype=None, live_device=None), parameters=(live(linked=False),)),
+            stepping(orphan(), parameters=(live(linked=False),)),
         ),
         ("none", "error", stepping(parameters=(live(linked=False),))),
+        ("a head that was replaced", "error", ranks(parameters=(live(linked=False),), strangers=("AdamW parameter 2",))),
     ],
     "BXP405": [
         ("fsdp became ddp", "error", ranks(setup=setup("ddp", "fsdp"))),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from facts_made import WEIGHT, course, courses, edq, half, numbers, rank, ranks, stepping, tensor
+from facts_made import NORM, WEIGHT, course, courses, edq, half, live, numbers, orphan, rank, ranks, stepping, tensor
 from near_misses import CLEAN
 from rule_cases import FIRES, Facts
 
@@ -82,6 +82,7 @@ def test_of_no_facts_at_all_nothing_is_judged() -> None:
         ("BXP303", ranks(collectives=()), "no reduction of gradients was seen"),
         ("BXP401", ranks(steps=courses(schedule_rates={})), "no schedule said"),
         ("BXP403", ranks(steps=courses(schedule_steps={}, micro_batches=None)), "neither forward passes nor"),
+        ("BXP404", stepping(orphan(), parameters=(live(linked=None), live(NORM, linked=False))), "which of the tensors"),
         ("BXP406", stepping(tensor(live_ndim=None, weight_decay=0.0)), "unsharded shapes"),
         ("BXP501", stepping(tensor(steps_before=0)), "nothing was resumed"),
         ("BXP502", stepping(tensor(steps_before=0)), "nothing was resumed"),
