@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.comparability import adam_dtypes
 from benchbox.analysis.quantities import quantity
-from benchbox.analysis.summary import label
+from benchbox.analysis.summary import label, plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,8 +53,8 @@ def _telling(cells: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> list[st
     """The axes that tell places apart, without those that follow from others."""
     kept: list[str] = []
     for axis in axes:
-        before = {label(cell, kept) for cell in cells}
-        if len({label(cell, [*kept, axis]) for cell in cells}) > len(before):
+        told = {tuple(plain(cell.get(field)) for field in kept) for cell in cells}
+        if len({tuple(plain(cell.get(field)) for field in [*kept, axis]) for cell in cells}) > len(told):
             kept.append(axis)
     return kept
 
@@ -67,7 +67,7 @@ def _cell(summary: CellSummary | None) -> PrecisionCell:
     if edq is None or summary.evidence is None:
         return PrecisionCell(edq="-", level="missing", details=(summary.status,))
     level = "ok" if edq >= _EDQ_GOOD else ("warning" if edq >= _EDQ_BAD else "error")
-    details = [f"{quantity(values['updates_lost'], 'fraction', 2)} of updates lost"] if "updates_lost" in values else []
+    details = [f"{quantity(values['updates_lost'], 'fraction', 2)} of updates moved nothing"] if "updates_lost" in values else []
     if (stalled := values.get("second_moment_stalled")) is not None:
         details.append(f"v stalls: {quantity(stalled, 'fraction', 2)}")
     details.append(f"Adam state {', '.join(adam_dtypes(summary.evidence))}")

@@ -31,6 +31,19 @@ def test_recipes_are_rows_places_are_columns_and_lost_updates_stand_out():
     assert '<span class="edq" data-status="error">0.298</span>' in page
 
 
+def test_places_are_told_apart_by_every_axis_that_tells_something_new():
+    """Here size and backend; the number of ranks follows from the backend."""
+    places = [("tiny", "single", 1), ("tiny", "ddp", 2), ("small", "ddp", 2)]
+    cells = [
+        replace(CELL, size=size, backend=backend, world_size=ranks, recipe=recipe)
+        for recipe in ("fp32", "bf16_pure")
+        for size, backend, ranks in places
+    ]
+    grid = build(example_run(cells), [example_record(cell) for cell in cells]).precision
+    assert grid.places == ("size=tiny backend=single", "size=tiny backend=ddp", "size=small backend=ddp")
+    assert all(cell.level == "ok" for _, row in grid.rows for cell in row)
+
+
 def test_a_run_that_compares_no_recipes_has_no_grid():
     report = report_of(recipes=("fp32",))
     assert report.precision is None
