@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from .facts import Autocast
-from .kinds import dtype_name
+from .kinds import dtype_name, is_a
 from .watch import in_backward
 
 if TYPE_CHECKING:
@@ -63,13 +63,18 @@ class ForwardWatch:
 
 
 def _gradients(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Where a micro-batch has left gradients for the next to be added to: on the parameters, or in ZeRO's own buffers."""
-    zero = getattr(module, "optimizer", None)
-    for held in (getattr(zero, "averaged_gradients", None) or {}).values():
-        yield from held or ()
+    """Where a micro-batch has left gradients for the next to be added to: on the parameters, or in DeepSpeed's own buffers."""
+    optimizer: Any = getattr(module, "optimizer", None)
+    if is_a(optimizer, "BF16_Optimizer"):  # it clears what is on the parameters before each backward pass
+        yield from optimizer.fp32_groups_gradients_flat
+        return
+    for buffers in ("averaged_gradients", "all_grad_tensors"):  # of ZeRO-3; of ZeRO-1 and 2
+        for held in (getattr(optimizer, buffers, None) or {}).values():
+            yield from (gradient for gradient in held or () if gradient is not None)
     for parameter in module.parameters():
-        if parameter.grad is not None:
-            yield parameter.grad
+        for gradient in (parameter.grad, getattr(parameter, "grad_accum", None)):
+            if gradient is not None:
+                yield gradient
 
 
 def _autocast() -> Autocast:

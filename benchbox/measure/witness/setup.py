@@ -50,6 +50,8 @@ def identify(model: nn.Module, chain: list[Any]) -> tuple[str, str | None]:
     zero = zero_optimizer(chain)
     if zero is not None:
         return _identify_zero(zero)
+    if any(is_a(link, "BF16_Optimizer") for link in chain):  # ZeRO-1 whose gradients accumulate in float32
+        return "zero1", f"optimizer state partitioned over {ranks()} ranks"
     if is_a(model, "DeepSpeedEngine"):
         return "deepspeed, no ZeRO", None
     if fsdp1_units(model):
