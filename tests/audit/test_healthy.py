@@ -171,6 +171,7 @@ SCRIPTS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # of a critic that begins later
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
 def test_nothing_is_said_of_a_loop_that_is_right(script: Script) -> None:
     facts, judgement = witnessed(script)
