@@ -68,11 +68,11 @@ class StepWindows:
         ]
 
     def remove(self) -> None:
-        """Tell nothing more. torch breaks off when a hook is removed while it goes through them, and others may follow ours: a
-        hook that is running stays, and does nothing.
+        """Tell nothing more. torch breaks off when a hook is removed while it goes through them and others follow: one that is
+        running then stays, and does nothing.
         """
         for handle in self._handles:
-            if handle is not self._running:
+            if handle is not self._running or _is_last(handle):
                 handle.remove()
         self._handles.clear()
 
@@ -138,6 +138,12 @@ class StepWindows:
             if call.optimizer is optimizer:
                 del self._calls[place:]
                 return
+
+
+def _is_last(handle: Any) -> bool:
+    """Whether no hook of anybody else comes after this one."""
+    hooks = handle.hooks_dict_ref()
+    return hooks is not None and next(reversed(hooks), None) == handle.id
 
 
 def _with_gradient(optimizer: Optimizer) -> Stepped:
