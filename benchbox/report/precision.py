@@ -67,7 +67,9 @@ def _cell(summary: CellSummary | None) -> PrecisionCell:
     if edq is None or summary.evidence is None:
         return PrecisionCell(edq="-", level="missing", details=(summary.status,))
     level = "ok" if edq >= _EDQ_GOOD else ("warning" if edq >= _EDQ_BAD else "error")
-    details = [f"{quantity(values['updates_lost'], 'fraction', 2)} of updates moved nothing"] if "updates_lost" in values else []
+    details = (
+        [f"{quantity(values['updates_lost'], 'fraction', 2)} of updates moved nothing"] if "updates_lost" in values else []
+    )
     if (stalled := values.get("second_moment_stalled")) is not None:
         details.append(f"v stalls: {quantity(stalled, 'fraction', 2)}")
     details.append(f"Adam state {', '.join(adam_dtypes(summary.evidence))}")
