@@ -82,7 +82,7 @@ def example_precision(ranks: int) -> dict[str, Any]:
         )
     ]
     numbers = {"edq": 1.0, "updates_lost": 0.0, "second_moment_stalled": None}
-    return {"census": census, "findings": [], "not_judged": {}, "numbers": numbers}
+    return {"census": census, "findings": [], "not_judged": {}, "numbers": numbers, "problems": []}
 
 
 def example_record(

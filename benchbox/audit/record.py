@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.judge import judge
-from benchbox.measure.witness.facts import RankFacts, all_stepped
+from benchbox.measure.witness.facts import RankFacts, all_stepped, edq
 from benchbox.store.files import read_json
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def precision_of(facts: Sequence[RankFacts]) -> dict[str, Any]:
         "findings": [finding.to_dict() for finding in judgement.findings],
         "not_judged": dict(judgement.not_judged),
         "numbers": numbers_of(facts),
+        "problems": [f"rank {each.rank}: {problem}" for each in facts for problem in each.problems],
     }
 
 
@@ -45,12 +46,11 @@ def numbers_of(facts: Sequence[RankFacts]) -> dict[str, float | None]:
     the stored weight as it was; `second_moment_stalled` the share of 16-bit second moments that decay rounds back to.
     """
     numbers = [(tensor.elements, tensor.numbers) for _, tensor in all_stepped(facts)]
-    squared = sum(each.update_squared for _, each in numbers)
     updates = sum(each.updates for _, each in numbers)
     stalled = [(size, each.second_moment_stalled) for size, each in numbers if each.second_moment_stalled is not None]
     held = sum(size for size, _ in stalled)
     return {
-        "edq": sum(each.update_dot for _, each in numbers) / squared if squared else None,
+        "edq": edq(each for _, each in numbers),
         "updates_lost": sum(each.updates_lost for _, each in numbers) / updates if updates else None,
         "second_moment_stalled": sum(size * share for size, share in stalled) / held if held else None,
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchbox.cli.subjects import Subject, check_recipe
+from benchbox.cli.subjects import Subject, check_recipe, stumbled
 from benchbox.errors import CellFailedError, ConfigurationError, Problem, UnsupportedError
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def session_subject(request: SessionRequest) -> Subject:
         title=f"{cell.policy} {cell.size}, {observed['backend']}, {cell.recipe}, beta2 {cell.optim.betas[1]}",
         told={"kind": "session", "cell": cell.to_dict(), "observed": observed},
         facts=facts,
+        failure=stumbled(facts),
     )
 
 

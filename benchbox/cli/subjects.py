@@ -129,11 +129,14 @@ def command_subject(
 
 
 def _failure(ending: "Ending", training: "Training") -> str | None:
-    """What kept the command, or us, from going through with it. A witness that stumbled has passed nothing."""
-    if ending.failure:
-        return f"the command failed: {ending.failure}"
-    stumbled = [f"rank {facts.rank}: {facts.problems[0]}" for facts in training.ranks if facts.problems]
-    return f"the witness stopped watching on {stumbled[0]}" if stumbled else None
+    """What kept the command, or us, from going through with it."""
+    return f"the command failed: {ending.failure}" if ending.failure else stumbled(training.ranks)
+
+
+def stumbled(ranks: Sequence["RankFacts"]) -> str | None:
+    """What a witness failed at: what it then says is not the whole, and nothing has passed."""
+    found = [f"rank {facts.rank}: {facts.problems[0]}" for facts in ranks if facts.problems]
+    return f"the witness stopped watching on {found[0]}" if found else None
 
 
 def _ranks(count: int) -> str:

@@ -89,6 +89,8 @@ def _findings(summary: CellSummary, _: Comparison | None) -> Value:
     precision = (summary.evidence or {}).get("precision")
     if not precision:
         return Value(UNKNOWN, "", "the precision audit has no census of this cell")
+    if problems := precision.get("problems"):
+        return Value("witness failed", "", "; ".join(problems))
     found = precision["findings"]
     told = [finding for finding in found if finding["severity"] != "info"]  # notes stand in the section on findings
     codes = list(dict.fromkeys(f"{finding['code']} {finding['severity']}" for finding in told))

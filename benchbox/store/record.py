@@ -104,6 +104,7 @@ class Precision(TypedDict):
     findings: list[dict[str, Any]]  # code, severity, title, where, rank, evidence, repair
     not_judged: dict[str, str]  # rule -> why it could not be judged
     numbers: dict[str, float | None]  # edq, updates_lost, second_moment_stalled: over all ranks
+    problems: list[str]  # what the witnesses themselves failed at: then what they say is not the whole
 
 
 class LaunchRecord(TypedDict):

@@ -1,0 +1,32 @@
+"""A witness that failed has passed nothing, wherever that is shown."""
+
+from __future__ import annotations
+
+from example_run import CELL, example_record, example_run
+from facts_made import rank
+
+from benchbox.audit.record import precision_of
+from benchbox.cli.subjects import stumbled
+from benchbox.report.view import build
+
+TROUBLE = "before: ZeroDivisionError: oops"
+
+
+def findings_column(record):
+    table = build(example_run([CELL]), [record]).table
+    place = [column.name for column in table.columns].index("findings")
+    return table.rows[0][place]
+
+
+def test_a_record_keeps_what_witnesses_failed_at_and_the_report_does_not_call_it_none():
+    record = example_record()
+    assert findings_column(record).text == "none"
+    record["precision"] = precision_of([rank(0), rank(1, problems=(TROUBLE,))])
+    assert record["precision"]["problems"] == [f"rank 1: {TROUBLE}"]
+    shown = findings_column(record)
+    assert (shown.text, shown.remark) == ("witness failed", f"rank 1: {TROUBLE}")
+
+
+def test_a_subject_whose_witness_stumbled_failed():
+    assert stumbled([rank(0), rank(1)]) is None
+    assert stumbled([rank(0), rank(1, problems=(TROUBLE,))]) == f"the witness stopped watching on rank 1: {TROUBLE}"
