@@ -1,4 +1,4 @@
-"""Which attention kernel ran, which modules were recomputed, and what dtypes matrix products had."""
+"""Which attention kernel ran, and which modules were recomputed."""
 
 from __future__ import annotations
 
@@ -21,20 +21,16 @@ _SDPA = {
     "_safe_softmax": "math",
 }
 _EAGER = "_softmax"
-_MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
 
 class KernelNames:
-    """Names the attention that ran, and the dtypes of matrix products.
-
-    Attention is `sdpa:<kernel>` for torch's scaled_dot_product_attention and `eager` for a softmax of its own; several are
-    joined by `+`, as in `sdpa:flash+eager`.
+    """Names the attention that ran: `sdpa:<kernel>` for torch's scaled_dot_product_attention and `eager` for a softmax of its
+    own; several are joined by `+`, as in `sdpa:flash+eager`.
     """
 
     def __init__(self) -> None:
         self._sdpa: set[str] = set()
         self._eager = False
-        self.matmul_dtypes: set[str] = set()
 
     @property
     def attention(self) -> str | None:
@@ -48,8 +44,6 @@ class KernelNames:
             self._sdpa.add(_SDPA[name])
         elif name == _EAGER:
             self._eager = True
-        elif name in _MATMULS:
-            self.matmul_dtypes.add(str(arguments[1].dtype).removeprefix("torch."))  # the first may be a bias
 
 
 class Recomputation:

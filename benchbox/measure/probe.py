@@ -14,6 +14,7 @@ from benchbox.measure.kernels import KernelNames, Recomputation
 from benchbox.measure.memory import TensorStorageTracker
 from benchbox.measure.phases import NONE, Instrument
 from benchbox.measure.witness.collectives import CollectiveCounter
+from benchbox.measure.witness.products import ProductDtypes
 from benchbox.measure.witness.watch import Watch
 
 if TYPE_CHECKING:
@@ -61,14 +62,14 @@ def probe(
 
     Call it after a few steps: it shows a step as it is once optimizer state and buckets exist.
     """
-    collectives, flops, kernels = CollectiveCounter(), FlopCounter(), KernelNames()
-    with Recomputation(session.model, units) as recomputation, Watch(collectives, flops, kernels):
+    collectives, flops, kernels, products = CollectiveCounter(), FlopCounter(), KernelNames(), ProductDtypes()
+    with Recomputation(session.model, units) as recomputation, Watch(collectives, flops, kernels, products):
         session.step(micro_batches, instruments)
     return ProbeResult(
         collectives=collectives.counts,
         attention_kernel=kernels.attention,
         checkpointed_modules=recomputation.units,
-        matmul_dtypes=kernels.matmul_dtypes,
+        matmul_dtypes=set(products.forward),
         flops={
             "model_flops_per_step": flops.total - flops.recomputed,
             "recomputed_flops_per_step": flops.recomputed,

@@ -22,7 +22,6 @@ class Recipe:
     stepped: str | None
     compensation: Literal["stochastic rounding", "Kahan summation"] | None = None
     needs: str | None = None  # a module of the optional extra `lowbit`
-    known_bad: bool = False
 
     @property
     def masters(self) -> bool:
@@ -87,7 +86,6 @@ RECIPES: dict[str, Recipe] = {
             storage="bfloat16",
             compute="bfloat16",
             stepped=None,
-            known_bad=True,
         ),
         Recipe(
             name="bf16_pure",
@@ -95,7 +93,6 @@ RECIPES: dict[str, Recipe] = {
             storage="bfloat16",
             compute="bfloat16",
             stepped="bfloat16",
-            known_bad=True,
         ),
     )
 }

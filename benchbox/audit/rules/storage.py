@@ -17,7 +17,7 @@ from benchbox.audit.rules.base import (
     shown,
     typical_update,
 )
-from benchbox.measure.witness.facts import all_stepped
+from benchbox.measure.witness.facts import all_stepped, edq
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,11 +44,6 @@ def _is_adapter(tensor: SteppedTensor) -> bool:
     return any(part.startswith(("lora_", "adapter_")) or part == "adapters" for part in tensor.name.split("."))
 
 
-def _edq(numbers: Sequence[Numbers]) -> float | None:
-    squared = sum(each.update_squared for each in numbers)
-    return sum(each.update_dot for each in numbers) / squared if squared > 0.0 else None
-
-
 def _sixteen_bit_steps(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         if not is_lossy(tensor):
@@ -56,12 +51,12 @@ def _sixteen_bit_steps(facts: Sequence[RankFacts]) -> Iterator[Breach]:
         if not _is_adapter(tensor):
             return "error"
         # Adapters are small, start at zero and are trained at large rates: 16 bits may do.
-        return "info" if (_edq([tensor.numbers]) or 0.0) >= _EDQ_NEAR_ONE else "warning"
+        return "info" if (edq([tensor.numbers]) or 0.0) >= _EDQ_NEAR_ONE else "warning"
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
-        edq = _edq([tensor.numbers for tensor in tensors])
+        arrived = edq([tensor.numbers for tensor in tensors])
         state = shown(f"{name} in {dtype}" for tensor in tensors for name, dtype in sorted(tensor.state.items()))
-        return {"state": state} | ({} if edq is None else {"edq": round(edq, 4)})
+        return {"state": state} | ({} if arrived is None else {"edq": round(arrived, 4)})
 
     return breaches(judged(facts, severity), evidence)
 
@@ -80,21 +75,21 @@ def _lost_updates(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     for optimizer, lossy in _lossy(facts).items():
         found = [(rank, tensor) for rank, tensor in lossy if tensor.numbers.update_squared > 0.0]
         numbers = [tensor.numbers for _, tensor in found]
-        edq = _edq(numbers)
-        if edq is None or edq >= _EDQ_WARNING:
+        arrived = edq(numbers)
+        if arrived is None or arrived >= _EDQ_WARNING:
             continue
         lost = sum(each.updates_lost for each in numbers) / sum(each.updates for each in numbers)
         by_name: dict[str, list[Numbers]] = {}
         for _, tensor in found:
             by_name.setdefault(tensor.name, []).append(tensor.numbers)
-        edqs = {name: _edq(held) or 0.0 for name, held in by_name.items()}
+        edqs = {name: edq(held) or 0.0 for name, held in by_name.items()}
         worst = sorted(edqs, key=edqs.__getitem__)
         yield Breach(
-            "error" if edq < _EDQ_ERROR else "warning",
+            "error" if arrived < _EDQ_ERROR else "warning",
             optimizer,
             min(rank for rank, _ in found),
             {
-                "edq": round(edq, 4),
+                "edq": round(arrived, 4),
                 "share of updates lost": rounded(lost),
                 "lr": sorted({tensor.lr for _, tensor in found if tensor.lr is not None}),
                 "steps looked at": max(each.steps for each in numbers),
@@ -107,7 +102,7 @@ def _lost_updates(facts: Sequence[RankFacts]) -> Iterator[Breach]:
 
 def _uncomputed(facts: Sequence[RankFacts]) -> str | None:
     """An optimizer of which no update was computed: nothing is known of those that were lost."""
-    unknown = [name for name, held in _lossy(facts).items() if _edq([tensor.numbers for _, tensor in held]) is None]
+    unknown = [name for name, held in _lossy(facts).items() if edq([tensor.numbers for _, tensor in held]) is None]
     return f"{', '.join(unknown)}: {_UNCOMPUTED}" if unknown else None
 
 

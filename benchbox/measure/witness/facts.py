@@ -346,3 +346,12 @@ def all_stepped(facts: Iterable[RankFacts]) -> Iterator[tuple[int, SteppedTensor
         for tensor in each.stepped:
             if tensor.elements:
                 yield each.rank, tensor
+
+
+def edq(numbers: Iterable[Numbers]) -> float | None:
+    """Effective descent quality, <u, what arrived> / |u|^2, over several tensors: 1 when every update arrives (Collage,
+    arXiv:2405.03637). None where no update was computed.
+    """
+    held = list(numbers)
+    squared = sum(each.update_squared for each in held)
+    return sum(each.update_dot for each in held) / squared if squared else None

@@ -119,11 +119,6 @@ def sample(tensor: Tensor, most: int) -> Tensor:
     return flat[::stride].clone()
 
 
-def edq(dot: float, squared: float) -> float | None:
-    """Effective descent quality, <u, what arrived> / |u|^2: 1 when every update arrives (Collage, arXiv:2405.03637)."""
-    return dot / squared if squared else None
-
-
 def difference(first: Tensor, second: Tensor) -> float:
     """The share of elements that differ; of NaNs, those that only one of them has."""
     same = (first == second) | (torch.isnan(first) & torch.isnan(second))

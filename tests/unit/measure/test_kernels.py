@@ -8,6 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from benchbox.measure.kernels import KernelNames, Recomputation
+from benchbox.measure.witness.products import ProductDtypes
 from benchbox.measure.witness.watch import Watch
 
 
@@ -48,10 +49,10 @@ def test_no_attention_has_no_name():
 
 
 def test_dtypes_of_products_are_those_that_ran():
-    layer, kernels = nn.Linear(4, 4), KernelNames()
-    with Watch(kernels), torch.autocast("cpu", dtype=torch.bfloat16):
+    layer, products = nn.Linear(4, 4), ProductDtypes()
+    with Watch(products), torch.autocast("cpu", dtype=torch.bfloat16):
         layer(torch.ones(2, 4))
-    assert kernels.matmul_dtypes == {"bfloat16"}
+    assert products.forward == {"bfloat16": 1}
 
 
 class Layer(nn.Module):

@@ -1,55 +1,17 @@
+"""What a witness finds out about a training that hands it nothing."""
+
 from __future__ import annotations
 
 import copy
-import json
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules.module import _global_forward_pre_hooks
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from witnessed import ELEMENTS, layers, seen, table, train
 
-from benchbox.measure.witness.facts import RankFacts
-from benchbox.measure.witness.updates import edq, expected_update
 from benchbox.measure.witness.walk import own_name
 from benchbox.measure.witness.witness import Witness
 from benchbox.optim.masters import MasterWeightOptimizer
-
-ELEMENTS = 2 * (8 * 8 + 8)
-
-
-def layers(dtype=torch.float32):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(dtype)
-    model.register_buffer("mean", torch.zeros(3))
-    return model
-
-
-def train(model, optimizer, steps, schedule=None, accumulation=1):
-    losses = []
-    for step in range(steps):
-        for part in range(accumulation):
-            torch.manual_seed(step * accumulation + part)
-            batch = torch.randn(4, 8, dtype=next(model.parameters()).dtype)
-            loss = model(batch).square().mean()
-            loss.backward()
-            losses.append(loss.item())
-        optimizer.step()
-        if schedule is not None:
-            schedule.step()
-        optimizer.zero_grad()
-    return losses
-
-
-def seen(model, optimizer, steps=6, **options):
-    """What a witness that is handed nothing finds out."""
-    with Witness(source="command", steps=steps) as witness:
-        train(model, optimizer, steps, **options)
-    return witness.facts()
-
-
-def table(facts):
-    return {(entry.kind, entry.dtype): (entry.tensors, entry.elements, entry.bytes) for entry in facts.entries}
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
@@ -221,74 +183,6 @@ def test_stochastic_rounding_and_kahan_buffers_are_recognised():
         assert facts.opaque == ()
 
 
-def test_the_expected_update_is_what_torch_does_in_float32():
-    """Adam with coupled decay, AdamW, SGD with Nesterov's momentum, and maximising: to the last bits of float32."""
-    kinds = [
-        (torch.optim.Adam, {"lr": 1e-2, "weight_decay": 0.1}),
-        (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.8, 0.99)}),
-        (torch.optim.AdamW, {"lr": 1e-2, "maximize": True}),
-        (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
-        (torch.optim.SGD, {"lr": 1e-2}),
-    ]
-    for kind, options in kinds:
-        torch.manual_seed(0)
-        weight = nn.Parameter(torch.randn(1000))
-        optimizer = kind([weight], **options)
-        for _ in range(3):
-            weight.grad = torch.randn(1000)
-            before = weight.detach().clone()
-            state = copy.deepcopy(optimizer.state.get(weight, {}))
-            state = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-            update = expected_update(optimizer, optimizer.param_groups[0], state, before, weight.grad)
-            optimizer.step()
-            torch.testing.assert_close(before + update, weight.detach(), rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize(("rate", "lowest", "highest"), [(1e-3, 0.85, 1.05), (1e-5, 0.0, 0.25)])
-def test_updates_that_bfloat16_loses_are_counted(rate, lowest, highest):
-    """Weights of N(0, 0.02), Adam's updates near the rate: next to none are lost at 1e-3, most at 1e-5."""
-    torch.manual_seed(0)
-    model = nn.Linear(256, 256, bias=False).to(torch.bfloat16)
-    with torch.no_grad():
-        model.weight.normal_(std=0.02)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
-    with Witness(source="command", steps=6) as witness:
-        for _ in range(6):
-            model(torch.randn(8, 256, dtype=torch.bfloat16)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    numbers = witness.facts().stepped[0].numbers
-    assert lowest <= edq(numbers.update_dot, numbers.update_squared) <= highest
-    share = numbers.updates_lost / numbers.updates
-    assert share < 0.35 if rate == 1e-3 else share > 0.7
-    assert numbers.second_moment_stalled == 1.0, "0.999 rounds back for every mantissa"
-
-
-def test_a_norm_weight_that_cannot_move_is_pinned_and_one_that_can_is_not():
-    model = nn.LayerNorm(64).to(torch.bfloat16)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0)
-    with Witness(source="command", steps=8) as witness:
-        for step in range(8):
-            torch.manual_seed(step)
-            model(torch.randn(4, 64, dtype=torch.bfloat16)).sub(3).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    pinned = {each.name: each.numbers.pinned_steps for each in witness.facts().stepped}
-    assert pinned == {"weight": 8, "bias": 0}, "the bias starts at 0, where every update arrives"
-
-
-def test_moments_that_went_through_bfloat16_are_known_by_their_bits():
-    model = layers()
-    optimizer = torch.optim.AdamW(model.parameters())
-    train(model, optimizer, 4)
-    facts = seen(model, optimizer, steps=1)
-    assert facts.stepped[0].numbers.steps_before == 4
-    assert facts.stepped[0].numbers.bf16_valued["exp_avg_sq"] < 0.05
-    for state in optimizer.state.values():
-        state["exp_avg_sq"].copy_(state["exp_avg_sq"].bfloat16())
-    assert seen(model, optimizer, steps=1).stepped[0].numbers.bf16_valued["exp_avg_sq"] == 1.0
-
-
 def test_a_schedule_bound_to_a_discarded_optimizer_is_told_from_one_that_reaches_the_step():
     model = layers()
     discarded = torch.optim.AdamW(model.parameters(), lr=1.0)
@@ -388,96 +282,6 @@ def test_two_optimizers_that_take_turns_make_one_step_together():
     assert len(facts.stepped) == 4
 
 
-def test_watching_changes_no_bit_of_the_training():
-    """Losses and weights of 12 steps with dropout, watched through 8 of them, against the same unwatched."""
-
-    def run(watched):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.GELU(), nn.Linear(32, 8)).to(torch.bfloat16)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        losses = []
-        with Witness(source="command", steps=8 if watched else 0):
-            for _ in range(12):
-                loss = model(torch.randn(4, 8, dtype=torch.bfloat16)).square().mean()
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-                optimizer.step()
-                optimizer.zero_grad()
-                losses.append(loss.item())
-        return losses, [parameter.detach() for parameter in model.parameters()], torch.get_rng_state()
-
-    (losses, weights, state), (watched, watched_weights, watched_state) = run(watched=False), run(watched=True)
-    assert losses == watched
-    assert all(torch.equal(*pair) for pair in zip(weights, watched_weights, strict=True))
-    assert torch.equal(state, watched_state)
-
-
-@pytest.mark.parametrize("ending", ["steps over", "left early", "training fails"])
-def test_nothing_of_the_witness_stays_behind(ending):
-    originals = (torch.nn.utils.clip_grad_norm_, torch.optim.Optimizer.load_state_dict, torch.amp.GradScaler.step)
-    hooks = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks, _global_forward_pre_hooks]
-    before = [list(each) for each in hooks]
-    model = layers()
-    optimizer = torch.optim.AdamW(model.parameters())
-    witness = Witness(source="command", steps=4)
-    if ending == "steps over":
-        witness.install()
-        train(model, optimizer, 6)
-    elif ending == "left early":
-        with witness:
-            train(model, optimizer, 3)
-    else:
-        with pytest.raises(RuntimeError), witness:  # noqa: PT012
-            train(model, optimizer, 1)
-            raise RuntimeError
-    left = [len(each) - len(old) for each, old in zip(hooks, before, strict=True)]
-    assert left == [0, 0, 0]
-    assert originals == (torch.nn.utils.clip_grad_norm_, torch.optim.Optimizer.load_state_dict, torch.amp.GradScaler.step)
-    assert witness.facts().stepped
-
-
-def test_a_witness_that_stumbles_says_so_and_the_training_goes_on(monkeypatch):
-    def broken(*_):
-        raise ZeroDivisionError("in the witness")
-
-    monkeypatch.setattr("benchbox.measure.witness.witness.Look.before", broken)
-    model = layers()
-    optimizer = torch.optim.AdamW(model.parameters())
-    facts = seen(model, optimizer)
-    assert "ZeroDivisionError: in the witness" in facts.problems[0]
-    assert optimizer.state[model[0].weight]["step"] == 6
-
-
-def test_facts_survive_json():
-    model = layers(torch.bfloat16)
-    facts = seen(model, MasterWeightOptimizer(model.parameters()))
-    assert RankFacts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts
-
-
 @pytest.mark.parametrize("wrapped", ["module.tower.weight", "_fsdp_wrapped_module.tower._checkpoint_wrapped_module.weight"])
 def test_wrappers_leave_no_trace_in_names(wrapped):
     assert own_name(wrapped) == "tower.weight"
-
-
-@pytest.mark.parametrize("rate", [1e-3, 1e-5])
-def test_what_kahan_summation_puts_aside_counts_as_arrived(rate):
-    """optimi's AdamW: every update is in the weight and its buffer together, at rates at which the weight alone takes none."""
-    optimi = pytest.importorskip("optimi", reason="needs the extra lowbit")
-    torch.manual_seed(0)
-    model = nn.Linear(128, 128, bias=False).to(torch.bfloat16)
-    optimizer = optimi.AdamW(model.parameters(), lr=rate, weight_decay=0.0, kahan_sum=True)
-    facts = seen_on(model, optimizer, width=128)
-    numbers = facts.stepped[0].numbers
-    assert edq(numbers.update_dot, numbers.update_squared) == pytest.approx(1.0, abs=0.02)
-    assert facts.stepped[0].betas == (0.9, 0.99)
-    assert facts.stepped[0].compensation == "Kahan buffer kahan_comp"
-
-
-def seen_on(model, optimizer, width):
-    with Witness(source="command", steps=6) as witness:
-        for step in range(6):
-            torch.manual_seed(step)
-            model(torch.randn(8, width, dtype=torch.bfloat16)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return witness.facts()
