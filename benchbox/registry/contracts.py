@@ -1,20 +1,30 @@
 """The contracts between policies, data and the step. Typed with torch, but torch is not imported to read them.
 
-A batch is a flat dictionary of tensors, born in `benchbox.data` as the policy's `BatchSpec` asks:
+A batch is a flat dictionary of tensors, born in `benchbox.data` as the policy's `BatchSpec` asks. What the spec does not ask
+for (a size of 0, False) is not in it; what it asks for and the data has not is masked.
 
 | key | shape and dtype | meaning |
 |---|---|---|
 | `images` | (B, T, C, 3, H, W) uint8 | current frame last in T; missing cameras and padded history are 0 and masked |
 | `image_mask` | (B, T, C) bool | which of them are real |
 | `state` | (B, T, S) float32 | raw units, zero-padded to `state_dim` |
+| `history_mask` | (B, T) bool | which of the T steps lie within the episode; the last always does |
 | `action` | (B, N, A) float32 | raw units, zero-padded to `action_dim`; N = `horizon` |
 | `action_is_pad` | (B, N) bool | steps past the end of the episode |
 | `action_dim_mask` | (B, A) bool | which action dimensions the dataset has |
 | `prompt_tokens`, `prompt_mask` | (B, P) int64, bool | task text, with the binned state in it where the spec asks |
-| `response_tokens`, `response_mask` | (B, R) int64, bool | only when `response_tokens` > 0 |
-| `fast_tokens`, `fast_mask` | (B, F) int64, bool | FAST tokens of the chunk, when `fast_tokens` > 0; pad id `fast_vocab` - 1 |
+| `response_tokens`, `response_mask` | (B, R) int64, bool | the subtask in words; masked where the data has none |
+| `memory_tokens`, `memory_mask` | (B, M) int64, bool | what is to be remembered, in words; masked likewise |
+| `metadata_tokens`, `metadata_mask` | (B, K, L) int64, bool | K fields about the episode; masked likewise |
+| `subgoal_images`, `subgoal_mask` | (B, C, 3, H, W) uint8, (B, C) bool | where the subtask leads; masked likewise |
+| `future_images`, `future_mask` | (B, F, C, 3, H, W) uint8, (B, F) bool | the frames after the current one |
+| `fast_tokens`, `fast_mask` | (B, F) int64, bool | FAST tokens of the chunk; pad id `fast_vocab` - 1 |
 | `fast_truncated` | (B,) int64 | FAST tokens cut off to fit F |
-| `noise` | (B, N, A) float32 | standard normal, drawn per sample from (seed, epoch, index) |
+| `returns` | (B,) float32 | minus the steps left of the episode, over the longest: in [-1, 0] |
+| `field_of_view` | (B, 2) float32 | horizontal, vertical, in radians; 0 where unknown |
+| `noise` | (B, D, N, A) float32 | standard normal, drawn per sample from (seed, epoch, index); D = `noise_draws` |
+| `latent_noise` | (B, *`latent_shape`) float32 | standard normal, likewise, when there is a shape |
+| `<name>_cue_tokens` | (B, L) int64 | the fixed text `cues[<name>]`, all real |
 | `uniform` | (B, U) float32 | uniform in [0, 1), likewise: everything random in a step is in its batch |
 | `dataset_index`, `episode_index`, `frame_index` | (B,) int64 | provenance |
 
@@ -24,7 +34,7 @@ over ranks or accumulation steps, recomputing under checkpointing, or validating
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -52,9 +62,18 @@ class BatchSpec:
     state_in_prompt: bool = False
     state_bins: int = 256
     response_tokens: int = 0
+    memory_tokens: int = 0
+    metadata: tuple[int, int] = (0, 0)  # fields, tokens of each
+    subgoal: bool = False
+    future: int = 0  # frames
+    returns: bool = False
+    field_of_view: bool = False
     fast_tokens: int = 0
     fast_vocab: int = 2048
     uniforms: int = 1
+    noise_draws: int = 1
+    latent_shape: tuple[int, ...] = ()
+    cues: Mapping[str, str] = field(default_factory=dict)  # name: a fixed text that stands between blocks of the prefix
     state_normalisation: NormalisationMode = "quantile"
     action_normalisation: NormalisationMode = "mean_std"
 
@@ -70,10 +89,14 @@ class Axes:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Which parameter group a parameter belongs to: decided by name and shape before anything is wrapped."""
+    """Which parameter group a parameter belongs to: decided by name and shape before anything is wrapped.
+
+    `tower` is the part of the network it is in, as FLOPs are counted and parts are frozen: vision, backbone, expert, ...
+    """
 
     part: Literal["backbone", "head"]
     decay: bool
+    tower: str = "backbone"
 
 
 class Losses(NamedTuple):
@@ -105,6 +128,14 @@ class Policy(Protocol):
 
     def parameter_roles(self) -> Mapping[str, Role]:
         """A role for every name in `named_parameters()`."""
+
+    def select_actions(self, batch: Batch) -> Tensor:
+        """Actions (B, N, A) in raw units, denoised from the first of the batch's `noise`. Only what is known before acting is
+        read: no `action`, no FAST tokens, no future. Through a wrapper: `policy(batch, act=True)`, so that sharding hooks fire.
+
+        Raises:
+            UnsupportedError: this policy does not act.
+        """
 
     def load_statistics(self, statistics: list[Mapping[str, Mapping[str, list[float]]]]) -> None:
         """Fill the normalisation buffers: one mapping feature -> statistic -> values for every dataset."""
