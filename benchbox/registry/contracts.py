@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     Batch = dict[str, Tensor]
 
+Kernel = Literal["eager", "sdpa", "flex"]
 NormalisationMode = Literal["identity", "mean_std", "min_max", "quantile"]
 
 
@@ -77,13 +78,32 @@ class BatchSpec:
     state_normalisation: NormalisationMode = "quantile"
     action_normalisation: NormalisationMode = "mean_std"
 
+    def fields(self, *, acting: bool = False) -> tuple[str, ...]:
+        """The keys of a batch that this asks for; with `acting`, those of them that are known before acting."""
+        texts = {"prompt": 1, "response": self.response_tokens, "memory": self.memory_tokens, "metadata": self.metadata[1]}
+        known = [
+            *("images", "image_mask", "state", "history_mask", "noise", "dataset_index"),
+            *(f"{text}_{part}" for text, length in texts.items() if length for part in ("tokens", "mask")),
+            *(("subgoal_images", "subgoal_mask") if self.subgoal else ()),
+            *(("field_of_view",) if self.field_of_view else ()),
+            *(("latent_noise",) if self.latent_shape else ()),
+            *(f"{name}_cue_tokens" for name in self.cues),
+        ]
+        learned = [
+            *("action", "action_is_pad", "action_dim_mask", "uniform", "episode_index", "frame_index"),
+            *(("future_images", "future_mask") if self.future else ()),
+            *(("fast_tokens", "fast_mask", "fast_truncated") if self.fast_tokens else ()),
+            *(("returns",) if self.returns else ()),
+        ]
+        return tuple(known) if acting else (*known, *learned)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
     """The axes of a matrix that change the policy itself."""
 
     cams: int = 1
-    attention: Literal["eager", "sdpa"] = "sdpa"
+    attention: Kernel = "sdpa"
     checkpointing: bool = False
 
 

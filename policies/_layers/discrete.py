@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from .gemma import INIT_STD
+from .decoder import INIT_STD
 from .precision import Linear
 
 if TYPE_CHECKING:
@@ -23,10 +23,6 @@ class DiscreteActions(nn.Module):
         self.head = Linear(width, tokens, bias=False)
         nn.init.normal_(self.head.weight, std=INIT_STD)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """(B, F) int64 to (B, F, W)."""
-        return self.embedding(tokens)
-
-    def score(self, hidden: Tensor) -> Tensor:
-        """(B, F, W) to float32 logits (B, F, V)."""
-        return self.head(hidden).float()
+    def forward(self, x: Tensor, *, scores: bool = False) -> Tensor:
+        """Embed token ids (B, F), or with `scores` turn hidden states (B, F, W) into float32 logits (B, F, V)."""
+        return self.head(x).float() if scores else self.embedding(x)

@@ -12,6 +12,8 @@ from torch import nn
 from .precision import Linear
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 SHORTEST_PERIOD, LONGEST_PERIOD = 4e-3, 4.0
@@ -34,6 +36,19 @@ def embed_time(time: Tensor, width: int) -> Tensor:
     periods = SHORTEST_PERIOD * (LONGEST_PERIOD / SHORTEST_PERIOD) ** steps
     angles = 2 * math.pi * time.double()[:, None] / periods
     return torch.cat((angles.sin(), angles.cos()), dim=-1).float()
+
+
+def denoise(velocity: Callable[[Tensor, Tensor], Tensor], noise: Tensor, steps: int) -> Tensor:
+    """Follow the velocity from `noise` (B, N, A) at time 1 to an action at time 0, in equal Euler steps.
+
+    Args:
+        velocity: of a point (B, N, A) at a time (B,): (B, N, A).
+    """
+    point = noise.float()
+    for step in range(steps):
+        time = torch.full((len(noise),), 1.0 - step / steps, device=noise.device)
+        point = point - velocity(point, time).float() / steps
+    return point
 
 
 class TimeCondition(nn.Module):

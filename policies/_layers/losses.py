@@ -10,7 +10,11 @@ import torch.nn.functional as F
 from benchbox.registry.contracts import Losses
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from torch import Tensor
+
+    from .stream import Stream
 
 
 def token_loss(logits: Tensor, tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,6 +27,18 @@ def token_loss(logits: Tensor, tokens: Tensor, valid: Tensor) -> tuple[Tensor, T
     """
     loss = F.cross_entropy(logits.float().transpose(1, 2), tokens, reduction="none")
     return torch.where(valid, loss, 0.0).sum(dim=1), valid.sum(dim=1).float()
+
+
+def text_losses(stream: Stream, names: Sequence[str], scores: Callable[[str], Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """The token loss of each learned block of a stream, and of those of `names` that are not in it: a sum and a count of 0, so
+    that every step has the same terms.
+    """
+    nothing = stream.valid.new_zeros(len(stream.valid), dtype=torch.float32)
+    losses = dict.fromkeys(names, (nothing, nothing))
+    for block in stream.learned:
+        assert block.targets is not None
+        losses[block.name] = token_loss(scores(block.name), block.targets, block.valid)
+    return losses
 
 
 def combine(terms: dict[str, tuple[Tensor, Tensor]], *, per_sample: bool) -> Losses:

@@ -22,14 +22,18 @@ def normalise(x: Tensor) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """Gemma's norm: multiplies by (1 + weight), so the weight starts at 0. Computed in float32, answers in the dtype of `x`."""
+    """Computed in float32, answers in the dtype of `x`. With `unit`, as in Gemma, it multiplies by (1 + weight), and the weight
+    starts at 0; otherwise by the weight, which starts at 1.
+    """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, unit: bool = True) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(width))
+        self.unit = unit
+        self.weight = nn.Parameter(torch.zeros(width) if unit else torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (normalise(x) * (1.0 + self.weight.float())).to(x.dtype)
+        weight = self.weight.float()
+        return (normalise(x) * (1.0 + weight if self.unit else weight)).to(x.dtype)
 
 
 class AdaRMSNorm(nn.Module):

@@ -9,17 +9,16 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-BASE = 10_000.0
 
-
-def rotation(positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine (B, 1, L, D/2) float32 of position * base^(-2i/D), for integer `positions` (B, L) and heads of `width` D.
+def rotation(positions: Tensor, width: int, base: float, stretch: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Cosine and sine (B, 1, L, D/2) float32 of position / stretch * base^(-2i/D), for integer `positions` (B, L) and heads of
+    `width` D.
 
     Formed in each layer rather than handed to it: whoever shards a layer may round its floating inputs (FSDP can cast them to
     bfloat16), and integers are not rounded.
     """
     exponents = torch.arange(width // 2, device=positions.device, dtype=torch.float32) / (width // 2)
-    angles = positions[:, None, :, None].float() / BASE**exponents
+    angles = positions[:, None, :, None].float() / (stretch * base**exponents)
     return angles.cos(), angles.sin()
 
 

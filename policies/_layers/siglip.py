@@ -76,8 +76,9 @@ class Siglip(nn.Module):
         self.norm = LayerNorm(config.width, eps=EPSILON)
         nn.init.normal_(self.position, std=config.width**-0.5)
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Features (I, patches, W) of images (I, 3, H, W) uint8."""
+    def forward(self, pixels: Tensor, valid: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """Features (I, patches, W) of the last frame of images (I, T, 3, H, W) uint8."""
+        pixels = pixels[:, -1] if pixels.ndim == 5 else pixels
         scaled = pixels.float() / 127.5 - 1.0
         x = self.patches(to_weight(scaled, self.patches.weight)).flatten(2).transpose(1, 2) + self.position
         for layer in self.layers:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import nn
 
-from .gemma import INIT_STD
+from .decoder import INIT_STD
 from .precision import to_weight
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A prefix as a list of blocks, from which masks and positions follow."""
+"""A stream of tokens as a list of blocks, from which masks and positions follow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
-import torch.nn.functional as F
+
+from .sight import Sight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +22,8 @@ class Block:
     """A run of tokens.
 
     `continue` lets it and the block before it see one another, `bidirectional` starts a group that sees itself and what came
-    before, `causal` makes each token a group of its own. What the suffix must not read has `readable` False.
+    before, `causal` makes each token a group of its own. What the suffix must not read has `readable` False. A causal block
+    with `targets` is learned: each of its tokens is to be predicted from what stands before it.
     """
 
     name: str
@@ -29,47 +31,63 @@ class Block:
     valid: Tensor  # (B, L) bool
     attention: Attention
     readable: bool = True
+    targets: Tensor | None = None  # (B, L) int64
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
-    """Blocks laid end to end. A query sees a key iff the key's group is not later than its own and both are valid."""
+class Stream:
+    """Blocks laid end to end."""
 
     hidden: Tensor  # (B, P, W)
     valid: Tensor  # (B, P) bool
     readable: Tensor  # (B, P) bool: valid, and the suffix may read it
     groups: Tensor  # (P,) int64: cumulative count of groups
     spans: dict[str, slice]
+    learned: tuple[Block, ...]
 
     @property
     def positions(self) -> Tensor:
         """(B, P) int64; padding takes no position of its own."""
         return self.valid.long().cumsum(dim=1) - 1
 
-    def visible(self) -> Tensor:
-        """(B, P, P) bool. Padding sees itself and nobody sees it: a row without any key is undefined in some fused kernels."""
-        ordered = self.groups[None, :] <= self.groups[:, None]
-        both = self.valid[:, :, None] & self.valid[:, None, :]
-        return (ordered & both) | torch.eye(len(self.groups), dtype=torch.bool, device=self.groups.device)
+    def sight(self) -> Sight:
+        """What its tokens see of one another."""
+        return Sight(
+            query_groups=self.groups,
+            key_groups=self.groups,
+            query_valid=self.valid,
+            key_valid=self.valid,
+            query_positions=self.positions,
+            key_positions=self.positions,
+        )
 
-    def visible_to_suffix(self, length: int) -> Tensor:
-        """(B, S, P + S) bool for a bidirectional suffix of that length: the readable prefix, and all of the suffix."""
-        visible = F.pad(self.readable, (0, length), value=True)
-        return visible[:, None].expand(-1, length, -1)
+    def positions_after(self, prefix: Stream) -> Tensor:
+        """(B, S) int64, counted from the end of what can be read of the prefix: inference has no other prefix."""
+        return self.positions + prefix.readable.sum(dim=1, keepdim=True)
 
-    def suffix_positions(self, length: int) -> Tensor:
-        """(B, S) int64, counted from the end of what the suffix can read: inference has no other prefix."""
-        return self.readable.sum(dim=1, keepdim=True) + torch.arange(length, device=self.valid.device)
+    def sight_after(self, prefix: Stream) -> Sight:
+        """What the tokens of this suffix see of the readable prefix (all of it) and, after it, of one another."""
+        positions = self.positions_after(prefix)
+        groups = self.groups + prefix.groups[-1]
+        return Sight(
+            query_groups=groups,
+            key_groups=torch.cat((prefix.groups, groups)),
+            query_valid=self.valid,
+            key_valid=torch.cat((prefix.readable, self.valid), dim=1),
+            query_positions=positions,
+            key_positions=torch.cat((prefix.positions, positions), dim=1),
+            first=len(prefix.groups),
+        )
 
     def predictors(self, name: str) -> Tensor:
-        """(B, L) int64: for each token of a causal block, where in the prefix the last valid token before it stands."""
+        """(B, L) int64: for each token of a causal block, where in the stream the last valid token before it stands."""
         span = self.spans[name]
         places = torch.arange(self.valid.shape[1], device=self.valid.device)
         last = torch.where(self.valid, places, 0).cummax(dim=1).values
         return last[:, span.start - 1 : span.stop - 1]
 
 
-def lay(blocks: Sequence[Block]) -> Prefix:
+def lay(blocks: Sequence[Block]) -> Stream:
     """Lay blocks end to end."""
     spans: dict[str, slice] = {}
     offset = 0
@@ -77,12 +95,13 @@ def lay(blocks: Sequence[Block]) -> Prefix:
         length = block.hidden.shape[1]
         spans[block.name] = slice(offset, offset + length)
         offset += length
-    return Prefix(
+    return Stream(
         hidden=torch.cat([block.hidden for block in blocks], dim=1),
         valid=torch.cat([block.valid for block in blocks], dim=1),
         readable=torch.cat([block.valid & block.readable for block in blocks], dim=1),
         groups=torch.cat([_starts(block) for block in blocks]).cumsum(dim=0),
         spans=spans,
+        learned=tuple(block for block in blocks if block.targets is not None),
     )
 
 

@@ -1,0 +1,52 @@
+"""Which parts of a batch are there, decided for all ranks at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from benchbox.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from benchbox.registry.contracts import Batch
+
+
+def require(batch: Batch, needed: Sequence[str], optional: Mapping[str, str]) -> frozenset[str]:
+    """Which optional blocks some rank has anything of. One all-reduce carries every decision.
+
+    A rank that left out a block by itself would reach other collectives than the rest, and hang. So would a rank that raised by
+    itself because its batch lacks a field: what is missing travels in the same all-reduce.
+
+    Args:
+        batch: of this rank.
+        needed: the fields it must have, the same on every rank.
+        optional: name of a block to the field that masks it. A block is there where its mask is not all False.
+
+    Raises:
+        DataError: a field is missing on some rank: raised on every rank, with the names of field and rank.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    device = next(iter(batch.values())).device
+    # A missing field votes with its rank, so that the highest such rank is known to all.
+    missing = torch.tensor([0 if field in batch else rank + 1 for field in needed], device=device)
+    empty = torch.zeros((), dtype=torch.bool, device=device)
+    there = torch.stack([batch.get(mask, empty).any() for mask in optional.values()] or [empty]).long()
+    votes = torch.cat((missing, there))
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+    decided = votes.tolist()  # the device is waited for once
+    if lacking := {field: vote - 1 for field, vote in zip(needed, decided, strict=False) if vote}:
+        where = "; ".join(f"rank {rank} has no {field!r}" for field, rank in lacking.items())
+        raise DataError(f"the batch lacks what the policy needs: {where}")
+    return frozenset(name for name, vote in zip(optional, decided[len(needed) :], strict=False) if vote)
+
+
+def kept(mask: Tensor, uniform: Tensor, drop: float) -> Tensor:
+    """`mask` (B, ...), all False for those samples whose `uniform` (B,) lies below the drop probability."""
+    return mask & (uniform >= drop).view(-1, *[1] * (mask.ndim - 1))

@@ -1,0 +1,57 @@
+"""pi0: the state is a token of the expert, time is mixed into its actions, no text is learned (arXiv:2410.24164)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from .._layers.flow import embed_time
+from .._layers.flow_policy import FlowConfig, FlowPolicy, whole
+from .._layers.precision import Linear
+from .._layers.presets import read
+from .._layers.stream import lay
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from benchbox.registry.contracts import Axes, Batch
+
+    from .._layers.stream import Block, Stream
+
+
+class Pi0(FlowPolicy):
+    """Images and prompt see one another; the state token reads them, and the actions read everything."""
+
+    predicted: ClassVar[tuple[str, ...]] = ()
+    reads_state: ClassVar[bool] = True
+    adaptive: ClassVar[bool] = False
+
+    def __init__(self, config: FlowConfig, axes: Axes) -> None:
+        super().__init__(config, axes)
+        width = config.model.expert.width
+        self.state_in = Linear(config.state_dim, width)
+        self.time_in = Linear(2 * width, width)
+        self.time_out = Linear(width, width)
+
+    def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:  # noqa: ARG002
+        return [self.model.images("images", batch["images"], batch["image_mask"]), self.text("prompt", batch, "continue")]
+
+    def suffix(self, batch: Batch, noisy: Tensor, time: Tensor) -> tuple[Stream, None]:
+        state = self.state_in(self.states(batch)[:, -1:])
+        actions = self.action_in(noisy)
+        times = embed_time(time, actions.shape[-1])[:, None].expand_as(actions).to(actions.dtype)
+        actions = self.time_out(F.silu(self.time_in(torch.cat((actions, times), dim=-1))))
+        return lay([whole("state", state), whole("actions", actions)]), None
+
+
+def build(preset: Mapping[str, Any], axes: Axes) -> Pi0:
+    """The policy of a preset, in float32 on torch's default device.
+
+    Raises:
+        ConfigurationError: the preset is not one.
+    """
+    return Pi0(read(FlowConfig, preset), axes)

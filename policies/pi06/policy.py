@@ -1,0 +1,38 @@
+"""pi06: pi05 on Gemma 3, with causal text and fewer denoising steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .._layers.flow_policy import FlowConfig, FlowPolicy
+from .._layers.presets import read
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from benchbox.registry.contracts import Axes, Batch, BatchSpec
+
+    from .._layers.stream import Block
+
+
+class Pi06(FlowPolicy):
+    """Images see one another; prompt, with the state in it, response, "Action: " and FAST tokens follow causally."""
+
+    optional: ClassVar[dict[str, str]] = {"response": "response_mask"}
+
+    def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:
+        said = [self.text(name, batch, "causal") for name in ("prompt", "response") if name == "prompt" or name in present]
+        return [self.model.images("images", batch["images"], batch["image_mask"]), *said, self.cue("action", batch)]
+
+    def batch_spec(self) -> BatchSpec:
+        return replace(super().batch_spec(), state_in_prompt=True)
+
+
+def build(preset: Mapping[str, Any], axes: Axes) -> Pi06:
+    """The policy of a preset, in float32 on torch's default device.
+
+    Raises:
+        ConfigurationError: the preset is not one.
+    """
+    return Pi06(read(FlowConfig, preset), axes)

@@ -1,0 +1,80 @@
+"""pi07, high level: says what to remember and what to do next. It has no expert and does not act."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import PositiveInt
+from pydantic.dataclasses import dataclass
+
+from .._layers.losses import combine, text_losses
+from .._layers.presets import CLOSED, read
+from .._layers.reading import ReadingConfig, ReadingPolicy
+from .._layers.stream import lay
+from .._layers.vision_language import VisionLanguage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from benchbox.registry.contracts import Axes, Batch, BatchSpec
+
+    from .._layers.stream import Block
+
+
+@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
+class HighLevelConfig(ReadingConfig):
+    """A preset: the model, and the sizes of what it reads and says."""
+
+    memory_tokens: PositiveInt
+    metadata_fields: PositiveInt
+    metadata_tokens: PositiveInt  # of each field
+
+
+class Pi07HighLevel(ReadingPolicy):
+    """Prefix: images, prompt, metadata, "Updated Memory: ", memory, "Subtask: ", response. All text is causal."""
+
+    optional: ClassVar[dict[str, str]] = {name: f"{name}_mask" for name in ("metadata", "memory", "response")}
+    predicted: ClassVar[tuple[str, ...]] = ("memory", "response")
+    config: HighLevelConfig
+
+    def __init__(self, config: HighLevelConfig, axes: Axes) -> None:
+        super().__init__(config, axes)
+        self.model = VisionLanguage(config.model, axes)
+
+    def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:
+        blocks = [self.model.images("images", batch["images"], batch["image_mask"])]
+        for name in ("prompt", "metadata", "memory", "response"):
+            if name in self.predicted:
+                blocks.append(self.cue(name, batch))
+            if name == "prompt" or name in present:
+                blocks.append(self.text(name, batch, "causal"))
+        return blocks
+
+    def forward(self, batch: Batch, *, per_sample: bool = False, act: bool = False) -> Any:  # noqa: ARG002
+        """As published it has no losses by sample: those of `per_sample` stay None."""
+        if act:
+            return self.select_actions(batch)
+        batch, present = self.agreed(batch)
+        stream = lay(self.blocks(batch, present))
+        hidden = self.model(stream)
+        return combine(text_losses(stream, self.predicted, lambda name: self.scores(name, stream, hidden)), per_sample=False)
+
+    def batch_spec(self) -> BatchSpec:
+        config = self.config
+        return replace(
+            super().batch_spec(),
+            state_in_prompt=True,
+            memory_tokens=config.memory_tokens,
+            metadata=(config.metadata_fields, config.metadata_tokens),
+            cues={"memory": "Updated Memory: ", "response": "Subtask: "},
+        )
+
+
+def build(preset: Mapping[str, Any], axes: Axes) -> Pi07HighLevel:
+    """The policy of a preset, in float32 on torch's default device.
+
+    Raises:
+        ConfigurationError: the preset is not one.
+    """
+    return Pi07HighLevel(read(HighLevelConfig, preset), axes)

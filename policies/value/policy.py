@@ -1,0 +1,92 @@
+"""A value function: how far from its end an episode is, as a distribution over bins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from .._layers.losses import combine
+from .._layers.precision import Linear
+from .._layers.presets import CLOSED, read
+from .._layers.reading import ReadingConfig, ReadingPolicy
+from .._layers.stream import Block, lay
+from .._layers.vision_language import VisionLanguage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from benchbox.registry.contracts import Axes, Batch, BatchSpec
+
+
+@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
+class ValueConfig(ReadingConfig):
+    """A preset: the model, the sizes of what it reads, and the bins of the value."""
+
+    bins: PositiveInt
+
+
+class Value(ReadingPolicy):
+    """Images and prompt see one another; a learned token that reads them is classified into bins of [-1, 0]."""
+
+    config: ValueConfig
+
+    def __init__(self, config: ValueConfig, axes: Axes) -> None:
+        super().__init__(config, axes)
+        self.model = VisionLanguage(config.model, axes)
+        self.token = nn.Embedding(1, config.model.backbone.width)
+        self.head = Linear(config.model.backbone.width, config.bins)
+
+    def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:  # noqa: ARG002
+        one = torch.zeros_like(batch["dataset_index"])[:, None]
+        value = Block(name="value", hidden=self.token(one), valid=one == 0, attention="causal")
+        images = self.model.images("images", batch["images"], batch["image_mask"])
+        return [images, self.text("prompt", batch, "continue"), value]
+
+    def forward(self, batch: Batch, *, per_sample: bool = False, act: bool = False) -> Any:
+        """Cross-entropy of the bin that the return is in. Beside it the mean distance of the expected value from the return
+        (`l1`) and how often the likeliest bin is the right one (`accuracy`) are reported.
+        """
+        if act:
+            return self.select_actions(batch)
+        batch, present = self.agreed(batch)
+        logits = self.logits(lay(self.blocks(batch, present)))
+        target = self.bin_of(batch["returns"])
+        loss = F.cross_entropy(logits, target, reduction="none")
+        losses = combine({"value": (loss, torch.ones_like(loss))}, per_sample=per_sample)
+        with torch.no_grad():
+            losses.parts["l1"] = (self.expected(logits) - batch["returns"]).abs().mean()
+            losses.parts["accuracy"] = (logits.argmax(dim=-1) == target).float().mean()
+        return losses
+
+    def logits(self, stream: Any) -> Tensor:
+        """Of each bin (B, bins), float32."""
+        return self.head(self.model.norm(self.model(stream)[:, -1])).float()
+
+    def bin_of(self, returns: Tensor) -> Tensor:
+        """Returns (B,) in [-1, 0] to the nearest of the bins (B,) int64, whose centres are evenly spaced from -1 to 0."""
+        return ((returns.clamp(-1, 0) + 1) * (self.config.bins - 1)).round().long()
+
+    def expected(self, logits: Tensor) -> Tensor:
+        """The mean (B,) of the distributions (B, bins)."""
+        centres = torch.linspace(-1, 0, self.config.bins, device=logits.device)
+        return (logits.softmax(dim=-1) * centres).sum(dim=-1)
+
+    def batch_spec(self) -> BatchSpec:
+        return replace(super().batch_spec(), returns=True)
+
+
+def build(preset: Mapping[str, Any], axes: Axes) -> Value:
+    """The policy of a preset, in float32 on torch's default device.
+
+    Raises:
+        ConfigurationError: the preset is not one.
+    """
+    return Value(read(ValueConfig, preset), axes)
