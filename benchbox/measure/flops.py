@@ -54,7 +54,7 @@ class FlopCounter:
         self.recomputed = 0
 
     def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
-        packet = operation.overloadpacket
+        packet = getattr(operation, "overloadpacket", operation)
         if packet in _BACKWARD:
             shapes = [tensor.shape for tensor in arguments[:4]]  # of the output's gradient, query, key, value
             flops = int(sdpa_backward_flop_count(*shapes))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from benchbox.measure.witness.watch import in_backward
+from benchbox.measure.witness.watch import in_backward, name_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,29 +21,35 @@ _SDPA = {
     "_safe_softmax": "math",
 }
 _EAGER = "_softmax"
+_FLEX = "flex_attention"
+# A compiled kernel is no operation: `attend` marks the call, as for a profiler.
+_MARK = "_record_function_enter_new"
 
 
 class KernelNames:
-    """Names the attention that ran: `sdpa:<kernel>` for torch's scaled_dot_product_attention and `eager` for a softmax of its
-    own; several are joined by `+`, as in `sdpa:flash+eager`.
+    """Names the attention that ran: `sdpa:<kernel>` for torch's scaled_dot_product_attention, `flex` for FlexAttention and
+    `eager` for a softmax of its own; several are joined by `+`, as in `sdpa:flash+eager`.
     """
 
     def __init__(self) -> None:
         self._sdpa: set[str] = set()
-        self._eager = False
+        self._eager = self._flex = False
 
     @property
     def attention(self) -> str | None:
         """None when no attention ran."""
-        parts = [f"sdpa:{kernel}" for kernel in sorted(self._sdpa)] + (["eager"] if self._eager else [])
+        parts = [f"sdpa:{kernel}" for kernel in sorted(self._sdpa)]
+        parts += [name for name, ran in (("flex", self._flex), ("eager", self._eager)) if ran]
         return "+".join(parts) or None
 
     def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:  # noqa: ARG002
-        name = operation.overloadpacket.__name__
+        name = name_of(operation)
         if name in _SDPA:
             self._sdpa.add(_SDPA[name])
         elif name == _EAGER:
             self._eager = True
+        elif name == _FLEX or (name == _MARK and arguments[0] == _FLEX):
+            self._flex = True
 
 
 class Recomputation:

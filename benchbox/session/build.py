@@ -33,11 +33,14 @@ def build_cell_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
 
     Raises:
         ConfigurationError: there is no such policy or size.
-        UnsupportedError: there are fewer GPUs than ranks.
+        UnsupportedError: there are fewer GPUs than ranks, or the device lacks the attention kernel.
     """
     axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing)  # type: ignore[arg-type]
+    device = _local_device()
+    if cell.attention == "flex" and device.type == "cpu":
+        raise UnsupportedError("FlexAttention has no backward on a CPU: choose sdpa or eager")
     torch.manual_seed(cell.seed)
-    with torch.device(_local_device()):
+    with torch.device(device):
         return build_policy(cell.policy, cell.size, axes, policy_dirs)
 
 

@@ -108,8 +108,8 @@ class Point(Strict):
     """Samples a rank and micro-step."""
     cams: Count = ABSENT
     """Cameras of every sample."""
-    attention: Literal["eager", "sdpa"] = ABSENT
-    """How attention is computed."""
+    attention: Literal["eager", "sdpa", "flex"] = ABSENT
+    """How attention is computed; flex needs a GPU."""
     checkpointing: bool = ABSENT
     """Whether activations are recomputed in the backward pass."""
     recipe: Recipe = ABSENT

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.profiler import record_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,9 +37,10 @@ def attend(
         (B, Q, H * D).
     """
     if visible is not None and not isinstance(visible, Tensor):
-        attended = _flex(query.device.type)(
-            query, key, value, block_mask=visible, score_mod=None if softcap is None else _capped(softcap), enable_gqa=True
-        )
+        with record_function("flex_attention"):
+            attended = _flex(query.device.type)(
+                query, key, value, block_mask=visible, score_mod=None if softcap is None else _capped(softcap), enable_gqa=True
+            )
         return attended.transpose(1, 2).flatten(2)
     heads = query.shape[1]
     key, value = _serve(key, heads), _serve(value, heads)

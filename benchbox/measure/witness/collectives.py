@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from .facts import Collective
+from .watch import name_of
 
 _NAMESPACES = frozenset({"c10d", "_c10d_functional"})
 _NAMES = {
@@ -57,9 +58,9 @@ class CollectiveCounter:
         self._seen: dict[tuple[str, str], list[int]] = {}  # by name and dtype: count, elements, bytes
 
     def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
-        if operation.namespace not in _NAMESPACES:
+        if getattr(operation, "namespace", None) not in _NAMESPACES:
             return
-        raw = operation.overloadpacket.__name__
+        raw = name_of(operation)
         if raw in _NO_COLLECTIVE:
             return
         name = _NAMES.get(raw, raw)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .watch import in_backward
+from .watch import in_backward, name_of
 
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm", "mkldnn_linear", "linear"})
 
@@ -24,7 +24,7 @@ class ProductDtypes:
         return {dtype: count for dtype, (count, _, _) in self.seen.items()}
 
     def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:  # noqa: ARG002
-        if operation.overloadpacket.__name__ in _PRODUCTS and not in_backward():
+        if name_of(operation) in _PRODUCTS and not in_backward():
             factor = arguments[1]  # the first may be a bias
             sums = self.seen.setdefault(str(factor.dtype).removeprefix("torch."), [0, 0, 0])
             for place, amount in enumerate((1, result.numel(), result.numel() * result.element_size())):

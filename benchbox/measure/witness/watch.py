@@ -10,7 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 class Observer(Protocol):
     def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
-        """Called after each operation with plain local tensors. `operation` is an `OpOverload`."""
+        """Called after each operation with plain local tensors.
+
+        `operation` is an `OpOverload` or, where torch keeps a kernel whole (FlexAttention), a `HigherOrderOperator`.
+        """
 
 
 class Watch(TorchDispatchMode):
@@ -18,6 +21,17 @@ class Watch(TorchDispatchMode):
 
     It slows a step down a great deal: never around one that is timed.
     """
+
+    # Without it torch refuses to run those at all under a mode.
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code runs compiled, and what is fused in it is not seen.
+
+        Run operation by operation it would round elsewhere, and compiled FlexAttention would not run at all.
+        """
+        return True
 
     def __init__(self, *observers: Observer) -> None:
         super().__init__()
@@ -34,6 +48,12 @@ class Watch(TorchDispatchMode):
         for observer in self._observers:
             observer.saw(func, args, options, result)
         return result
+
+
+def name_of(operation: Any) -> str:
+    """Without namespace and overload."""
+    name: str = getattr(operation, "overloadpacket", operation).__name__
+    return name
 
 
 def recomputing() -> bool:

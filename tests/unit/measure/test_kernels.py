@@ -5,11 +5,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import flex_attention
+from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
 from benchbox.measure.kernels import KernelNames, Recomputation
 from benchbox.measure.witness.products import ProductDtypes
 from benchbox.measure.witness.watch import Watch
+
+
+@pytest.fixture
+def compiling():
+    """The witness asks this process whether it has compiled anything, and would find that it has in every later test."""
+    yield
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
 
 
 def eager(q, k, v):
@@ -38,6 +48,39 @@ def test_torchs_unfused_kernel_is_told_from_an_eager_softmax():
     """Both are plain products and a softmax below autograd."""
     assert observed(unfused).attention == "sdpa:math"
     assert observed(eager).attention == "eager"
+
+
+@pytest.mark.usefixtures("compiling")
+@torch.no_grad()
+def test_flex_attention_runs_under_the_watch_and_is_named():
+    """It is no operation like others: torch refuses to run it under a mode that does not say it can."""
+    kernels, q = KernelNames(), torch.randn(1, 2, 16, 8)
+    with Watch(kernels):
+        attended = flex_attention(q, q, q)
+    torch.testing.assert_close(attended, F.scaled_dot_product_attention(q, q, q), rtol=1e-5, atol=1e-5)
+    assert kernels.attention == "flex"
+
+
+@torch.no_grad()
+def test_compiled_flex_attention_is_named_by_the_mark_around_its_call():
+    kernels = KernelNames()
+    with Watch(kernels), record_function("flex_attention"):
+        pass
+    assert kernels.attention == "flex"
+
+
+@pytest.mark.usefixtures("compiling")
+def test_compiled_code_stays_compiled_while_it_is_watched():
+    """Run operation by operation it would round elsewhere, and be another training."""
+    runs = []
+
+    def backend(graph, _example):
+        return lambda *arguments: runs.append("compiled") or graph(*arguments)
+
+    compiled = torch.compile(lambda x: x * 2 + 1, backend=backend)
+    with Watch(KernelNames()):
+        compiled(torch.ones(3))
+    assert runs == ["compiled"]
 
 
 def test_a_mixture_names_all_of_it():
