@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 def to_weight(x: Tensor, weight: Tensor) -> Tensor:
     """`x` in the dtype of `weight`; untouched under autocast, which chooses the dtype of the product itself."""
-    return x if torch.is_autocast_enabled(x.device.type) else x.to(weight.dtype)
+    chosen = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)  # meta has no autocast to ask for
+    return x if chosen else x.to(weight.dtype)
 
 
 class Linear(nn.Linear):

@@ -31,20 +31,24 @@ def require(batch: Batch, needed: Sequence[str], optional: Mapping[str, str]) ->
     Raises:
         DataError: a field is missing on some rank: raised on every rank, with the names of field and rank.
     """
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    device = next(iter(batch.values())).device
+    alone = not dist.is_initialized() or dist.get_world_size() == 1
     # A missing field votes with its rank, so that the highest such rank is known to all.
-    missing = torch.tensor([0 if field in batch else rank + 1 for field in needed], device=device)
-    empty = torch.zeros((), dtype=torch.bool, device=device)
-    there = torch.stack([batch.get(mask, empty).any() for mask in optional.values()] or [empty]).long()
-    votes = torch.cat((missing, there))
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(votes, op=dist.ReduceOp.MAX)
-    decided = votes.tolist()  # the device is waited for once
-    if lacking := {field: vote - 1 for field, vote in zip(needed, decided, strict=False) if vote}:
+    vote = 1 if alone else dist.get_rank() + 1
+    votes = [0 if field in batch else vote for field in needed]
+    device = next(iter(batch.values())).device
+    if device.type == "meta":  # nothing to look at: everything counts as there
+        votes += [1] * len(optional)
+    elif optional or not alone:
+        empty = torch.zeros((), dtype=torch.bool, device=device)
+        there = [batch.get(mask, empty).any() for mask in optional.values()]
+        ballot = torch.cat((torch.tensor(votes, device=device), torch.stack([*there, empty]).long()))
+        if not alone:
+            dist.all_reduce(ballot, op=dist.ReduceOp.MAX)
+        votes = ballot.tolist()  # the device is waited for once
+    if lacking := {field: vote - 1 for field, vote in zip(needed, votes, strict=False) if vote}:
         where = "; ".join(f"rank {rank} has no {field!r}" for field, rank in lacking.items())
         raise DataError(f"the batch lacks what the policy needs: {where}")
-    return frozenset(name for name, vote in zip(optional, decided[len(needed) :], strict=False) if vote)
+    return frozenset(name for name, vote in zip(optional, votes[len(needed) :], strict=False) if vote)
 
 
 def kept(mask: Tensor, uniform: Tensor, drop: float) -> Tensor:

@@ -33,6 +33,7 @@ class SiglipConfig:
     mlp: PositiveInt
     image: PositiveInt
     patch: PositiveInt
+    temporal_every: PositiveInt | None = None  # every n-th layer also attends over time
 
     @property
     def tokens(self) -> int:

@@ -34,8 +34,8 @@ class HighLevelConfig(ReadingConfig):
 class Pi07HighLevel(ReadingPolicy):
     """Prefix: images, prompt, metadata, "Updated Memory: ", memory, "Subtask: ", response. All text is causal."""
 
-    optional: ClassVar[dict[str, str]] = {name: f"{name}_mask" for name in ("metadata", "memory", "response")}
-    predicted: ClassVar[tuple[str, ...]] = ("memory", "response")
+    optional: ClassVar[dict[str, str]] = {"metadata": "metadata_mask"}
+    predicted: ClassVar[tuple[str, ...]] = ("memory", "response")  # all there is to learn, so never left out
     config: HighLevelConfig
 
     def __init__(self, config: HighLevelConfig, axes: Axes) -> None:
@@ -47,7 +47,7 @@ class Pi07HighLevel(ReadingPolicy):
         for name in ("prompt", "metadata", "memory", "response"):
             if name in self.predicted:
                 blocks.append(self.cue(name, batch))
-            if name == "prompt" or name in present:
+            if name != "metadata" or name in present:
                 blocks.append(self.text(name, batch, "causal"))
         return blocks
 

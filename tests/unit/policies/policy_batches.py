@@ -9,34 +9,38 @@ from torch.utils.data import default_collate
 
 from benchbox.data.synthetic import SyntheticSamples
 from benchbox.registry.contracts import Axes
-from benchbox.registry.policies import build_policy
+from benchbox.registry.policies import build_policy, find_policies
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Batch, BatchSpec, Policy
 
+POLICIES = sorted(find_policies())
 
-def build(size: str = "tiny", **axes: object) -> Policy:
-    """pi05, the same weights at every call."""
+
+def build(name: str = "pi05", size: str = "tiny", **axes: object) -> Policy:
+    """A policy, the same weights at every call."""
     torch.manual_seed(0)
-    return build_policy("pi05", size, Axes(**axes))
+    return build_policy(name, size, Axes(**axes))
 
 
 def make_batch(spec: BatchSpec, size: int, seed: int = 0) -> Batch:
-    """Synthetic samples, each with its own lengths of prompt, response, FAST tokens and chunk, and with 7 action dimensions."""
+    """Synthetic samples, each with its own lengths of every text and of the chunk, and with 7 action dimensions."""
     samples = SyntheticSamples(spec, seed)
     batch = default_collate([samples.sample(0, index) for index in range(size)])
     lengths = torch.Generator().manual_seed(seed)
-    for name in ("prompt", "response", "fast"):
-        mask = batch[f"{name}_mask"]
-        keep = torch.randint(1, mask.shape[1] + 1, (size, 1), generator=lengths)
-        batch[f"{name}_mask"] = torch.arange(mask.shape[1]) < keep
+    for name in ("prompt", "response", "memory", "metadata", "fast"):
+        if f"{name}_mask" in batch:
+            mask = batch[f"{name}_mask"]
+            keep = torch.randint(1, mask.shape[-1] + 1, (size, *[1] * (mask.ndim - 1)), generator=lengths)
+            batch[f"{name}_mask"] = (torch.arange(mask.shape[-1]) < keep).expand_as(mask).clone()
     batch["action_is_pad"] = torch.arange(spec.horizon) >= torch.randint(1, spec.horizon + 1, (size, 1), generator=lengths)
     batch["action_dim_mask"] = (torch.arange(spec.action_dim) < 7).expand(size, -1)
     return batch
 
 
 def gradients(policy: Policy) -> dict[str, torch.Tensor]:
-    return {name: parameter.grad for name, parameter in policy.named_parameters()}
+    """Of every parameter that is trained."""
+    return {name: parameter.grad for name, parameter in policy.named_parameters() if parameter.requires_grad}
 
 
 def wake(policy: Policy, batch: Batch) -> None:
@@ -48,9 +52,9 @@ def wake(policy: Policy, batch: Batch) -> None:
         optimizer.zero_grad()
 
 
-def awake(**axes: object) -> tuple[Policy, Batch]:
+def awake(name: str = "pi05", **axes: object) -> tuple[Policy, Batch]:
     """A policy two steps from birth, without gradients, and a batch of 4 for it."""
-    policy = build(**axes)
+    policy = build(name, **axes)
     batch = make_batch(policy.batch_spec(), 4)
     wake(policy, batch)
     return policy, batch

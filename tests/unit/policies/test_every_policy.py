@@ -1,0 +1,259 @@
+"""What holds of every policy there is."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import pytest
+import torch
+from policy_batches import POLICIES, awake, build, gradients, make_batch
+
+from benchbox.errors import DataError, UnsupportedError
+from benchbox.registry.contracts import Axes
+
+# Of `full`, in parameters. Where a published count is rounded, ours is beside it.
+COUNTS = {
+    "pi0": 3_238_048_528,  # 3.24 B
+    "pi05": 3_361_822_480,  # 3.36 B
+    "pi06": 5_585_761_168,
+    "pi07_low_level": 5_585_845_648,  # 5.59 B
+    "pi07_high_level": 4_296_540_528,  # 4.30 B
+    "pi07_paligemma": 3_361_890_064,
+}
+BLIND = "pi07_high_level"  # as published it has no losses by sample
+
+every = pytest.mark.parametrize("name", POLICIES)
+
+
+def count(policy: torch.nn.Module) -> int:
+    return sum(parameter.numel() for parameter in policy.parameters())
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_full_has_the_published_number_of_parameters(name):
+    with torch.device("meta"):
+        assert count(build(name, "full")) == COUNTS[name]
+
+
+@every
+def test_tiny_has_less_than_a_million_parameters_and_small_tens_of_millions(name):
+    with torch.device("meta"):
+        assert count(build(name)) < 1e6
+        assert 1e7 < count(build(name, "small")) < 1e8
+
+
+@every
+def test_a_step_of_full_has_the_right_shapes(name):
+    with torch.device("meta"):
+        policy = build(name, "full")
+    batch = make_batch(policy.batch_spec(), 1)
+    policy({key: value.to("meta") for key, value in batch.items()}).total.backward()
+    assert all(gradient.shape == policy.get_parameter(key).shape for key, gradient in gradients(policy).items())
+
+
+@every
+@pytest.mark.parametrize("cams", [1, 4])
+def test_every_trainable_parameter_gets_a_gradient_that_is_not_zero(name, cams):
+    policy, batch = awake(name, cams=cams)
+    policy(batch).total.backward()
+    assert [key for key, gradient in gradients(policy).items() if gradient is None or not gradient.any()] == []
+
+
+@every
+def test_with_nothing_optional_in_the_batch_every_trainable_parameter_is_in_the_graph_all_the_same(name):
+    """DDP waits for the gradient of every parameter in every step."""
+    policy = build(name)
+    batch = make_batch(policy.batch_spec(), 2)
+    for field in ("response_mask", "memory_mask", "metadata_mask", "subgoal_mask", "fast_mask"):
+        if field in batch:
+            batch[field][:] = False
+    policy(batch).total.backward()
+    assert [key for key, gradient in gradients(policy).items() if gradient is None or not gradient.isfinite().all()] == []
+
+
+@every
+def test_it_learns_a_batch_by_heart(name):
+    """The loss falls to a tenth in 200 steps."""
+    policy = build(name)
+    batch = make_batch(policy.batch_spec(), 2)
+    policy.eval()  # nothing dropped, so that what is to be learned stays the same
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200, 1e-4)
+    start = policy(batch).total.item()
+    for step in range(200):
+        optimizer.zero_grad()
+        total = policy(batch).total
+        if step > 20 and total.item() < start / 10:
+            break
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    assert policy(batch).total.item() < start / 10
+
+
+@every
+def test_the_same_batch_gives_the_same_loss_and_gradients_bit_for_bit(name):
+    results = []
+    for _ in range(2):
+        policy, batch = awake(name)
+        state = torch.get_rng_state()
+        losses = policy(batch)
+        losses.total.backward()
+        assert torch.equal(state, torch.get_rng_state())  # nothing random outside the batch
+        results.append((losses.total, gradients(policy)))
+    (first, first_gradients), (second, second_gradients) = results
+    assert torch.equal(first, second)
+    assert all(torch.equal(first_gradients[key], second_gradients[key]) for key in first_gradients)
+
+
+@every
+def test_a_batch_of_four_has_the_mean_loss_and_gradient_of_four_batches_of_one(name):
+    policy, batch = awake(name)
+    whole = policy(batch)
+    whole.total.backward()
+    expected = copy.deepcopy(gradients(policy))
+    policy.zero_grad()
+    singles = [policy({key: value[i : i + 1] for key, value in batch.items()}).total for i in range(4)]
+    torch.stack(singles).mean().backward()
+    torch.testing.assert_close(torch.stack(singles).mean(), whole.total, rtol=1e-5, atol=0)
+    for key, gradient in gradients(policy).items():
+        torch.testing.assert_close(gradient, expected[key], rtol=1e-3, atol=1e-5, msg=key)
+
+
+@every
+def test_eager_and_sdpa_give_the_same_loss_and_gradients(name):
+    policy, batch = awake(name, attention="eager")
+    other = build(name, attention="sdpa")
+    other.load_state_dict(policy.state_dict())
+    totals = [some(batch).total for some in (policy, other)]
+    for total in totals:
+        total.backward()
+    torch.testing.assert_close(totals[1], totals[0], rtol=1e-5, atol=0)
+    for key, gradient in gradients(policy).items():
+        torch.testing.assert_close(gradients(other)[key], gradient, rtol=1e-3, atol=1e-5, msg=key)
+
+
+@every
+def test_flex_attention_gives_the_same_loss_from_its_block_mask(name):
+    """Forward only: on a CPU it has no backward."""
+    policy, batch = awake(name)
+    other = build(name, attention="flex")
+    other.load_state_dict(policy.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(other(batch).total, policy(batch).total, rtol=1e-5, atol=0)
+
+
+@every
+def test_checkpointing_recomputes_every_unit_and_changes_no_bit(name):
+    results = []
+    for checkpointing in (False, True):
+        policy, batch = awake(name, checkpointing=checkpointing)
+        calls: Counter[torch.nn.Module] = Counter()
+        units = [module for module in policy.modules() if isinstance(module, policy.layer_units())]
+        inner = [next(child for child in unit.modules() if not list(child.children())) for unit in units]
+        for module in (*units, *inner):
+            module.register_forward_hook(lambda module, *_, calls=calls: calls.update([module]))
+        losses = policy(batch)
+        before = Counter(calls)
+        losses.total.backward()
+        for unit, leaf in zip(units, inner, strict=True):
+            assert calls[unit] == before[unit] > 0, "a unit that is sharded is not gathered again by a call in backward"
+            assert calls[leaf] == before[leaf] * (2 if checkpointing else 1)
+        results.append((losses.total, gradients(policy)))
+    (plain, plain_gradients), (recomputed, recomputed_gradients) = results
+    assert torch.equal(plain, recomputed)
+    assert all(torch.equal(plain_gradients[key], recomputed_gradients[key]) for key in plain_gradients)
+
+
+@every
+def test_asking_for_per_sample_losses_changes_no_bit_of_the_loss_and_they_add_up_to_it(name):
+    policy, batch = awake(name)
+    plain, detailed = policy(batch), policy(batch, per_sample=True)
+    assert plain.per_sample is None
+    assert torch.equal(plain.total, detailed.total)
+    if name == BLIND:
+        assert detailed.per_sample is None
+        return
+    assert detailed.per_sample
+    for key, (total, number) in detailed.per_sample.items():
+        assert total.shape == number.shape == (4,)
+        torch.testing.assert_close((total / number.clamp(min=1.0)).mean(), detailed.parts[key])
+
+
+@every
+def test_bfloat16_parameters_give_a_float32_loss_near_that_of_float32(name):
+    policy, batch = awake(name)
+    expected = policy(batch).total
+    low = copy.deepcopy(policy).to(torch.bfloat16)
+    losses = low(batch)
+    losses.total.backward()
+    assert losses.total.dtype == torch.float32
+    assert {gradient.dtype for gradient in gradients(low).values()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in low.buffers()} <= {torch.float32, torch.int64}
+    torch.testing.assert_close(losses.total, expected, rtol=2e-2, atol=0)
+
+
+@every
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_autocast_leaves_gradients_in_float32(name, checkpointing):
+    policy, batch = awake(name, checkpointing=checkpointing)
+    expected = policy(batch).total
+    with torch.autocast("cpu", torch.bfloat16):
+        total = policy(batch).total
+    total.backward()
+    assert {gradient.dtype for gradient in gradients(policy).values()} == {torch.float32}
+    torch.testing.assert_close(total, expected, rtol=2e-2, atol=0)
+
+
+@every
+def test_every_parameter_has_a_role_and_none_is_held_by_two_modules(name):
+    policy = build(name)
+    roles = policy.parameter_roles()
+    assert list(roles) == [key for key, _ in policy.named_parameters()]
+    assert len(roles) == len(list(policy.named_parameters(remove_duplicate=False)))
+    assert {role.tower for role in roles.values()} >= {"backbone"}
+    assert any(role.decay for role in roles.values())
+
+
+@every
+def test_a_batch_has_exactly_the_fields_that_the_policy_asks_for(name):
+    spec = build(name, cams=2).batch_spec()
+    assert sorted(make_batch(spec, 2)) == sorted(spec.fields())
+
+
+@every
+def test_a_missing_field_is_named(name):
+    policy = build(name)
+    batch = make_batch(policy.batch_spec(), 1)
+    del batch["image_mask"]
+    with pytest.raises(DataError, match="rank 0 has no 'image_mask'"):
+        policy(batch)
+
+
+@every
+def test_acting_reads_only_what_is_known_before_acting_and_is_the_same_every_time(name):
+    policy, batch = awake(name)
+    spec = policy.batch_spec()
+    known = {key: batch[key] for key in spec.fields(acting=True)}
+    try:
+        actions = policy.select_actions(known)
+    except UnsupportedError:
+        assert name in ("pi07_high_level", "value"), "only these do not act"
+        return
+    assert actions.shape == (4, spec.horizon, spec.action_dim)
+    assert actions.isfinite().all()
+    assert torch.equal(policy(known, act=True), actions)
+    known["noise"] = known["noise"].flip(0)
+    assert not torch.equal(policy(known, act=True), actions)
+
+
+def test_policies_are_those_of_the_field():
+    assert POLICIES == sorted(
+        [
+            *("pi0", "pi05", "pi05_mem", "pi06", "pi07_low_level", "pi07_high_level", "pi07_paligemma"),
+            *("value", "vitra", "cosmos_droid"),
+        ]
+    )
+    assert Axes().attention == "sdpa"

@@ -1,0 +1,85 @@
+"""Acting: the prefix is read once, and each denoising step runs the expert alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from benchbox_policies._layers.flow import denoise
+from benchbox_policies._layers.flow_policy import FlowPolicy
+from benchbox_policies._layers.stream import lay
+from policy_batches import POLICIES, awake, build, make_batch
+
+FLOW = [name for name in POLICIES if isinstance(build(name), FlowPolicy)]
+flow = pytest.mark.parametrize("name", FLOW)
+
+
+def test_euler_steps_of_a_constant_velocity_end_where_the_line_does():
+    action, noise = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    times = []
+
+    def velocity(point: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        times.append(time.tolist())
+        return noise - action
+
+    torch.testing.assert_close(denoise(velocity, noise, 4), action, atol=1e-6, rtol=0)
+    assert times == [[1.0] * 2, [0.75] * 2, [0.5] * 2, [0.25] * 2]
+
+
+@flow
+def test_the_expert_beside_a_cached_prefix_gives_what_it_gives_beside_the_prefix_itself(name):
+    policy, batch = awake(name, cams=2)
+    policy.eval()
+    batch, present = policy.agreed(batch, acting=True)
+    prefix = lay(policy.blocks(batch, present))
+    for time in (1.0, 0.3):
+        suffix, condition = policy.suffix(batch, batch["noise"][:, 0], torch.full((4,), time))
+        _, together = policy.model(prefix, suffix, condition)
+        cached = policy.model.act(prefix, policy.model.read(prefix), suffix, condition)
+        torch.testing.assert_close(cached, together, rtol=1e-5, atol=1e-6)
+
+
+@flow
+def test_the_prefix_is_read_once_however_many_steps_are_taken(name):
+    policy, batch = awake(name)
+    calls: Counter[str] = Counter()
+    policy.model.vision.register_forward_hook(lambda *_: calls.update(["vision"]))
+    policy.model.layers[0].backbone.key.register_forward_hook(lambda *_: calls.update(["prefix"]))
+    policy.model.layers[0].expert.key.register_forward_hook(lambda *_: calls.update(["expert"]))
+    policy.select_actions(batch)
+    images = 2 if "subgoal_images" in batch and batch["subgoal_mask"].any() else 1
+    assert calls == {"vision": images, "prefix": 1, "expert": policy.config.denoising_steps}
+
+
+@flow
+def test_discrete_actions_and_the_true_action_do_not_reach_what_is_done(name):
+    policy, batch = awake(name)
+    other = {key: value.clone() for key, value in batch.items()}
+    for key in ("action", "fast_tokens", "uniform"):
+        if key in other:
+            other[key] = other[key].flip(0)
+    assert torch.equal(policy.select_actions(other), policy.select_actions(batch))
+
+
+@flow
+def test_a_policy_that_knows_a_batch_by_heart_does_what_is_in_it(name):
+    """In raw units, through the statistics of the dataset."""
+    policy = build(name)
+    policy.eval()
+    statistic = {"mean": [0.5] * 7, "std": [2.0] * 7, "q01": [-1.0] * 7, "q99": [1.0] * 7}
+    policy.load_statistics([{"action": statistic, "observation.state": statistic}])
+    batch = make_batch(policy.batch_spec(), 2)
+    batch["action_is_pad"][:] = False
+    batch["action"][..., :7] = 0.5 + torch.tensor([[[2.0]], [[-2.0]]])  # +1 and -1 once normalised
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3, weight_decay=0.0)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(150):
+        batch["uniform"] = torch.rand(batch["uniform"].shape, generator=generator)
+        batch["noise"] = torch.randn(batch["noise"].shape, generator=generator)
+        optimizer.zero_grad()
+        policy(batch).total.backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+    done = policy.select_actions(batch)[..., :7]
+    assert (done - batch["action"][..., :7]).abs().mean() < 0.8, "2.0 is how far from the mean they are"
