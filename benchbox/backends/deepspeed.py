@@ -55,8 +55,8 @@ class _Zero(Backend):
         return Prepared(engine, optimizer, basic, build_schedule(basic, optim))
 
     def _config(self, recipe: Recipe, numel: int) -> dict[str, Any]:
-        # A bucket is allocated whole, so one larger than the model only wastes memory.
-        bucket = min(_DEFAULT_BUCKET_ELEMENTS, numel)
+        # A bucket is allocated whole, so one larger than the model only wastes memory. DeepSpeed wants an even number.
+        bucket = min(_DEFAULT_BUCKET_ELEMENTS, numel + numel % 2)
         zero: dict[str, Any] = {"stage": self.stage, "reduce_bucket_size": bucket}
         if self.stage == 3:
             # DeepSpeed's default keeps parameters under 1e5 elements whole, which in a small policy is all of them.
