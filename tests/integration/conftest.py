@@ -29,15 +29,22 @@ def tiny_cell(**changes: Any) -> Cell:
     return Cell(**(values | changes))
 
 
-def run_cells(cells: list[tuple[Cell, int]], folder: Path) -> list[dict[str, Any]]:
-    """Run cells of one world size, each for its number of steps, in one process group of real ranks."""
+def run_cells(cells: list[tuple[Cell, int]], folder: Path, *, witness: bool = True) -> list[dict[str, Any]]:
+    """Run cells of one world size, each for its number of steps, in one process group of real ranks. A `witness` sees more steps
+    than that."""
     (ranks,) = {cell.world_size for cell, _ in cells}
     folder.mkdir(parents=True, exist_ok=True)
     job = folder / "job.json"
     told = [{"cell": cell.to_dict(), "steps": steps} for cell, steps in cells]
-    job.write_text(json.dumps({"cells": told, "out": str(folder)}))
+    job.write_text(json.dumps({"cells": told, "out": str(folder), "witness": witness}))
+    run_ranks(ranks, RANK_SIDE, str(job))
+    return [json.loads((folder / f"{index}.json").read_text()) | {"index": index} for index in range(len(cells))]
+
+
+def run_ranks(ranks: int, script: Path, *arguments: str) -> None:
+    """Run a script as the ranks of one process group; the test fails if one of them does."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", str(ranks), str(RANK_SIDE), str(job)]
+    command += ["--nproc-per-node", str(ranks), str(script), *arguments]
     done = subprocess.run(
         command,
         capture_output=True,
@@ -47,4 +54,3 @@ def run_cells(cells: list[tuple[Cell, int]], folder: Path) -> list[dict[str, Any
     )
     if done.returncode:
         pytest.fail(f"ranks failed:\n{done.stderr[-6000:]}")
-    return [json.loads((folder / f"{index}.json").read_text()) | {"index": index} for index in range(len(cells))]

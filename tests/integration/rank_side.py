@@ -1,9 +1,9 @@
 """Runs several cells one after another in one process group, so that a test pays for starting ranks once.
 
 `python -m torch.distributed.run --nproc_per_node N rank_side.py JOB.json`, the job being `{"cells": [{"cell": ..., "steps": n},
-...], "out": folder}`. For each cell rank 0 writes `<index>.json`: the losses and gradient norms of every step, what was
-observed, and the collectives of one more step. Every rank writes `<index>-facts-<rank>.json`: what a witness saw of some more
-steps. Beside it stands `<index>.pt`, for cells in float32: the whole gradient of the
+...], "out": folder, "witness": bool}`. For each cell rank 0 writes `<index>.json`: the losses and gradient norms of every step, what was
+observed, and the collectives of one more step. With `witness` every rank writes `<index>-facts-<rank>.json`: what one saw of some
+more steps. Beside it stands `<index>.pt`, for cells in float32: the whole gradient of the
 first step by parameter name, averaged over ranks and micro-steps, before clipping.
 """
 
@@ -37,8 +37,9 @@ def main(job_file: str) -> None:
     job = json.loads(Path(job_file).read_text())
     rank = int(os.environ["RANK"])
     for index, told in enumerate(job["cells"]):
-        result, gradient, facts = run(Cell.from_dict(told["cell"]), told["steps"], rank)
-        (Path(job["out"]) / f"{index}-facts-{rank}.json").write_text(json.dumps(facts.to_dict()))
+        result, gradient, facts = run(Cell.from_dict(told["cell"]), told["steps"], rank, witness=job["witness"])
+        if facts is not None:
+            (Path(job["out"]) / f"{index}-facts-{rank}.json").write_text(json.dumps(facts.to_dict()))
         if rank == 0:
             if gradient:
                 torch.save(gradient, Path(job["out"]) / f"{index}.pt")
@@ -49,7 +50,7 @@ def main(job_file: str) -> None:
         dist.destroy_process_group()
 
 
-def run(cell: Cell, steps: int, rank: int) -> tuple[dict, dict[str, torch.Tensor], RankFacts]:
+def run(cell: Cell, steps: int, rank: int, *, witness: bool) -> tuple[dict, dict[str, torch.Tensor], RankFacts | None]:
     policy = build_cell_policy(cell)
     with closing(open_cell_data(cell, policy, rank)) as stream:
         session = build_session(cell, policy, stream.statistics)
@@ -60,7 +61,7 @@ def run(cell: Cell, steps: int, rank: int) -> tuple[dict, dict[str, torch.Tensor
         collectives = CollectiveCounter()
         with Watch(collectives):
             session.step(stream)
-        facts = witness_session(session, stream, RECIPES[cell.recipe])
+        facts = witness_session(session, stream, RECIPES[cell.recipe]) if witness else None
     result = {
         "cell": cell.to_dict(),
         "observed": observed,
@@ -102,14 +103,18 @@ def whole_gradients(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     if type(model).__name__ == "DeepSpeedEngine":
         from deepspeed.utils import safe_get_full_grad
 
-        return [(name, safe_get_full_grad(parameter).clone()) for name, parameter in model.module.named_parameters()]
+        return [(name, safe_get_full_grad(parameter).clone()) for name, parameter in trained(model.module)]
     if isinstance(model, FullyShardedDataParallel):
         with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
-            return [(name, parameter.grad.clone()) for name, parameter in model.named_parameters()]
+            return [(name, parameter.grad.clone()) for name, parameter in trained(model)]
     return [
         (name, parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad.clone())
-        for name, parameter in model.named_parameters()
+        for name, parameter in trained(model)
     ]
+
+
+def trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ def observed(**changes: Any) -> Observed:
         "optimizer_chain": ["AcceleratedOptimizer", "AdamW"],
         "sharding": "S(0) on mesh (2,)",
         "shard_numel": 50,
-        "total_numel": 100,
+        "trainable_numel": 100,
+        "total_numel": 120,
         "world_size": 2,
         "device": "cpu",
     }
@@ -60,6 +61,14 @@ def test_what_is_observed_before_the_first_step_decides(changes: dict[str, Any],
     check_backend(cell, observed())
     with pytest.raises(MismatchError, match=message):
         check_backend(cell, observed(**changes))
+
+
+def test_a_cell_that_freezes_and_trains_everything_is_refused() -> None:
+    """Counted on the wrapped model; what a policy itself keeps fixed is no matter of the cell's."""
+    check_backend(tiny_cell(backend="fsdp2", freeze="freeze_vision"), observed())
+    check_backend(tiny_cell(backend="fsdp2"), observed(total_numel=100))
+    with pytest.raises(MismatchError, match="requested freeze freeze_vision, observed that all 100 elements train"):
+        check_backend(tiny_cell(backend="fsdp2", freeze="freeze_vision"), observed(total_numel=100))
 
 
 def stepped(dtype: str) -> list[SteppedTensor]:

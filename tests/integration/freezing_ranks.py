@@ -1,0 +1,115 @@
+"""Runs cells that freeze: `python -m torch.distributed.run --nproc-per-node N freezing_ranks.py JOB.json`, the job being
+`{"cells": [cell, ...], "steps": n, "out": folder}`.
+
+For each cell rank 0 writes `<index>.json`: the losses, what was observed, which parameters differ from the start, which had a
+gradient in the last step, and how many elements of Adam's first moment this rank holds. Every rank writes
+`<index>-facts-<rank>.json`, what a witness saw of some more steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import AbstractContextManager, closing, nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+
+from benchbox.audit.subjects.session import witness_session
+from benchbox.measure.witness.setup import fsdp1_handles
+from benchbox.measure.witness.walk import own_name
+from benchbox.registry.recipes import RECIPES
+from benchbox.session import Session, build_session
+from benchbox.session.build import build_cell_policy, open_cell_data
+from benchbox.spec.cell import Cell
+from tests.integration.rank_side import forget
+
+
+def main(job_file: str) -> None:
+    torch.set_num_threads(1)
+    job = json.loads(Path(job_file).read_text())
+    rank, out = int(os.environ["RANK"]), Path(job["out"])
+    for index, told in enumerate(job["cells"]):
+        result, facts = run(Cell.from_dict(told), job["steps"], rank)
+        (out / f"{index}-facts-{rank}.json").write_text(json.dumps(facts))
+        if rank == 0:
+            (out / f"{index}.json").write_text(json.dumps(result))
+        forget()
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def run(cell: Cell, steps: int, rank: int) -> tuple[dict, dict]:
+    policy = build_cell_policy(cell)
+    start = {name: parameter.detach().clone() for name, parameter in policy.named_parameters()}
+    with closing(open_cell_data(cell, policy, rank)) as stream:
+        session = build_session(cell, policy, stream.statistics)
+        reader = WithGradient(session)
+        taken = [session.step(stream, reader) for _ in range(steps)]
+        after = whole_parameters(session.model)
+        moments = session.backend.prepared.stepping.state.values()
+        result = {
+            "cell": cell.to_dict(),
+            "observed": session.backend.observe().to_dict(),
+            "loss": [float(each.loss) for each in taken],
+            "grad_norm": [float(each.grad_norm) for each in taken],
+            "parameters": sorted(after),
+            "moved": sorted(name for name, value in after.items() if not torch.equal(value, start[name].to(value.dtype))),
+            "with_gradient": sorted(reader.names),
+            "first_moment_elements": sum(local(state["exp_avg"]).numel() for state in moments),
+        }
+        facts = witness_session(session, stream, RECIPES[cell.recipe])
+    return result, facts.to_dict()
+
+
+class WithGradient:
+    """An instrument that reads which parameters have a gradient, or a place in a flat one, before it is clipped or stepped."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._when = "optimizer" if "clip" in session.backend.fused_phases else "clip"
+        self.names: set[str] = set()
+
+    def step(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        if name == self._when:
+            model = self._session.model
+            self.names = {own_name(path) for path, parameter in model.named_parameters() if parameter.grad is not None}
+            flat = (handle.flat_param for handle in fsdp1_handles(model))
+            self.names |= {own_name(f"{part}.{name}") for each in flat if each.grad is not None for part, name in covered(each)}
+        return nullcontext()
+
+
+def covered(flat: torch.Tensor) -> list[tuple[str, str]]:
+    return [(info.module_name, info.param_name) for info in flat._param_infos]
+
+
+def whole_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Every parameter by its own name, whole on every rank."""
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model):
+            return {own_name(path): parameter.detach().clone() for path, parameter in model.named_parameters()}
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        from deepspeed.zero import GatheredParameters
+
+        with GatheredParameters(list(model.parameters())):
+            return {own_name(path): parameter.detach().clone() for path, parameter in model.named_parameters()}
+    return {
+        own_name(path): (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach().clone()
+        for path, parameter in model.named_parameters()
+    }
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
