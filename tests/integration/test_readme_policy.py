@@ -1,0 +1,42 @@
+"""The README's instructions for adding a policy, followed to the letter."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.ranks
+
+
+def test_the_policy_in_the_readme_runs_by_the_command_beside_it(tmp_path: Path) -> None:
+    """Its files as printed, its command as printed, but for where the run goes: every cell is ok, sharded ones too."""
+    section = re.search(r"### Adding a policy\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert section
+    for block in re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", section[1], re.DOTALL):
+        file = tmp_path / block[0]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(block[1])
+    assert sorted(path.name for path in (tmp_path / "my_policies" / "terse").iterdir()) == ["policy.py", "presets.yaml"]
+    printed = re.search(r"```\nbenchbox (run .*)\n```", section[1])
+    assert printed
+    told = printed[1].replace("matrices/", f"{ROOT}/matrices/").split()
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "benchbox"), *told, "--set", "measure.steps=2,data=synthetic", "--out", str(tmp_path / "runs")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = [json.loads(path.read_text()) for path in (tmp_path / "runs").rglob("launch-1.json")]
+    assert {(record["cell"]["policy"], record["cell"]["backend"]) for record in records} == {
+        ("terse", backend) for backend in ("ddp", "fsdp2", "zero2")
+    }
+    assert {record["status"] for record in records} == {"ok"}
