@@ -1,4 +1,4 @@
-"""FSDP1: flat parameters, sharded unit by unit."""
+"""FSDP1: flat parameters, sharded unit by unit. A flat parameter trains as a whole, so what is frozen gets units of its own."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.distributed as dist
 from accelerate.utils import FullyShardedDataParallelPlugin
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp.wrap import CustomPolicy
 
 from benchbox.backends.accelerators import device_of, fsdp_accelerator
 from benchbox.backends.base import DTYPES, Backend, Prepared, adamw
@@ -25,11 +26,11 @@ class _Fsdp1(Backend):
     strategy: ClassVar[ShardingStrategy]
 
     def _prepare(self, policy: Any, recipe: Recipe, optim: OptimSpec, plans: list[GroupPlan]) -> Prepared:
+        units = sharded_modules(policy, policy.layer_units())
         plugin = FullyShardedDataParallelPlugin(
             fsdp_version=1,
             sharding_strategy=self.strategy.name,
-            auto_wrap_policy="transformer_based_wrap",
-            transformer_cls_names_to_wrap=[unit.__name__ for unit in policy.layer_units()],
+            auto_wrap_policy=CustomPolicy(units.__contains__),
             use_orig_params=True,
             mixed_precision_policy=_mixed_precision(recipe),
         )
@@ -38,6 +39,9 @@ class _Fsdp1(Backend):
         # The shards keep the dtype wrapped here. Casting float32 weights before wrapping is what put Adam's state in bfloat16,
         # unless accelerate is told of mixed precision and upcasts them, as it is for a recipe that leaves masters to it.
         policy.to(device=self.device, dtype=DTYPES[recipe.stepped or recipe.storage])
+        for module in units:
+            if is_frozen(module):
+                module.to(DTYPES[recipe.storage])  # nobody steps it
         model = accelerator.prepare_model(policy)
         stepping = adamw(bind_groups(plans, dict(live_parameters(model))), optim, recipe)
         optimizer = accelerator.prepare_optimizer(stepping, device_placement=False)
@@ -53,6 +57,34 @@ class _Fsdp1(Backend):
         if isinstance(self.prepared.model, FullyShardedDataParallel):
             dist.all_reduce(value, group=self.prepared.model.process_group)
         return value
+
+
+def sharded_modules(policy: nn.Module, layers: tuple[type[nn.Module], ...]) -> set[nn.Module]:
+    """The modules to shard at: layers, and what is frozen beside what trains.
+
+    In a flat parameter of both, autograd computes gradients of all of it. So each module that has frozen parameters of its own
+    is sharded apart, since it is called; a larger one may not be.
+    """
+    found = set()
+
+    def visit(module: nn.Module, *, mixed: bool) -> None:
+        """`mixed`: whether something trains in the unit that the module would be in."""
+        if isinstance(module, layers):
+            found.add(module)
+            mixed = not is_frozen(module)
+        elif mixed and is_frozen(module) and any(True for _ in module.parameters(recurse=False)):
+            found.add(module)
+            mixed = False
+        for child in module.children():
+            visit(child, mixed=mixed)
+
+    visit(policy, mixed=True)
+    return found
+
+
+def is_frozen(module: nn.Module) -> bool:
+    """Whether it has parameters, and none of them trains."""
+    return {parameter.requires_grad for parameter in module.parameters()} == {False}
 
 
 def _mixed_precision(recipe: Recipe) -> MixedPrecision | None:

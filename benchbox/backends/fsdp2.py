@@ -39,6 +39,9 @@ class Fsdp2(Backend):
         accelerator = fsdp_accelerator(plugin, self._parallelism(), upcasts=recipe.stepped is None)
         self.device = device_of(accelerator)
         policy.to(device=self.device, dtype=DTYPES[recipe.stepped or recipe.storage])
+        for parameter in policy.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(DTYPES[recipe.storage])  # nobody steps it
         # accelerate prepares the two together: it shards the model in place and points the optimizer at the DTensors.
         stepping = adamw(bind_groups(plans, dict(live_parameters(policy))), optim, recipe)
         model, optimizer = accelerator.prepare(policy, stepping)

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from benchbox.measure.witness.setup import identify, optimizer_chain, ranks, zero_optimizer
+from benchbox.measure.witness.setup import fsdp1_handles, identify, optimizer_chain, ranks, zero_optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +18,7 @@ class Observed:
     """The backend as found.
 
     `sharding` is the strategy, placements or partitioning read from the wrappers; `shard_numel` counts the elements this rank's
-    optimizer steps, `total_numel` those of the whole policy.
+    optimizer steps, `trainable_numel` and `total_numel` those of the whole policy that train and that there are.
     """
 
     backend: str
@@ -27,6 +26,7 @@ class Observed:
     optimizer_chain: list[str]
     sharding: str | None
     shard_numel: int
+    trainable_numel: int
     total_numel: int
     world_size: int
     device: str
@@ -39,13 +39,15 @@ def observe(model: nn.Module, optimizer: Any, device: torch.device) -> Observed:
     """Look at a prepared model and optimizer."""
     chain = optimizer_chain(optimizer)
     backend, sharding = identify(model, chain)
+    trainable, total = _numel(model)
     return Observed(
         backend=backend,
         model_class=type(model).__name__,
         optimizer_chain=[type(link).__name__ for link in chain],
         sharding=sharding,
         shard_numel=_stepped_numel(chain),
-        total_numel=_total_numel(model),
+        trainable_numel=trainable,
+        total_numel=total,
         world_size=ranks(),
         device=device.type if device.type == "cpu" else torch.cuda.get_device_name(device),
     )
@@ -64,14 +66,14 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _total_numel(model: nn.Module) -> int:
-    """Trainable elements of the whole policy, whatever this rank holds of them."""
-    if isinstance(model, FullyShardedDataParallel):
-        held = torch.tensor(sum(p.numel() for p in model.parameters() if p.requires_grad), dtype=torch.int64)
-        unit = FullyShardedDataParallel.fsdp_modules(model)[0]
-        if unit._handle is not None and unit._handle.uses_sharded_strategy:  # noqa: SLF001
-            held = held.to(unit.compute_device)
-            dist.all_reduce(held, group=unit.process_group)
-        return int(held.item())
+def _numel(model: nn.Module) -> tuple[int, int]:
+    """Elements of the whole policy, whatever this rank holds of them: (trainable, all)."""
     # ZeRO-3 leaves empty parameters that remember their size
-    return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad)
+    sizes = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in model.parameters()]
+    held = torch.tensor([sum(numel for numel, trains in sizes if trains), sum(numel for numel, _ in sizes)], dtype=torch.int64)
+    handle = next(iter(fsdp1_handles(model)), None)
+    if handle is not None and handle.uses_sharded_strategy:
+        held = held.to(handle.device)
+        dist.all_reduce(held, group=handle.process_group)
+    trainable, total = held.tolist()
+    return trainable, total

@@ -33,7 +33,8 @@ class _Replicated(Backend):
         self.device = device_of(accelerator)
         policy.to(self.device)
         # Before the cast: what the cast rounds away is just what masters are for.
-        full = {name: parameter.detach().clone() for name, parameter in policy.named_parameters()} if recipe.masters else {}
+        trained = {name for plan in plans for name in plan.names} if recipe.masters else ()
+        full = {name: parameter.detach().clone() for name, parameter in policy.named_parameters() if name in trained}
         policy.to(DTYPES[recipe.storage])
         model = accelerator.prepare_model(policy)
         groups = bind_groups(plans, dict(live_parameters(model)))

@@ -1,6 +1,6 @@
-"""What the optimizer steps: parameter groups by name, masters of 16-bit parameters, the gradient norm, schedules."""
+"""What trains, and what the optimizer steps: parameter groups by name, masters, the gradient norm, schedules."""
 
-from benchbox.optim.groups import GroupPlan, bind_groups, plan_groups
+from benchbox.optim.groups import GroupPlan, bind_groups, freeze, plan_groups
 from benchbox.optim.masters import MasterWeightOptimizer
 from benchbox.optim.norm import clip_coefficient, squared_norm
 from benchbox.optim.schedules import build_schedule
@@ -11,6 +11,7 @@ __all__ = [
     "bind_groups",
     "build_schedule",
     "clip_coefficient",
+    "freeze",
     "plan_groups",
     "squared_norm",
 ]

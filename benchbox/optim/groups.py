@@ -1,6 +1,6 @@
-"""Parameter groups: backbone or head, decayed or not.
+"""What trains, and its parameter groups: backbone or head, decayed or not.
 
-They are decided from names and shapes before anything is wrapped. After sharding every parameter may be a flat 1-D piece, and a
+Both are decided from names and shapes before anything is wrapped. After sharding every parameter may be a flat 1-D piece, and a
 rule such as "decay what has two dimensions" then silently decays nothing.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchbox.errors import ConfigurationError, Problem
+from benchbox.errors import ConfigurationError, Problem, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from benchbox.registry.contracts import Role
+    from benchbox.registry.freezing import Freeze
     from benchbox.spec.cell import OptimSpec
 
 
@@ -30,6 +31,28 @@ class GroupPlan:
     weight_decay: float
 
 
+def freeze(policy: nn.Module, roles: Mapping[str, Role], preset: Freeze) -> None:
+    """Keep what the preset freezes of an unwrapped policy from training. What the policy itself does not train stays so.
+
+    Raises:
+        ConfigurationError: a trainable parameter has no role.
+        UnsupportedError: the policy has not what the preset is about, or is frozen wholly or not at all.
+    """
+    if preset.about is None:
+        return
+    trainable = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    towers = dict.fromkeys(_role(roles, name).tower for name in trainable)
+    if preset.about not in towers:
+        has = ", ".join(towers)
+        raise UnsupportedError(f"freeze {preset.name} is about a tower {preset.about}: {type(policy).__name__} trains {has}")
+    frozen = [parameter for name, parameter in trainable.items() if preset.freezes(roles[name])]
+    if len(frozen) in (0, len(trainable)):
+        what = "nothing" if not frozen else "everything"
+        raise UnsupportedError(f"freeze {preset.name} would freeze {what} of {type(policy).__name__}")
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+
+
 def plan_groups(policy: nn.Module, roles: Mapping[str, Role], optim: OptimSpec) -> list[GroupPlan]:
     """Sort the trainable parameters of an unwrapped policy into groups, in a fixed order. Empty groups are left out.
 
@@ -40,9 +63,8 @@ def plan_groups(policy: nn.Module, roles: Mapping[str, Role], optim: OptimSpec) 
     for name, parameter in policy.named_parameters():
         if not parameter.requires_grad:
             continue
-        if name not in roles:
-            raise ConfigurationError(Problem("", f"parameter {name} has no role", "add it to the policy's parameter_roles()"))
-        members.setdefault((roles[name].part, roles[name].decay), []).append(name)
+        role = _role(roles, name)
+        members.setdefault((role.part, role.decay), []).append(name)
     plans = []
     for part, decay in (("backbone", True), ("backbone", False), ("head", True), ("head", False)):
         if names := members.get((part, decay)):
@@ -50,6 +72,12 @@ def plan_groups(policy: nn.Module, roles: Mapping[str, Role], optim: OptimSpec) 
             label = f"{part}, {'decayed' if decay else 'not decayed'}"
             plans.append(GroupPlan(label, tuple(names), lr, optim.weight_decay if decay else 0.0))
     return plans
+
+
+def _role(roles: Mapping[str, Role], name: str) -> Role:
+    if name not in roles:
+        raise ConfigurationError(Problem("", f"parameter {name} has no role", "add it to the policy's parameter_roles()"))
+    return roles[name]
 
 
 def bind_groups(plans: Iterable[GroupPlan], parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:

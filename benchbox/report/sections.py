@@ -97,6 +97,7 @@ def _seen(summary: CellSummary, record: Mapping[str, Any], axes: Sequence[str]) 
         ("device", None, ", ".join(dict.fromkeys(str(device) for device in observed.get("device") or []))),
         ("attention", cell["attention"], observed.get("attention_kernel")),
         ("checkpointing", plain(cell["checkpointing"]), _modules(observed.get("checkpointed_modules"))),
+        ("parameters that train", cell.get("freeze"), _share(observed.get("trainable_numel"), observed.get("total_numel"))),
         ("optimizer", None, chain),
         ("collectives in a step", None, _collectives(record["collectives"])),
         ("final loss", None, quantity(_value(summary, "final_loss"), "loss")),
@@ -121,6 +122,11 @@ def _collectives(seen: Mapping[str, Any] | None) -> str | None:
 
 def _modules(count: int | None) -> str | None:
     return None if count is None else f"{count} modules recomputed"
+
+
+def _share(part: int | None, whole: int | None) -> str | None:
+    # Without the first the record is of an older benchbox, whose whole was of what trains.
+    return None if part is None or whole is None else f"{part:,} of {whole:,} elements"
 
 
 def _value(summary: CellSummary, metric: str) -> float | None:

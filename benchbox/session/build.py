@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from benchbox.backends.base import StepShape
 from benchbox.data.loader import open_stream
 from benchbox.errors import UnsupportedError
+from benchbox.optim import freeze
 from benchbox.registry.backends import backend_info
 from benchbox.registry.contracts import Axes
+from benchbox.registry.freezing import FREEZES
 from benchbox.registry.policies import build_policy
 from benchbox.registry.recipes import RECIPES
 from benchbox.session.step import Session
@@ -64,20 +67,22 @@ def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0
 
 
 def build_session(cell: Cell, policy: Policy, statistics: Statistics) -> Session:
-    """Prepare `policy` for the cell's backend and recipe.
+    """Prepare `policy` for the cell's backend and recipe; what the cell freezes does not train.
 
     Args:
         policy: from `build_cell_policy`. It is taken over: wrapped, sharded or cast in place.
         statistics: one mapping feature -> statistic -> values for each dataset, for the policy's normalisation buffers.
 
     Raises:
-        UnsupportedError: the backend cannot run this cell, and the message says why.
+        UnsupportedError: the backend cannot run this cell, or the policy cannot be frozen so; the message says why.
     """
+    assert isinstance(policy, nn.Module)
     backend: Backend = backend_info(cell.backend).load()()
     refusal = backend.capabilities.refusal(world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing)
     if refusal is not None:
         raise UnsupportedError(refusal)
     os.environ.update(backend.environment())
+    freeze(policy, policy.parameter_roles(), FREEZES[cell.freeze])
     policy.load_statistics(list(statistics))
     shape = StepShape(batch=cell.batch, accumulation=cell.accumulation, max_grad_norm=cell.optim.max_grad_norm)
     backend.prepare(policy, RECIPES[cell.recipe], cell.optim, shape)

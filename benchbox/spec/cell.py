@@ -7,6 +7,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+# Fields that came after records were published, and their defaults: there a cell keeps the id it always had.
+_LATER = {"freeze": "full"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimSpec:
@@ -46,6 +49,7 @@ class Cell:
     attention: str = "sdpa"
     checkpointing: bool = False
     recipe: str = "bf16_master"
+    freeze: str = "full"
     accumulation: int = 1
     seed: int = 0
     data: DataSpec = field(default_factory=DataSpec)
@@ -54,7 +58,8 @@ class Cell:
     @property
     def cell_id(self) -> str:
         """Twelve hexadecimal digits of the SHA-256 of the resolved configuration."""
-        text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        hashed = {name: value for name, value in self.to_dict().items() if name not in _LATER or value != _LATER[name]}
+        text = json.dumps(hashed, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
@@ -62,7 +67,7 @@ class Cell:
         return self.batch * self.accumulation * self.world_size
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `Cell.from_dict` reads them back to an equal cell."""
+        """Plain JSON values; `Cell.from_dict` reads them back to an equal cell, and what an older benchbox wrote as well."""
         values = asdict(self)
         values["optim"]["betas"] = list(values["optim"]["betas"])
         return values

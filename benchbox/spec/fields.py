@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from benchbox.registry.backends import backends
+from benchbox.registry.freezing import FREEZES
 from benchbox.registry.metrics import METRICS
 from benchbox.registry.names import did_you_mean
 from benchbox.registry.recipes import RECIPES
@@ -87,6 +88,9 @@ Policy = Annotated[str, AfterValidator(_policy)]
 Size = Annotated[str, AfterValidator(_size)]
 Backend = Annotated[str, AfterValidator(lambda name: known("backend", name, backends())), _completed_by_names(backends())]
 Recipe = Annotated[str, AfterValidator(lambda name: known("recipe", name, RECIPES)), WithJsonSchema({"enum": list(RECIPES)})]
+Freeze = Annotated[
+    str, AfterValidator(lambda name: known("freeze preset", name, FREEZES)), WithJsonSchema({"enum": list(FREEZES)})
+]
 MetricName = Annotated[
     str, AfterValidator(lambda name: known("metric", name, METRICS)), WithJsonSchema({"enum": list(METRICS)})
 ]
@@ -114,6 +118,8 @@ class Point(Strict):
     """Whether activations are recomputed in the backward pass."""
     recipe: Recipe = ABSENT
     """The precision recipe."""
+    freeze: Freeze = ABSENT
+    """Which parts of the policy train: full is all of it."""
     accumulation: Count = ABSENT
     """Micro-steps an optimizer step."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = ABSENT

@@ -6,7 +6,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from benchbox import __version__
-from benchbox.errors import ConfigurationError, Problem
+from benchbox.errors import ConfigurationError, Problem, RecordError
 from benchbox.store.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -46,10 +46,15 @@ def check_same(checkpoint: Path, cell: Cell) -> None:
         ConfigurationError: naming what differs.
         RecordError: the checkpoint does not say what it is.
     """
-    now, then = cell.to_dict(), read_json(checkpoint / _ABOUT)["cell"]
-    different = sorted(key for key in now if now[key] != then.get(key))
+    about = checkpoint / _ABOUT
+    try:
+        then = cell.from_dict(read_json(about)["cell"]).to_dict()  # an older one lacks fields that came later
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{about}: not what benchbox writes ({type(error).__name__}: {error})") from None
+    now = cell.to_dict()
+    different = sorted(key for key in now if now[key] != then[key])
     if different:
-        changes = ", ".join(f"{key} is {then.get(key)!r} there and {now[key]!r} here" for key in different)
+        changes = ", ".join(f"{key} is {then[key]!r} there and {now[key]!r} here" for key in different)
         raise ConfigurationError(
             Problem(str(checkpoint), f"another configuration: {changes}", "resume with what it was trained with")
         )

@@ -35,6 +35,8 @@ class Observed(TypedDict):
     optimizer_chain: list[str]  # outermost first
     sharding: str
     shard_numel: list[int | None]  # parameter elements held, one a rank
+    trainable_numel: int  # parameter elements of the whole policy that train, added up over shards
+    total_numel: int  # and all there are; before `trainable_numel` was recorded, those that train
     attention_kernel: str | None
     checkpointed_modules: int | None
     world_size: int

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-OBSERVED = ("backend", "sharding", "attention_kernel", "checkpointed_modules")
+_OBSERVED = ("backend", "sharding", "attention_kernel", "checkpointed_modules", "trainable_numel", "total_numel")
 
 
 def flat(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,10 +41,7 @@ def table(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
             | {key: str(value) if isinstance(value, list) else value for key, value in flat(record["cell"]).items()}
             | {metric.name: metric.read(record) for metric in METRICS.values()}
             | {"memory.source": memory.get("source")}
-            | {
-                f"observed.{key}": observed.get(key)
-                for key in ("backend", "sharding", "attention_kernel", "checkpointed_modules")
-            }
+            | {f"observed.{key}": observed.get(key) for key in _OBSERVED}
             | {f"error.{key}": error.get(key) for key in ("type", "message", "rank", "phase")}
             | {"started_at": record["started_at"], "duration_s": record["duration_s"]}
         )

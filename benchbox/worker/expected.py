@@ -21,7 +21,7 @@ def check_backend(cell: Cell, observed: Observed) -> None:
     """Before the first step.
 
     Raises:
-        MismatchError: another backend runs, over another number of ranks, or nothing is really sharded.
+        MismatchError: another backend runs, over another number of ranks, nothing is really sharded, or nothing frozen.
     """
     if observed.backend != cell.backend:
         raise MismatchError(
@@ -30,11 +30,13 @@ def check_backend(cell: Cell, observed: Observed) -> None:
         )
     if observed.world_size != cell.world_size:
         raise MismatchError(f"requested {cell.world_size} ranks, observed {observed.world_size}")
-    if cell.backend in _SHARDS_OPTIMIZER and observed.shard_numel >= observed.total_numel:
+    if cell.backend in _SHARDS_OPTIMIZER and observed.shard_numel >= observed.trainable_numel:
         raise MismatchError(
-            f"{cell.backend} steps {observed.shard_numel} elements on this rank and the policy has {observed.total_numel}: "
-            "nothing is sharded"
+            f"{cell.backend} steps {observed.shard_numel} elements on this rank and the policy trains "
+            f"{observed.trainable_numel}: nothing is sharded"
         )
+    if cell.freeze != "full" and observed.trainable_numel == observed.total_numel:
+        raise MismatchError(f"requested freeze {cell.freeze}, observed that all {observed.total_numel} elements train")
 
 
 def check_step(cell: Cell, *, kernel: str | None, checkpointed: int | None, stepped: Iterable[SteppedTensor]) -> None:

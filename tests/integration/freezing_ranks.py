@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from benchbox.audit.subjects.session import witness_session
 from benchbox.measure.witness.setup import fsdp1_handles
-from benchbox.measure.witness.walk import own_name
+from benchbox.measure.witness.walk import live_parameters
 from benchbox.registry.recipes import RECIPES
 from benchbox.session import Session, build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
@@ -81,29 +81,26 @@ class WithGradient:
     def phase(self, name: str) -> AbstractContextManager[None]:
         if name == self._when:
             model = self._session.model
-            self.names = {own_name(path) for path, parameter in model.named_parameters() if parameter.grad is not None}
-            flat = (handle.flat_param for handle in fsdp1_handles(model))
-            self.names |= {own_name(f"{part}.{name}") for each in flat if each.grad is not None for part, name in covered(each)}
+            flat = [handle.flat_param for handle in fsdp1_handles(model)]
+            held = {id(parameter) for each in flat if each.grad is not None for parameter in each._params}
+            live = live_parameters(model)
+            self.names = {name for name, parameter in live if parameter.grad is not None or id(parameter) in held}
         return nullcontext()
-
-
-def covered(flat: torch.Tensor) -> list[tuple[str, str]]:
-    return [(info.module_name, info.param_name) for info in flat._param_infos]
 
 
 def whole_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Every parameter by its own name, whole on every rank."""
     if isinstance(model, FullyShardedDataParallel):
         with FullyShardedDataParallel.summon_full_params(model):
-            return {own_name(path): parameter.detach().clone() for path, parameter in model.named_parameters()}
+            return {name: parameter.detach().clone() for name, parameter in live_parameters(model)}
     if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         from deepspeed.zero import GatheredParameters
 
         with GatheredParameters(list(model.parameters())):
-            return {own_name(path): parameter.detach().clone() for path, parameter in model.named_parameters()}
+            return {name: parameter.detach().clone() for name, parameter in live_parameters(model)}
     return {
-        own_name(path): (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach().clone()
-        for path, parameter in model.named_parameters()
+        name: (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach().clone()
+        for name, parameter in live_parameters(model)
     }
 
 

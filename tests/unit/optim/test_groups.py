@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from benchbox.errors import ConfigurationError
-from benchbox.optim import bind_groups, build_schedule, clip_coefficient, plan_groups, squared_norm
+from benchbox.errors import ConfigurationError, UnsupportedError
+from benchbox.optim import bind_groups, build_schedule, clip_coefficient, freeze, plan_groups, squared_norm
 from benchbox.registry.contracts import Role
+from benchbox.registry.freezing import FREEZES
 from benchbox.spec.cell import OptimSpec
 
 
@@ -60,6 +61,58 @@ def test_frozen_parameters_are_in_no_group() -> None:
 def test_a_parameter_without_a_role_is_an_error_with_its_name() -> None:
     with pytest.raises(ConfigurationError, match=r"head\.bias has no role"):
         plan_groups(policy(), {name: role for name, role in ROLES.items() if name != "head.bias"}, OptimSpec())
+
+
+TOWERS = ("vision", "backbone", "expert", "head")
+
+
+def towers(*names: str) -> tuple[nn.ModuleDict, dict[str, Role]]:
+    """A policy with a layer for each tower, and its roles."""
+    roles = {
+        f"{name}.{own}": Role("head" if name in ("expert", "head") else "backbone", decay=own == "weight", tower=name)
+        for name in names
+        for own in ("weight", "bias")
+    }
+    return nn.ModuleDict({name: nn.Linear(2, 2) for name in names}), roles
+
+
+def training(policy: nn.Module) -> list[str]:
+    return list(dict.fromkeys(name.split(".")[0] for name, p in policy.named_parameters() if p.requires_grad))
+
+
+@pytest.mark.parametrize(
+    ("preset", "trains"),
+    [("full", list(TOWERS)), ("freeze_vision", ["backbone", "expert", "head"]), ("train_expert_only", ["expert", "head"])],
+)
+def test_a_preset_freezes_towers(preset: str, trains: list[str]) -> None:
+    policy, roles = towers(*TOWERS)
+    freeze(policy, roles, FREEZES[preset])
+    assert training(policy) == trains
+
+
+@pytest.mark.parametrize("preset", FREEZES)
+def test_what_a_policy_keeps_fixed_itself_no_preset_trains(preset: str) -> None:
+    policy, roles = towers(*TOWERS)
+    policy["head"].requires_grad_(False)
+    freeze(policy, roles, FREEZES[preset])
+    assert "head" not in training(policy)
+
+
+@pytest.mark.parametrize(
+    ("preset", "has", "because"),
+    [
+        ("train_expert_only", ("vision", "head"), "is about a tower expert: ModuleDict trains vision, head"),
+        ("freeze_vision", ("backbone", "head"), "is about a tower vision: ModuleDict trains backbone, head"),
+        ("freeze_vision", ("vision",), "would freeze everything of ModuleDict"),
+        ("train_expert_only", ("expert", "head"), "would freeze nothing of ModuleDict"),
+    ],
+)
+def test_a_preset_that_means_nothing_for_a_policy_is_refused(preset: str, has: tuple[str, ...], because: str) -> None:
+    """And the policy is left as it was."""
+    policy, roles = towers(*has)
+    with pytest.raises(UnsupportedError, match=f"freeze {preset} {because}"):
+        freeze(policy, roles, FREEZES[preset])
+    assert training(policy) == list(has)
 
 
 def test_the_norm_of_bfloat16_gradients_is_float32() -> None:

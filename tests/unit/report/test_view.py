@@ -141,7 +141,28 @@ def test_requested_stands_beside_observed(example):
     assert facts["attention"] == ("sdpa", "sdpa:flash_cpu")
     assert facts["checkpointing"] == ("yes", "4 modules recomputed")
     assert facts["shard elements, by rank"] == (None, "1,000, 1,001")
+    assert facts["parameters that train"] == ("full", "2,001 of 2,001 elements")
     assert facts["collectives in a step"] == (None, "3 all_reduce of 3.91 KiB in all")
+
+
+def test_what_trains_is_an_axis_like_any_other():
+    """A column where it varies, a ratio along it, and what was counted beside what was asked for."""
+    frozen = replace(CELL, freeze="freeze_vision")
+    report = report_of(launches(CELL), launches(frozen, 0.1), reference={"freeze": "full"})
+    assert column(report, "freeze") == ["full", "freeze_vision"]
+    assert report.headline.sentences == ("freeze=freeze_vision trains at 2.00x the samples/s of freeze=full.",)
+    facts = {fact.what: (fact.requested, fact.observed) for fact in report.seen[1].facts}
+    assert facts["parameters that train"] == ("freeze_vision", "1,234 of 2,001 elements")
+
+
+def test_a_record_from_before_cells_could_freeze_says_nothing_of_what_trains():
+    records = launches(CELL)
+    for record in records:
+        for lacking in (record["cell"], record["config"]):
+            del lacking["freeze"]
+        del record["observed"]["trainable_numel"]
+    facts = {fact.what: (fact.requested, fact.observed) for fact in report_of(records).seen[0].facts}
+    assert facts["parameters that train"] == (None, "-")
 
 
 def test_findings_are_told_once_with_their_cells():

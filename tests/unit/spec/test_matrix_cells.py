@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from benchbox.spec.cell import Cell, DataSpec, MeasureSpec, OptimSpec
 from benchbox.spec.fields import Point
 from benchbox.spec.schema import MeasureFile, OptimFile
 from benchbox.spec.threshold import Threshold
+
+ROOT = Path(__file__).parents[3]
 
 
 def points(matrix, *names):
@@ -71,13 +74,14 @@ def test_every_field_of_a_cell_but_data_and_optim_can_be_an_axis(load):
         "attention": ["eager", "sdpa"],
         "checkpointing": ["false", "true"],
         "recipe": ["fp32", "bf16_pure"],
+        "freeze": ["full", "freeze_vision"],
         "accumulation": [1, 2],
         "seed": [0, 1],
     }
     assert set(values) == {field.name for field in fields(Cell)} - {"data", "optim"} == set(Point.model_fields)
     axes = "".join(f"  {name}: [{', '.join(map(str, options))}]\n" for name, options in values.items())
     cells = list(load("name: n\naxes:\n" + axes).cells())
-    assert len({cell.cell_id for cell in cells}) == len(cells) == 2**9
+    assert len({cell.cell_id for cell in cells}) == len(cells) == 2**10
 
 
 def test_aliases_stand_for_what_they_name(load):
@@ -129,9 +133,18 @@ def test_a_cell_is_named_by_what_it_holds_and_not_by_its_file(load):
     assert len(changed | {first.cell_id}) == 4
 
 
+def test_a_cell_that_freezes_nothing_keeps_the_id_it_was_published_under():
+    """Published records and baselines are from before cells could freeze; what freezes is another cell."""
+    published = [json.loads(path.read_text()) for path in (ROOT / "reports").glob("**/launch-*.json")]
+    assert published
+    for record in published:
+        cell = Cell.from_dict(record["cell"])
+        assert cell.cell_id == record["cell_id"]
+        assert dataclasses.replace(cell, freeze="freeze_vision").cell_id != cell.cell_id
+
+
 def test_the_shipped_matrices_load():
-    folder = Path(__file__).parents[3] / "matrices"
-    found = {path.stem: load_matrix(path) for path in folder.glob("*.yaml")}
+    found = {path.stem: load_matrix(path) for path in (ROOT / "matrices").glob("*.yaml")}
     assert {"fsdp_vs_zero2", "backends"} <= set(found)
     assert all(matrix.name == stem for stem, matrix in found.items())
     assert {cell.samples_per_step for cell in found["backends"].cells()} == {4}, "losses are to be laid over one another"

@@ -23,8 +23,8 @@ def load_training(tmp_path, policies):
 
 
 def test_a_training_file_names_one_cell_and_survives_the_way_to_the_worker(load_training):
-    config = load_training(GOOD + "checkpoint: {every: 2}\n", {"batch": "3"})
-    assert config.cell == Cell(policy="alpha", size="tiny", backend="ddp", world_size=2, batch=3)
+    config = load_training(GOOD + "freeze: freeze_vision\ncheckpoint: {every: 2}\n", {"batch": "3"})
+    assert config.cell == Cell(policy="alpha", size="tiny", backend="ddp", world_size=2, batch=3, freeze="freeze_vision")
     assert (config.steps, config.checkpoint_every) == (5, 2)
     assert TrainConfig.from_dict(config.to_dict()) == config
 

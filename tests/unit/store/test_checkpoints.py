@@ -1,0 +1,34 @@
+"""What a checkpoint says it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from example_run import CELL
+
+from benchbox.errors import ConfigurationError, RecordError
+from benchbox.store.checkpoints import check_same, describe_in
+from benchbox.store.files import read_json, write_json
+
+
+@pytest.fixture
+def old(tmp_path):
+    """A checkpoint from before cells could freeze."""
+    describe_in(tmp_path, CELL, 3)
+    about = read_json(tmp_path / "checkpoint.json")
+    del about["cell"]["freeze"]
+    write_json(tmp_path / "checkpoint.json", about)
+    return tmp_path
+
+
+def test_a_checkpoint_from_before_cells_could_freeze_continues_one_that_freezes_nothing(old):
+    check_same(old, CELL)
+    with pytest.raises(ConfigurationError, match="freeze is 'full' there and 'freeze_vision' here"):
+        check_same(old, replace(CELL, freeze="freeze_vision"))
+
+
+def test_a_checkpoint_that_does_not_say_what_it_is_is_named(old):
+    write_json(old / "checkpoint.json", {"steps": 3})
+    with pytest.raises(RecordError, match=r"checkpoint\.json: not what benchbox writes"):
+        check_same(old, CELL)
