@@ -28,5 +28,5 @@ class Unit(nn.Module):
         return self.block(*args)
 
     def block(self, *args: Any) -> Any:
-        """The computation itself. Positional tensors in, a tensor or a tuple of them out."""
+        """The computation itself. Positional arguments in, a tensor or a tuple of them out."""
         raise NotImplementedError

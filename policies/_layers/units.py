@@ -17,19 +17,18 @@ if TYPE_CHECKING:
     from benchbox.registry.contracts import Axes
 
     Visible = Tensor | BlockMask
+    Keys = tuple[Tensor, Tensor]
+    Reading = tuple[Tensor, Visible, Tensor]
+    Acting = tuple[Tensor, Visible, Tensor, Tensor | None]
 
 
-class BackboneLayer(Unit):
-    """One backbone layer: the stream attends to itself."""
+class _Reader(Unit):
+    """What holds a backbone layer."""
 
     def __init__(self, backbone: DecoderConfig, layer: int, axes: Axes) -> None:
         super().__init__(checkpointing=axes.checkpointing)
         self.backbone = DecoderLayer(backbone, layer)
         self.kernel = axes.attention
-
-    def block(self, hidden: Tensor, visible: Visible, positions: Tensor) -> Any:
-        """The stream (B, P, W) one layer on; `visible` (B, P, P) bool or a block mask, `positions` (B, P) int64."""
-        return self._through(hidden, visible, positions)[0]
 
     def _through(self, hidden: Tensor, visible: Visible, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query, key, value, gate = self.backbone.before(hidden, positions, None)
@@ -37,7 +36,15 @@ class BackboneLayer(Unit):
         return self.backbone.after(hidden, attended, gate, None), key, value
 
 
-class LayerPair(BackboneLayer):
+class BackboneLayer(_Reader):
+    """One backbone layer: the stream attends to itself."""
+
+    def block(self, hidden: Tensor, visible: Visible, positions: Tensor) -> Any:
+        """The stream (B, P, W) one layer on; `visible` (B, P, P) bool or a block mask, `positions` (B, P) int64."""
+        return self._through(hidden, visible, positions)[0]
+
+
+class LayerPair(_Reader):
     """One backbone layer and one expert layer, run by one call, so that a sharded pair is gathered once a forward.
 
     The prefix attends to itself. The suffix attends to the prefix, which it sees as keys and values of the same layer, and to
@@ -66,47 +73,39 @@ class LayerPair(BackboneLayer):
                 if read is not None:
                     read.requires_grad_(True)
 
-    def block(
-        self,
-        prefix: Tensor | None,
-        prefix_visible: Visible | None,
-        prefix_positions: Tensor | None,
-        suffix: Tensor | None = None,
-        suffix_visible: Visible | None = None,
-        suffix_positions: Tensor | None = None,
-        condition: Tensor | None = None,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-    ) -> Any:
+    def block(self, prefix: Reading | None, suffix: Acting | None = None, read: Keys | None = None) -> Any:
         """Both streams one layer on, or one of them: a prefix is read once and acted on many times.
 
         Args:
-            prefix: (B, P, W), or None when its keys and values are given.
-            prefix_visible: (B, P, P) bool or a block mask, what a prefix query sees of the prefix.
-            prefix_positions: (B, P) int64.
-            suffix: (B, S, V), or None to read the prefix alone.
-            suffix_visible: (B, S, P + S) bool or a block mask, what a suffix query sees of prefix and suffix.
-            suffix_positions: (B, S) int64.
-            condition: (B, V) for an adaptive expert, else None.
-            key: (B, G, P, D) of the prefix, from an earlier call.
-            value: (B, G, P, D) likewise.
+            prefix: hidden (B, P, W), what it sees of itself (B, P, P) bool or a block mask, positions (B, P) int64; or None
+                when its keys and values are given.
+            suffix: hidden (B, S, V), what it sees of prefix and suffix (B, S, P + S) bool or a block mask, positions (B, S)
+                int64, condition (B, V) for an adaptive expert, else None; or None to read the prefix alone.
+            read: key and value (B, G, P, D) of the prefix, from an earlier call.
 
         Returns:
-            (prefix, suffix); without a suffix (prefix, key, value); without a prefix the suffix. Shaped as they came.
+            (prefix, suffix); without a suffix (prefix, read); without a prefix the suffix. Hidden states, shaped as they came.
         """
-        if prefix is not None:
-            prefix, key, value = self._read(prefix, prefix_visible, prefix_positions)
-            if suffix is None:
-                return prefix, key, value
-            if self.insulated:
-                key, value = key.detach(), value.detach()
-        query, own_key, own_value, gate = self.expert.before(suffix, suffix_positions, condition)
-        keys, values = torch.cat((key, own_key), dim=2), torch.cat((value, own_value), dim=2)
-        attended = attend(query, keys, values, suffix_visible, self.kernel, self.expert.softcap)
-        suffix = self.expert.after(suffix, attended, gate, condition)
-        return suffix if prefix is None else (prefix, suffix)
+        if prefix is None:
+            assert suffix is not None
+            assert read is not None
+            return self._act(suffix, read)
+        hidden, keys = self._read(*prefix)
+        if suffix is None:
+            return hidden, keys
+        if self.insulated:
+            keys = keys[0].detach(), keys[1].detach()
+        return hidden, self._act(suffix, keys)
 
-    def _read(self, prefix: Tensor, visible: Visible, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _read(self, hidden: Tensor, visible: Visible, positions: Tensor) -> tuple[Tensor, Keys]:
         if self.unheard:
-            return prefix, *self.backbone.keys(prefix, positions)
-        return self._through(prefix, visible, positions)
+            return hidden, self.backbone.keys(hidden, positions)
+        hidden, key, value = self._through(hidden, visible, positions)
+        return hidden, (key, value)
+
+    def _act(self, suffix: Acting, read: Keys) -> Tensor:
+        hidden, visible, positions, condition = suffix
+        query, key, value, gate = self.expert.before(hidden, positions, condition)
+        key, value = torch.cat((read[0], key), dim=2), torch.cat((read[1], value), dim=2)
+        attended = attend(query, key, value, visible, self.kernel, self.expert.softcap)
+        return self.expert.after(hidden, attended, gate, condition)

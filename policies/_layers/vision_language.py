@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from .sight import Sight
     from .stream import Stream
+    from .unit import Unit
 
 
 @dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,7 @@ class ActingConfig(VisionLanguageConfig):
 class VisionLanguage(nn.Module):
     """Vision tower, projector, text table and decoder layers: PaliGemma, PaliGemma 2, Gemma 3."""
 
-    def __init__(self, config: VisionLanguageConfig, axes: Axes, unit: Callable[[int], BackboneLayer] | None = None) -> None:
+    def __init__(self, config: VisionLanguageConfig, axes: Axes, unit: Callable[[int], Unit] | None = None) -> None:
         """`unit` makes the layer of a number; by default a backbone layer alone."""
         super().__init__()
         backbone = config.backbone
@@ -146,7 +147,9 @@ class VisionLanguageAction(VisionLanguage):
         positions, suffix_positions = prefix.positions, suffix.positions_after(prefix)
         hidden, acting = prefix.hidden, suffix.hidden
         for layer, window in zip(self.layers, self.windows, strict=True):
-            hidden, acting = layer(hidden, masks[window], positions, acting, suffix_masks[window], suffix_positions, condition)
+            hidden, acting = layer(
+                (hidden, masks[window], positions), (acting, suffix_masks[window], suffix_positions, condition)
+            )
         return hidden, self._expert_normed(acting, condition)
 
     def read(self, prefix: Stream) -> Cache:
@@ -154,15 +157,15 @@ class VisionLanguageAction(VisionLanguage):
         masks, positions, hidden = self._masks(prefix.sight()), prefix.positions, prefix.hidden
         cache: Cache = []
         for layer, window in zip(self.layers, self.windows, strict=True):
-            hidden, key, value = layer(hidden, masks[window], positions)
-            cache.append((key, value))
+            hidden, keys = layer((hidden, masks[window], positions))
+            cache.append(keys)
         return cache
 
     def act(self, prefix: Stream, cache: Cache, suffix: Stream, condition: Tensor | None) -> Tensor:
         """The suffix (B, S, V) after its final norm, given what `read` found in the prefix."""
         masks, positions, hidden = self._masks(suffix.sight_after(prefix)), suffix.positions_after(prefix), suffix.hidden
-        for layer, window, (key, value) in zip(self.layers, self.windows, cache, strict=True):
-            hidden = layer(None, None, None, hidden, masks[window], positions, condition, key, value)
+        for layer, window, keys in zip(self.layers, self.windows, cache, strict=True):
+            hidden = layer(None, (hidden, masks[window], positions, condition), keys)
         return self._expert_normed(hidden, condition)
 
     def _expert_normed(self, hidden: Tensor, condition: Tensor | None) -> Tensor:

@@ -57,27 +57,28 @@ class Value(ReadingPolicy):
         if act:
             return self.select_actions(batch)
         batch, present = self.agreed(batch)
-        logits = self.logits(lay(self.blocks(batch, present)))
+        likelihood = self.log_likelihood(batch, present)
         target = self.bin_of(batch["returns"])
-        loss = F.cross_entropy(logits, target, reduction="none")
+        loss = F.nll_loss(likelihood, target, reduction="none")
         losses = combine({"value": (loss, torch.ones_like(loss))}, per_sample=per_sample)
         with torch.no_grad():
-            losses.parts["l1"] = (self.expected(logits) - batch["returns"]).abs().mean()
-            losses.parts["accuracy"] = (logits.argmax(dim=-1) == target).float().mean()
+            losses.parts["l1"] = (self.expected(likelihood) - batch["returns"]).abs().mean()
+            losses.parts["accuracy"] = (likelihood.argmax(dim=-1) == target).float().mean()
         return losses
 
-    def logits(self, stream: Any) -> Tensor:
+    def log_likelihood(self, batch: Batch, present: frozenset[str]) -> Tensor:
         """Of each bin (B, bins), float32."""
-        return self.head(self.model.norm(self.model(stream)[:, -1])).float()
+        hidden = self.model(lay(self.blocks(batch, present)))[:, -1]
+        return self.head(self.model.norm(hidden)).float().log_softmax(dim=-1)
 
     def bin_of(self, returns: Tensor) -> Tensor:
         """Returns (B,) in [-1, 0] to the nearest of the bins (B,) int64, whose centres are evenly spaced from -1 to 0."""
         return ((returns.clamp(-1, 0) + 1) * (self.config.bins - 1)).round().long()
 
-    def expected(self, logits: Tensor) -> Tensor:
-        """The mean (B,) of the distributions (B, bins)."""
-        centres = torch.linspace(-1, 0, self.config.bins, device=logits.device)
-        return (logits.softmax(dim=-1) * centres).sum(dim=-1)
+    def expected(self, likelihood: Tensor) -> Tensor:
+        """The mean (B,) of the distributions whose logarithm (B, bins) is given."""
+        centres = torch.linspace(-1, 0, self.config.bins, device=likelihood.device)
+        return (likelihood.exp() * centres).sum(dim=-1)
 
     def batch_spec(self) -> BatchSpec:
         return replace(super().batch_spec(), returns=True)

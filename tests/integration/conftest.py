@@ -30,8 +30,10 @@ def tiny_cell(**changes: Any) -> Cell:
 
 
 def run_cells(cells: list[tuple[Cell, int]], folder: Path, *, witness: bool = True) -> list[dict[str, Any]]:
-    """Run cells of one world size, each for its number of steps, in one process group of real ranks. A `witness` sees more steps
-    than that."""
+    """Run cells of one world size, each for its number of steps, in one process group of real ranks.
+
+    A `witness` sees more steps than that.
+    """
     (ranks,) = {cell.world_size for cell, _ in cells}
     folder.mkdir(parents=True, exist_ok=True)
     job = folder / "job.json"

@@ -1,6 +1,6 @@
 """Ranks whose batches differ in what they hold: `python -m torch.distributed.run --nproc-per-node 2 presence_ranks.py FOLDER`.
 
-Each rank writes `<rank>.json`: for every case the collectives of its step and its loss, and what a batch without a field raised.
+Each rank writes `<rank>.json`: for every case the collectives of its step and its loss, and what a lacking batch raised.
 """
 
 from __future__ import annotations

@@ -250,10 +250,13 @@ def test_acting_reads_only_what_is_known_before_acting_and_is_the_same_every_tim
 
 
 def test_policies_are_those_of_the_field():
-    assert POLICIES == sorted(
-        [
-            *("pi0", "pi05", "pi05_mem", "pi06", "pi07_low_level", "pi07_high_level", "pi07_paligemma"),
-            *("value", "vitra", "cosmos_droid"),
-        ]
+    assert (
+        sorted(
+            [
+                *("pi0", "pi05", "pi05_mem", "pi06", "pi07_low_level", "pi07_high_level", "pi07_paligemma"),
+                *("value", "vitra", "cosmos_droid"),
+            ]
+        )
+        == POLICIES
     )
     assert Axes().attention == "sdpa"

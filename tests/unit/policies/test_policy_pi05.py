@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import math
 import sys
 from collections import Counter
@@ -8,7 +7,6 @@ from collections import Counter
 import pytest
 import torch
 from policy_batches import awake, build, gradients, make_batch
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from benchbox.errors import ConfigurationError
 from benchbox.registry.contracts import Axes
@@ -97,7 +95,7 @@ def test_a_new_expert_layer_is_the_identity_because_its_gates_are_closed():
     policy = build()
     seen = []
     for pair in policy.model.layers:
-        pair.register_forward_hook(lambda _, inputs, output: seen.append((inputs[3], output[1])))
+        pair.register_forward_hook(lambda _, inputs, output: seen.append((inputs[1][0], output[1])))
     policy(make_batch(policy.batch_spec(), 2))
     assert len(seen) == 3
     assert all(torch.equal(before, after) for before, after in seen)

@@ -98,7 +98,10 @@ def test_a_block_mask_lets_through_what_the_dense_mask_does(window):
     for sight in (prefix.sight(), suffix(1, 2).sight_after(prefix)):
         dense, block = sight.dense(window), sight.mask("flex", window)
         found = [
-            [[bool(block.mask_mod(*map(torch.tensor, (b, 0, q, k)))) for k in range(dense.shape[2])] for q in range(dense.shape[1])]
+            [
+                [bool(block.mask_mod(*map(torch.tensor, (b, 0, q, k)))) for k in range(dense.shape[2])]
+                for q in range(dense.shape[1])
+            ]
             for b in range(2)
         ]
         assert torch.equal(torch.tensor(found), dense)
