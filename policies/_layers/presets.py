@@ -9,11 +9,22 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from benchbox.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from benchbox.registry.contracts import Axes
 
 CLOSED = ConfigDict(extra="forbid")
 
 T = TypeVar("T")
+P = TypeVar("P")
+
+
+def builder(policy: Callable[[T, Axes], P], config: type[T]) -> Callable[[Mapping[str, Any], Axes], P]:
+    """The `build` of a policy's module: the policy of a preset, in float32 on torch's default device.
+
+    It raises `ConfigurationError` when the preset is none of `config`, a pydantic dataclass.
+    """
+    return lambda preset, axes: policy(read(config, preset), axes)
 
 
 def read(cls: type[T], preset: Mapping[str, Any]) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -10,12 +10,10 @@ import torch.nn.functional as F
 from .._layers.flow import embed_time
 from .._layers.flow_policy import FlowConfig, FlowPolicy, whole
 from .._layers.precision import Linear
-from .._layers.presets import read
+from .._layers.presets import builder
 from .._layers.stream import lay
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
     from benchbox.registry.contracts import Axes, Batch
@@ -48,10 +46,4 @@ class Pi0(FlowPolicy):
         return lay([whole("state", state), whole("actions", actions)]), None
 
 
-def build(preset: Mapping[str, Any], axes: Axes) -> Pi0:
-    """The policy of a preset, in float32 on torch's default device.
-
-    Raises:
-        ConfigurationError: the preset is not one.
-    """
-    return Pi0(read(FlowConfig, preset), axes)
+build = builder(Pi0, FlowConfig)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from .._layers.flow_policy import FlowConfig, FlowPolicy
-from .._layers.presets import read
+from .._layers.presets import builder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from benchbox.registry.contracts import Axes, Batch, BatchSpec
+    from benchbox.registry.contracts import Batch, BatchSpec
 
     from .._layers.stream import Block
 
@@ -33,10 +31,4 @@ class Pi05(FlowPolicy):
         return replace(super().batch_spec(), state_in_prompt=True)
 
 
-def build(preset: Mapping[str, Any], axes: Axes) -> Pi05:
-    """The policy of a preset, in float32 on torch's default device.
-
-    Raises:
-        ConfigurationError: the preset is not one.
-    """
-    return Pi05(read(FlowConfig, preset), axes)
+build = builder(Pi05, FlowConfig)

@@ -9,14 +9,12 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 
 from .._layers.losses import combine, text_losses
-from .._layers.presets import CLOSED, read
+from .._layers.presets import CLOSED, builder
 from .._layers.reading import ReadingConfig, ReadingPolicy
 from .._layers.stream import lay
 from .._layers.vision_language import VisionLanguage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from benchbox.registry.contracts import Axes, Batch, BatchSpec
 
     from .._layers.stream import Block
@@ -71,10 +69,4 @@ class Pi07HighLevel(ReadingPolicy):
         )
 
 
-def build(preset: Mapping[str, Any], axes: Axes) -> Pi07HighLevel:
-    """The policy of a preset, in float32 on torch's default device.
-
-    Raises:
-        ConfigurationError: the preset is not one.
-    """
-    return Pi07HighLevel(read(HighLevelConfig, preset), axes)
+build = builder(Pi07HighLevel, HighLevelConfig)

@@ -13,14 +13,12 @@ from torch import nn
 
 from .._layers.losses import combine
 from .._layers.precision import Linear
-from .._layers.presets import CLOSED, read
+from .._layers.presets import CLOSED, builder
 from .._layers.reading import ReadingConfig, ReadingPolicy
 from .._layers.stream import Block, lay
 from .._layers.vision_language import VisionLanguage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
     from benchbox.registry.contracts import Axes, Batch, BatchSpec
@@ -84,10 +82,4 @@ class Value(ReadingPolicy):
         return replace(super().batch_spec(), returns=True)
 
 
-def build(preset: Mapping[str, Any], axes: Axes) -> Value:
-    """The policy of a preset, in float32 on torch's default device.
-
-    Raises:
-        ConfigurationError: the preset is not one.
-    """
-    return Value(read(ValueConfig, preset), axes)
+build = builder(Value, ValueConfig)

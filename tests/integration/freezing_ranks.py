@@ -94,7 +94,7 @@ def whole_parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         with FullyShardedDataParallel.summon_full_params(model):
             return {name: parameter.detach().clone() for name, parameter in live_parameters(model)}
     if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
-        from deepspeed.zero import GatheredParameters
+        from deepspeed.runtime.zero import GatheredParameters
 
         with GatheredParameters(list(model.parameters())):
             return {name: parameter.detach().clone() for name, parameter in live_parameters(model)}
