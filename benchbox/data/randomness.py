@@ -22,8 +22,11 @@ def generator(purpose: int, *key: int) -> np.random.Generator:
 
 
 def draws(spec: BatchSpec, seed: int, epoch: int, index: int) -> dict[str, Tensor]:
-    """`noise` (N, A) and `uniform` (U,) of one sample in one epoch, float32."""
+    """`noise` (D, N, A), `uniform` (U,) and, where there is a shape, `latent_noise` of one sample in one epoch, float32."""
     rng = generator(DRAWS, seed, epoch, index)
-    noise = rng.standard_normal((spec.horizon, spec.action_dim), dtype=np.float32)
+    noise = rng.standard_normal((spec.noise_draws, spec.horizon, spec.action_dim), dtype=np.float32)
     uniform = rng.random(spec.uniforms, dtype=np.float32)
-    return {"noise": torch.from_numpy(noise), "uniform": torch.from_numpy(uniform)}
+    drawn = {"noise": torch.from_numpy(noise), "uniform": torch.from_numpy(uniform)}
+    if spec.latent_shape:
+        drawn["latent_noise"] = torch.from_numpy(rng.standard_normal(spec.latent_shape, dtype=np.float32))
+    return drawn

@@ -12,7 +12,7 @@ from benchbox.data.fast import FastTokenizer
 from benchbox.data.lerobot import ACTION, STATE, LeRobotDataset
 from benchbox.data.normalisation import affine
 from benchbox.data.randomness import draws
-from benchbox.data.text import PAD, ByteTokenizer, padded, prompt, state_bins
+from benchbox.data.text import PAD, ByteTokenizer, cues, padded, prompt, state_bins
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class DatasetSamples:
         for name, room in ((STATE, spec.state_dim), (ACTION, spec.action_dim)):
             if self._dims(name) > room:
                 raise DataError(f"{dataset.root}: {name} has {self._dims(name)} dimensions, and the policy takes {room}")
+        self._longest = max(episode.to_index - episode.from_index for episode in dataset.episodes)
         self._text = ByteTokenizer(spec.text_vocab)
         self._state_affine = self._affine(STATE, spec.state_normalisation) if spec.state_in_prompt else None
         self._fast: FastTokenizer | None = None
@@ -73,12 +74,17 @@ class DatasetSamples:
             offset, scale = self._state_affine
             binned = state_bins((state[-1] - offset) / scale, spec.state_bins)
         texts = {"prompt": prompt(self._text, self.dataset.task(index), binned, spec.prompt_tokens)}
-        if spec.response_tokens:
-            texts["response"] = padded([], spec.response_tokens, PAD)  # the dataset has no answers to learn
+        # the dataset has none of these to read
+        texts |= {
+            name: padded([], length, PAD)
+            for name, length in (("response", spec.response_tokens), ("memory", spec.memory_tokens))
+            if length
+        }
         sample = {
             "images": images,
             "image_mask": image_mask,
             "state": _widened(state, spec.state_dim),
+            "history_mask": torch.from_numpy(history >= episode.from_index),
             "action": _widened(action, spec.action_dim),
             "action_is_pad": torch.from_numpy(is_pad),
             "action_dim_mask": torch.arange(spec.action_dim) < action.shape[1],
@@ -92,12 +98,38 @@ class DatasetSamples:
             sample["fast_truncated"] = torch.tensor(max(0, len(ids) - spec.fast_tokens))
         for name, (tokens, mask) in texts.items():
             sample[f"{name}_tokens"], sample[f"{name}_mask"] = torch.from_numpy(tokens), torch.from_numpy(mask)
+        sample |= self._unknown() | self._ahead(episode, index) | cues(spec, self._text)
         return sample | draws(spec, self.seed, epoch, index)
+
+    def _unknown(self) -> dict[str, Tensor]:
+        """What LeRobot datasets do not say: masked, or 0."""
+        spec, unknown = self.spec, {}
+        if all(spec.metadata):
+            unknown["metadata_tokens"] = torch.full(spec.metadata, PAD)
+            unknown["metadata_mask"] = torch.zeros(spec.metadata, dtype=torch.bool)
+        if spec.subgoal:
+            unknown["subgoal_images"] = torch.zeros(spec.cameras, 3, *spec.image_size, dtype=torch.uint8)
+            unknown["subgoal_mask"] = torch.zeros(spec.cameras, dtype=torch.bool)
+        if spec.field_of_view:
+            unknown["field_of_view"] = torch.zeros(2)
+        return unknown
+
+    def _ahead(self, episode: Episode, index: int) -> dict[str, Tensor]:
+        """What follows the current frame: the frames themselves, the last repeated past the end, and how many are left."""
+        spec, ahead = self.spec, {}
+        if spec.future:
+            future = np.arange(index + 1, index + 1 + spec.future)
+            ahead["future_images"], _ = self._images(episode, future.clip(max=episode.to_index - 1))
+            ahead["future_mask"] = torch.from_numpy(future < episode.to_index)
+        if spec.returns:
+            left = episode.to_index - 1 - index  # steps
+            ahead["returns"] = torch.tensor(-left / self._longest, dtype=torch.float32)
+        return ahead
 
     def _images(self, episode: Episode, history: np.ndarray) -> tuple[Tensor, Tensor]:
         spec = self.spec
-        images = torch.zeros(spec.history, spec.cameras, 3, *spec.image_size, dtype=torch.uint8)  # (T, C, 3, H, W)
-        mask = torch.zeros(spec.history, spec.cameras, dtype=torch.bool)
+        images = torch.zeros(len(history), spec.cameras, 3, *spec.image_size, dtype=torch.uint8)  # (T, C, 3, H, W)
+        mask = torch.zeros(len(history), spec.cameras, dtype=torch.bool)
         for camera, name in enumerate(self.dataset.cameras[: spec.cameras]):
             for t, frame in enumerate(history):
                 if frame >= episode.from_index:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from benchbox.data.randomness import CONTENT, draws, generator
+from benchbox.data.text import ByteTokenizer, cues
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 SAMPLES = 4096
 """Samples in an epoch."""
+
+# Of every three samples: the one with a subgoal and without a response, and the one that begins an episode.
+SUBGOAL, BEGINNING = 1, 2
 
 _UNIFORM = {
     "mean": 0.0,
@@ -31,7 +35,10 @@ _UNIFORM = {
 
 
 class SyntheticSamples:
-    """One dataset of noise: every camera, frame and dimension real, state and action uniform on [-1, 1)."""
+    """One dataset of noise: every camera, frame and dimension real, state and action uniform on [-1, 1).
+
+    What a batch may lack some samples lack, by their index.
+    """
 
     def __init__(self, spec: BatchSpec, seed: int) -> None:
         self.spec = spec
@@ -57,6 +64,7 @@ class SyntheticSamples:
             "images": torch.from_numpy(images),
             "image_mask": torch.ones(spec.history, spec.cameras, dtype=torch.bool),
             "state": torch.from_numpy(state),
+            "history_mask": torch.ones(spec.history, dtype=torch.bool),
             "action": torch.from_numpy(action),
             "action_is_pad": torch.zeros(spec.horizon, dtype=torch.bool),
             "action_dim_mask": torch.ones(spec.action_dim, dtype=torch.bool),
@@ -65,11 +73,33 @@ class SyntheticSamples:
             "frame_index": torch.tensor(0),
         }
         # ids from 3: below are pad, begin and end of text; the last FAST id is its pad
-        texts = (("prompt", spec.prompt_tokens, 3, spec.text_vocab), ("response", spec.response_tokens, 3, spec.text_vocab))
-        for name, length, low, high in (*texts, ("fast", spec.fast_tokens, 0, spec.fast_vocab - 1)):
-            if length or name == "prompt":
-                sample[f"{name}_tokens"] = torch.from_numpy(rng.integers(low, high, length))
-                sample[f"{name}_mask"] = torch.ones(length, dtype=torch.bool)
+        texts: list[tuple[str, tuple[int, ...], int, int, bool]] = [
+            ("prompt", (spec.prompt_tokens,), 3, spec.text_vocab, True),
+            ("response", (spec.response_tokens,), 3, spec.text_vocab, index % 3 != SUBGOAL),
+            ("fast", (spec.fast_tokens,), 0, spec.fast_vocab - 1, True),
+            ("memory", (spec.memory_tokens,), 3, spec.text_vocab, True),
+            ("metadata", spec.metadata, 3, spec.text_vocab, index % 4 != 3),
+        ]
+        for name, shape, low, high, there in texts:
+            if 0 not in shape or name == "prompt":
+                sample[f"{name}_tokens"] = torch.from_numpy(rng.integers(low, high, shape))
+                sample[f"{name}_mask"] = torch.full(shape, there)
         if spec.fast_tokens:
             sample["fast_truncated"] = torch.tensor(0)
-        return sample | draws(spec, self.seed, epoch, index)
+        for name, frames in (("subgoal", 1), ("future", spec.future)):
+            if spec.subgoal if name == "subgoal" else frames:
+                drawn = torch.from_numpy(rng.integers(0, 256, (frames, *images.shape[1:]), dtype=np.uint8))
+                sample[f"{name}_images"] = drawn if name == "future" else drawn[0]
+        if spec.subgoal:
+            sample["subgoal_mask"] = torch.full((spec.cameras,), index % 3 == SUBGOAL)
+        if spec.future:
+            sample["future_mask"] = torch.ones(spec.future, dtype=torch.bool)
+        if spec.returns:
+            sample["returns"] = torch.tensor(-rng.random(), dtype=torch.float32)
+        if spec.field_of_view:
+            sample["field_of_view"] = torch.from_numpy(rng.uniform(0.5, 1.5, 2).astype(np.float32))
+        if index % 3 == BEGINNING:  # of an episode: what came before is padding
+            for name in ("history_mask", "image_mask"):
+                sample[name][: spec.history // 2] = False
+            sample["images"][: spec.history // 2] = 0
+        return sample | cues(spec, ByteTokenizer(spec.text_vocab)) | draws(spec, self.seed, epoch, index)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from benchbox.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from benchbox.registry.contracts import BatchSpec
 
 PAD, BOS, EOS = 0, 1, 2
 FIRST_BYTE = 3
@@ -41,17 +46,22 @@ def state_bins(state: np.ndarray, bins: int) -> np.ndarray:
     return np.clip(np.floor((state + 1) / 2 * bins), 0, bins - 1).astype(np.int64)
 
 
+def cues(spec: BatchSpec, tokenizer: ByteTokenizer) -> dict[str, Tensor]:
+    """The fixed texts of a spec, as the batch table has them."""
+    return {f"{name}_cue_tokens": torch.tensor(tokenizer.encode(text)) for name, text in spec.cues.items()}
+
+
 def prompt(tokenizer: ByteTokenizer, task: str, state: np.ndarray | None, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens (length,) int64 and their mask: what to do, and the binned state (D,) as text where there is one.
 
-    The wording is that of pi05. Where the text is too long the task gives way, from its end: cutting the whole would cut
-    the state, which changes every frame.
+    The wording is that of pi05, up to where the cue of the actions follows. Where the text is too long the task gives way, from
+    its end: cutting the whole would cut the state, which changes every frame.
 
     Raises:
         ConfigurationError: not even the state fits.
     """
     clean = " ".join(task.replace("_", " ").split())
-    ending = "\nAction: " if state is None else f", State: {' '.join(map(str, state))};\nAction: "
+    ending = "\n" if state is None else f", State: {' '.join(map(str, state))};\n"
     head, tail = [BOS, *tokenizer.encode("Task: ")], tokenizer.encode(ending)
     room = length - len(head) - len(tail)
     if room < 0:

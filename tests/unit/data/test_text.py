@@ -31,7 +31,7 @@ def test_a_long_task_gives_way_to_the_state():
     assert len(tokens) == 64
     assert mask.all()
     assert text.startswith("Task: pick up the cup pick")
-    assert text.endswith(", State: 12 255;\nAction: ")
+    assert text.endswith(", State: 12 255;\n")
 
 
 def test_a_prompt_without_room_for_the_state_is_refused():
