@@ -2,8 +2,8 @@
 `{"cells": [cell, ...], "steps": n, "out": folder}`.
 
 For each cell rank 0 writes `<index>.json`: the losses, what was observed, which parameters differ from the start, which had a
-gradient in the last step, and how many elements of Adam's first moment this rank holds. Every rank writes
-`<index>-facts-<rank>.json`, what a witness saw of some more steps.
+gradient or master in the last step, the dtypes they are stored in, and how many elements are here of Adam's first moment.
+Where there may be masters every rank writes `<index>-facts-<rank>.json`, what a witness saw of some more steps.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from benchbox.audit.subjects.session import witness_session
-from benchbox.measure.witness.setup import fsdp1_handles
-from benchbox.measure.witness.walk import live_parameters
+from benchbox.measure.witness.facts import RankFacts  # noqa: TC001
+from benchbox.measure.witness.setup import fsdp1_handles, optimizer_chain
+from benchbox.measure.witness.walk import links, live_parameters
 from benchbox.registry.recipes import RECIPES
 from benchbox.session import Session, build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
@@ -35,7 +36,8 @@ def main(job_file: str) -> None:
     rank, out = int(os.environ["RANK"]), Path(job["out"])
     for index, told in enumerate(job["cells"]):
         result, facts = run(Cell.from_dict(told), job["steps"], rank)
-        (out / f"{index}-facts-{rank}.json").write_text(json.dumps(facts))
+        if facts is not None:
+            (out / f"{index}-facts-{rank}.json").write_text(json.dumps(facts.to_dict()))
         if rank == 0:
             (out / f"{index}.json").write_text(json.dumps(result))
         forget()
@@ -44,7 +46,7 @@ def main(job_file: str) -> None:
         dist.destroy_process_group()
 
 
-def run(cell: Cell, steps: int, rank: int) -> tuple[dict, dict]:
+def run(cell: Cell, steps: int, rank: int) -> tuple[dict, RankFacts | None]:
     policy = build_cell_policy(cell)
     start = {name: parameter.detach().clone() for name, parameter in policy.named_parameters()}
     with closing(open_cell_data(cell, policy, rank)) as stream:
@@ -58,17 +60,18 @@ def run(cell: Cell, steps: int, rank: int) -> tuple[dict, dict]:
             "observed": session.backend.observe().to_dict(),
             "loss": [float(each.loss) for each in taken],
             "grad_norm": [float(each.grad_norm) for each in taken],
-            "parameters": sorted(after),
+            "stored": {name: str(value.dtype).removeprefix("torch.") for name, value in after.items()},
             "moved": sorted(name for name, value in after.items() if not torch.equal(value, start[name].to(value.dtype))),
             "with_gradient": sorted(reader.names),
             "first_moment_elements": sum(local(state["exp_avg"]).numel() for state in moments),
         }
-        facts = witness_session(session, stream, RECIPES[cell.recipe])
-    return result, facts.to_dict()
+        recipe = RECIPES[cell.recipe]
+        facts = witness_session(session, stream, recipe) if recipe.masters else None
+    return result, facts
 
 
 class WithGradient:
-    """An instrument that reads which parameters have a gradient, or a place in a flat one, before it is clipped or stepped."""
+    """An instrument that reads, before the step is taken, which parameters have a gradient or master, or a place in a flat one."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -80,11 +83,14 @@ class WithGradient:
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         if name == self._when:
-            model = self._session.model
-            flat = [handle.flat_param for handle in fsdp1_handles(model)]
-            held = {id(parameter) for each in flat if each.grad is not None for parameter in each._params}
-            live = live_parameters(model)
-            self.names = {name for name, parameter in live if parameter.grad is not None or id(parameter) in held}
+            prepared = self._session.backend.prepared
+            live = {id(parameter): name for name, parameter in live_parameters(prepared.model)}
+            linked = links(optimizer_chain(prepared.optimizer), live)
+            held = {covered for link in linked for _, covered in link.covers}
+            flat = [handle.flat_param for handle in fsdp1_handles(prepared.model)]
+            held |= {id(parameter) for each in flat if each.grad is not None for parameter in each._params}
+            held |= {id(parameter) for parameter in prepared.model.parameters() if parameter.grad is not None}
+            self.names = {live[each] for each in held}
         return nullcontext()
 
 
