@@ -9,14 +9,15 @@ import torch
 from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from .flow_policy import FlowConfig, FlowPolicy
-from .precision import Linear
+from .flow_policy import FlowConfig
+from .memory_policy import MemoryPolicy
 from .presence import kept
 from .presets import CLOSED
-from .stream import Block
 
 if TYPE_CHECKING:
-    from benchbox.registry.contracts import Axes, Batch, BatchSpec
+    from benchbox.registry.contracts import Batch, BatchSpec
+
+    from .stream import Block
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 
@@ -41,28 +42,20 @@ class ContextConfig(FlowConfig):
     drops: Drops = Drops()
 
 
-class ContextPolicy(FlowPolicy):
+class ContextPolicy(MemoryPolicy):
     """Prefix: videos, prompt, one state token for each step, response, metadata, subgoal images, "Action: ", FAST tokens.
 
     Images of a block see one another, all text is causal.
     """
 
     optional: ClassVar[dict[str, str]] = {name: f"{name}_mask" for name in ("response", "metadata", "subgoal")}
-    reads_state: ClassVar[bool] = True
     config: ContextConfig
 
-    def __init__(self, config: ContextConfig, axes: Axes) -> None:
-        super().__init__(config, axes)
-        self.state_in = Linear(config.state_dim, config.model.backbone.width)
-
     def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:
-        states = Block(
-            name="states", hidden=self.state_in(self.states(batch)), valid=batch["history_mask"], attention="bidirectional"
-        )
         blocks = [
             self.model.images("images", batch["images"], batch["image_mask"]),
             self.text("prompt", batch, "causal"),
-            states,
+            self.history(batch),
             *(self.text(name, batch, "causal") for name in ("response", "metadata") if name in present),
         ]
         if "subgoal" in present:

@@ -16,6 +16,7 @@ from benchbox.registry.contracts import Axes
 COUNTS = {
     "pi0": 3_238_048_528,  # 3.24 B
     "pi05": 3_361_822_480,  # 3.36 B
+    "pi05_mem": 3_361_890_064,  # and one projection of the state more than pi05
     "pi06": 5_585_761_168,
     "pi07_low_level": 5_585_845_648,  # 5.59 B
     "pi07_high_level": 4_296_540_528,  # 4.30 B

@@ -1,0 +1,120 @@
+"""The space-time vision tower."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from benchbox_policies._layers.siglip import Siglip, SiglipConfig, embed_age
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchbox.registry.contracts import Axes
+
+SIZES = {"width": 48, "depth": 5, "heads": 3, "mlp": 96, "image": 32, "patch": 8}
+
+
+def tower(attention: str = "sdpa", every: int | None = 2) -> Siglip:
+    torch.manual_seed(0)
+    return Siglip(SiglipConfig(**SIZES, temporal_every=every), Axes(attention=attention))
+
+
+def video(frames: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(0, 256, (2, frames, 3, 32, 32), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+@torch.no_grad()
+def test_a_video_of_one_frame_is_an_image_bit_for_bit():
+    image = video(1)
+    assert torch.equal(tower()(image), tower(every=None)(image))
+
+
+def test_it_has_the_parameters_of_the_plain_tower_under_the_same_names():
+    plain = tower(every=None).state_dict()
+    assert {name: tensor.shape for name, tensor in tower().state_dict().items()} == {
+        name: tensor.shape for name, tensor in plain.items()
+    }
+
+
+@torch.no_grad()
+def test_the_past_is_seen_where_it_is_valid_and_only_there():
+    pixels, other = video(3), video(3)
+    other[:, 0] = 255 - other[:, 0]
+    some = torch.tensor([[True, True, True], [False, True, True]])
+    before, after = tower()(pixels, some), tower()(other, some)
+    assert not torch.equal(before[0], after[0])
+    assert torch.equal(before[1], after[1])
+    assert torch.equal(tower()(pixels), tower()(pixels, torch.ones(2, 3, dtype=torch.bool))), "without a mask all is valid"
+    assert torch.equal(tower(every=None)(pixels), tower(every=None)(other)), "a plain tower does not look at it"
+
+
+@torch.no_grad()
+def test_padding_is_as_if_it_were_not_there():
+    pixels = video(4)
+    padded = torch.tensor([[False, False, True, True]]).expand(2, -1)
+    torch.testing.assert_close(tower()(pixels, padded), tower()(pixels[:, 2:]), rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_frame_does_not_see_those_after_it():
+    layer = tower().layers[1]
+    x, past = torch.randn(2 * 3, 16, 48), Siglip._past(2, 3, None, torch.device("cpu"))
+    other = x.clone().unflatten(0, (2, 3))
+    other[:, 2] = torch.randn(2, 16, 48)
+    before, after = (layer(tensor, past).unflatten(0, (2, 3)) for tensor in (x, other.flatten(0, 1)))
+    assert torch.equal(before[:, :2], after[:, :2])
+    assert not torch.equal(before[:, 2], after[:, 2])
+
+
+@torch.no_grad()
+def test_a_layer_attends_over_time_in_its_values_and_then_over_space():
+    """Written out for each patch and head."""
+    layer = tower("eager").layers[1].double()
+    x = torch.randn(3, 16, 48, dtype=torch.float64)  # one video
+    past = Siglip._past(1, 3, None, torch.device("cpu"))
+    normed = layer.attention_norm(x + embed_age(3, x)).double()
+    query, key, value = (part(normed).view(3, 16, 3, 16) for part in (layer.query, layer.key, layer.value))  # T, P, H, D
+    over_time = torch.zeros_like(value)
+    for t in range(3):
+        for patch in range(16):
+            for head in range(3):
+                weights = (key[: t + 1, patch, head] @ query[t, patch, head] / 4.0).softmax(0)
+                over_time[t, patch, head] = weights @ value[: t + 1, patch, head]
+    over_space = torch.stack(
+        [
+            torch.stack(
+                [(query[t, :, head] @ key[t, :, head].T / 4.0).softmax(-1) @ over_time[t, :, head] for head in range(3)], dim=1
+            )
+            for t in range(3)
+        ]
+    ).flatten(2)
+    expected = x + layer.output(over_space)
+    expected = expected + layer.down(torch.nn.functional.gelu(layer.up(layer.mlp_norm(expected)), approximate="tanh"))
+    torch.testing.assert_close(layer(x, past), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("frames", [2, 6])
+@torch.no_grad()
+def test_eager_and_sdpa_agree(frames):
+    pixels, valid = video(frames), torch.ones(2, frames, dtype=torch.bool)
+    valid[1, 0] = False
+    torch.testing.assert_close(tower("eager")(pixels, valid), tower("sdpa")(pixels, valid), rtol=1e-5, atol=1e-5)
+
+
+def test_age_is_nothing_for_the_current_frame_and_differs_between_the_others():
+    embedded = embed_age(4, torch.zeros(8, 1, 48))
+    assert embedded.shape == (8, 1, 48)
+    assert not embedded[[3, 7]].any()
+    assert torch.equal(embedded[:4], embedded[4:])
+    assert torch.cdist(embedded[:4, 0], embedded[:4, 0]).fill_diagonal_(1.0).min() > 0.1
+
+
+def test_what_nothing_reads_any_more_is_not_computed():
+    """After the last layer that attends over time the past is left behind."""
+
+    def flops(frames: int) -> int:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            tower("eager")(video(frames))
+        return counter.get_total_flops()
+
+    layers, temporal, past_layers = 5, 2, 4
+    assert flops(4) < flops(1) * (4 * past_layers + (layers - past_layers)) / layers * 1.1
+    assert temporal == len(tower().temporal)
