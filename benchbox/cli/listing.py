@@ -18,6 +18,7 @@ class Kind(StrEnum):
     policies = "policies"
     backends = "backends"
     recipes = "recipes"
+    freezing = "freezing"
     metrics = "metrics"
     rules = "rules"
 
@@ -32,11 +33,18 @@ def show(
     policy_dirs: PolicyDirOption,
     form: FormatOption = Format.text,
 ) -> None:
-    """Print the policies, backends, recipes, metrics or rules there are."""
+    """Print the policies, backends, recipes, freezing presets, metrics or rules there are."""
     if kind is Kind.policies:
         rows = _policies(policy_dirs)
     else:
-        rows = {Kind.backends: _backends, Kind.recipes: _recipes, Kind.metrics: _metrics, Kind.rules: _rules}[kind]()
+        others = {
+            Kind.backends: _backends,
+            Kind.recipes: _recipes,
+            Kind.freezing: _freezing,
+            Kind.metrics: _metrics,
+            Kind.rules: _rules,
+        }
+        rows = others[kind]()
     if form is Format.json:
         print(json.dumps(rows, indent=2))
         return
@@ -75,6 +83,12 @@ def _recipes() -> Rows:
         }
         for recipe in RECIPES.values()
     ]
+
+
+def _freezing() -> Rows:
+    from benchbox.registry.freezing import FREEZES
+
+    return [{"name": preset.name, "summary": preset.summary} for preset in FREEZES.values()]
 
 
 def _metrics() -> Rows:

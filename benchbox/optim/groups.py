@@ -44,7 +44,7 @@ def freeze(policy: nn.Module, roles: Mapping[str, Role], preset: Freeze) -> None
     towers = dict.fromkeys(_role(roles, name).tower for name in trainable)
     if preset.about not in towers:
         has = ", ".join(towers)
-        raise UnsupportedError(f"freeze {preset.name} is about a tower {preset.about}: {type(policy).__name__} trains {has}")
+        raise UnsupportedError(f"freeze {preset.name} needs a tower {preset.about}, and {type(policy).__name__} trains {has}")
     frozen = [parameter for name, parameter in trainable.items() if preset.freezes(roles[name])]
     if len(frozen) in (0, len(trainable)):
         what = "nothing" if not frozen else "everything"

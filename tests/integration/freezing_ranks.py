@@ -71,7 +71,7 @@ def run(cell: Cell, steps: int, rank: int) -> tuple[dict, RankFacts | None]:
 
 
 class WithGradient:
-    """An instrument that reads, before the step is taken, which parameters have a gradient or master, or a place in a flat one."""
+    """An instrument that reads before a step which parameters have a gradient, a master, or a part in a flat one."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

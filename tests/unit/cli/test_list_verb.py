@@ -7,11 +7,14 @@ import pytest
 
 from benchbox.audit.rules import rules
 from benchbox.registry.backends import backends
+from benchbox.registry.freezing import FREEZES
 from benchbox.registry.metrics import METRICS
 from benchbox.registry.recipes import RECIPES
 
 
-@pytest.mark.parametrize(("kind", "names"), [("backends", backends()), ("recipes", RECIPES), ("metrics", METRICS)])
+@pytest.mark.parametrize(
+    ("kind", "names"), [("backends", backends()), ("recipes", RECIPES), ("freezing", FREEZES), ("metrics", METRICS)]
+)
 def test_everything_that_can_be_named_is_listed(benchbox, kind, names):
     text = benchbox("list", kind).stdout
     assert [line for line in text.splitlines() if not line.startswith(" ")] == list(names)

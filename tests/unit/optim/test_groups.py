@@ -101,8 +101,8 @@ def test_what_a_policy_keeps_fixed_itself_no_preset_trains(preset: str) -> None:
 @pytest.mark.parametrize(
     ("preset", "has", "because"),
     [
-        ("train_expert_only", ("vision", "head"), "is about a tower expert: ModuleDict trains vision, head"),
-        ("freeze_vision", ("backbone", "head"), "is about a tower vision: ModuleDict trains backbone, head"),
+        ("train_expert_only", ("vision", "head"), "needs a tower expert, and ModuleDict trains vision, head"),
+        ("freeze_vision", ("backbone", "head"), "needs a tower vision, and ModuleDict trains backbone, head"),
         ("freeze_vision", ("vision",), "would freeze everything of ModuleDict"),
         ("train_expert_only", ("expert", "head"), "would freeze nothing of ModuleDict"),
     ],

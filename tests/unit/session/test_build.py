@@ -31,7 +31,7 @@ def cell(**changes: object) -> Cell:
         ({"backend": "hsdp", "world_size": 2}, "hsdp needs at least 4 ranks"),
         ({"world_size": 2}, "single runs on at most 1 rank"),
         ({"backend": "zero2", "world_size": 2, "recipe": "bf16_stochastic"}, "zero2 has no bf16_stochastic recipe"),
-        ({"policy": "value", "freeze": "train_expert_only"}, "freeze train_expert_only is about a tower expert: Value trains"),
+        ({"policy": "value", "freeze": "train_expert_only"}, "freeze train_expert_only needs a tower expert, and Value trains"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_its_reason(changes: dict[str, object], because: str) -> None:
