@@ -12,16 +12,24 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+def is_plain(inner: Optimizer) -> bool:
+    """Whether a step of `inner` is Adam's arithmetic and nothing else.
+
+    An optimizer that anyone watches by hooks steps by itself, with the scaled gradients in the `.grad` of masters: that is what
+    they came to see.
+    """
+    return type(inner) in (torch.optim.Adam, torch.optim.AdamW) and "step" not in vars(inner) and not _watched(inner)
+
+
 def steps_fused(inner: Optimizer) -> bool:
     """Whether `fused_step` does all that `inner.step()` does with the group it holds now.
 
-    It does not call hooks, so an optimizer that anyone watches steps by itself, with the scaled gradients in `.grad`. Nor does
-    it make the first state: torch does, in its own way.
+    It does not make the first state: torch does, in its own way.
     """
-    if type(inner) not in (torch.optim.Adam, torch.optim.AdamW) or "step" in vars(inner):
+    if not is_plain(inner):
         return False
     group = inner.param_groups[0]
-    return bool(group["fused"] and all(inner.state.get(master) for master in group["params"]) and not _watched(inner))
+    return bool(group["fused"] and all(inner.state.get(master) for master in group["params"]))
 
 
 def _watched(inner: Any) -> bool:

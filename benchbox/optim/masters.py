@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from benchbox.optim.fused import fused_step, steps_fused
+from benchbox.optim.fused import fused_step, is_plain, steps_fused
 from benchbox.optim.norm import clip_coefficient, squared_norm
-from benchbox.optim.pieces import Grain, buckets, flat, grain_of, masters_of, pieces_of
+from benchbox.optim.one_pass import step_in_one_pass
+from benchbox.optim.pieces import Grain, buckets, flat, grain_of, masters_of, pieces_of, with_gradients
 from benchbox.optim.saved import check_fits, numbered, options_of, packed_state, unpacked_state
 
 if TYPE_CHECKING:
@@ -130,8 +131,11 @@ class MasterWeightOptimizer(Optimizer):
         whole = [group["params"] for group in groups]
         for group, inner_group in zip(self.param_groups, groups, strict=True):
             inner_group.update(options_of(group))
+        remaining = [with_gradients(chain(*pieces)) for pieces in self._pieces]
+        if is_plain(self.inner):
+            remaining = [step_in_one_pass(self.inner, *one, self._divisor) for one in zip(groups, remaining, strict=True)]
         try:
-            for bucket in buckets([chain(*pieces) for pieces in self._pieces], self._grain):
+            for bucket in buckets(remaining, self._grain):
                 for index, held in bucket.items():
                     groups[index]["params"] = [piece.master for piece, _ in held]
                 self.inner.param_groups = [groups[index] for index in bucket]

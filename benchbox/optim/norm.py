@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from benchbox.optim.passes import functions_for, passable, sum_of_squares
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -25,10 +27,16 @@ def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
     float32.
     """
     total = torch.zeros((), dtype=torch.float32, device=device)
-    scratch = torch.empty(_PIECE_ELEMENTS, dtype=torch.float32, device="cpu")
+    held = [(gradient.to_local() if isinstance(gradient, DTensor) else gradient).detach() for gradient in gradients]
+    passed = [local for local in held if local.dtype == torch.bfloat16 and passable(local)]
+    functions = functions_for(sum(local.numel() for local in passed))
+    if functions is not None:
+        total += sum_of_squares(functions, passed)
+        taken = set(map(id, passed))
+        held = [local for local in held if id(local) not in taken]
+    scratch = torch.empty(_PIECE_ELEMENTS if held else 0, dtype=torch.float32, device="cpu")
     on_cpu = []
-    for gradient in gradients:
-        local = (gradient.to_local() if isinstance(gradient, DTensor) else gradient).detach()
+    for local in held:
         if local.device.type == "cpu":
             on_cpu += [_row_norms(piece, scratch) for piece in local.reshape(-1).split(_PIECE_ELEMENTS)]
         elif local.numel():

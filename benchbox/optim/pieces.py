@@ -72,10 +72,14 @@ class Piece:
     master: Tensor  # float32: the parameter's shape, or flat
     start: int | None = None  # None: the whole parameter
 
-    def round_into_live(self) -> None:
+    def live(self) -> Tensor:
+        """The live weights of this piece, in the shape of its master."""
         whole = self.parameter.detach()
         # A view, never a copy: `reshape` would round into nowhere where the layout has become another.
-        self._part(whole if self.start is None else whole.view(-1)).copy_(self.master)
+        return self._part(whole if self.start is None else whole.view(-1))
+
+    def round_into_live(self) -> None:
+        self.live().copy_(self.master)
 
     def gradient(self) -> Tensor | None:
         """The gradient of this piece, in the shape of its master.
@@ -138,22 +142,22 @@ def _bucket_elements(device: torch.device) -> int:
 Held = list[tuple[Piece, Tensor]]  # pieces with their gradients
 
 
-def buckets(groups: Sequence[Iterable[Piece]], grain: Grain) -> Iterator[dict[int, Held]]:
-    """Pieces that have a gradient, with it, by the number of their group: what is stepped in one call.
+def with_gradients(pieces: Iterable[Piece]) -> Held:
+    """Those pieces that have a gradient, with it."""
+    return [(piece, gradient) for piece in pieces if (gradient := piece.gradient()) is not None]
+
+
+def buckets(groups: Sequence[Held], grain: Grain) -> Iterator[dict[int, Held]]:
+    """What is stepped in one call, by the number of its group.
 
     A bucket is of one group and one device and at most `BUCKET_ELEMENTS` (what is larger stands alone), or it is everything,
     where the optimizer may have to see everything.
     """
-    with_gradient = {
-        index: ((piece, gradient) for piece in pieces if (gradient := piece.gradient()) is not None)
-        for index, pieces in enumerate(groups)
-    }
     if grain is Grain.ALL:
-        everything = {index: list(held) for index, held in with_gradient.items()}
-        if any(everything.values()):
-            yield everything
+        if any(groups):
+            yield dict(enumerate(groups))
         return
-    for index, held in with_gradient.items():
+    for index, held in enumerate(groups):
         for bucket in _bounded(held):
             yield {index: bucket}
 

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from benchbox.optim import MasterWeightOptimizer
+from benchbox.optim.native import library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROUNDS = 25
-# The goal is not met yet: 1.58 to 1.60 on an idle AMD EPYC with two cores, of which the norm is 0.28. The same torch calls with
-# next to no Python around them cost 1.47 there; below that a compiled kernel would be needed.
 GOAL = 1.5
-# What copies around a fused AdamW cost, tensor by tensor. Slower than that is a mistake, whatever the machine does beside it.
+# Where nothing can be compiled: what copies around a fused AdamW cost, tensor by tensor. Slower than that would be a mistake. On
+# an AMD EPYC with two cores torch's kernels take 1.58.
 NAIVE = 2.65
 # 50 M parameters in the shapes of transformer layers: four products and two norms each.
 SHAPES = [(1024, 1024), (1024, 1024), (1024, 4096), (4096, 1024), (1024,), (1024,)] * 5
@@ -69,6 +69,4 @@ def test_masters_cost_less_than_copies_and_are_held_against_half_a_step_of_fused
     benchmark.extra_info["masters_over_fused_adamw"] = ratio
     with capsys.disabled():
         print(f"\nclip + upcast + step + rounding over fused AdamW alone: {ratio:.2f} (goal {GOAL})")
-    assert sorted(ratios)[ROUNDS // 4] < NAIVE
-    if ratio > GOAL:
-        pytest.xfail(f"the goal of {GOAL} is not met: {ratio:.2f}")
+    assert ratio <= (NAIVE if library() is None else GOAL)

@@ -1,0 +1,279 @@
+"""AdamW over masters in one compiled pass: what torch's fused kernel gives, bit for bit."""
+
+from __future__ import annotations
+
+import io
+import logging
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchbox.optim import MasterWeightOptimizer, native, passes, squared_norm
+from benchbox.optim.native import library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+needs_compiler = pytest.mark.skipif(library() is None, reason="no C compiler, or a processor that native.c has no flags for")
+
+SHAPES = [(64, 48), (33, 7), (16,), (5,), (1000, 400), (2**18 + 16,)]
+OPTIONS = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "fused": True}
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def worthwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "WORTHWHILE_ELEMENTS", 1)
+
+
+@pytest.fixture
+def passed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many tensors each compiled step took."""
+    counts: list[int] = []
+    through: Callable[..., None] = passes.adamw
+
+    def counted(functions: Any, steps: Any) -> None:
+        counts.append(len(steps))
+        through(functions, steps)
+
+    monkeypatch.setattr("benchbox.optim.one_pass.adamw", counted)
+    return counts
+
+
+def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(shape, generator=generator).bfloat16().to(dtype)) for shape in SHAPES]
+
+
+def gradients(step: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(step + 1)
+    return [torch.randn(shape, generator=generator).bfloat16() for shape in SHAPES]
+
+
+def pair(**options: Any) -> tuple[MasterWeightOptimizer, list[nn.Parameter], torch.optim.Optimizer, list[nn.Parameter]]:
+    """Masters of bfloat16 parameters, and float32 ones beside them, in two groups of their own rates and decays."""
+    live, full = parameters(torch.bfloat16), parameters(torch.float32)
+
+    def groups(params: list[nn.Parameter]) -> list[dict[str, Any]]:
+        return [{"params": params[:3]}, {"params": params[3:], "lr": 5e-3, "weight_decay": 0.0}]
+
+    arguments = OPTIONS | options
+    kind = arguments.pop("kind", torch.optim.AdamW)
+    return MasterWeightOptimizer(groups(live), kind, **arguments), live, kind(groups(full), **arguments), full
+
+
+def step_both(
+    ours: MasterWeightOptimizer, live: list, theirs: torch.optim.Optimizer, full: list, step: int, clip: float
+) -> None:
+    for parameter, reference, gradient in zip(live, full, gradients(step), strict=True):
+        parameter.grad, reference.grad = gradient.clone(), gradient.float()
+    norm = ours.clip_grad_norm_(clip)
+    coefficient = torch.clamp(clip / (norm + 1e-6), max=1.0)
+    for reference in full:
+        reference.grad.div_(coefficient.reciprocal())
+    ours.step()
+    theirs.step()
+
+
+def assert_same(ours: MasterWeightOptimizer, live: list, theirs: torch.optim.Optimizer, full: list) -> None:
+    for master, parameter, reference in zip(ours.masters, live, full, strict=True):
+        assert torch.equal(master, reference)
+        assert torch.equal(parameter, reference.bfloat16())
+    for stepped, reference in zip((tensor for _, tensor in ours.stepped()), full, strict=True):
+        for name, value in theirs.state[reference].items():
+            assert torch.equal(ours.state[stepped][name].view(value.shape), value), name
+
+
+@needs_compiler
+@pytest.mark.usefixtures("worthwhile", "threads")
+@pytest.mark.parametrize("clip", [1e9, 1.0], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize("betas", [(0.9, 0.95), (0.9, 0.999), (0.95, 0.98)])
+def test_steps_are_those_of_torchs_fused_adamw_bit_for_bit(passed: list[int], clip: float, betas: tuple[float, float]) -> None:
+    """Over several steps and a change of the rate. Sizes that are no whole vectors are left to torch, beside the others."""
+    optimizers = pair(betas=betas)
+    for step in range(5):
+        for group in (*optimizers[0].param_groups, *optimizers[2].param_groups):
+            group["lr"] *= 0.9
+        step_both(*optimizers, step, clip)
+    assert_same(*optimizers)
+    whole = [2, 2]  # of the three tensors of each group
+    assert passed == whole * 4, "the first step makes the state, and is torch's"
+
+
+@needs_compiler
+@pytest.mark.usefixtures("worthwhile")
+def test_adam_without_decay_is_stepped_so_too(passed: list[int]) -> None:
+    optimizers = pair(kind=torch.optim.Adam, weight_decay=0.0)
+    for step in range(3):
+        step_both(*optimizers, step, 1.0)
+    assert_same(*optimizers)
+    assert passed == [2, 2] * 2
+
+
+@needs_compiler
+@pytest.mark.usefixtures("worthwhile")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"amsgrad": True},
+        {"maximize": True},
+        {"fused": False},
+        {"betas": (0.3, 0.95)},
+        {"kind": torch.optim.Adam},
+        {"lr": torch.tensor(1e-3)},
+    ],
+    ids=["amsgrad", "maximize", "not fused", "small beta1", "coupled decay", "tensor rate"],
+)
+def test_what_the_pass_does_not_know_is_left_to_torch(passed: list[int], options: dict[str, Any]) -> None:
+    """In the group that says so: of coupled decay and of a rate in a tensor the second group has none."""
+    optimizers = pair(**options)
+    for step in range(3):
+        step_both(*optimizers, step, 1.0)
+    assert_same(*optimizers)
+    assert passed == ([2, 2] if {"kind", "lr"} & options.keys() else [])
+
+
+@needs_compiler
+@pytest.mark.usefixtures("worthwhile")
+def test_who_watches_the_steps_of_masters_sees_them(passed: list[int]) -> None:
+    """A hook must find scaled gradients on the masters, which one pass never makes."""
+    ours, live, theirs, full = pair()
+    seen: list[Tensor | None] = []
+    for step in range(2):
+        step_both(ours, live, theirs, full, step, 1.0)
+    passed.clear()
+    handle = ours.inner.register_step_pre_hook(lambda inner, *_: seen.append(inner.param_groups[0]["params"][0].grad))
+    step_both(ours, live, theirs, full, 2, 1.0)
+    handle.remove()
+    assert passed == []
+    assert seen
+    assert all(gradient is not None for gradient in seen)
+    assert_same(ours, live, theirs, full)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("worthwhile")
+def test_a_resumed_run_continues_bit_for_bit(passed: list[int]) -> None:
+    whole, resumed = pair(), pair()
+    for step in range(3):
+        step_both(*whole, step, 1.0)
+    file = io.BytesIO()
+    torch.save(whole[0].state_dict(), file)
+    file.seek(0)
+    resumed[0].load_state_dict(torch.load(file, weights_only=True))
+    for step in range(3, 5):
+        step_both(*whole, step, 1.0)
+        for parameter, gradient in zip(resumed[1], gradients(step), strict=True):
+            parameter.grad = gradient
+        resumed[0].clip_grad_norm_(1.0)
+        resumed[0].step()
+    assert passed
+    assert all(torch.equal(*masters) for masters in zip(whole[0].masters, resumed[0].masters, strict=True))
+    assert all(torch.equal(*live) for live in zip(whole[1], resumed[1], strict=True))
+
+
+@needs_compiler
+@pytest.mark.usefixtures("worthwhile")
+def test_odd_values_round_as_torch_rounds_them(passed: list[int]) -> None:
+    """NaN, infinities, denormals, ties and what overflows bfloat16."""
+    odd = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e-41, -1e-41, 3.4e38, 1.00390625, 1.01171875] * 2)
+    live = nn.Parameter(torch.zeros(16, dtype=torch.bfloat16))
+    ours = MasterWeightOptimizer([live], torch.optim.AdamW, masters=[odd.clone()], **OPTIONS | {"lr": 0.0})
+    for _ in range(2):
+        live.grad = torch.zeros_like(live)
+        ours.step()
+    assert passed == [1]
+    number = ~odd.isnan()
+    assert live[~number].isnan().all()
+    assert torch.equal(live[number].view(torch.int16), odd.bfloat16()[number].view(torch.int16))
+
+
+@needs_compiler
+@pytest.mark.usefixtures("worthwhile", "threads")
+def test_the_norm_is_that_of_float64_and_does_not_depend_on_threads() -> None:
+    """Within 1e-6, of equal elements too, whose sum is where few accumulators go wrong."""
+    for values in (gradients(0), [torch.full((2**21,), 0.37, dtype=torch.bfloat16)]):
+        exact = sum(value.double().square().sum().item() for value in values)
+        assert squared_norm(values, torch.device("cpu")).item() == pytest.approx(exact, rel=1e-6)
+    torch.set_num_threads(1)
+    alone = squared_norm(gradients(3), torch.device("cpu"))
+    torch.set_num_threads(2)
+    assert torch.equal(squared_norm(gradients(3), torch.device("cpu")), alone)
+
+
+def test_small_policies_do_not_pay_for_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchbox.optim.passes.library", lambda: pytest.fail("compiled"))
+    optimizers = pair()
+    for step in range(2):
+        step_both(*optimizers, step, 1.0)
+    assert_same(*optimizers)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A process that has compiled nothing yet, with a cache folder of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library.cache_clear()
+    yield tmp_path
+    library.cache_clear()
+
+
+@pytest.mark.usefixtures("worthwhile", "fresh")
+def test_without_a_compiler_steps_are_the_same(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(native.shutil, "which", lambda _: None)
+    optimizers = pair()
+    with caplog.at_level(logging.INFO):
+        for step in range(2):
+            step_both(*optimizers, step, 1.0)
+    assert_same(*optimizers)
+    assert [record.message for record in caplog.records] == [
+        "optimizer steps on CPUs take torch's slower kernels: there is no C compiler (cc, gcc, clang)"
+    ]
+
+
+@needs_compiler
+@pytest.mark.usefixtures("worthwhile")
+def test_a_compiler_that_fails_is_named_once_and_steps_are_the_same(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = fresh / "cc"
+    broken.write_text("#!/bin/sh\necho 'cc: internal error' >&2\nexit 1\n")
+    broken.chmod(0o700)
+    monkeypatch.setattr(native.shutil, "which", lambda _: str(broken))
+    optimizers = pair()
+    for step in range(3):
+        step_both(*optimizers, step, 1.0)
+    assert_same(*optimizers)
+    (said,) = [record.message for record in caplog.records]
+    assert said.endswith(f"native.c could not be built with {broken}: cc: internal error")
+    assert [path.name for path in (fresh / "benchbox").iterdir()] == [], "nothing half made is left"
+
+
+@needs_compiler
+def test_a_shared_object_that_others_could_have_written_is_not_loaded(fresh: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert library() is not None
+    (made,) = (fresh / "benchbox").iterdir()
+    made.chmod(0o666)
+    library.cache_clear()
+    assert library() is None
+    assert f"{made} can be written by others" in caplog.text
+
+
+@needs_compiler
+def test_ranks_that_compile_at_the_same_time_all_get_it(fresh: Path) -> None:
+    code = "from benchbox.optim.native import library; assert library() is not None"
+    ranks = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0, 0]
+    assert len(list((fresh / "benchbox").iterdir())) == 1
