@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 ROUNDS = 25
 GOAL = 1.5
-# Where nothing can be compiled: what copies around a fused AdamW cost, tensor by tensor. Slower than that would be a mistake. On
-# an AMD EPYC with two cores torch's kernels take 1.58.
+# Where nothing can be compiled: what copies around a fused AdamW cost, tensor by tensor. Slower than that would be a mistake.
+# torch's kernels take 1.58 on an AMD EPYC with two cores.
 NAIVE = 2.65
 # 50 M parameters in the shapes of transformer layers: four products and two norms each.
 SHAPES = [(1024, 1024), (1024, 1024), (1024, 4096), (4096, 1024), (1024,), (1024,)] * 5
