@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ RANKS = {"single": 1, "ddp": 2, "fsdp1_full": 2, "fsdp1_grad_op": 2, "fsdp2": 2,
 # Preset, recipe, checkpointing. Every two of the three occur in every combination.
 PLAIN = [("freeze_vision", "bf16_master", False), ("train_expert_only", "fp32", False)]
 RECOMPUTED = [("freeze_vision", "fp32", True), ("train_expert_only", "bf16_master", True)]
-SETUPS = {"fsdp1_grad_op": PLAIN, "hsdp": RECOMPUTED, "zero1": RECOMPUTED, "zero2": PLAIN, "zero3": PLAIN}
+# Those of one family share the setups.
+SETUPS = {"fsdp1_full": RECOMPUTED, "fsdp1_grad_op": PLAIN, "fsdp2": PLAIN, "hsdp": RECOMPUTED}
+SETUPS |= {"zero1": RECOMPUTED, "zero2": PLAIN, "zero3": PLAIN}
 RUN = [(backend, *setup) for backend in RANKS for setup in SETUPS.get(backend, PLAIN + RECOMPUTED)]
 
 Results = dict[tuple[Any, ...], dict[str, Any]]
@@ -48,6 +51,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return found
 
 
+@cache
 def trains(preset: str) -> set[str]:
     """The parameters of the tiny pi05 that the preset trains."""
     roles = build_policy("pi05", "tiny", Axes()).parameter_roles()
