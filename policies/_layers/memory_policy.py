@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from .flow_policy import FlowConfig, FlowPolicy
 from .precision import Linear
-from .stream import Block
+from .stream import Attention, Block
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Axes, Batch
@@ -21,7 +21,7 @@ class MemoryPolicy(FlowPolicy):
         super().__init__(config, axes)
         self.state_in = Linear(config.state_dim, config.model.backbone.width)
 
-    def history(self, batch: Batch) -> Block:
+    def history(self, batch: Batch, attention: Attention = "bidirectional") -> Block:
         """The block of states. They see one another; steps before the episode began are padding."""
         hidden = self.state_in(self.states(batch))
-        return Block(name="states", hidden=hidden, valid=batch["history_mask"], attention="bidirectional")
+        return Block(name="states", hidden=hidden, valid=batch["history_mask"], attention=attention)

@@ -46,7 +46,9 @@ class SiglipLayer(Unit):
     """A pre-norm encoder layer: every patch attends to every patch of its image.
 
     Shown what of a video is past, its values first become those of causal attention over time, patch by patch: one norm, one
-    projection of queries, keys and values, one residual, and no parameter more (pi05_mem's space-time encoder).
+    projection of queries, keys and values, one residual, and no parameter more (MEM, arXiv:2603.03596, section III-C; where it
+    leaves a choice, as OpenTau does). When a frame was is told to attention and not added to the residual: what a patch holds
+    stays what was seen in it, and the MLP and the plain layers, which know no time, are given what they were trained on.
     """
 
     def __init__(self, config: SiglipConfig, axes: Axes) -> None:
@@ -65,30 +67,29 @@ class SiglipLayer(Unit):
             nn.init.zeros_(linear.bias)
 
     def block(self, x: Tensor, past: Tensor | None = None) -> Tensor:
-        """(I, patches, W) to the same; or frames of videos (V * T, patches, W), with `past` (V, T, T) bool, True where a frame
-        sees another.
+        """(I, patches, W) to the same. Or, with `past` (V, Q, T) bool, True where one of the last Q frames of a video sees one
+        of its T: (V * T, patches, W) to those last frames (V * Q, patches, W).
         """
-        told = x if past is None else x + embed_age(past.shape[1], x)
-        normed = self.attention_norm(told)
-        query, key, value = (split_heads(project(normed), self.heads) for project in (self.query, self.key, self.value))
+        normed = self.attention_norm(x if past is None else x + embed_frames(past.shape[2], x))
+        projected = self.query(latest(normed, past)), self.key(normed), self.value(normed)
+        query, key, value = (split_heads(part, self.heads) for part in projected)
         if past is not None:
             value = self._over_time(query, key, value, past)
-        # The age is told to attention and not kept: what a patch holds stays what was seen in it.
-        x = x + self.output(attend(query, key, value, None, self.kernel))
+        x = latest(x, past) + self.output(attend(query, latest(key, past), value, None, self.kernel))
         return x + self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
 
     def _over_time(self, query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> Tensor:
-        """Values (V * T, H, patches, D) attended over time, each patch by itself."""
-        videos, frames, _ = past.shape
-        patches = value.shape[2]
+        """Values (V * T, H, patches, D) attended over time, each patch by itself: (V * Q, H, patches, D), like the queries.
 
-        def by_patch(x: Tensor) -> Tensor:  # (V * patches, H, T, D)
-            return x.unflatten(0, (videos, frames)).permute(0, 3, 2, 1, 4).flatten(0, 1)
+        To the kernel every patch is one more head: one mask serves all of a video, and its batch stays that of the videos (some
+        fused CUDA kernels launch no more than 65535 of a batch).
+        """
 
-        visible = past.repeat_interleave(patches, dim=0)
-        attended = attend(by_patch(query), by_patch(key), by_patch(value), visible, self.kernel)
-        attended = attended.unflatten(0, (videos, patches)).transpose(1, 2).flatten(0, 1)  # (V * T, patches, W)
-        return split_heads(attended, self.heads)
+        def by_patch(x: Tensor) -> Tensor:  # (V, H * patches, T, D)
+            return x.unflatten(0, (len(past), -1)).permute(0, 2, 3, 1, 4).flatten(1, 2)
+
+        attended = attend(by_patch(query), by_patch(key), by_patch(value), past, self.kernel)  # (V, Q, H * patches * D)
+        return attended.flatten(0, 1).view_as(query)
 
 
 class Siglip(nn.Module):
@@ -116,9 +117,12 @@ class Siglip(nn.Module):
         x = self.patches(to_weight(scaled, self.patches.weight)).flatten(2).transpose(1, 2) + self.position
         past = self._past(videos, frames, valid, x.device) if frames > 1 else None
         for index, layer in enumerate(self.layers):
-            x = layer(x, past) if past is not None and index in self.temporal else layer(x)
-            if past is not None and index == self.temporal[-1]:
-                x, past = x.unflatten(0, (videos, frames))[:, -1], None  # what follows concerns the current frame alone
+            if past is None or index not in self.temporal:
+                x = layer(x)
+            elif index < self.temporal[-1]:
+                x = layer(x, past)
+            else:  # nothing reads past frames any more
+                x, past = layer(x, past[:, -1:]), None
         return self.norm(x)
 
     @staticmethod
@@ -131,17 +135,23 @@ class Siglip(nn.Module):
         return (before & valid[:, None, :]) | torch.eye(frames, dtype=torch.bool, device=device)
 
 
-def embed_age(frames: int, like: Tensor) -> Tensor:
-    """How long ago each frame of a video was, in frames, as an addend (V * T, 1, W) in the dtype of `like` (V * T, patches, W).
+def latest(x: Tensor, past: Tensor | None) -> Tensor:
+    """Of frames of videos (V * T, ...) those that `past` (V, Q, T) has rows for, the last Q of each; of images all."""
+    return x if past is None else x.unflatten(0, (len(past), -1))[:, -past.shape[1] :].flatten(0, 1)
 
-    Sines and cosines with periods spaced geometrically from 4e-3 to 40, formed in float64, less those of now: the current frame
-    is told nothing, so that a video of one frame is an image.
+
+def embed_frames(frames: int, like: Tensor) -> Tensor:
+    """When each frame of a video was, as an addend (V * T, 1, W) in the dtype of `like` (V * T, patches, W).
+
+    Sines and cosines, formed in float64, of the frame's number, 0 for the current one and negative before it, less those of 0:
+    the current frame is told nothing, so that a video of one frame is an image. Numbers of frames and not seconds, because a
+    policy is trained at one spacing of its history; the longest period tells 40 of them apart.
     """
     width = like.shape[-1]
-    age = torch.arange(frames - 1, -1, -1, dtype=torch.float64, device=like.device)
+    number = torch.arange(1 - frames, 1, dtype=torch.float64, device=like.device)
     periods = SHORTEST_PERIOD * (LONGEST_PERIOD / SHORTEST_PERIOD) ** torch.linspace(
         0.0, 1.0, width // 2, dtype=torch.float64, device=like.device
     )
-    angles = 2 * math.pi * age[:, None] / periods
+    angles = 2 * math.pi * number[:, None] / periods
     embedded = torch.cat((angles.sin(), angles.cos() - 1.0), dim=-1).to(like.dtype)
     return embedded.repeat(len(like) // frames, 1)[:, None]

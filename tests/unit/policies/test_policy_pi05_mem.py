@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import torch
-from policy_batches import awake, build
+from policy_batches import awake, build, make_batch
 
 
 def test_it_is_pi05_and_a_projection_of_the_state():
@@ -10,6 +10,31 @@ def test_it_is_pi05_and_a_projection_of_the_state():
     more = {key for key in ours if key not in vanilla}
     assert {key for key in more if "normaliser" not in key} == {"state_in.weight", "state_in.bias"}
     assert all(ours[key] == shape for key, shape in vanilla.items())
+
+
+def test_videos_prompt_and_states_are_one_group_and_every_later_token_is_its_own():
+    policy = build("pi05_mem", cams=2)
+    seen = []
+    policy.model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    batch = make_batch(policy.batch_spec(), 1)
+    policy(batch)
+    (prefix,) = seen
+    assert list(prefix.spans) == ["images", "prompt", "states", "response", "action cue", "fast"]
+    together, causal = 2 * 16 + 48 + 3, 8 + len("Action: ") + 32
+    assert prefix.groups.tolist() == [1] * together + list(range(2, 2 + causal))
+    assert torch.equal(prefix.valid[:, prefix.spans["states"]], batch["history_mask"])
+    assert not policy.batch_spec().state_in_prompt
+
+
+@torch.no_grad()
+def test_of_one_frame_its_tower_makes_what_that_of_pi05_does_bit_for_bit():
+    ours, vanilla = build("pi05_mem"), build("pi05")
+    ours.load_state_dict(vanilla.state_dict(), strict=False)
+    batch = make_batch(ours.batch_spec(), 4)
+    images, mask = batch["images"], batch["image_mask"]
+    expected = vanilla.model.images("images", images, mask).hidden
+    assert torch.equal(ours.model.images("images", images[:, -1:], mask[:, -1:]).hidden, expected)
+    assert not torch.allclose(ours.model.images("images", images, mask).hidden, expected)
 
 
 def test_the_past_reaches_the_actions_and_padding_does_not():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from benchbox_policies._layers.siglip import Siglip, SiglipConfig, embed_age
+from benchbox_policies._layers.siglip import Siglip, SiglipConfig, embed_frames
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchbox.registry.contracts import Axes
@@ -70,7 +72,7 @@ def test_a_layer_attends_over_time_in_its_values_and_then_over_space():
     layer = tower("eager").layers[1].double()
     x = torch.randn(3, 16, 48, dtype=torch.float64)  # one video
     past = Siglip._past(1, 3, None, torch.device("cpu"))
-    normed = layer.attention_norm(x + embed_age(3, x)).double()
+    normed = layer.attention_norm(x + embed_frames(3, x)).double()
     query, key, value = (part(normed).view(3, 16, 3, 16) for part in (layer.query, layer.key, layer.value))  # T, P, H, D
     over_time = torch.zeros_like(value)
     for t in range(3):
@@ -89,6 +91,7 @@ def test_a_layer_attends_over_time_in_its_values_and_then_over_space():
     expected = x + layer.output(over_space)
     expected = expected + layer.down(torch.nn.functional.gelu(layer.up(layer.mlp_norm(expected)), approximate="tanh"))
     torch.testing.assert_close(layer(x, past), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(layer(x, past[:, -1:]), expected[-1:], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("frames", [2, 6])
@@ -99,22 +102,63 @@ def test_eager_and_sdpa_agree(frames):
     torch.testing.assert_close(tower("eager")(pixels, valid), tower("sdpa")(pixels, valid), rtol=1e-5, atol=1e-5)
 
 
-def test_age_is_nothing_for_the_current_frame_and_differs_between_the_others():
-    embedded = embed_age(4, torch.zeros(8, 1, 48))
+def test_the_current_frame_is_told_nothing_and_the_others_how_many_frames_before_it_they_were():
+    embedded = embed_frames(4, torch.zeros(8, 1, 48))
     assert embedded.shape == (8, 1, 48)
     assert not embedded[[3, 7]].any()
     assert torch.equal(embedded[:4], embedded[4:])
     assert torch.cdist(embedded[:4, 0], embedded[:4, 0]).fill_diagonal_(1.0).min() > 0.1
+    slowest = 2 * math.pi * -2 / 40  # of two frames ago, by the longest period
+    torch.testing.assert_close(embedded[1, 0, [23, 47]], torch.tensor([math.sin(slowest), math.cos(slowest) - 1]))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_every_projection_of_a_layer_that_attends_over_time_learns_from_the_past(attention):
+    pixels, gradients = video(3), []
+    for valid in (None, torch.tensor([[False, False, True]]).expand(2, -1)):
+        encoder = tower(attention)
+        encoder(pixels, valid).square().sum().backward()
+        gradients.append({name: parameter.grad for name, parameter in encoder.named_parameters() if "layers." in name})
+    for name in (f"layers.{layer}.{part}.weight" for layer in (1, 3) for part in ("query", "key", "value", "output")):
+        seen, unseen = (some[name] for some in gradients)
+        assert seen.any(), name
+        assert not torch.allclose(seen, unseen), name
+
+
+@torch.no_grad()
+def test_pictures_of_448_pixels_have_1024_tokens():
+    sizes = {"width": 16, "depth": 2, "heads": 2, "mlp": 16, "image": 448, "patch": 14}
+    encoder = Siglip(SiglipConfig(**sizes, temporal_every=2), Axes())
+    assert encoder(torch.zeros(2, 2, 3, 448, 448, dtype=torch.uint8)).shape == (2, 1024, 16)
+
+
+@torch.no_grad()
+def test_what_nothing_reads_any_more_changes_nothing():
+    """Every frame through every layer to the end gives the current frame the same features."""
+    encoder, pixels, valid = tower(), video(4), torch.tensor([[True] * 4, [False, True, True, True]])
+    past = Siglip._past(2, 4, valid, torch.device("cpu"))
+    x = encoder.patches(pixels.flatten(0, 1) / 127.5 - 1.0).flatten(2).transpose(1, 2) + encoder.position
+    for index, layer in enumerate(encoder.layers):
+        x = layer(x, past) if index in encoder.temporal else layer(x)
+    everything = encoder.norm(x).unflatten(0, (2, 4))
+    torch.testing.assert_close(encoder(pixels, valid), everything[:, -1], rtol=1e-5, atol=1e-5)
 
 
 def test_what_nothing_reads_any_more_is_not_computed():
-    """After the last layer that attends over time the past is left behind."""
+    """Of the last layer that attends over time only keys and values of past frames, of the layers behind it nothing."""
 
-    def flops(frames: int) -> int:
+    def flops(frames: int, every: int | None = 2) -> int:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            tower("eager")(video(frames))
+            tower("eager", every)(video(frames))
         return counter.get_total_flops()
 
-    layers, temporal, past_layers = 5, 2, 4
-    assert flops(4) < flops(1) * (4 * past_layers + (layers - past_layers)) / layers * 1.1
-    assert temporal == len(tower().temporal)
+    videos, frames, patches, width, mlp = 2, 4, 16, 48, 96
+    patchify = 2 * videos * patches * width * 3 * 8 * 8
+    attention = 4 * videos * patches**2 * width
+    layer = 2 * videos * patches * width * (4 * width + 2 * mlp) + attention
+    assert flops(1) == patchify + 5 * layer
+    keys_and_values = 2 * videos * patches * width * 2 * width
+    over_time = 4 * videos * patches * width * frames * frames + 4 * videos * patches * width * frames
+    past = 3 * (patchify + 3 * layer + keys_and_values)
+    assert flops(frames) == patchify + 5 * layer + past + over_time
+    assert flops(frames, every=None) == flops(1)
