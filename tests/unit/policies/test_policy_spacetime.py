@@ -48,11 +48,15 @@ def test_the_past_is_seen_where_it_is_valid_and_only_there():
     assert torch.equal(tower(every=None)(pixels), tower(every=None)(other)), "a plain tower does not look at it"
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @torch.no_grad()
-def test_padding_is_as_if_it_were_not_there():
+def test_padding_is_as_if_it_were_not_there(attention):
+    """And a current frame that is padding itself is alone."""
     pixels = video(4)
     padded = torch.tensor([[False, False, True, True]]).expand(2, -1)
-    torch.testing.assert_close(tower()(pixels, padded), tower()(pixels[:, 2:]), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(tower(attention)(pixels, padded), tower(attention)(pixels[:, 2:]), rtol=1e-5, atol=1e-5)
+    alone = tower(attention)(pixels[:, -1:])
+    torch.testing.assert_close(tower(attention)(pixels, torch.zeros_like(padded)), alone, rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
