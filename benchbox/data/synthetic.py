@@ -102,4 +102,6 @@ class SyntheticSamples:
             for name in ("history_mask", "image_mask"):
                 sample[name][: spec.history // 2] = False
             sample["images"][: spec.history // 2] = 0
-        return sample | cues(spec, ByteTokenizer(spec.text_vocab)) | draws(spec, self.seed, epoch, index)
+        if spec.cues:
+            sample |= cues(spec, ByteTokenizer(spec.text_vocab))
+        return sample | draws(spec, self.seed, epoch, index)

@@ -2,9 +2,9 @@
 
 `python -m torch.distributed.run --nproc_per_node N rank_side.py JOB.json`, the job being `{"cells": [{"cell": ..., "steps": n},
 ...], "out": folder, "witness": bool}`. For each cell rank 0 writes `<index>.json`: the losses and gradient norms of every step,
-what was observed, and the collectives of one more step. With `witness` every rank writes `<index>-facts-<rank>.json`: what one saw
-of some more steps. Beside it stands `<index>.pt`, for cells in float32: the whole gradient of the first step by the name of each
-trained parameter, averaged over ranks and micro-steps, before clipping.
+what was observed, and the collectives of one more step. With `witness` every rank writes `<index>-facts-<rank>.json`: what one
+saw of some more steps. Beside it stands `<index>.pt`, for cells in float32: the whole gradient of the first step by the name of
+each trained parameter, averaged over ranks and micro-steps, before clipping.
 """
 
 from __future__ import annotations
@@ -66,6 +66,10 @@ def run(cell: Cell, steps: int, rank: int, *, witness: bool) -> tuple[dict, dict
         "cell": cell.to_dict(),
         "observed": observed,
         "collectives": collectives.counts,
+        # without what ranks tell one another in integers: which blocks of a prefix there are
+        "reduced_bytes": sum(
+            seen.bytes for seen in collectives.by_dtype() if "reduce" in seen.operation and "float" in seen.dtype
+        ),
         "loss": [float(each.loss) for each in taken],
         "grad_norm": [float(each.grad_norm) for each in taken],
         "lr": [each.lr for each in taken],
