@@ -62,7 +62,7 @@ def test_discrete_actions_and_the_true_action_do_not_reach_what_is_done(name):
     assert torch.equal(policy.select_actions(other), policy.select_actions(batch))
 
 
-@flow
+@pytest.mark.parametrize("name", ["pi0", "pi07_low_level"])  # the two kinds of suffix
 def test_a_policy_that_knows_a_batch_by_heart_does_what_is_in_it(name):
     """In raw units, through the statistics of the dataset."""
     policy = build(name)
