@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 import transformers
-from benchbox_policies._layers.gemma import GemmaConfig
-from benchbox_policies._layers.pair import LayerPair
-from benchbox_policies._layers.paligemma import ExpertConfig, PaliGemma, PaliGemmaConfig
-from benchbox_policies._layers.prefix import lay
+from benchbox_policies._layers.decoder import DecoderConfig
 from benchbox_policies._layers.published import paligemma_name
 from benchbox_policies._layers.siglip import SiglipConfig
+from benchbox_policies._layers.stream import lay
+from benchbox_policies._layers.units import LayerPair
+from benchbox_policies._layers.vision_language import VisionLanguage, VisionLanguageConfig
 from safetensors.torch import load_file
 
 from benchbox.registry.contracts import Axes
@@ -20,10 +20,9 @@ from benchbox.registry.contracts import Axes
 if TYPE_CHECKING:
     from pathlib import Path
 
-CONFIG = PaliGemmaConfig(
+CONFIG = VisionLanguageConfig(
     vision=SiglipConfig(width=48, depth=2, heads=3, mlp=80, image=32, patch=8),
-    backbone=GemmaConfig(width=64, depth=3, heads=4, kv_heads=1, head_dim=24, mlp=96),
-    expert=ExpertConfig(width=32, mlp=48),
+    backbone=DecoderConfig(width=64, depth=3, heads=4, kv_heads=1, head_dim=24, mlp=96),
     vocabulary=300,
 )
 IMAGE_TOKEN = 299
@@ -72,13 +71,9 @@ def published(oracle, tmp_path_factory):
     return load_file(folder / "model.safetensors")
 
 
-def ours(published, attention) -> PaliGemma:
-    model = PaliGemma(CONFIG, Axes(attention=attention), insulated=True).eval()
-    missing, unexpected = model.load_state_dict(
-        {paligemma_name(name): value for name, value in published.items()}, strict=False
-    )
-    assert not unexpected
-    assert all("expert" in name for name in missing)
+def ours(published, attention) -> VisionLanguage:
+    model = VisionLanguage(CONFIG, Axes(attention=attention)).eval()
+    model.load_state_dict({paligemma_name(name): value for name, value in published.items()})
     return model
 
 
@@ -87,7 +82,7 @@ def ours(published, attention) -> PaliGemma:
 def test_siglip_is_that_of_transformers(oracle, published, attention):
     pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
     expected = oracle.model.vision_tower(pixels.float() / 127.5 - 1.0).last_hidden_state
-    torch.testing.assert_close(ours(published, attention).vision(pixels), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours(published, attention).vision(pixels[:, None]), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -111,30 +106,29 @@ def test_images_and_bidirectional_text_together_give_the_logits_of_transformers(
     everywhere = torch.zeros(2, 1, patches + 5, patches + 5)  # an additive mask: nothing is hidden
     expected = oracle(input_ids=ids, pixel_values=pixels[:, 0].float() / 127.5 - 1.0, attention_mask=everywhere).logits
     blocks = [
-        model.images(pixels, torch.ones(2, 1, dtype=torch.bool)),
+        model.images("images", pixels[:, None], torch.ones(2, 1, 1, dtype=torch.bool)),
         model.text("text", tokens, torch.ones(2, 5, dtype=torch.bool), "continue"),
     ]
     found = model.vocabulary(backbone(model, blocks), scores=True)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
 
 
-def backbone(model: PaliGemma, blocks) -> torch.Tensor:
-    """The normed prefix; the suffix beside it is noise, which the prefix does not see."""
-    prefix = lay(blocks)
-    size = len(prefix.hidden)
-    hidden, _ = model(prefix, torch.randn(size, 2, CONFIG.expert.width), torch.randn(size, CONFIG.expert.width))
-    return model.backbone_norm(hidden)
+def backbone(model: VisionLanguage, blocks) -> torch.Tensor:
+    """The normed stream."""
+    return model.norm(model(lay(blocks)))
 
 
 @torch.no_grad()
 def test_a_plain_expert_is_gemma_too_reading_the_prefix_through_its_keys_and_values():
     """Expert and backbone with the same weights, in one group, are one Gemma over prefix and suffix."""
     config = CONFIG.backbone
-    pair = LayerPair(config, config, Axes(), insulated=False, adaptive=False)
+    pair = LayerPair(config, config, 0, Axes(), insulated=False, adaptive=False, unheard=False)
     pair.expert.load_state_dict(pair.backbone.state_dict())
     hidden = torch.randn(2, 7, config.width)
     see, positions = torch.ones(2, 7, 7, dtype=torch.bool), torch.arange(7).expand(2, -1)
     see[:, :4, 4:] = False
-    whole, _ = pair(hidden, hidden[:, :1], None, see, torch.ones(2, 1, 8, dtype=torch.bool), positions, positions[:, :1])
-    prefix, suffix = pair(hidden[:, :4], hidden[:, 4:], None, see[:, :4, :4], see[:, 4:], positions[:, :4], positions[:, 4:])
+    whole, _ = pair((hidden, see, positions))
+    prefix, suffix = pair(
+        (hidden[:, :4], see[:, :4, :4], positions[:, :4]), (hidden[:, 4:], see[:, 4:], positions[:, 4:], None)
+    )
     torch.testing.assert_close(torch.cat((prefix, suffix), dim=1), whole, rtol=1e-5, atol=1e-5)
