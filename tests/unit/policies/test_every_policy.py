@@ -10,7 +10,6 @@ import torch
 from policy_batches import POLICIES, awake, build, gradients, make_batch
 
 from benchbox.errors import DataError, UnsupportedError
-from benchbox.registry.contracts import Axes
 
 # Of `full`, in parameters. Where a published count is rounded, ours is beside it.
 COUNTS = {
@@ -248,16 +247,3 @@ def test_acting_reads_only_what_is_known_before_acting_and_is_the_same_every_tim
     assert torch.equal(policy(known, act=True), actions)
     known["noise"] = known["noise"].flip(0)
     assert not torch.equal(policy(known, act=True), actions)
-
-
-def test_policies_are_those_of_the_field():
-    assert (
-        sorted(
-            [
-                *("pi0", "pi05", "pi05_mem", "pi06", "pi07_low_level", "pi07_high_level", "pi07_paligemma"),
-                *("value", "vitra", "cosmos_droid"),
-            ]
-        )
-        == POLICIES
-    )
-    assert Axes().attention == "sdpa"
