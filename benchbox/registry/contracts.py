@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from benchbox.theory.flops import Product
+
     Batch = dict[str, Tensor]
 
 Kernel = Literal["eager", "sdpa", "flex"]
@@ -148,6 +150,13 @@ class Policy(Protocol):
 
     def parameter_roles(self) -> Mapping[str, Role]:
         """A role for every name in `named_parameters()`."""
+
+    def work(self, batch: Batch) -> list[Product]:
+        """The matrix products of a forward pass over `batch`, by formula, in the order in which they run.
+
+        Only its shapes are read, and which of what may be missing is there. That is agreed upon: every rank asks at once, about
+        a batch of its own on the device of the process group. On the meta device everything counts as there.
+        """
 
     def select_actions(self, batch: Batch) -> Tensor:
         """Actions (B, N, A) in raw units, denoised from the first of the batch's `noise`. Only what is known before acting is

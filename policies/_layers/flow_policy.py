@@ -13,6 +13,7 @@ from torch import nn
 from benchbox.data.normalisation import Normaliser
 
 from .discrete import DiscreteActions
+from .flops import Tally, Tokens, count_language_action, laid, trains
 from .flow import TimeCondition, denoise, flow_loss, mix, time_from_uniform
 from .losses import combine, text_losses
 from .precision import Linear
@@ -114,6 +115,29 @@ class FlowPolicy(ReadingPolicy):
         if name != "fast" or self.discrete is None:
             return super().scores(name, stream, hidden)
         return self.discrete(self.model.norm(select(hidden, stream.predictors(name))), scores=True)
+
+    def count_blocks(self, tally: Tally, batch: Batch, present: frozenset[str]) -> dict[str, Tokens]:
+        blocks = super().count_blocks(tally, batch, present)
+        if self.discrete is not None:
+            blocks["fast"] = Tokens(batch["fast_tokens"].shape[1], trains(self.discrete.embedding))
+        return blocks
+
+    def count_suffix(self, tally: Tally) -> tuple[Tokens, bool | None]:
+        """What `suffix` costs: its tokens, and whether the condition needs a gradient."""
+        assert self.time is not None
+        below = tally.through(self.action_in, self.config.horizon, below=False)
+        condition = tally.through(self.time.outer, 1, tally.through(self.time.inner, 1, below=False))
+        return Tokens(self.config.horizon, below), condition
+
+    def count_losses(self, tally: Tally, blocks: dict[str, Tokens]) -> None:
+        hidden, acting = count_language_action(tally, self.model, laid(blocks), *self.count_suffix(tally))
+        tally.through(self.action_out, self.config.horizon, acting.below)
+        self.count_scores(tally, blocks, hidden)
+
+    def count_scores(self, tally: Tally, blocks: dict[str, Tokens], hidden: Tokens) -> None:
+        super().count_scores(tally, blocks, hidden)
+        if self.discrete is not None:
+            tally.through(self.discrete.head, blocks["fast"].number, hidden.below or trains(self.model.norm))
 
     def layer_units(self) -> tuple[type[nn.Module], ...]:
         return SiglipLayer, LayerPair

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from .flops import Tokens
 from .flow_policy import FlowConfig, FlowPolicy
 from .precision import Linear
 from .stream import Attention, Block
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Axes, Batch
+
+    from .flops import Tally
 
 
 class MemoryPolicy(FlowPolicy):
@@ -25,3 +28,9 @@ class MemoryPolicy(FlowPolicy):
         """The block of states. They see one another; steps before the episode began are padding."""
         hidden = self.state_in(self.states(batch))
         return Block(name="states", hidden=hidden, valid=batch["history_mask"], attention=attention)
+
+    def count_blocks(self, tally: Tally, batch: Batch, present: frozenset[str]) -> dict[str, Tokens]:
+        blocks = super().count_blocks(tally, batch, present)
+        steps = batch["state"].shape[1]
+        blocks["states"] = Tokens(steps, tally.through(self.state_in, steps, below=False))
+        return blocks

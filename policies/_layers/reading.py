@@ -13,6 +13,7 @@ from benchbox.data.normalisation import Normaliser
 from benchbox.errors import UnsupportedError
 from benchbox.registry.contracts import BatchSpec
 
+from .flops import Tally, Tokens, count_images, count_language, laid, trains
 from .presence import require
 from .presets import CLOSED
 from .roles import roles, vision_language_tower
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from benchbox.registry.contracts import Axes, Batch, Role
+    from benchbox.theory.flops import Product
 
     from .vision_language import VisionLanguage
 
 STATE, ACTION = "observation.state", "action"  # as datasets name them
+TEXTS = ("prompt", "response", "memory", "metadata")
 
 
 @dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,34 @@ class ReadingPolicy(nn.Module):
     def scores(self, name: str, stream: Stream, hidden: Tensor) -> Tensor:
         """Logits (B, L, V) float32 of the tokens of a block, given the hidden states (B, P, W) of the stream."""
         return self.model.vocabulary(self.model.norm(select(hidden, stream.predictors(name))), scores=True)
+
+    def work(self, batch: Batch) -> list[Product]:
+        """See `benchbox.registry.contracts.Policy`."""
+        batch, present = self.agreed(batch)
+        tally = Tally(self, len(batch["images"]))
+        self.count_losses(tally, self.count_blocks(tally, batch, present))
+        return tally.products
+
+    def count_blocks(self, tally: Tally, batch: Batch, present: frozenset[str]) -> dict[str, Tokens]:
+        """What `blocks` costs: the tokens of each, one block for every field of images or text that the spec asks for."""
+        _, frames, cameras = batch["images"].shape[:3]
+        blocks = {"images": count_images(tally, self.model, cameras, frames)}
+        if "subgoal" in present:
+            blocks["subgoal"] = count_images(tally, self.model, cameras)
+        texts = [name for name in TEXTS if f"{name}_tokens" in batch and (name in present or name not in self.optional)]
+        for name in (*texts, *(f"{name}_cue" for name in self.spec.cues)):
+            blocks[name] = Tokens(batch[f"{name}_tokens"][0].numel(), trains(self.model.vocabulary))
+        return blocks
+
+    def count_losses(self, tally: Tally, blocks: dict[str, Tokens]) -> None:
+        """What the losses of these blocks cost."""
+        self.count_scores(tally, blocks, count_language(tally, self.model, laid(blocks)))
+
+    def count_scores(self, tally: Tally, blocks: dict[str, Tokens], hidden: Tokens) -> None:
+        """What `scores` costs."""
+        for name in self.predicted:
+            if name in blocks:
+                tally.through(self.model.vocabulary, blocks[name].number, hidden.below or trains(self.model.norm))
 
     def select_actions(self, batch: Batch) -> Tensor:  # noqa: ARG002
         raise UnsupportedError(f"{type(self).__name__} does not act")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 import torch.nn.functional as F
 
+from .._layers.flops import Tokens
 from .._layers.flow import embed_time
 from .._layers.flow_policy import FlowConfig, FlowPolicy, whole
 from .._layers.precision import Linear
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from benchbox.registry.contracts import Axes, Batch
 
+    from .._layers.flops import Tally
     from .._layers.stream import Block, Stream
 
 
@@ -44,6 +46,12 @@ class Pi0(FlowPolicy):
         times = embed_time(time, actions.shape[-1])[:, None].expand_as(actions).to(actions.dtype)
         actions = self.time_out(F.silu(self.time_in(torch.cat((actions, times), dim=-1))))
         return lay([whole("state", state), whole("actions", actions)]), None
+
+    def count_suffix(self, tally: Tally) -> tuple[Tokens, None]:
+        horizon = self.config.horizon
+        state = tally.through(self.state_in, 1, below=False)
+        below = tally.through(self.time_in, horizon, tally.through(self.action_in, horizon, below=False))
+        return Tokens(1 + horizon, tally.through(self.time_out, horizon, below) or state), None
 
 
 build = builder(Pi0, FlowConfig)

@@ -11,6 +11,7 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
+from .._layers.flops import Tokens, count_language, laid, trains
 from .._layers.losses import combine
 from .._layers.precision import Linear
 from .._layers.presets import CLOSED, builder
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from benchbox.registry.contracts import Axes, Batch, BatchSpec
+
+    from .._layers.flops import Tally
 
 
 @dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,13 @@ class Value(ReadingPolicy):
         """The mean (B,) of the distributions whose logarithm (B, bins) is given."""
         centres = torch.linspace(-1, 0, self.config.bins, device=likelihood.device)
         return (likelihood.exp() * centres).sum(dim=-1)
+
+    def count_blocks(self, tally: Tally, batch: Batch, present: frozenset[str]) -> dict[str, Tokens]:
+        return super().count_blocks(tally, batch, present) | {"value": Tokens(1, trains(self.token))}
+
+    def count_losses(self, tally: Tally, blocks: dict[str, Tokens]) -> None:
+        hidden = count_language(tally, self.model, laid(blocks))
+        tally.through(self.head, 1, hidden.below or trains(self.model.norm))
 
     def batch_spec(self) -> BatchSpec:
         return replace(super().batch_spec(), returns=True)

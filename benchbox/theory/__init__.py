@@ -1,0 +1,1 @@
+"""What a step costs by formula: predictions that need no run."""
