@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from benchbox.optim.fused import fused_step, is_plain, steps_fused
 from benchbox.optim.norm import clip_coefficient, squared_norm
 from benchbox.optim.one_pass import step_in_one_pass
-from benchbox.optim.pieces import Grain, buckets, flat, grain_of, masters_of, pieces_of, with_gradients
+from benchbox.optim.pieces import Grain, buckets, flat, grain_of, masters_of, pieces_of
 from benchbox.optim.saved import check_fits, numbered, options_of, packed_state, unpacked_state
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ class MasterWeightOptimizer(Optimizer):
             parameter has a master as well: rounding into it is exact. So have frozen ones; leave out what is never trained.
         inner: the optimizer class that steps the masters; further keyword arguments go to it. An optimizer of `torch.optim` is
             called once for each bucket of gradients, so that their upcast takes little memory. Any other may look at several
-            tensors at once: it is called once a step, and all gradients exist in float32 for that long.
+            tensors at once: it is called once a step, and all gradients exist in float32 for that long. Where a C compiler is
+            found, a fused Adam that nobody hooks steps large bfloat16 parameters on the CPU in one compiled pass instead.
         masters: float32 weights from *before* the live parameters were cast, in the order of `params`; they are taken over, not
             copied. Without them masters are upcast from the live parameters, and what the cast rounded away is gone.
 
@@ -131,10 +132,10 @@ class MasterWeightOptimizer(Optimizer):
         whole = [group["params"] for group in groups]
         for group, inner_group in zip(self.param_groups, groups, strict=True):
             inner_group.update(options_of(group))
-        remaining = [with_gradients(chain(*pieces)) for pieces in self._pieces]
-        if is_plain(self.inner):
-            remaining = [step_in_one_pass(self.inner, *one, self._divisor) for one in zip(groups, remaining, strict=True)]
+        remaining: list[Iterable[Piece]] = [chain(*pieces) for pieces in self._pieces]
         try:
+            if is_plain(self.inner):
+                remaining = [step_in_one_pass(self.inner, *one, self._divisor) for one in zip(groups, remaining, strict=True)]
             for bucket in buckets(remaining, self._grain):
                 for index, held in bucket.items():
                     groups[index]["params"] = [piece.master for piece, _ in held]

@@ -2,45 +2,52 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
-from benchbox.optim.passes import adamw, functions_for, passable
+from benchbox.optim.fused import fused_step
+from benchbox.optim.passes import adamw, functions_for, in_memory, passable
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import ctypes
+    from collections.abc import Iterable
+
     from torch.optim import Optimizer
 
-    from benchbox.optim.pieces import Held, Piece
+    from benchbox.optim.pieces import Piece
+
+_log = logging.getLogger(__name__)
 
 
-def step_in_one_pass(inner: Optimizer, group: dict[str, Any], held: Held, divisor: Tensor | None) -> Held:
+def step_in_one_pass(
+    inner: Optimizer, group: dict[str, Any], pieces: Iterable[Piece], divisor: Tensor | None
+) -> Iterable[Piece]:
     """Step those pieces of a group for which the pass gives what torch's fused kernel would, bit for bit, and answer the rest.
 
     Args:
         inner: an Adam or AdamW that nobody watches (`fused.is_plain`).
         group: of `inner`.
-        held: pieces of that group, with their gradients.
+        pieces: of that group.
         divisor: () float32, what gradients are divided by, or None.
     """
     if not _has_a_pass(group):
-        return held
-    taken = [pair for pair in held if _fits(inner, *pair)]
-    functions = functions_for(sum(gradient.numel() for _, gradient in taken))
-    if functions is None:
-        return held
+        return pieces
+    pieces = list(pieces)
+    taken = {id(piece): tensors for piece in pieces if (tensors := _tensors(inner, piece)) is not None}
+    functions = functions_for(sum(tensors[0].numel() for tensors in taken.values()))
+    if functions is None or not _agrees_with_torch(functions):
+        return pieces
+    counts = [inner.state[piece.master]["step"] for piece in pieces if id(piece) in taken]
+    torch._foreach_add_(counts, 1)
     scale = 1.0 if divisor is None else divisor.item()
-    torch._foreach_add_([inner.state[piece.master]["step"] for piece, _ in taken], 1)
-    steps = []
-    for piece, gradient in taken:
-        state = inner.state[piece.master]
-        tensors = piece.master, state["exp_avg"], state["exp_avg_sq"], gradient, piece.live()
-        steps.append((tensors, (scale, *_coefficients(group, state["step"].item()))))
-    adamw(functions, steps)
-    stepped = {id(piece) for piece, _ in taken}
-    return [pair for pair in held if id(pair[0]) not in stepped]
+    coefficients = [(scale, *_coefficients(group, count.item())) for count in counts]
+    adamw(functions, list(zip(taken.values(), coefficients, strict=True)))
+    return [piece for piece in pieces if id(piece) not in taken]
 
 
 def _has_a_pass(group: dict[str, Any]) -> bool:
@@ -54,17 +61,20 @@ def _has_a_pass(group: dict[str, Any]) -> bool:
     )
 
 
-def _fits(inner: Optimizer, piece: Piece, gradient: Tensor) -> bool:
-    state = inner.state.get(piece.master)
-    if not state:  # torch makes the first state, in its own way
-        return False
+def _tensors(inner: Optimizer, piece: Piece) -> tuple[Tensor, ...] | None:
+    """Master, moments, gradient and live weight of a piece that the pass can step."""
+    whole, state = piece.parameter.grad, inner.state.get(piece.master)
+    # The first state torch makes, in its own way. A part of a gradient laid out otherwise would be a copy of all of it.
+    if whole is None or not in_memory(whole) or not state:
+        return None
     kept = piece.master, state["exp_avg"], state["exp_avg_sq"]
-    live = piece.live()
-    return (
+    gradient, live = piece.part(whole), piece.live()
+    fits = (
         all(tensor.dtype == torch.float32 for tensor in kept)
         and live.dtype == gradient.dtype == torch.bfloat16
         and passable(*kept, gradient, live)
     )
+    return (*kept, gradient, live) if fits else None
 
 
 def _coefficients(group: dict[str, Any], step: float) -> tuple[float, ...]:
@@ -79,3 +89,25 @@ def _coefficients(group: dict[str, Any], step: float) -> tuple[float, ...]:
         group["eps"],
         lr / (1.0 - beta1**step),
     )
+
+
+@cache
+def _agrees_with_torch(functions: ctypes.CDLL) -> bool:
+    """Whether a step gives the bits of torch's kernel, tried once. Which operations that fuses, the build of torch decides."""
+    grid = torch.linspace(-1.0, 1.0, 4096, dtype=torch.float32, device="cpu")
+    gradient, divisor, count = grid.mul(7.0).sin().bfloat16(), 3.0, 4.0
+    master, first, second, live = grid.clone(), grid.flip(0), grid.square(), torch.empty_like(gradient)
+    reference = nn.Parameter(grid.clone())
+    reference.grad = gradient.float()
+    inner = torch.optim.AdamW([reference], lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
+    state = {"step": torch.tensor(count, device="cpu"), "exp_avg": first.clone(), "exp_avg_sq": second.clone()}
+    inner.state[reference] = state
+    with torch.no_grad():
+        fused_step(inner, torch.tensor(divisor, dtype=torch.float32, device="cpu"))
+    coefficients = divisor, *_coefficients(inner.param_groups[0], count + 1)
+    adamw(functions, [((master, first, second, gradient, live), coefficients)])
+    pairs = ((master, reference), (first, state["exp_avg"]), (second, state["exp_avg_sq"]), (live, reference.bfloat16()))
+    agrees = all(torch.equal(ours, torchs) for ours, torchs in pairs)
+    if not agrees:
+        _log.info("optimizer steps on CPUs take torch's slower kernels: native.c rounds otherwise than this build of torch")
+    return agrees

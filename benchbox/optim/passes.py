@@ -30,7 +30,13 @@ def functions_for(elements: int) -> ctypes.CDLL | None:
 
 def passable(*tensors: Tensor) -> bool:
     """Whether a pass can run through these together: on the CPU, each in one stretch of memory of whole vectors."""
-    return all(t.device.type == "cpu" and t.is_contiguous() and t.numel() % _VECTOR_ELEMENTS == 0 for t in tensors)
+    return all(in_memory(tensor) and tensor.numel() % _VECTOR_ELEMENTS == 0 for tensor in tensors)
+
+
+def in_memory(tensor: Tensor) -> bool:
+    """Whether its elements lie side by side at its address. Those of a subclass may be elsewhere, or not there yet."""
+    plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return plain and tensor.is_contiguous()
 
 
 def sum_of_squares(functions: ctypes.CDLL, tensors: Sequence[Tensor]) -> float:
@@ -48,6 +54,9 @@ def adamw(functions: ctypes.CDLL, steps: Sequence[tuple[Sequence[Tensor], Sequen
             jobs.append((*(pointer + start * width for pointer, width in pointers), size, *coefficients))
             sizes.append(size)
     _shared_out(functions.adamw, jobs, sizes)
+    # Autograd refuses a backward pass over weights that were written since the forward pass, but only torch tells it.
+    for master, first, second, _, live in (tensors for tensors, _ in steps):
+        torch.autograd.graph.increment_version((master, first, second, live))
 
 
 def _chunks(elements: int) -> list[tuple[int, int]]:

@@ -142,22 +142,22 @@ def _bucket_elements(device: torch.device) -> int:
 Held = list[tuple[Piece, Tensor]]  # pieces with their gradients
 
 
-def with_gradients(pieces: Iterable[Piece]) -> Held:
-    """Those pieces that have a gradient, with it."""
-    return [(piece, gradient) for piece in pieces if (gradient := piece.gradient()) is not None]
-
-
-def buckets(groups: Sequence[Held], grain: Grain) -> Iterator[dict[int, Held]]:
-    """What is stepped in one call, by the number of its group.
+def buckets(groups: Sequence[Iterable[Piece]], grain: Grain) -> Iterator[dict[int, Held]]:
+    """Pieces that have a gradient, with it, by the number of their group: what is stepped in one call.
 
     A bucket is of one group and one device and at most `BUCKET_ELEMENTS` (what is larger stands alone), or it is everything,
     where the optimizer may have to see everything.
     """
+    with_gradient = {
+        index: ((piece, gradient) for piece in pieces if (gradient := piece.gradient()) is not None)
+        for index, pieces in enumerate(groups)
+    }
     if grain is Grain.ALL:
-        if any(groups):
-            yield dict(enumerate(groups))
+        everything = {index: list(held) for index, held in with_gradient.items()}
+        if any(everything.values()):
+            yield everything
         return
-    for index, held in enumerate(groups):
+    for index, held in with_gradient.items():
         for bucket in _bounded(held):
             yield {index: bucket}
 
