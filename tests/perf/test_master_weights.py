@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROUNDS = 25
+# Compiled, 1.4 on an AMD EPYC with two cores: the norm is 0.24, of which 0.12 is the mere reading, and the step 1.17.
 GOAL = 1.5
 # Where nothing can be compiled: what copies around a fused AdamW cost, tensor by tensor. Slower than that would be a mistake.
-# torch's kernels take 1.58 on an AMD EPYC with two cores.
+# torch's kernels take 1.58 there.
 NAIVE = 2.65
 # 50 M parameters in the shapes of transformer layers: four products and two norms each.
 SHAPES = [(1024, 1024), (1024, 1024), (1024, 4096), (4096, 1024), (1024,), (1024,)] * 5
@@ -67,6 +68,7 @@ def test_masters_cost_less_than_copies_and_are_held_against_half_a_step_of_fused
     benchmark.pedantic(one_round, rounds=ROUNDS, warmup_rounds=2)
     ratio = median(ratios[2:])
     benchmark.extra_info["masters_over_fused_adamw"] = ratio
+    most, how = (NAIVE, "torch's kernels: nothing is compiled here") if library() is None else (GOAL, "compiled")
     with capsys.disabled():
-        print(f"\nclip + upcast + step + rounding over fused AdamW alone: {ratio:.2f} (goal {GOAL})")
-    assert ratio <= (NAIVE if library() is None else GOAL)
+        print(f"\nclip + upcast + step + rounding over fused AdamW alone: {ratio:.2f} (at most {most}; {how})")
+    assert ratio <= most
