@@ -11,6 +11,7 @@ from typing import Any
 Record = Mapping[str, Any]
 
 PHASE_SUM_TOLERANCE = 0.02
+FLOPS_TOLERANCE = 0.01
 _MUST_BE_KNOWN = ("observed", "step_time_s", "phases_s", "throughput", "memory", "loss", "grad_norm", "environment")
 
 
@@ -155,7 +156,22 @@ def _throughput(record: Record) -> Iterable[str] | None:
 def _mfu(record: Record) -> Iterable[str] | None:
     if record["mfu"] is None:
         return None
-    return [] if 0 <= record["mfu"] <= 1 else [f"MFU {record['mfu']:.3f}"]
+    shares = {"MFU": record["mfu"], "HFU": record.get("hfu")}
+    return [f"{name} {share:.3f}" for name, share in shares.items() if share is not None and not 0 <= share <= 1]
+
+
+def _formula(record: Record) -> Iterable[str] | None:
+    flops = record["flops"] or {}
+    towers, counted = flops.get("per_tower"), flops.get("model_flops_per_step")
+    if not towers or counted is None:
+        return None
+    model = sum(tower["forward"] + tower["backward"] for tower in towers.values())
+    recomputed = sum(tower["recomputed"] for tower in towers.values())
+    return [
+        f"{seen:.6g} {what} FLOPs counted, {formula:.6g} by formula"
+        for what, seen, formula in (("model", counted, model), ("recomputed", flops["recomputed_flops_per_step"], recomputed))
+        if not isclose(seen, formula, rel_tol=FLOPS_TOLERANCE)
+    ]
 
 
 INVARIANTS = (
@@ -168,5 +184,6 @@ INVARIANTS = (
     Invariant("samples = batch x accumulation x ranks x steps", _samples),
     Invariant("slowest = maximum over ranks, step by step", _slowest),
     Invariant("throughput follows from the slowest rank's step times", _throughput),
-    Invariant("MFU is between 0 and 1, or null", _mfu),
+    Invariant("MFU and HFU are between 0 and 1, or null", _mfu),
+    Invariant(f"FLOPs counted are those of the formula within {FLOPS_TOLERANCE:.0%}", _formula),
 )

@@ -7,6 +7,7 @@ import math
 UNKNOWN = "-"
 
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+_THOUSANDS = ("", "k", "M", "G", "T", "P", "E")
 
 
 def quantity(value: float | None, unit: str, digits: int = 3) -> str:
@@ -21,6 +22,9 @@ def quantity(value: float | None, unit: str, digits: int = 3) -> str:
             return f"{value:.0f} B"
         step = min(int(math.log2(abs(value)) // 10), len(_BYTES) - 1)
         return f"{significant(value / 1024**step, digits)} {_BYTES[step]}"
+    if unit == "FLOP":
+        step = min(int(math.log10(max(abs(value), 1)) // 3), len(_THOUSANDS) - 1)
+        return f"{significant(value / 1000**step, digits)} {_THOUSANDS[step]}FLOP"
     if unit == "fraction":
         return f"{significant(value * 100, digits)}%"
     if unit == "ratio":

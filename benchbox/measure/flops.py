@@ -70,25 +70,29 @@ class FlopCounter:
             self.recomputed += flops
 
 
-def utilisation(flops: int, step_time_s: Sequence[float], device_name: str, matmul_dtypes: set[str]) -> dict[str, Any]:
-    """The record's `mfu` and `mfu_reason`: model FLOPs of this rank's step over its median time, as a share of the peak.
+def utilisation(
+    model_flops: int, recomputed_flops: int, step_time_s: Sequence[float], device_name: str, matmul_dtypes: set[str]
+) -> dict[str, Any]:
+    """The record's `mfu`, `hfu` and `mfu_reason`: FLOPs of this rank's step over its median time, as a share of the peak.
 
-    Null with a reason where the peak is unknown, and where it would not apply.
+    The model's FLOPs, and all that the device did (PaLM, arXiv:2204.02311, appendix B). Null with a reason where the peak is
+    unknown, and where it would not apply.
     """
     peak = DEVICE_PEAKS.get(device_name)
     if peak is None:
-        return _unknown(f"no peak is known for {device_name}")
+        return unknown_utilisation(f"no peak is known for {device_name}")
     if not step_time_s:
-        return _unknown("no step was timed")
+        return unknown_utilisation("no step was timed")
     if not matmul_dtypes & {"bfloat16", "float16"}:
-        return _unknown(
+        return unknown_utilisation(
             f"the known peak is that of 16-bit products, and these ran in {', '.join(sorted(matmul_dtypes)) or 'none'}"
         )
-    share = flops / median(step_time_s) / peak
-    if share > 1.0:
-        return _unknown(f"{share:.2f} of the peak is impossible, so the count or the peak is wrong")
-    return {"mfu": share, "mfu_reason": None}
+    mfu, hfu = (flops / median(step_time_s) / peak for flops in (model_flops, model_flops + recomputed_flops))
+    if hfu > 1.0:
+        return unknown_utilisation(f"{hfu:.2f} of the peak is impossible, so the count or the peak is wrong")
+    return {"mfu": mfu, "hfu": hfu, "mfu_reason": None}
 
 
-def _unknown(reason: str) -> dict[str, Any]:
-    return {"mfu": None, "mfu_reason": reason}
+def unknown_utilisation(reason: str) -> dict[str, Any]:
+    """The same where neither can be known."""
+    return {"mfu": None, "hfu": None, "mfu_reason": reason}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
-from benchbox.measure.flops import FlopCounter, utilisation
+from benchbox.measure.flops import FlopCounter, unknown_utilisation, utilisation
 from benchbox.measure.kernels import KernelNames, Recomputation
 from benchbox.measure.memory import TensorStorageTracker
 from benchbox.measure.phases import NONE, Instrument
@@ -18,7 +18,7 @@ from benchbox.measure.witness.products import ProductDtypes
 from benchbox.measure.witness.watch import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 
 class Steps(Protocol):
@@ -45,10 +45,14 @@ class ProbeResult:
     flops: dict[str, Any]
     memory: dict[str, Any] | None
     device_name: str
+    micro_batches: list[Any]  # of the step that was looked at
 
     def utilisation(self, step_time_s: Sequence[float]) -> dict[str, Any]:
-        """`mfu` and `mfu_reason` of steps that took so long on this rank."""
-        return utilisation(self.flops["model_flops_per_step"], step_time_s, self.device_name, self.matmul_dtypes)
+        """`mfu`, `hfu` and `mfu_reason` of steps that took so long on this rank."""
+        model, recomputed = self.flops["model_flops_per_step"], self.flops["recomputed_flops_per_step"]
+        if model is None:
+            return unknown_utilisation(self.flops["reason"])
+        return utilisation(model, recomputed, step_time_s, self.device_name, self.matmul_dtypes)
 
 
 def probe(
@@ -63,21 +67,37 @@ def probe(
     Call it after a few steps: it shows a step as it is once optimizer state and buckets exist.
     """
     collectives, flops, kernels, products = CollectiveCounter(), FlopCounter(), KernelNames(), ProductDtypes()
+    taken: list[Any] = []
     with Recomputation(session.model, units) as recomputation, Watch(collectives, flops, kernels, products):
-        session.step(micro_batches, instruments)
+        session.step(_noted(micro_batches, taken), instruments)
     return ProbeResult(
         collectives=collectives.counts,
         attention_kernel=kernels.attention,
         checkpointed_modules=recomputation.units,
         matmul_dtypes=set(products.forward),
-        flops={
-            "model_flops_per_step": flops.total - flops.recomputed,
-            "recomputed_flops_per_step": flops.recomputed,
-            "reason": None,
-        },
+        flops=_counted(flops, kernels.attention),
         memory=None if device.type == "cuda" else _storage_peak(session, micro_batches, instruments),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type}",
+        micro_batches=taken,
     )
+
+
+def _noted(micro_batches: Any, taken: list[Any]) -> Iterator[Any]:
+    """The same, and those that were taken in a list."""
+    for batch in micro_batches:
+        taken.append(batch)
+        yield batch
+
+
+def _counted(flops: FlopCounter, kernel: str | None) -> dict[str, Any]:
+    if kernel is not None and "flex" in kernel.split("+"):
+        reason = "FlexAttention runs compiled, and its products are not seen"
+        return {"model_flops_per_step": None, "recomputed_flops_per_step": None, "reason": reason}
+    return {
+        "model_flops_per_step": flops.total - flops.recomputed,
+        "recomputed_flops_per_step": flops.recomputed,
+        "reason": None,
+    }
 
 
 def _storage_peak(session: Steps, micro_batches: Any, instruments: Instrument) -> dict[str, Any]:

@@ -98,6 +98,13 @@ METRICS: dict[str, Metric] = {
             read=dotted("mfu"),
         ),
         Metric(
+            name="hfu",
+            unit="fraction",
+            direction="higher",
+            formula="as mfu, of all FLOPs that the device did: recomputation is among them",
+            read=dotted("hfu"),
+        ),
+        Metric(
             name="final_loss",
             unit="loss",
             direction="none",

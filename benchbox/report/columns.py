@@ -113,6 +113,10 @@ _RESERVED = Column(
     brief=False,
     read=_metric("peak_reserved_bytes"),
 )
+_UTILISATION = tuple(
+    Column(name=name.upper(), remark=METRICS[name].formula, number=True, brief=name == "mfu", read=_metric(name))
+    for name in ("mfu", "hfu")
+)
 _NUMERICS = tuple(
     Column(name=name, remark=METRICS[metric].formula, number=True, brief=brief, read=_metric(metric))
     for name, metric, brief in (
@@ -143,6 +147,7 @@ _COLUMNS = (
         read=_metric("peak_allocated_bytes"),
     ),
     _RESERVED,
+    *_UTILISATION,
     *_NUMERICS,
     Column(name="attention kernel", remark="the kernel that ran, observed", number=False, brief=False, read=_kernel),
     Column(name="Adam state", remark="dtypes of Adam's moments, from the census", number=False, brief=False, read=_adam),
@@ -159,6 +164,8 @@ def columns(axes: Sequence[str], summaries: Sequence[CellSummary], *, compared: 
     left_out = [] if compared else [_RATIO]
     if all(summary.values["peak_reserved_bytes"] is None for summary in summaries):
         left_out.append(_RESERVED)
+    if all(summary.values["mfu"] is None for summary in summaries):
+        left_out += _UTILISATION
     if "recipe" not in axes:
         left_out += _NUMERICS
     told: list[list[str]] = []  # what each axis so far says of every cell, as a pattern

@@ -100,6 +100,8 @@ def _seen(summary: CellSummary, record: Mapping[str, Any], axes: Sequence[str]) 
         ("parameters that train", cell.get("freeze"), _share(observed.get("trainable_numel"), observed.get("total_numel"))),
         ("optimizer", None, chain),
         ("collectives in a step", None, _collectives(record["collectives"])),
+        ("FLOPs of a step", None, _flops(record["flops"])),
+        ("FLOPs by tower, by formula", None, _towers(record["flops"])),
         ("final loss", None, quantity(_value(summary, "final_loss"), "loss")),
     )
     return Seen(cell=label(cell, axes), facts=tuple(_fact(*fact) for fact in facts))
@@ -118,6 +120,22 @@ def _collectives(seen: Mapping[str, Any] | None) -> str | None:
         return None
     each = (f"{entry['count']} {name} of {quantity(entry['bytes'], 'bytes')} in all" for name, entry in seen.items())
     return ", ".join(each) or "none"
+
+
+def _flops(flops: Mapping[str, Any] | None) -> str | None:
+    if flops is None or flops["model_flops_per_step"] is None:
+        return (flops or {}).get("reason")
+    return _work(flops["model_flops_per_step"], flops.get("recomputed_flops_per_step"))
+
+
+def _towers(flops: Mapping[str, Any] | None) -> str:
+    towers = (flops or {}).get("per_tower") or {}
+    return "; ".join(f"{name} {_work(cost['forward'] + cost['backward'], cost['recomputed'])}" for name, cost in towers.items())
+
+
+def _work(model: int, recomputed: int | None) -> str:
+    again = f", {quantity(recomputed, 'FLOP')} recomputed" if recomputed else ""
+    return quantity(model, "FLOP") + again
 
 
 def _modules(count: int | None) -> str | None:

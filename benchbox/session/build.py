@@ -38,13 +38,19 @@ def build_cell_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
         ConfigurationError: there is no such policy or size.
         UnsupportedError: there are fewer GPUs than ranks, or the device lacks the attention kernel.
     """
-    axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing)  # type: ignore[arg-type]
     device = _local_device()
     if cell.attention == "flex" and device.type == "cpu":
         raise UnsupportedError("FlexAttention has no backward on a CPU: choose sdpa or eager")
     torch.manual_seed(cell.seed)
-    with torch.device(device):
-        return build_policy(cell.policy, cell.size, axes, policy_dirs)
+    return _built(cell, policy_dirs, device)
+
+
+def policy_on_paper(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
+    """The cell's policy without its numbers, on the meta device, frozen as the cell says: for what follows from sizes alone."""
+    policy = _built(cell, policy_dirs, torch.device("meta"))
+    assert isinstance(policy, nn.Module)
+    freeze(policy, policy.parameter_roles(), FREEZES[cell.freeze])
+    return policy
 
 
 def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0) -> Stream:
@@ -87,6 +93,12 @@ def build_session(cell: Cell, policy: Policy, statistics: Statistics) -> Session
     shape = StepShape(batch=cell.batch, accumulation=cell.accumulation, max_grad_norm=cell.optim.max_grad_norm)
     backend.prepare(policy, RECIPES[cell.recipe], cell.optim, shape)
     return Session(backend, accumulation=cell.accumulation)
+
+
+def _built(cell: Cell, policy_dirs: Sequence[Path], device: torch.device) -> Policy:
+    axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing)  # type: ignore[arg-type]
+    with device:
+        return build_policy(cell.policy, cell.size, axes, policy_dirs)
 
 
 def _local_device() -> torch.device:

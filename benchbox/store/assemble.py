@@ -64,6 +64,7 @@ def assemble_record(
         "collectives": _collectives(merged),
         "flops": _flops(merged),
         "mfu": _lowest([result.get("mfu") for result in merged]),
+        "hfu": _lowest([result.get("hfu") for result in merged]),
         "mfu_reason": next((result["mfu_reason"] for result in merged if result.get("mfu_reason")), None),
         "precision": dict(precision) if precision is not None and merged else None,
         "samples": [result["samples"] for result in merged] if merged and all("samples" in r for r in merged) else None,
@@ -170,14 +171,27 @@ def _collectives(ranks: Sequence[Rank]) -> dict[str, Any] | None:
 def _flops(ranks: Sequence[Rank]) -> dict[str, Any] | None:
     if not ranks or any(result.get("flops") is None for result in ranks):
         return None
-    counted = [result["flops"].get("model_flops_per_step") for result in ranks]
-    reason = next((result["flops"]["reason"] for result in ranks if result["flops"].get("reason")), None)
-    return {"model_flops_per_step": sum(counted) if None not in counted else None, "reason": reason}
+    seen = [result["flops"] for result in ranks]
+    counted = {key: _sum([flops.get(key) for flops in seen]) for key in ("model_flops_per_step", "recomputed_flops_per_step")}
+    formulas = [flops.get("per_tower") for flops in seen]
+    per_tower = None
+    if all(formulas):
+        towers = formulas[0]
+        per_tower = {
+            tower: {part: sum(formula[tower][part] for formula in formulas) for part in parts}
+            for tower, parts in towers.items()
+        }
+    return {**counted, "reason": next((flops["reason"] for flops in seen if flops.get("reason")), None), "per_tower": per_tower}
 
 
 def _lowest(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return min(known) if known and len(known) == len(values) else None
+
+
+def _sum(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 def _largest(values: Sequence[int | None]) -> int | None:

@@ -6,7 +6,7 @@ wonder why, a `reason` stands beside it. A number that JSON cannot hold (NaN, in
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from benchbox.errors import RecordError
 from benchbox.registry.statuses import STATUSES
@@ -92,11 +92,21 @@ class Collective(TypedDict):
     bytes: int
 
 
+class TowerFlops(TypedDict):
+    """Of one part of the policy, by formula. `recomputed` is not part of the other two."""
+
+    forward: int
+    backward: int
+    recomputed: int
+
+
 class Flops(TypedDict):
-    """Floating-point operations of one step, summed over ranks."""
+    """Floating-point operations of one step, summed over ranks: what was counted, and by formula what each tower costs."""
 
     model_flops_per_step: int | None
+    recomputed_flops_per_step: NotRequired[int | None]
     reason: str | None
+    per_tower: NotRequired[dict[str, TowerFlops] | None]  # null where the policy does not say what it costs
 
 
 class Precision(TypedDict):
@@ -109,7 +119,13 @@ class Precision(TypedDict):
     problems: list[str]  # what the witnesses themselves failed at: then what they say is not the whole
 
 
-class LaunchRecord(TypedDict):
+class _Later(TypedDict, total=False):
+    """Keys that the first records of this schema lack."""
+
+    hfu: float | None  # hardware FLOPs utilisation: recomputation is in it; as `mfu` otherwise
+
+
+class LaunchRecord(_Later):
     """One fresh process group running one cell."""
 
     schema_version: int
@@ -129,7 +145,7 @@ class LaunchRecord(TypedDict):
     collectives: dict[str, Collective] | None
     flops: Flops | None
     mfu: float | None  # model FLOPs utilisation, the lowest over ranks
-    mfu_reason: str | None
+    mfu_reason: str | None  # why mfu and hfu are null
     precision: Precision | None
     samples: list[int] | None  # consumed in the measured steps, counted by every rank
     loss: list[float | None] | None  # every step from the first warm-up step, mean over the global batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,16 @@ from benchbox.measure.phases import PhaseClock, Together
 from benchbox.measure.probe import probe
 from benchbox.registry.recipes import RECIPES
 from benchbox.session import build_session
-from benchbox.session.build import build_cell_policy, open_cell_data
+from benchbox.session.build import build_cell_policy, open_cell_data, policy_on_paper
 from benchbox.spec.cell import Cell, MeasureSpec
 from benchbox.store.files import write_json
+from benchbox.theory.flops import summed, training_cost
 from benchbox.worker.expected import check_backend, check_step
 from benchbox.worker.reporting import Reporter
 
 if TYPE_CHECKING:
     from benchbox.measure.phases import Position
+    from benchbox.registry.contracts import Batch
     from benchbox.session import StepResult
     from benchbox.store.events import EventWriter
 
@@ -41,7 +44,8 @@ def measure(job: dict[str, Any], rank: int, position: Position, events: EventWri
     cell, spec = Cell.from_dict(job["cell"]), MeasureSpec(**job["measure"])
     report = Reporter(position, events)
     report.stage("build")
-    policy = build_cell_policy(cell, [Path(each) for each in job["policy_dirs"]])
+    policy_dirs = [Path(each) for each in job["policy_dirs"]]
+    policy = build_cell_policy(cell, policy_dirs)
     units = policy.layer_units()
     with closing(open_cell_data(cell, policy, rank)) as stream:
         report.stage("prepare")
@@ -84,13 +88,28 @@ def measure(job: dict[str, Any], rank: int, position: Position, events: EventWri
             **series,
             "memory": memory or seen.memory,
             "collectives": seen.collectives,
-            "flops": seen.flops,
+            "flops": {**seen.flops, "per_tower": _by_formula(cell, policy_dirs, seen.micro_batches, device)},
             **seen.utilisation(times.step_s),
             "environment": environment(),
             "config": cell.to_dict(),
         }
         write_json(Path(job["out"]) / facts_file(rank), facts.to_dict())
         write_json(Path(job["out"]) / f"rank{rank}.json", result)
+
+
+def _by_formula(
+    cell: Cell, policy_dirs: list[Path], micro_batches: list[Batch], device: torch.device
+) -> dict[str, dict[str, int]] | None:
+    """What a step of these micro-batches costs on this rank, tower by tower; None for a policy that does not say.
+
+    Asked of a policy without a backend: in a sharded one the sizes of layers are not to be seen. Every rank asks.
+    """
+    policy = policy_on_paper(cell, policy_dirs)
+    if not hasattr(policy, "work"):
+        return None
+    batches = ({name: tensor.to(device) for name, tensor in batch.items()} for batch in micro_batches)
+    costs = summed(training_cost(policy.work(batch)) for batch in batches)
+    return {tower: asdict(cost) for tower, cost in costs.items()}
 
 
 def _reported(result: StepResult, report: Reporter) -> StepResult:

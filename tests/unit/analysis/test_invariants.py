@@ -82,8 +82,24 @@ def test_throughput_multiplied_by_the_number_of_steps():
 
 def test_an_mfu_above_one():
     record = example_record()
-    record["mfu"] = 1.33
-    assert violations(record) == [("MFU is between 0 and 1, or null", "MFU 1.330")]
+    record |= {"mfu": 1.33, "hfu": 1.5}
+    sentence = "MFU and HFU are between 0 and 1, or null"
+    assert violations(record) == [(sentence, "MFU 1.330"), (sentence, "HFU 1.500")]
+
+
+def test_a_count_that_is_not_what_the_formula_says():
+    """One of them is wrong. A percent may lie between; without a formula there is nothing to hold the count against."""
+    sentence = "FLOPs counted are those of the formula within 1%"
+    record = example_record()
+    record["flops"]["model_flops_per_step"] *= 1.009
+    assert violations(record) == []
+    record["flops"] |= {"model_flops_per_step": 2.04e9, "recomputed_flops_per_step": 0}
+    assert violations(record) == [
+        (sentence, "2.04e+09 model FLOPs counted, 2e+09 by formula"),
+        (sentence, "0 recomputed FLOPs counted, 4e+08 by formula"),
+    ]
+    record["flops"]["per_tower"] = None
+    assert violations(record) == []
 
 
 @pytest.mark.parametrize(("key", "place"), [("mfu", "mfu_reason"), ("memory.reserved_peak_bytes", "memory")])

@@ -54,21 +54,24 @@ def test_recomputed_work_is_told_from_the_models():
 
 
 def test_utilisation_of_a_known_device_is_work_over_time_over_peak():
-    half = DEVICE_PEAKS[H200] / 2
-    assert utilisation(int(half), [1.0, 1.0, 9.0], H200, {"bfloat16", "float32"}) == {"mfu": 0.5, "mfu_reason": None}
+    """What is computed again is the hardware's work and not the model's."""
+    quarter = int(DEVICE_PEAKS[H200] / 4)
+    found = utilisation(2 * quarter, quarter, [1.0, 1.0, 9.0], H200, {"bfloat16", "float32"})
+    assert found == {"mfu": 0.5, "hfu": 0.75, "mfu_reason": None}
 
 
 @pytest.mark.parametrize(
-    ("device", "flops", "dtypes", "because"),
+    ("device", "flops", "again", "dtypes", "because"),
     [
-        ("this cpu", 1, {"bfloat16"}, "no peak is known"),
-        ("NVIDIA A100X", 1, {"bfloat16"}, "no peak is known"),
-        (H200, 10**16, {"bfloat16"}, "impossible"),
-        (H200, 1, {"float32"}, "float32"),
+        ("this cpu", 1, 0, {"bfloat16"}, "no peak is known"),
+        ("NVIDIA A100X", 1, 0, {"bfloat16"}, "no peak is known"),
+        (H200, 10**16, 0, {"bfloat16"}, "impossible"),
+        (H200, 1, 10**16, {"bfloat16"}, "impossible"),
+        (H200, 1, 0, {"float32"}, "float32"),
     ],
 )
-def test_utilisation_is_null_with_a_reason_where_it_would_be_a_guess(device, flops, dtypes, because):
+def test_utilisation_is_null_with_a_reason_where_it_would_be_a_guess(device, flops, again, dtypes, because):
     """An unknown device must not borrow another's peak, and more than all of a peak is an error, not a result."""
-    found = utilisation(flops, [1.0], device, dtypes)
-    assert found["mfu"] is None
+    found = utilisation(flops, again, [1.0], device, dtypes)
+    assert found["mfu"] is found["hfu"] is None
     assert because in found["mfu_reason"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.profiler import record_function
 
 from benchbox.measure.phases import NONE, Position
 from benchbox.measure.probe import probe
@@ -48,6 +49,7 @@ def test_one_probe_sees_kernels_flops_and_memory_and_reports_progress():
     assert seen.matmul_dtypes == {"float32"}
     assert seen.collectives == {}
     assert seen.flops["model_flops_per_step"] > 0
+    assert [batch.shape for batch in seen.micro_batches] == [(1, 2, 8, 16)], "what was taken of it in the step looked at"
     parameters = sum(p.numel() * 4 for p in steps.model.parameters())
     assert seen.memory["source"] == "tensor_storage"
     assert seen.memory["allocated_peak_bytes"] > 4 * parameters, "parameters, gradients and two moments at least"
@@ -72,3 +74,17 @@ def test_probing_does_not_change_what_a_step_computes():
 
     for plain, probed in zip(losses(look=False), losses(look=True), strict=True):
         assert torch.equal(plain, probed)
+
+
+def test_what_flex_attention_multiplies_is_not_seen_so_nothing_is_claimed():
+    class Flex(Layer):
+        def forward(self, x):
+            with record_function("flex_attention"):  # the mark around a compiled call
+                return super().forward(x)
+
+    steps = Steps()
+    steps.model = nn.Sequential(Flex())
+    seen = probe(steps, batches(), (Layer,), torch.device("cpu"))
+    assert seen.flops["model_flops_per_step"] is seen.flops["recomputed_flops_per_step"] is None
+    assert seen.utilisation([1.0]) == {"mfu": None, "hfu": None, "mfu_reason": seen.flops["reason"]}
+    assert "FlexAttention" in seen.flops["reason"]

@@ -96,6 +96,27 @@ def test_device_memory_shows_what_was_reserved_behind_what_was_allocated(tmp_pat
     assert behind.width > front.width
 
 
+def test_flops_are_told_as_counted_and_by_tower_as_the_formula_has_them(example):
+    facts = {fact.what: fact.observed for fact in example.seen[0].facts}
+    assert facts["FLOPs of a step"] == "2.00 GFLOP, 400 MFLOP recomputed"
+    assert facts["FLOPs by tower, by formula"] == "vision 600 MFLOP; backbone 1.40 GFLOP, 400 MFLOP recomputed"
+
+
+def test_flops_that_were_not_counted_say_why_and_older_records_have_no_towers():
+    records = launches(FSDP)
+    for record in records:
+        record["flops"] = {"model_flops_per_step": None, "reason": "its products are not seen"}
+    facts = {fact.what: fact.observed for fact in report_of(records).seen[0].facts}
+    assert (facts["FLOPs of a step"], facts["FLOPs by tower, by formula"]) == ("its products are not seen", "-")
+
+
+def test_utilisation_has_columns_where_a_peak_is_known(example, tmp_path):
+    assert not {"MFU", "HFU"} & {column.name for column in example.table.columns}
+    store = write_example(tmp_path, cuda=True)
+    report = build(store.run(), store.records())
+    assert (column(report, "MFU")[0], column(report, "HFU")[0]) == ("30.0%", "40.0%")
+
+
 def test_a_fused_phase_is_declared(example):
     phases = next(chart for chart in example.charts if chart.key == "phases")
     assert phases.notes == ("zero2: clip has no time of its own: DeepSpeed clips inside its optimizer step.",)

@@ -8,8 +8,11 @@ from statistics import median
 import pytest
 from example_run import CELL, MEASURE, MIB, OOM, example_precision, example_record, rank_result
 
+from benchbox.registry.metrics import METRICS
 from benchbox.store.assemble import assemble_record
-from benchbox.store.record import REQUIRED, check_record
+from benchbox.store.record import LaunchRecord, check_record
+
+KEYS = LaunchRecord.__annotations__.keys()
 
 
 def assemble(ranks, cell=CELL, status="ok", error=None):
@@ -28,8 +31,15 @@ def assemble(ranks, cell=CELL, status="ok", error=None):
 
 
 def test_a_record_has_exactly_the_documented_keys():
-    assert set(example_record()) == REQUIRED
+    assert set(example_record()) == KEYS
     check_record(example_record(), "here")
+
+
+def test_a_record_of_before_hfu_was_recorded_can_be_read():
+    record = example_record()
+    del record["hfu"], record["flops"]["per_tower"], record["flops"]["recomputed_flops_per_step"]
+    check_record(record, "here")
+    assert METRICS["hfu"].read(record) is None
 
 
 def test_the_step_time_is_that_of_the_slowest_rank_of_each_step_and_throughput_follows_from_it():
@@ -109,11 +119,12 @@ def test_a_failed_launch_keeps_its_error_and_claims_nothing():
         "collectives",
         "flops",
         "mfu",
+        "hfu",
         "precision",
         "loss",
     )
     assert {key: record[key] for key in measured} == dict.fromkeys(measured)
-    assert set(record) == REQUIRED
+    assert set(record) == KEYS
 
 
 def test_a_failed_launch_whose_ranks_all_reported_keeps_the_evidence_but_quotes_no_throughput():
@@ -121,6 +132,31 @@ def test_a_failed_launch_whose_ranks_all_reported_keeps_the_evidence_but_quotes_
     assert record["observed"] is not None
     assert record["step_time_s"] is not None
     assert record["throughput"] is None
+
+
+def test_flops_are_added_up_over_ranks_and_utilisation_is_that_of_the_least_used():
+    record = example_record(cuda=True)
+    assert record["flops"] == {
+        "model_flops_per_step": 2 * 10**9,
+        "recomputed_flops_per_step": 4 * 10**8,
+        "reason": None,
+        "per_tower": {
+            "vision": {"forward": 2 * 10**8, "backward": 4 * 10**8, "recomputed": 0},
+            "backbone": {"forward": 4 * 10**8, "backward": 10**9, "recomputed": 4 * 10**8},
+        },
+    }
+    assert (record["mfu"], record["hfu"], record["mfu_reason"]) == (pytest.approx(0.3), pytest.approx(0.4), None)
+
+
+def test_flops_that_one_rank_does_not_know_are_unknown():
+    ranks = [rank_result(CELL, rank) for rank in range(2)]
+    ranks[1]["flops"] |= {
+        "model_flops_per_step": None,
+        "recomputed_flops_per_step": None,
+        "reason": "unseen",
+        "per_tower": None,
+    }
+    assert set(assemble(ranks)["flops"].values()) == {None, "unseen"}
 
 
 def test_what_the_audit_says_is_kept_and_part_of_a_group_is_not_audited():
