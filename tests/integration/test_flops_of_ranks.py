@@ -1,0 +1,43 @@
+"""What a record says a step costs: counted on real ranks, and by formula."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchbox.analysis.invariants import examine
+from benchbox.launch.local import LocalLauncher
+from benchbox.launch.once import launch_once
+from benchbox.spec.cell import MeasureSpec
+from tests.integration.conftest import tiny_cell
+
+pytestmark = pytest.mark.ranks
+
+
+def launched(folder: Path, *policy_dirs: Path, **cell: Any) -> dict[str, Any]:
+    measure = MeasureSpec(warmup_steps=1, steps=1, launches=1)
+    record = launch_once(tiny_cell(**cell), measure, launch=1, folder=folder, launcher=LocalLauncher(), policy_dirs=policy_dirs)
+    assert record["status"] == "ok", record["error"]
+    assert examine([record]).violations == ()
+    return record
+
+
+def test_the_formula_is_what_sharded_ranks_were_seen_to_do(tmp_path: Path) -> None:
+    """Over two micro-batches, of which not every sample has every block; vision is frozen, and the rest is checkpointed."""
+    cell = {"policy": "pi07_low_level", "backend": "fsdp2", "accumulation": 2, "checkpointing": True, "freeze": "freeze_vision"}
+    flops = launched(tmp_path, **cell)["flops"]
+    towers = flops["per_tower"]
+    assert towers.keys() == {"vision", "backbone", "expert", "head"}
+    assert sum(tower["forward"] + tower["backward"] for tower in towers.values()) == flops["model_flops_per_step"]
+    assert sum(tower["recomputed"] for tower in towers.values()) == flops["recomputed_flops_per_step"]
+    assert towers["vision"]["backward"] == towers["vision"]["recomputed"] == 0
+    assert towers["backbone"]["recomputed"] > 0
+
+
+def test_a_policy_that_does_not_say_what_it_costs_is_counted_all_the_same(tmp_path: Path) -> None:
+    alone = {"backend": "single", "world_size": 1}
+    record = launched(tmp_path, Path(__file__).parent / "policies", policy="faulty", size="healthy", **alone)
+    assert record["flops"]["per_tower"] is None
+    assert record["flops"]["model_flops_per_step"] > 0
