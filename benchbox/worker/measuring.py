@@ -29,7 +29,7 @@ from benchbox.worker.reporting import Reporter
 
 if TYPE_CHECKING:
     from benchbox.measure.phases import Position
-    from benchbox.registry.contracts import Batch
+    from benchbox.registry.contracts import Batch, Policy
     from benchbox.session import StepResult
     from benchbox.store.events import EventWriter
 
@@ -45,7 +45,7 @@ def measure(job: dict[str, Any], rank: int, position: Position, events: EventWri
     report = Reporter(position, events)
     report.stage("build")
     policy_dirs = [Path(each) for each in job["policy_dirs"]]
-    policy = build_cell_policy(cell, policy_dirs)
+    on_paper, policy = policy_on_paper(cell, policy_dirs), build_cell_policy(cell, policy_dirs)
     units = policy.layer_units()
     with closing(open_cell_data(cell, policy, rank)) as stream:
         report.stage("prepare")
@@ -88,7 +88,7 @@ def measure(job: dict[str, Any], rank: int, position: Position, events: EventWri
             **series,
             "memory": memory or seen.memory,
             "collectives": seen.collectives,
-            "flops": {**seen.flops, "per_tower": _by_formula(cell, policy_dirs, seen.micro_batches, device)},
+            "flops": {**seen.flops, "per_tower": _by_formula(on_paper, seen.micro_batches, device)},
             **seen.utilisation(times.step_s),
             "environment": environment(),
             "config": cell.to_dict(),
@@ -97,14 +97,11 @@ def measure(job: dict[str, Any], rank: int, position: Position, events: EventWri
         write_json(Path(job["out"]) / f"rank{rank}.json", result)
 
 
-def _by_formula(
-    cell: Cell, policy_dirs: list[Path], micro_batches: list[Batch], device: torch.device
-) -> dict[str, dict[str, int]] | None:
+def _by_formula(policy: Policy, micro_batches: list[Batch], device: torch.device) -> dict[str, dict[str, int]] | None:
     """What a step of these micro-batches costs on this rank, tower by tower; None for a policy that does not say.
 
-    Asked of a policy without a backend: in a sharded one the sizes of layers are not to be seen. Every rank asks.
+    Asked of a policy that no backend has sharded: there the sizes of layers can be seen. Every rank asks.
     """
-    policy = policy_on_paper(cell, policy_dirs)
     if not hasattr(policy, "work"):
         return None
     batches = ({name: tensor.to(device) for name, tensor in batch.items()} for batch in micro_batches)
