@@ -40,7 +40,8 @@ def show(matrix: "Matrix", planned: "Plan") -> None:
     values = [cell.to_dict() for cell in everything]
     fields = [field for field in varying(values) if field not in {"data", "optim"}]
     constant = {key: value for key, value in values[0].items() if key not in {*fields, "data", "optim"}}
-    _wrapped(f"{matrix.name}: in every cell {describe(constant)} data={matrix.data.path or matrix.data.kind}")
+    data = {"data": matrix.data.path or matrix.data.kind, "tokenizer": matrix.data.tokenizer}
+    _wrapped(f"{matrix.name}: in every cell {describe({**constant, **data})}")
     if planned.cells:
         print()
         _table(planned.cells, fields)

@@ -86,6 +86,7 @@ def run(
     from rich.console import Console
 
     console = Console(highlight=False)
+    print(loaded.data.reading, flush=True)
     with only_run_in(folder):
         store.write_run(_run(loaded, planned))
         with stop_on_signals() as stop:

@@ -52,6 +52,7 @@ def train(
     loaded = load_train(config, parse_overrides(sets), policy_dirs)
     folder = out or Path("runs") / "train" / loaded.name
     lines = _Lines(loaded)
+    print(loaded.cell.data.reading, flush=True)
     with only_run_in(folder), stop_on_signals() as stop:
         outcome = launch_training(
             loaded,

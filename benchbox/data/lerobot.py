@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 STATE = "observation.state"
 ACTION = "action"
+RESPONSE = "response"
+SUBTASK = "subtask_index"
 
 OPEN_TABLES = 8  # data files whose columns stay in memory
 OPEN_VIDEOS = 32  # files kept open with their place in them
@@ -83,6 +85,11 @@ class LeRobotDataset:
         return tuple(self._features)
 
     @property
+    def texts(self) -> tuple[str, ...]:
+        """Names of the features that are text, likewise."""
+        return tuple(name for name, feature in self.features.items() if feature["dtype"] == "string")
+
+    @property
     def tasks(self) -> tuple[str, ...]:
         """Task texts, in the order of their index."""
         return tuple(text for _, text in sorted(self._metadata.tasks.items()))
@@ -127,13 +134,32 @@ class LeRobotDataset:
 
     def task(self, index: int) -> str:
         """What the robot was told to do in frame `index`."""
-        number = int(self.column("task_index", index, index + 1)[0, 0])
-        if number not in self._metadata.tasks:
-            raise DataError(f"{self.root / 'meta/tasks.parquet'}: no task {number}, which frame {index} names")
-        return self._metadata.tasks[number]
+        return self._numbered("task", self._metadata.tasks, int(self.column("task_index", index, index + 1)[0, 0]), index)
+
+    def text(self, name: str, index: int) -> str:
+        """What text feature `name` says in frame `index`; empty where there is no such feature.
+
+        Without a feature `response` it is the subtask of the frame, as LeRobot 0.4.4 to 0.5 keeps it: column `subtask_index`,
+        texts in `meta/subtasks.parquet`, none below 0. The annotations of later ones (`language_persistent`) are not read.
+        """
+        if name in self.texts:
+            return str(self.column(name, index, index + 1)[0, 0])
+        if name != RESPONSE or SUBTASK not in self.features:
+            return ""
+        number = int(self.column(SUBTASK, index, index + 1)[0, 0])
+        return self._numbered("subtask", self._metadata.subtasks, number, index) if number >= 0 else ""
+
+    def subtask_end(self, index: int) -> int:
+        """The last frame, from `index` on, of an unbroken run of frames with the same response, which is not empty."""
+        episode = self.episode_of(index)
+        column = self.column(RESPONSE if RESPONSE in self.texts else SUBTASK, index, episode.to_index)[:, 0]
+        changed = np.flatnonzero(column != column[0])
+        return index + int(changed[0]) - 1 if len(changed) else episode.to_index - 1
 
     def column(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Values of frames `start` up to, not including, `stop`, all of one episode: (stop - start, D), features as float32."""
+        """Values of frames `start` up to, not including, `stop`, all of one episode: (stop - start, D). State and action are
+        float32.
+        """
         episode = self.episode_of(start)
         first, columns = self._table(episode.data_file)
         if name not in columns:
@@ -154,6 +180,11 @@ class LeRobotDataset:
     def __reduce__(self) -> tuple[type[LeRobotDataset], tuple[Metadata]]:
         return LeRobotDataset, (self._metadata,)
 
+    def _numbered(self, kind: str, texts: dict[int, str], number: int, index: int) -> str:
+        if number not in texts:
+            raise DataError(f"{self.root / f'meta/{kind}s.parquet'}: no {kind} {number}, which frame {index} names")
+        return texts[number]
+
     def _table(self, path: Path) -> tuple[int, dict[str, np.ndarray]]:
         """The index of the file's first row, and the columns of it read so far."""
         if path not in self._tables:
@@ -168,6 +199,8 @@ class LeRobotDataset:
 
     def _read_column(self, path: Path, name: str) -> np.ndarray:
         column = read_table(path, [name]).column(name).combine_chunks()
+        if name in self.texts:
+            column = column.fill_null("")
         if column.null_count:
             raise DataError(f"{path}: column {name!r} has missing values")
         nested = pa.types.is_nested(column.type)

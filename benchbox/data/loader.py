@@ -123,9 +123,9 @@ def _open_samples(data: DataSpec, spec: BatchSpec, seed: int) -> Samples:
     if data.kind == "synthetic":
         return SyntheticSamples(spec, seed)
     if data.kind == "sample":
-        return DatasetSamples(open_dataset(sample_path()), spec, seed)
+        return DatasetSamples(open_dataset(sample_path()), spec, seed, data.tokenizer_file)
     if data.kind == "lerobot":
         if data.path is None:
             raise ConfigurationError("data of kind lerobot needs the path of a dataset")
-        return DatasetSamples(open_dataset(data.path), spec, seed)
+        return DatasetSamples(open_dataset(data.path), spec, seed, data.tokenizer_file)
     raise ConfigurationError(Problem("", f"unknown kind of data {data.kind!r}", "one of sample, lerobot, synthetic"))

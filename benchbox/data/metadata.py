@@ -51,13 +51,16 @@ class Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """`tasks` by task index; `statistics` feature -> statistic -> values; `episodes` in order, without gaps."""
+    """`tasks` by task index, `subtasks` by subtask index, empty where the dataset has none; `statistics` feature -> statistic
+    -> values; `episodes` in order, without gaps.
+    """
 
     root: Path
     info: dict[str, Any]
     fps: float
     features: dict[str, dict[str, Any]]
     tasks: dict[int, str]
+    subtasks: dict[int, str]
     episodes: tuple[Episode, ...]
     statistics: Statistics
 
@@ -131,10 +134,7 @@ def read_table(path: Path, columns: list[str]) -> pa.Table:
 def _read_v30(root: Path, info: dict[str, Any]) -> Metadata:
     features: dict[str, dict[str, Any]] = info["features"]
     videos = [name for name, feature in features.items() if feature["dtype"] == "video"]
-    tasks_file = root / "meta/tasks.parquet"
-    tasks = read_table(tasks_file, ["task_index"]).column("task_index").to_pylist()
-    texts = next(c for c in pq.read_schema(tasks_file).names if c != "task_index")  # the index: its name has varied
-    named = dict(zip(tasks, read_table(tasks_file, [texts]).column(texts).to_pylist(), strict=True))
+    subtasks = root / "meta/subtasks.parquet"  # written by LeRobot 0.4.4 to 0.5
 
     columns = ["episode_index", "tasks", "dataset_from_index", "dataset_to_index", "data/chunk_index", "data/file_index"]
     for video in videos:
@@ -166,10 +166,18 @@ def _read_v30(root: Path, info: dict[str, Any]) -> Metadata:
         info=info,
         fps=float(info["fps"]),
         features=features,
-        tasks=named,
+        tasks=_numbered(root / "meta/tasks.parquet", "task_index"),
+        subtasks=_numbered(subtasks, "subtask_index") if subtasks.is_file() else {},
         episodes=tuple(episodes),
         statistics=read_json(root / "meta/stats.json", missing="meta/stats.json is missing; recompute the statistics"),
     )
+
+
+def _numbered(path: Path, index: str) -> dict[int, str]:
+    """The texts of a table by their number, which is in column `index`."""
+    numbers = read_table(path, [index]).column(index).to_pylist()
+    texts = next(column for column in pq.read_schema(path).names if column != index)  # the index: its name has varied
+    return dict(zip(numbers, read_table(path, [texts]).column(texts).to_pylist(), strict=True))
 
 
 _READERS = {V30: _read_v30}

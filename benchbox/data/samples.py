@@ -9,19 +9,23 @@ import torch
 import torch.nn.functional as F
 
 from benchbox.data.fast import FastTokenizer
-from benchbox.data.lerobot import ACTION, STATE, LeRobotDataset
+from benchbox.data.lerobot import ACTION, RESPONSE, STATE, LeRobotDataset
 from benchbox.data.normalisation import affine
 from benchbox.data.randomness import draws
-from benchbox.data.text import PAD, ByteTokenizer, cues, padded, prompt, state_bins
+from benchbox.data.text import cues, padded, prompt, said, state_bins
+from benchbox.data.tokenizer import open_tokenizer
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from benchbox.data.metadata import Episode, Statistics
     from benchbox.registry.contracts import BatchSpec, NormalisationMode
 
 FAST_CHUNKS = 2048  # that the FAST tokenizer is trained on, spread evenly over the dataset
+METADATA = "metadata."  # begins the names of text features about the episode
 
 
 class DatasetSamples:
@@ -29,22 +33,31 @@ class DatasetSamples:
 
     Cameras are the dataset's first `spec.cameras`, in the order `meta/info.json` lists them; where it has fewer, the rest
     are black and masked. History before the start of the episode is black and masked too, and repeats its first state.
-    Actions past its end repeat the last one and are marked `action_is_pad`.
+    Actions past its end repeat the last one and are marked `action_is_pad`; so do future frames, in `future_mask`.
+
+    In words a dataset says what it has text features for: `response`, which may also be a subtask of LeRobot, `memory`, and
+    fields of metadata, whose names begin with `metadata.`. An empty text is masked. Where there is a response the subgoal is
+    the last frame of the frames with the same one. Nothing in LeRobot says the field of view.
+
+    Args:
+        tokenizer: a `tokenizer.json`; without one every byte is a token.
 
     Raises:
         DataError: the dataset's state or action is wider than the policy takes, or a statistic is missing.
         ConfigurationError: the prompt or the actions do not fit the policy's vocabularies.
     """
 
-    def __init__(self, dataset: LeRobotDataset, spec: BatchSpec, seed: int) -> None:
+    def __init__(self, dataset: LeRobotDataset, spec: BatchSpec, seed: int, tokenizer: Path | None = None) -> None:
         self.dataset = dataset
         self.spec = spec
         self.seed = seed
         for name, room in ((STATE, spec.state_dim), (ACTION, spec.action_dim)):
             if self._dims(name) > room:
                 raise DataError(f"{dataset.root}: {name} has {self._dims(name)} dimensions, and the policy takes {room}")
-        self._longest = max(episode.to_index - episode.from_index for episode in dataset.episodes)
-        self._text = ByteTokenizer(spec.text_vocab)
+        self._longest = max((episode.length for episode in dataset.episodes), default=1)
+        self._tokenizer = open_tokenizer(tokenizer, spec.text_vocab)
+        self._cues = cues(spec, self._tokenizer)
+        self._metadata = [name for name in dataset.texts if name.startswith(METADATA)][: spec.metadata[0]]
         self._state_affine = self._affine(STATE, spec.state_normalisation) if spec.state_in_prompt else None
         self._fast: FastTokenizer | None = None
         if spec.fast_tokens:
@@ -69,17 +82,6 @@ class DatasetSamples:
         state = self._rows(STATE, history.clip(min=episode.from_index))
         action, is_pad = self._action(index)
         images, image_mask = self._images(episode, history)
-        binned = None
-        if self._state_affine is not None:
-            offset, scale = self._state_affine
-            binned = state_bins((state[-1] - offset) / scale, spec.state_bins)
-        texts = {"prompt": prompt(self._text, self.dataset.task(index), binned, spec.prompt_tokens)}
-        # the dataset has none of these to read
-        texts |= {
-            name: padded([], length, PAD)
-            for name, length in (("response", spec.response_tokens), ("memory", spec.memory_tokens))
-            if length
-        }
         sample = {
             "images": images,
             "image_mask": image_mask,
@@ -92,46 +94,66 @@ class DatasetSamples:
             "episode_index": torch.tensor(episode.index),
             "frame_index": torch.tensor(index - episode.from_index),
         }
+        texts = self._texts(index, state[-1])
         if self._fast is not None:
             ids = self._fast.encode(self._fast_chunk(action))
             texts["fast"] = padded(ids, spec.fast_tokens, self._fast.pad)
             sample["fast_truncated"] = torch.tensor(max(0, len(ids) - spec.fast_tokens))
         for name, (tokens, mask) in texts.items():
             sample[f"{name}_tokens"], sample[f"{name}_mask"] = torch.from_numpy(tokens), torch.from_numpy(mask)
-        sample |= self._unknown() | self._ahead(episode, index) | cues(spec, self._text)
-        return sample | draws(spec, self.seed, epoch, index)
-
-    def _unknown(self) -> dict[str, Tensor]:
-        """What LeRobot datasets do not say: masked, or 0."""
-        spec, unknown = self.spec, {}
-        if all(spec.metadata):
-            unknown["metadata_tokens"] = torch.full(spec.metadata, PAD)
-            unknown["metadata_mask"] = torch.zeros(spec.metadata, dtype=torch.bool)
-        if spec.subgoal:
-            unknown["subgoal_images"] = torch.zeros(spec.cameras, 3, *spec.image_size, dtype=torch.uint8)
-            unknown["subgoal_mask"] = torch.zeros(spec.cameras, dtype=torch.bool)
         if spec.field_of_view:
-            unknown["field_of_view"] = torch.zeros(2)
-        return unknown
+            sample["field_of_view"] = torch.zeros(2)
+        return sample | self._ahead(episode, index) | self._cues | draws(spec, self.seed, epoch, index)
+
+    def _texts(self, index: int, state: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """What is said in words: tokens and their mask."""
+        spec, binned = self.spec, None
+        if self._state_affine is not None:
+            offset, scale = self._state_affine
+            binned = state_bins((state - offset) / scale, spec.state_bins)
+        texts = {"prompt": prompt(self._tokenizer, spec, self.dataset.task(index), binned)}
+        for name, length in ((RESPONSE, spec.response_tokens), ("memory", spec.memory_tokens)):
+            if length:
+                texts[name] = said(self._tokenizer, self.dataset.text(name, index), length)
+        if all(spec.metadata):
+            texts["metadata"] = self._about(index)
+        return texts
+
+    def _about(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens (K, L) int64 of what is known about the episode, "field: text, " each, and their mask."""
+        fields, length = self.spec.metadata
+        tokens = np.full((fields, length), self._tokenizer.pad, dtype=np.int64)
+        mask = np.zeros((fields, length), dtype=bool)
+        for field, name in enumerate(self._metadata):
+            if text := self.dataset.text(name, index):
+                ids = self._tokenizer.encode(f"{name.removeprefix(METADATA)}: {text}, ")
+                tokens[field], mask[field] = padded(ids, length, self._tokenizer.pad)
+        return tokens, mask
 
     def _ahead(self, episode: Episode, index: int) -> dict[str, Tensor]:
-        """What follows the current frame: the frames themselves, the last repeated past the end, and how many are left."""
+        """What follows the current frame: the frames themselves, where the subtask leads, and how many frames are left."""
         spec, ahead = self.spec, {}
         if spec.future:
             future = np.arange(index + 1, index + 1 + spec.future)
             ahead["future_images"], _ = self._images(episode, future.clip(max=episode.to_index - 1))
             ahead["future_mask"] = torch.from_numpy(future < episode.to_index)
+        if spec.subgoal:
+            known = bool(self.dataset.text(RESPONSE, index))
+            goal = self.dataset.subtask_end(index) if known else episode.from_index - 1  # not real
+            images, mask = self._images(episode, np.array([goal]))
+            ahead["subgoal_images"], ahead["subgoal_mask"] = images[0], mask[0]
         if spec.returns:
             left = episode.to_index - 1 - index  # steps
             ahead["returns"] = torch.tensor(-left / self._longest, dtype=torch.float32)
         return ahead
 
-    def _images(self, episode: Episode, history: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _images(self, episode: Episode, frames: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Those of frames (T,) of an episode, (T, C, 3, H, W), and which are real (T, C): none before the episode."""
         spec = self.spec
-        images = torch.zeros(len(history), spec.cameras, 3, *spec.image_size, dtype=torch.uint8)  # (T, C, 3, H, W)
-        mask = torch.zeros(len(history), spec.cameras, dtype=torch.bool)
+        images = torch.zeros(len(frames), spec.cameras, 3, *spec.image_size, dtype=torch.uint8)
+        mask = torch.zeros(len(frames), spec.cameras, dtype=torch.bool)
         for camera, name in enumerate(self.dataset.cameras[: spec.cameras]):
-            for t, frame in enumerate(history):
+            for t, frame in enumerate(frames):
                 if frame >= episode.from_index:
                     images[t, camera] = letterbox(self.dataset.image(name, int(frame)), spec.image_size)
                     mask[t, camera] = True

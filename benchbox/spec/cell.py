@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
+
+BYTES = "bytes"  # the tokenizer that needs no file
 
 # Fields that came after records were published, and their defaults: there a cell keeps the id it always had.
 _LATER = {"freeze": "full"}
+_LATER_OF_DATA = {"tokenizer": BYTES}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +33,29 @@ class OptimSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec:
-    """Where samples come from: the shipped sample dataset, a LeRobot dataset, or generated noise."""
+    """Where samples come from: the shipped sample dataset, a LeRobot dataset, or generated noise; and what reads its text."""
 
     kind: str = "sample"  # sample | lerobot | synthetic
     path: str | None = None  # of the LeRobot dataset
     workers: int = 1  # loader processes a rank
+    tokenizer: str = BYTES  # or the path of a tokenizer.json, or of its folder
+
+    @property
+    def tokenizer_file(self) -> Path | None:
+        """The `tokenizer.json`; None for bytes."""
+        if self.tokenizer == BYTES:
+            return None
+        path = Path(self.tokenizer)
+        return path / "tokenizer.json" if path.is_dir() else path
+
+    @property
+    def reading(self) -> str:
+        """What text is read as, in a line."""
+        if self.kind == "synthetic":
+            return "text: random tokens"
+        if self.tokenizer == BYTES:
+            return "text: every byte is a token; data: {tokenizer: PATH} names a tokenizer"
+        return f"text: tokens of {self.tokenizer}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +80,8 @@ class Cell:
     @property
     def cell_id(self) -> str:
         """Twelve hexadecimal digits of the SHA-256 of the resolved configuration."""
-        hashed = {name: value for name, value in self.to_dict().items() if name not in _LATER or value != _LATER[name]}
+        hashed = _without(self.to_dict(), _LATER)
+        hashed["data"] = _without(hashed["data"], _LATER_OF_DATA)
         text = json.dumps(hashed, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -77,6 +100,10 @@ class Cell:
         optim = dict(values["optim"])
         optim["betas"] = tuple(optim["betas"])
         return cls(**{**values, "data": DataSpec(**values["data"]), "optim": OptimSpec(**optim)})
+
+
+def _without(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,11 +92,17 @@ def _incomplete(source: Source, owner: Mapping[str, str]) -> list[Problem]:
 
 
 def data_there(data: DataSpec, source: Source) -> list[Problem]:
-    """A dataset that is not there, said before ranks are started to find it out."""
-    if data.path is None or (Path(data.path) / "meta" / "info.json").is_file():
-        return []
-    missing = "there is no meta/info.json in it" if Path(data.path).is_dir() else "there is no such folder"
-    return [Problem(source.where(("data", "lerobot")), f"{data.path} is not a LeRobot dataset: {missing}")]
+    """A dataset or tokenizer that is not there, said before ranks are started to find it out."""
+    found = []
+    if data.path is not None and not (Path(data.path) / "meta" / "info.json").is_file():
+        missing = "there is no meta/info.json in it" if Path(data.path).is_dir() else "there is no such folder"
+        found.append(Problem(source.where(("data", "lerobot")), f"{data.path} is not a LeRobot dataset: {missing}"))
+    file = data.tokenizer_file
+    if file is not None and not file.is_file():
+        missing = "there is no tokenizer.json in it" if Path(data.tokenizer).is_dir() else "there is no such file"
+        hint = "name a tokenizer.json or its folder"
+        found.append(Problem(source.where(("data", "tokenizer")), f"{data.tokenizer} is not a tokenizer: {missing}", hint))
+    return found
 
 
 def meaning(matrix: Matrix, source: Source, policies: Mapping[str, PolicyEntry]) -> list[Problem]:

@@ -15,7 +15,7 @@ from benchbox.spec.fields import Point
 from benchbox.spec.matrix import Axis, Matrix
 from benchbox.spec.overrides import apply_overrides
 from benchbox.spec.problems import in_order, problems_of
-from benchbox.spec.schema import LerobotFile, MatrixFile, OptimFile, ThresholdFile
+from benchbox.spec.schema import DataFile, MatrixFile, OptimFile, ThresholdFile
 from benchbox.spec.source import read_source
 from benchbox.spec.threshold import Threshold
 
@@ -79,10 +79,11 @@ def optim_spec(optim: OptimFile) -> OptimSpec:
     return OptimSpec(**{**optim.model_dump(), "betas": tuple(optim.betas)})
 
 
-def data_spec(data: str | LerobotFile) -> DataSpec:
-    if isinstance(data, LerobotFile):
-        return DataSpec(kind="lerobot", path=data.lerobot, workers=data.workers)
-    return DataSpec(kind=data)
+def data_spec(data: str | DataFile) -> DataSpec:
+    if isinstance(data, str):
+        return DataSpec(kind=data)
+    kind = DataSpec().kind if data.lerobot is None else "lerobot"
+    return DataSpec(kind=kind, path=data.lerobot, workers=data.workers, tokenizer=data.tokenizer)
 
 
 def _threshold(threshold: ThresholdFile) -> Threshold:

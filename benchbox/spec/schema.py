@@ -21,9 +21,11 @@ Positive = Annotated[float, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class LerobotFile(Strict):
-    lerobot: Annotated[str, Field(min_length=1)]
-    """Root folder of a LeRobot dataset."""
+class DataFile(Strict):
+    lerobot: Annotated[str, Field(min_length=1)] = ABSENT
+    """Root folder of a LeRobot dataset; the shipped one when it is not given."""
+    tokenizer: Annotated[str, Field(min_length=1)] = _DATA.tokenizer
+    """A tokenizer.json of Hugging Face, or its folder; without one every byte of a text is a token."""
     workers: Annotated[int, Field(ge=0, le=64)] = _DATA.workers
     """Loader processes a rank."""
 
@@ -118,7 +120,7 @@ def _data_tag(value: Any) -> str:
 
 
 DataField = Annotated[
-    Annotated[Literal["sample", "synthetic"], Tag("<name>")] | Annotated[LerobotFile, Tag("<mapping>")],
+    Annotated[Literal["sample", "synthetic"], Tag("<name>")] | Annotated[DataFile, Tag("<mapping>")],
     Discriminator(_data_tag),
 ]
 
@@ -129,7 +131,7 @@ class NamedFile(Point):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     """Of the run directory and of the baseline."""
     data: DataField = _DATA.kind
-    """The shipped dataset, generated noise, or a LeRobot dataset."""
+    """The shipped dataset, generated noise, or a mapping: a LeRobot dataset, a tokenizer."""
     optim: OptimFile = OptimFile()
     """AdamW and its schedule."""
 

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,29 @@ def spec() -> BatchSpec:
         fast_tokens=12,
         fast_vocab=256,
         uniforms=2,
+    )
+
+
+@pytest.fixture
+def bare_spec(spec) -> BatchSpec:
+    """Nothing that a policy need not ask for."""
+    return replace(spec, response_tokens=0, fast_tokens=0)
+
+
+@pytest.fixture
+def full_spec(spec) -> BatchSpec:
+    """Everything that a policy can ask for."""
+    return replace(
+        spec,
+        memory_tokens=6,
+        metadata=(3, 7),
+        subgoal=True,
+        future=4,
+        returns=True,
+        field_of_view=True,
+        noise_draws=2,
+        latent_shape=(3, 2),
+        cues={"memory": "Updated Memory: ", "action": "Action: "},
     )
 
 

@@ -1,8 +1,13 @@
-"""A small dataset whose frames say which frame they are."""
+"""A small dataset whose frames say which frame they are, and what LeRobot may add to one."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 
 from benchbox.data import LeRobotWriter
@@ -53,3 +58,20 @@ def write_dataset(root, lengths=LENGTHS, tasks=TASKS, **options) -> Path:
                 index += 1
             writer.end_episode()
     return root
+
+
+def annotated(root: Path, to: Path, columns: dict[str, list], subtasks: tuple[str, ...] = ()) -> Path:
+    """A copy with further columns, text or numbers, one value a frame, and the table of subtasks as LeRobot 0.4.4 writes it."""
+    shutil.copytree(root, to)
+    (file,) = (to / "data").rglob("*.parquet")
+    table = pq.read_table(file)
+    info = json.loads((to / "meta/info.json").read_text())
+    for name, values in columns.items():
+        table = table.append_column(name, pa.array(values))
+        info["features"][name] = {"dtype": "string" if isinstance(values[0], str) else "int64", "shape": [1], "names": None}
+    pq.write_table(table, file)
+    (to / "meta/info.json").write_text(json.dumps(info))
+    if subtasks:
+        index = pd.Index(list(subtasks), name="subtask")
+        pd.DataFrame({"subtask_index": range(len(subtasks))}, index=index).to_parquet(to / "meta/subtasks.parquet")
+    return to

@@ -1,12 +1,15 @@
 """A step holds the same samples however it is split, resumed, or loaded."""
 
+from dataclasses import replace
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 
 from benchbox.data.loader import open_stream
 from benchbox.data.order import Order
+from benchbox.data.randomness import DRAWS, draws, generator
 from benchbox.spec.cell import DataSpec
 
 SYNTHETIC = DataSpec(kind="synthetic", workers=0)
@@ -74,30 +77,73 @@ def test_a_step_takes_the_same_samples_in_the_same_order_whatever_the_split(batc
     assert joined == keys(order(batch=12), steps)
 
 
-def test_the_batch_table_is_delivered_in_full(spec):
-    (batch,) = take(spec, 1)
-    shapes = {name: (tuple(value.shape), value.dtype) for name, value in batch.items()}
-    assert shapes == {
-        "images": ((2, 3, 2, 3, 16, 20), torch.uint8),
-        "image_mask": ((2, 3, 2), torch.bool),
-        "state": ((2, 3, 8), torch.float32),
-        "action": ((2, 5, 6), torch.float32),
-        "action_is_pad": ((2, 5), torch.bool),
-        "action_dim_mask": ((2, 6), torch.bool),
-        "prompt_tokens": ((2, 96), torch.int64),
-        "prompt_mask": ((2, 96), torch.bool),
-        "response_tokens": ((2, 4), torch.int64),
-        "response_mask": ((2, 4), torch.bool),
-        "fast_tokens": ((2, 12), torch.int64),
-        "fast_mask": ((2, 12), torch.bool),
-        "fast_truncated": ((2,), torch.int64),
-        "noise": ((2, 1, 5, 6), torch.float32),
-        "history_mask": ((2, 3), torch.bool),
-        "uniform": ((2, 2), torch.float32),
-        "dataset_index": ((2,), torch.int64),
-        "episode_index": ((2,), torch.int64),
-        "frame_index": ((2,), torch.int64),
-    }
+TABLE = {
+    "images": ((2, 3, 2, 3, 16, 20), torch.uint8),
+    "image_mask": ((2, 3, 2), torch.bool),
+    "state": ((2, 3, 8), torch.float32),
+    "history_mask": ((2, 3), torch.bool),
+    "action": ((2, 5, 6), torch.float32),
+    "action_is_pad": ((2, 5), torch.bool),
+    "action_dim_mask": ((2, 6), torch.bool),
+    "prompt_tokens": ((2, 96), torch.int64),
+    "prompt_mask": ((2, 96), torch.bool),
+    "response_tokens": ((2, 4), torch.int64),
+    "response_mask": ((2, 4), torch.bool),
+    "fast_tokens": ((2, 12), torch.int64),
+    "fast_mask": ((2, 12), torch.bool),
+    "fast_truncated": ((2,), torch.int64),
+    "noise": ((2, 1, 5, 6), torch.float32),
+    "uniform": ((2, 2), torch.float32),
+    "dataset_index": ((2,), torch.int64),
+    "episode_index": ((2,), torch.int64),
+    "frame_index": ((2,), torch.int64),
+}
+FURTHER = {
+    "memory_tokens": ((2, 6), torch.int64),
+    "memory_mask": ((2, 6), torch.bool),
+    "metadata_tokens": ((2, 3, 7), torch.int64),
+    "metadata_mask": ((2, 3, 7), torch.bool),
+    "subgoal_images": ((2, 2, 3, 16, 20), torch.uint8),
+    "subgoal_mask": ((2, 2), torch.bool),
+    "future_images": ((2, 4, 2, 3, 16, 20), torch.uint8),
+    "future_mask": ((2, 4), torch.bool),
+    "returns": ((2,), torch.float32),
+    "field_of_view": ((2, 2), torch.float32),
+    "noise": ((2, 2, 5, 6), torch.float32),
+    "latent_noise": ((2, 3, 2), torch.float32),
+    "memory_cue_tokens": ((2, len("Updated Memory: ")), torch.int64),
+    "action_cue_tokens": ((2, len("Action: ")), torch.int64),
+}
+
+
+BARE = {name: of for name, of in TABLE.items() if not name.startswith(("fast_", "response_"))}
+
+
+@pytest.mark.parametrize("kind", ["synthetic", "lerobot"])
+@pytest.mark.parametrize(("asked", "table"), [("bare_spec", BARE), ("spec", TABLE), ("full_spec", TABLE | FURTHER)])
+def test_a_batch_is_what_the_spec_asks_for_and_nothing_else(kind, asked, table, dataset_root, request):
+    spec = request.getfixturevalue(asked)
+    (batch,) = take(spec, 1, data=data_of(kind, dataset_root))
+    assert {name: (tuple(value.shape), value.dtype) for name, value in batch.items()} == table
+    assert set(batch) == set(spec.fields())
+    assert set(spec.fields(acting=True)) < set(batch)
+
+
+def data_of(kind, root, workers=0):
+    return DataSpec(kind=kind, path=str(root) if kind == "lerobot" else None, workers=workers)
+
+
+@pytest.mark.parametrize("kind", ["synthetic", "lerobot"])
+def test_every_field_of_a_step_is_the_same_over_ranks_micro_steps_and_workers(kind, full_spec, dataset_root):
+    (whole,) = take(full_spec, 1, data=data_of(kind, dataset_root), batch=8)
+    parts = [
+        part
+        for rank in range(2)
+        for part in take(
+            full_spec, 2, data=data_of(kind, dataset_root, workers=1), batch=2, accumulation=2, rank=rank, world_size=2
+        )
+    ]
+    assert same(whole, {name: torch.cat([part[name] for part in parts]) for name in whole})
 
 
 def test_a_stream_opened_at_a_step_continues_bit_for_bit(spec):
@@ -126,6 +172,18 @@ def test_noise_is_drawn_anew_each_epoch_and_content_is_not(spec):
     assert torch.equal(first["images"], second["images"])
     assert not torch.equal(first["noise"], second["noise"])
     assert not torch.equal(first["uniform"], second["uniform"])
+
+
+def test_more_draws_leave_the_first_numbers_of_a_run_as_they_were(spec):
+    """Noise, then uniform numbers, then latents, from one generator a sample."""
+    rng = generator(DRAWS, 7, 2, 5)
+    noise, uniform, latents = rng.standard_normal((1, 5, 6), "f"), rng.random(2, "f"), rng.standard_normal((4, 3), "f")
+    drawn = draws(replace(spec, latent_shape=(4, 3)), 7, 2, 5)
+    assert np.array_equal(drawn["noise"], noise)
+    assert np.array_equal(drawn["uniform"], uniform)
+    assert np.array_equal(drawn["latent_noise"], latents)
+    assert draws(spec, 7, 2, 5).keys() == {"noise", "uniform"}
+    assert np.array_equal(draws(replace(spec, noise_draws=3), 7, 2, 5)["noise"][:1], noise)
 
 
 def test_a_closed_stream_yields_nothing(spec):

@@ -8,13 +8,13 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from data_helpers import read_back
+from data_helpers import annotated, read_back
 
 from benchbox.data import open_dataset
 from benchbox.data.fast import FastTokenizer
 from benchbox.data.loader import open_stream
 from benchbox.data.samples import DatasetSamples, letterbox
-from benchbox.data.text import ByteTokenizer
+from benchbox.data.text import EOS, ByteTokenizer
 from benchbox.errors import ConfigurationError, DataError
 from benchbox.spec.cell import DataSpec
 
@@ -135,18 +135,112 @@ def test_fast_tokens_that_do_not_fit_are_counted(dataset_root, spec):
     assert cut["fast_tokens"].tolist() == whole["fast_tokens"][:1].tolist()
 
 
-def test_optional_keys_are_there_only_when_asked_for(dataset_root, spec):
-    bare = DatasetSamples(open_dataset(dataset_root), replace(spec, fast_tokens=0, response_tokens=0), seed=0).sample(0, 1)
-    assert {"fast_tokens", "fast_mask", "fast_truncated", "response_tokens", "response_mask"}.isdisjoint(bare)
-
-
-def test_dataset_and_synthetic_samples_have_the_same_table(samples, spec):
+def test_dataset_and_synthetic_samples_have_the_same_table(dataset_root, full_spec):
     from benchbox.data.synthetic import SyntheticSamples
 
     def table(sample):
         return {name: (value.shape, value.dtype) for name, value in sample.items()}
 
-    assert table(samples.sample(0, 0)) == table(SyntheticSamples(spec, seed=0).sample(0, 0))
+    assert table(DatasetSamples(open_dataset(dataset_root), full_spec, seed=0).sample(0, 0)) == table(
+        SyntheticSamples(full_spec, seed=0).sample(0, 0)
+    )
+
+
+def test_steps_before_the_episode_are_masked(samples):
+    assert samples.sample(0, 15)["history_mask"].tolist() == [False, True, True]  # the second frame of its episode
+    assert samples.sample(0, 13)["history_mask"].tolist() == [False, False, True]  # an episode of one frame
+    assert samples.sample(0, 20)["history_mask"].all()
+
+
+def test_future_frames_follow_the_current_one_and_past_the_end_repeat_the_last(dataset_root, spec):
+    samples = DatasetSamples(open_dataset(dataset_root), replace(spec, future=4), seed=0)
+
+    def future(index):
+        sample = samples.sample(0, index)
+        return [read_back(image[0]) for image in sample["future_images"]], sample["future_mask"].tolist()
+
+    assert future(2) == ([3, 4, 5, 6], [True] * 4)
+    assert future(10) == ([11, 12, 12, 12], [True, True, False, False])  # the last but two of an episode of 13
+    assert future(13) == ([13] * 4, [False] * 4)  # an episode of one frame
+
+
+def test_the_return_counts_the_steps_left_in_lengths_of_the_longest_episode(dataset_root, spec):
+    samples = DatasetSamples(open_dataset(dataset_root), replace(spec, returns=True), seed=0)
+    returns = [float(samples.sample(0, index)["returns"]) for index in (0, 12, 13, 14, 33)]  # episodes of 13, 1 and 20 frames
+    assert returns == pytest.approx([-12 / 20, 0, 0, -19 / 20, 0])
+
+
+def test_what_no_one_said_is_masked(dataset_root, full_spec):
+    sample = DatasetSamples(open_dataset(dataset_root), full_spec, seed=0).sample(0, 5)
+    for name in ("response", "memory", "metadata", "subgoal"):
+        assert not sample[f"{name}_mask"].any()
+    assert not sample["subgoal_images"].any()
+    assert not sample["field_of_view"].any()
+
+
+def words(sample, name):
+    tokens = sample[f"{name}_tokens"][sample[f"{name}_mask"]].tolist()
+    return ByteTokenizer(300).decode(tokens), bool(tokens) and tokens[-1] == EOS
+
+
+SUBTASKS = ("reach the block", "push it")
+
+
+@pytest.fixture
+def said(full_spec):
+    return replace(full_spec, image_size=(32, 48), response_tokens=24, memory_tokens=24, metadata=(3, 16))
+
+
+def test_a_subtask_of_lerobot_is_the_response_and_leads_to_its_last_frame(dataset_root, said, tmp_path):
+    """Subtask 0 up to frame 4, 1 up to frame 9, then none; the next episode begins within subtask 1 and stays there."""
+    numbers = [0] * 5 + [1] * 5 + [-1] * 3 + [1] + [1] * 8 + [0] * 12
+    root = annotated(dataset_root, tmp_path / "said", {"subtask_index": numbers}, SUBTASKS)
+    samples = DatasetSamples(open_dataset(root), said, seed=0)
+    for index, subtask, goal in [(0, 0, 4), (4, 0, 4), (7, 1, 9), (13, 1, 13), (14, 1, 21), (30, 0, 33)]:
+        sample = samples.sample(0, index)
+        assert words(sample, "response") == (SUBTASKS[subtask], True)
+        assert sample["subgoal_mask"].all()
+        assert [read_back(image) for image in sample["subgoal_images"][:1]] == [goal]
+    unsaid = samples.sample(0, 11)
+    assert not unsaid["response_mask"].any()
+    assert not unsaid["subgoal_mask"].any()
+
+
+def test_text_features_are_the_response_the_memory_and_metadata(dataset_root, said, tmp_path):
+    columns = {
+        "response": ["grasp"] * 3 + [""] * 31,
+        "memory": [f"seen {index}" for index in range(34)],
+        "metadata.speed": ["fast"] * 34,
+        "note": ["of the operator"] * 34,
+        "metadata.quality": ["good"] * 10 + [""] * 24,
+        "subtask_index": [0] * 34,
+    }
+    root = annotated(dataset_root, tmp_path / "said", columns, SUBTASKS)
+    samples = DatasetSamples(open_dataset(root), said, seed=0)
+    sample = samples.sample(0, 1)
+    assert words(sample, "response") == ("grasp", True)  # before the subtask
+    assert read_back(sample["subgoal_images"][0]) == 2
+    assert words(sample, "memory") == ("seen 1", True)
+    assert words(sample, "metadata") == ("speed: fast, quality: good, ", False)
+    assert sample["metadata_mask"].any(1).tolist() == [True, True, False]
+    later = samples.sample(0, 12)
+    assert not later["response_mask"].any()
+    assert later["metadata_mask"].any(1).tolist() == [True, False, False]
+    few = DatasetSamples(open_dataset(root), replace(said, metadata=(1, 16)), seed=0).sample(0, 1)
+    assert words(few, "metadata") == ("speed: fast, ", False)
+
+
+def test_a_subtask_that_is_not_in_the_table_is_named_with_its_file(dataset_root, said, tmp_path):
+    root = annotated(dataset_root, tmp_path / "said", {"subtask_index": [2] * 34}, SUBTASKS)
+    with pytest.raises(DataError, match=r"meta/subtasks\.parquet: no subtask 2, which frame 3 names"):
+        DatasetSamples(open_dataset(root), said, seed=0).sample(0, 3)
+
+
+def test_a_missing_text_is_an_empty_one(dataset_root, said, tmp_path):
+    root = annotated(dataset_root, tmp_path / "said", {"memory": ["seen", *[None] * 33]})
+    samples = DatasetSamples(open_dataset(root), said, seed=0)
+    assert words(samples.sample(0, 0), "memory") == ("seen", True)
+    assert not samples.sample(0, 1)["memory_mask"].any()
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,15 @@ APPENDED = [
     ("data: {lerobot: ''}", "m.yaml:8:17: data.lerobot is empty"),
     ("data: {lerobot: nowhere}", "m.yaml:8:17: nowhere is not a LeRobot dataset: there is no such folder"),
     ("data: {lerobot: /}", "m.yaml:8:17: / is not a LeRobot dataset: there is no meta/info.json in it"),
+    (
+        "data: {tokenizer: nowhere}",
+        "m.yaml:8:19: nowhere is not a tokenizer: there is no such file; name a tokenizer.json or its folder",
+    ),
+    (
+        "data: {workers: 0, tokenizer: /}",
+        "m.yaml:8:31: / is not a tokenizer: there is no tokenizer.json in it; name a tokenizer.json or its folder",
+    ),
+    ("data: {tokenizer: 3}", "m.yaml:8:19: data.tokenizer must be text, not 3; put it in quotes"),
     ("data: {lerobot: x, worker: 2}", "m.yaml:8:20: unknown key 'worker'; did you mean 'workers'?"),
     ("measure: {step: 3}", "m.yaml:8:11: unknown key 'step'; did you mean 'steps'?"),
     ("measure: 3", "m.yaml:8:10: measure must be a mapping, not 3"),

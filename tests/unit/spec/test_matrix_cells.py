@@ -118,6 +118,29 @@ def test_a_file_that_says_nothing_gets_the_defaults_of_the_dataclasses(load):
     assert (matrix.data, matrix.optim, matrix.measure) == (DataSpec(), OptimSpec(), MeasureSpec())
 
 
+def test_a_mapping_of_data_that_names_no_dataset_means_the_shipped_one(load, tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.touch()
+    matrix = load(GOOD + f"data: {{tokenizer: '{file}', workers: 0}}\n")
+    assert matrix.data == DataSpec(kind="sample", workers=0, tokenizer=str(file))
+    assert matrix.data.tokenizer_file == file
+    assert load(GOOD + f"data: {{tokenizer: '{tmp_path}'}}\n").data.tokenizer_file == file
+    assert load(GOOD + "data: {tokenizer: bytes}\n").data == DataSpec()
+    assert DataSpec().tokenizer_file is None
+
+
+def test_another_tokenizer_makes_another_cell(load, tmp_path):
+    (tmp_path / "tokenizer.json").touch()
+    (cell, *_) = load(GOOD).cells()
+    (other, *_) = load(GOOD + f"data: {{tokenizer: '{tmp_path}'}}\n").cells()
+    assert cell.cell_id != other.cell_id
+    assert Cell.from_dict(other.to_dict()) == other
+    assert cell.to_dict()["data"]["tokenizer"] == "bytes"  # records say so
+    older = cell.to_dict()
+    del older["data"]["tokenizer"]
+    assert Cell.from_dict(older).cell_id == cell.cell_id
+
+
 @pytest.mark.parametrize(("file", "held"), [(OptimFile, OptimSpec), (MeasureFile, MeasureSpec)])
 def test_the_file_names_every_setting_there_is(file, held):
     assert list(file.model_fields) == [field.name for field in fields(held)]
