@@ -155,4 +155,4 @@ def test_ctrl_c_ends_the_group_and_the_same_command_resumes(stopped: Any) -> Non
     after = records(run)
     assert [record["status"] for record in after.values()] == ["ok"] * 3
     assert after["healthy 0"]["started_at"] == before["healthy 0"]["started_at"]
-    assert done.stdout.splitlines()[0] == "1 of 3 launches are done already"
+    assert "1 of 3 launches are done already" in done.stdout.splitlines()
