@@ -86,9 +86,9 @@ def run(
     from rich.console import Console
 
     console = Console(highlight=False)
-    print(loaded.data.reading, flush=True)
     with only_run_in(folder):
         store.write_run(_run(loaded, planned))
+        console.print(loaded.data.reading, markup=False, soft_wrap=True)
         with stop_on_signals() as stop:
             summary = run_matrix(
                 work,

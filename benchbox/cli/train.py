@@ -52,7 +52,6 @@ def train(
     loaded = load_train(config, parse_overrides(sets), policy_dirs)
     folder = out or Path("runs") / "train" / loaded.name
     lines = _Lines(loaded)
-    print(loaded.cell.data.reading, flush=True)
     with only_run_in(folder), stop_on_signals() as stop:
         outcome = launch_training(
             loaded,
@@ -67,13 +66,17 @@ def train(
 
 
 class _Lines:
-    """One line every `log_every` steps, and one for the last."""
+    """One line on what it reads, one every `log_every` steps, and one for the last."""
 
     def __init__(self, config: "TrainConfig") -> None:
         self._config = config
+        self._begun = False
 
     def show(self, row: "Mapping[str, Any]") -> None:
         config, step = self._config, int(row["step"]) + 1
+        if not self._begun:
+            print(config.cell.data.reading)
+            self._begun = True
         if step % config.log_every and step != config.steps:
             return
         left_s = (config.steps - step) * row["step_s"]

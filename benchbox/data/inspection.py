@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchbox.data.lerobot import ACTION, STATE, LeRobotDataset
+from benchbox.data.lerobot import ACTION, RESPONSE, STATE, LeRobotDataset
 from benchbox.data.normalisation import NEEDED
 from benchbox.errors import DataError
 
@@ -36,6 +36,8 @@ def inspect(dataset: LeRobotDataset) -> Inspection:
         "tasks": "; ".join(f"{task} ({tasks[task]} episodes)" for task in dataset.tasks),
         "size": f"{sum(file.stat().st_size for file in dataset.root.rglob('*') if file.is_file()) / 2**20:.2f} MiB",
     }
+    if dataset.subtasks:
+        facts["subtasks"] = "; ".join(dataset.subtasks)
     for name, feature in dataset.features.items():
         shape = " x ".join(map(str, feature["shape"]))
         names = f": {', '.join(map(str, feature['names']))}" if feature.get("names") else ""
@@ -58,6 +60,7 @@ def _problems(dataset: LeRobotDataset) -> Iterator[str]:
                 if not np.isfinite(dataset.column(name, first, last + 1)).all():
                     yield f"{episode.data_file}: {name} of episode {episode.index} has values that are not finite"
             dataset.task(first)
+            dataset.text(RESPONSE, first)
         except DataError as error:
             yield str(error)
             continue

@@ -95,6 +95,11 @@ class LeRobotDataset:
         return tuple(text for _, text in sorted(self._metadata.tasks.items()))
 
     @property
+    def subtasks(self) -> tuple[str, ...]:
+        """Subtask texts, likewise; none in most datasets."""
+        return tuple(text for _, text in sorted(self._metadata.subtasks.items()))
+
+    @property
     def episodes(self) -> tuple[Episode, ...]:
         return self._metadata.episodes
 

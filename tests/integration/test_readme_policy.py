@@ -39,3 +39,4 @@ def test_the_policy_in_the_readme_runs_by_the_command_beside_it(tmp_path: Path) 
     records = [json.loads(path.read_text()) for path in (tmp_path / "runs").rglob("launch-1.json")]
     found = [(record["cell"]["policy"], record["cell"]["backend"], record["status"]) for record in records]
     assert found == [("terse", "fsdp2", "ok")]
+    assert done.stdout.startswith("text: random tokens\n")

@@ -63,6 +63,8 @@ def straight(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     config.write_text(TRAINING.format(backend=request.param, ranks=ranks, batch=4 // ranks))
     done = train(config, folder / "straight")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("text: random tokens\n")
+    assert done.stdout.count("text: ") == 1
     assert "step 6/6" in done.stdout
     return config, folder / "straight"
 

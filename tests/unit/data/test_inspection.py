@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from data_helpers import burn
+from data_helpers import annotated, burn
 
 from benchbox.data import open_dataset
 from benchbox.data.inspection import inspect
@@ -39,6 +39,15 @@ def test_it_names_frames_tasks_cameras_and_normalisations(dataset_root):
     assert facts["tasks"] == "push the red block (2 episodes); open the drawer (1 episodes)"
     assert facts["observation.images.wrist"].startswith("video 24 x 24 x 3")
     assert facts["statistics of action"].endswith("normalises by mean_std, min_max, quantile")
+
+
+def test_subtasks_are_listed_and_one_that_is_not_there_is_a_problem(dataset_root, tmp_path):
+    root = annotated(dataset_root, tmp_path / "said", {"subtask_index": [0] * 14 + [2] * 20}, ("reach", "push"))
+    inspection = inspect(open_dataset(root))
+    assert inspection.facts["subtasks"] == "reach; push"
+    (problem,) = inspection.problems
+    assert problem == f"{root}/meta/subtasks.parquet: no subtask 2, which frame 14 names"
+    assert "subtasks" not in inspect(open_dataset(dataset_root)).facts
 
 
 def test_a_video_shorter_than_its_table_is_a_problem_of_that_episode(short_video):

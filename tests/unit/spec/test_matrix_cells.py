@@ -129,6 +129,12 @@ def test_a_mapping_of_data_that_names_no_dataset_means_the_shipped_one(load, tmp
     assert DataSpec().tokenizer_file is None
 
 
+def test_what_reads_the_text_is_said_in_a_line():
+    assert DataSpec().reading.startswith("text: every byte is a token")
+    assert DataSpec(tokenizer="some/where").reading == "text: tokens of some/where"
+    assert DataSpec(kind="synthetic").reading == "text: random tokens"
+
+
 def test_another_tokenizer_makes_another_cell(load, tmp_path):
     (tmp_path / "tokenizer.json").touch()
     (cell, *_) = load(GOOD).cells()
