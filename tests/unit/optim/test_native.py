@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from benchbox.measure.memory import TensorStorageTracker
 from benchbox.optim import MasterWeightOptimizer, native, one_pass, passes, squared_norm
@@ -52,6 +53,8 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     functions = library()
     assert functions is not None
+    watching = *_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values()
+    assert not watching, "a test before this one left a hook, and who is watched steps as torch does"
     assert one_pass._agrees_with_torch(functions)
     through: Callable[..., None] = passes.adamw
 
