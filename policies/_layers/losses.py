@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from benchbox.registry.contracts import Losses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -41,11 +41,15 @@ def text_losses(stream: Stream, names: Sequence[str], scores: Callable[[str], Te
     return losses
 
 
-def combine(terms: dict[str, tuple[Tensor, Tensor]], *, per_sample: bool) -> Losses:
-    """Add the terms, each the mean over samples of sum / count; a sample that counts nothing contributes 0 to its mean."""
-    means = {name: (total / count.clamp(min=1.0)).mean() for name, (total, count) in terms.items()}
+def combine(terms: dict[str, tuple[Tensor, Tensor]], *, per_sample: bool, shares: Mapping[str, Tensor] | None = None) -> Losses:
+    """Add the terms, each the mean over samples of sum / count; a sample that counts nothing contributes 0 to its mean.
+
+    With `shares` (B,) of each term the total is of each sample so much of it; the parts and sums that are reported stay whole.
+    """
+    ratios = {name: total / count.clamp(min=1.0) for name, (total, count) in terms.items()}
+    added = ratios if shares is None else {name: shares[name] * ratio for name, ratio in ratios.items()}
     return Losses(
-        total=torch.stack(list(means.values())).sum(),
-        parts={name: mean.detach() for name, mean in means.items()},
+        total=torch.stack([ratio.mean() for ratio in added.values()]).sum(),
+        parts={name: ratio.detach().mean() for name, ratio in ratios.items()},
         per_sample={name: (total.detach(), count) for name, (total, count) in terms.items()} if per_sample else None,
     )
