@@ -1,4 +1,7 @@
-"""Every policy on every backend: each pair of policy, backend, attention, checkpointing and cameras is run at least once."""
+"""Every policy on every backend: each pair of policy, backend, attention, checkpointing and cameras is run at least once.
+
+And on two backends every other mode that a policy has as a tiny preset.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from tests.integration.conftest import run_cells, tiny_cell
 
 pytestmark = pytest.mark.ranks
 
-POLICIES = sorted(find_policies())
+FOUND = find_policies()
+POLICIES = sorted(FOUND)
 RANKS = {"single": 1, "ddp": 2, "fsdp1_full": 2, "fsdp1_grad_op": 2, "fsdp2": 2, "zero1": 2, "zero2": 2, "zero3": 2, "hsdp": 4}
 # Among these four every two of the three occur in every combination.
 KERNELS = [("eager", False, 1), ("eager", True, 4), ("sdpa", False, 4), ("sdpa", True, 1)]
@@ -27,12 +31,29 @@ def cover() -> list[dict[str, Any]]:
         allowed = [kernels for kernels in KERNELS if not (kernels[1] and backend == "zero3")]
         attention, checkpointing, cams = allowed[(i + j) % len(allowed)]
         cells.append(
-            {"policy": policy, "backend": backend, "attention": attention, "checkpointing": checkpointing, "cams": cams}
+            {
+                "policy": policy,
+                "size": "tiny",
+                "backend": backend,
+                "attention": attention,
+                "checkpointing": checkpointing,
+                "cams": cams,
+            }
         )
     return cells
 
 
-CELLS = cover()
+def modes() -> list[dict[str, Any]]:
+    """One cell for each mode of a policy and two backends: one that waits for every gradient, one that shards every layer."""
+    sizes = [(policy, size) for policy in POLICIES for size in FOUND[policy].presets if size.startswith("tiny_")]
+    return [
+        {"policy": policy, "size": size, "backend": backend, "attention": "sdpa", "checkpointing": False, "cams": 1}
+        for (policy, size), backend in product(sizes, ("ddp", "fsdp2"))
+    ]
+
+
+COVER = cover()
+CELLS = [*COVER, *modes()]
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +74,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Any, ...], d
 
 def test_every_pair_of_values_occurs() -> None:
     """But checkpointing under ZeRO-3, which is refused."""
-    axes = {name: {cell[name] for cell in CELLS} for name in CELLS[0]}
+    axes = {name: {cell[name] for cell in COVER} for name in COVER[0]}
     for first, second in combinations(axes, 2):
-        seen = {(cell[first], cell[second]) for cell in CELLS}
+        seen = {(cell[first], cell[second]) for cell in COVER}
         missing = set(product(axes[first], axes[second])) - seen
         assert missing <= {("zero3", True)}, (first, second)
     assert backend_info("zero3").refusal(world_size=2, recipe="fp32", checkpointing=True)

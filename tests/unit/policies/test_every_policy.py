@@ -20,6 +20,8 @@ COUNTS = {
     "pi07_low_level": 5_585_845_648,  # 5.59 B
     "pi07_high_level": 4_296_540_528,  # 4.30 B
     "pi07_paligemma": 3_361_890_064,
+    "vitra": 3_174_149_808,  # 3.03 B of PaliGemma 2, 136.6 M of DiT-B, and two tokens
+    "cosmos_droid": 14_534_416_640,  # of 16 B, which count Qwen3-VL's vision tower and a head for text: no part of a step
 }
 BLIND = "pi07_high_level"  # as published it has no losses by sample
 

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import scipy.stats
+import torch
+from benchbox_policies._layers.latents import TOKEN, patches
+from benchbox_policies.cosmos_droid.policy import BASE_FPS, LOSS_WEIGHT, MARGIN, TASKS, CosmosDroid, build, logit_normal
+from policy_batches import awake, gradients, make_batch
+from policy_batches import build as build_preset
+
+from benchbox.errors import ConfigurationError, UnsupportedError
+from benchbox.registry.contracts import Axes
+from benchbox.registry.policies import find_policies
+
+if TYPE_CHECKING:
+    from benchbox.registry.contracts import Batch
+
+WIDTH, LAYERS, MLP, WORDS, ACTION = 4096, 36, 12288, 151936, 64
+modes = pytest.mark.parametrize("mode", [*TASKS, "joint"])
+
+
+def in_mode(mode: str, **axes: object) -> tuple[CosmosDroid, Batch]:
+    torch.manual_seed(0)
+    policy = build({**find_policies()["cosmos_droid"].presets["tiny"], "mode": mode}, Axes(**axes))
+    return policy, make_batch(policy.batch_spec(), 6)
+
+
+def test_full_is_two_qwen3_8b_streams_and_one_table_of_words():
+    """14.53 B. The 16 B of the source: a head for text (0.62 B) and Qwen3-VL's vision tower (0.58 B) as well."""
+    layer = 2 * WIDTH * 4096 + 2 * WIDTH * 1024 + 3 * WIDTH * MLP + 2 * WIDTH + 2 * 128
+    with torch.device("meta"):
+        policy = build_preset("cosmos_droid", "full")
+    sizes: dict[str, int] = {}
+    for name, role in policy.parameter_roles().items():
+        sizes[role.tower] = sizes.get(role.tower, 0) + policy.get_parameter(name).numel()
+    assert sizes == {
+        "backbone": LAYERS * layer + WORDS * WIDTH,
+        "expert": LAYERS * layer + WIDTH,
+        "head": 2 * WIDTH * (TOKEN + ACTION) + 2 * WIDTH + TOKEN + ACTION + 256 * WIDTH + WIDTH**2 + 2 * WIDTH,
+    }
+    assert sum(sizes.values()) == 14_534_416_640
+
+
+def test_a_chunk_of_32_steps_goes_with_33_frames_in_nine_latents_of_48_channels():
+    with torch.device("meta"):
+        spec = build_preset("cosmos_droid", "full", cams=2).batch_spec()
+    assert (spec.horizon, spec.future) == (32, 32)
+    assert spec.latent_shape == (8, 2, 48, spec.image_size[0] // 16, spec.image_size[1] // 16)
+
+
+@pytest.mark.parametrize(
+    ("mode", "learned"), [("policy", "both"), ("forward_dynamics", "vision"), ("inverse_dynamics", "action")]
+)
+def test_a_mode_counts_what_it_denoises_and_nothing_that_is_given(mode, learned):
+    policy, batch = in_mode(mode)
+    losses = policy(batch, per_sample=True)
+    for name, (error, count) in losses.per_sample.items():
+        assert bool((count > 0).all()) == (learned in ("both", name))
+        assert bool((error > 0).all()) == (learned in ("both", name))
+        assert bool(losses.parts[name] > 0) == (learned in ("both", name))
+    if learned != "vision":
+        real = (~batch["action_is_pad"]).sum(dim=1) * 7
+        assert torch.equal(losses.per_sample["action"][1], real.float())
+    if learned != "action":
+        assert set(losses.per_sample["vision"][1].tolist()) == {6.0 * TOKEN}, "the current frame is never counted"
+
+
+@modes
+def test_in_every_mode_every_trainable_parameter_is_in_the_graph(mode):
+    """A head whose loss is zeroed has a gradient, of zeros: DDP waits for it."""
+    policy, batch = in_mode(mode)
+    policy(batch).total.backward()
+    found = gradients(policy)
+    assert [name for name, gradient in found.items() if gradient is None] == []
+    unlearned = {name for name, gradient in found.items() if not gradient.any()}
+    heads = {"forward_dynamics": "action_out", "inverse_dynamics": "latent_out"}
+    assert unlearned == ({f"{heads[mode]}.{part}" for part in ("weight", "bias")} if mode in heads else set())
+
+
+def test_jointly_every_sample_is_in_one_of_the_modes_by_its_number():
+    policy, batch = in_mode("joint")
+    uniform = torch.rand(30_000, 2, generator=torch.Generator().manual_seed(0))
+    future, action = policy.given(uniform).unbind(dim=1)
+    assert not (future & action).any()
+    for share in (future, action, ~(future | action)):
+        assert share.float().mean() == pytest.approx(1 / 3, abs=0.01)
+    batch["uniform"][:, 1] = torch.tensor([0.0, 0.2, 0.4, 0.6, 0.7, 0.999])
+    together = policy(batch, per_sample=True).per_sample
+    for index, mode in enumerate(TASKS):
+        alone, _ = in_mode(mode)
+        alone.load_state_dict(policy.state_dict())
+        rows = {key: value[2 * index : 2 * index + 2] for key, value in batch.items()}
+        for name, (error, count) in alone(rows, per_sample=True).per_sample.items():
+            torch.testing.assert_close(together[name][0][2 * index : 2 * index + 2], error)
+            assert torch.equal(together[name][1][2 * index : 2 * index + 2], count)
+
+
+@pytest.mark.parametrize(
+    ("mode", "noise", "data"),
+    [("forward_dynamics", "noise", "action"), ("inverse_dynamics", "latent_noise", "future_images")],
+)
+def test_what_is_given_is_given_without_noise(mode, noise, data):
+    policy, batch = in_mode(mode)
+    batch["action_is_pad"][:] = False
+    total = policy(batch).total
+    assert torch.equal(policy({**batch, noise: batch[noise].flip(0)}).total, total)
+    assert not torch.equal(policy({**batch, data: batch[data].flip(0)}).total, total)
+
+
+def test_both_terms_weigh_ten_times_the_mean_squared_error():
+    policy, batch = in_mode("policy")
+    for head in (policy.latent_out, policy.action_out):
+        torch.nn.init.zeros_(head.weight)
+        torch.nn.init.zeros_(head.bias)
+    batch["action_is_pad"][:] = False
+    batch |= {key: torch.zeros_like(batch[key]) for key in ("action", "noise", "latent_noise")}
+    batch["noise"][..., 3] = 1.0  # one of seven dimensions
+    batch["future_images"] = torch.full_like(batch["future_images"], 255)
+    parts = policy(batch).parts
+    assert LOSS_WEIGHT == 10.0
+    assert parts["action"].item() == pytest.approx(10.0 / 7)
+    assert parts["vision"].item() == pytest.approx(10.0 * (127.5 / 64) ** 2)
+
+
+def test_times_are_logit_normal():
+    times = logit_normal(torch.linspace(0, 1, 10_001)[1:-1])
+    assert scipy.stats.kstest(torch.logit(times.double()).numpy(), "norm").pvalue > 0.99
+    ends = logit_normal(torch.tensor([0.0, 1 - 2**-24]))
+    assert ends[0] == 0.0
+    assert 0.99 < ends[1] < 1.0
+
+
+@pytest.mark.parametrize("field", ["image_mask", "future_mask"])
+def test_what_is_masked_is_neither_seen_nor_counted(field):
+    """One of two cameras; the last frames of the future."""
+    policy, batch = in_mode("policy", cams=2)
+    if field == "image_mask":
+        batch[field][:, :, 1] = False
+        hidden = (slice(None), slice(None), 1)
+    else:
+        batch[field][:, 3:] = False  # of the four frames of its only latent
+        hidden = (slice(None),)
+    counts = {"image_mask": 6.0 * TOKEN, "future_mask": 0.0}
+    losses = policy(batch, per_sample=True)
+    assert set(losses.per_sample["vision"][1].tolist()) == {counts[field]}
+    other = {key: value.clone() for key, value in batch.items()}
+    for name in ("images", "future_images") if field == "image_mask" else ("future_images",):
+        other[name][hidden] = 255 - other[name][hidden]
+    assert torch.equal(policy(other).total, losses.total)
+    batch[field][:] = other[field][:] = True
+    assert not torch.equal(policy(other).total, policy(batch).total)
+
+
+def test_tokens_lie_in_time_by_the_frame_and_cameras_side_by_side():
+    """A latent frame of 15 frames a second is 24 / 15 positions on; steps are between them, after the state at frame 0."""
+    policy, batch = in_mode("policy", cams=2)
+    known = policy.known(batch, policy.latents(batch)[:, :1], batch["future_mask"])
+    time, row, column = known.places[0].double().unbind(dim=-1)
+    begin = batch["prompt_mask"][0].sum().item() + MARGIN
+    time = (time / policy.stretch - begin) / (BASE_FPS / 15)
+    assert time.tolist() == pytest.approx([0.0] * 12 + [1.0] * 12 + [0.0, 0.25, 0.5, 0.75, 1.0])
+    assert (row / policy.stretch).tolist() == [0.0, 0.0, 0.0, 1.0, 1.0, 1.0] * 4 + [0.0] * 5
+    assert (column / policy.stretch).tolist() == ([0.0, 1.0, 2.0] * 2 + [3.0, 4.0, 5.0] * 2) * 2 + [0.0] * 5
+
+
+@torch.no_grad()
+def test_a_token_is_answered_where_it_was_asked():
+    """With layers that add nothing, a change of one token of the future, or of one step, changes that one's velocity alone."""
+    policy, batch = in_mode("policy")
+    for layer in policy.model.layers:
+        for branch in (layer.expert.output, layer.expert.mlp.down):
+            torch.nn.init.zeros_(branch.weight)
+    known = policy.known(batch, policy.latents(batch)[:, :1], batch["future_mask"])
+    future, action, times = patches(batch["latent_noise"]), batch["noise"][:, 0], torch.ones(6, 2)
+    before = policy.velocity(known, future, action, times)
+    for part, place in ((0, 4), (1, 2)):
+        other = [future.clone(), action.clone()]
+        other[part][:, place] += 1.0
+        for index, (was, now) in enumerate(zip(before, policy.velocity(known, *other, times), strict=True)):
+            changed = (was != now).all(dim=2)
+            assert changed.any(dim=0).nonzero().flatten().tolist() == ([place] if index == part else [])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("part", "told"), [(0, range(6, 12)), (1, range(13, 17))])
+def test_future_and_actions_are_told_their_times_and_what_is_given_is_not(part, told):
+    policy, batch = in_mode("policy")
+    known = policy.known(batch, policy.latents(batch)[:, :1], batch["future_mask"])
+    point, times = (patches(batch["latent_noise"]), batch["noise"][:, 0]), torch.full((6, 2), 0.5)
+    seen = []
+    policy.model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[1].hidden))
+    policy.velocity(known, *point, times)
+    times[:, part] = 0.6
+    policy.velocity(known, *point, times)
+    changed = (seen[0] != seen[1]).any(dim=2)
+    assert changed.any(dim=0).nonzero().flatten().tolist() == list(told)
+
+
+def test_the_prompt_is_causal():
+    policy, batch = in_mode("policy")
+    text = policy.known(batch, policy.latents(batch)[:, :1], batch["future_mask"]).text
+    assert text.groups.tolist() == list(range(1, 49))
+
+
+@pytest.mark.parametrize("field", ["images", "prompt_tokens", "state"])
+def test_all_that_is_known_reaches_future_and_actions(field):
+    policy, batch = awake("cosmos_droid")
+    before, after = policy(batch).parts, policy({**batch, field: batch[field].flip(0)}).parts
+    assert all(not torch.equal(before[name], after[name]) for name in ("vision", "action"))
+
+
+def test_acting_is_euler_steps_of_future_and_actions_together_beside_the_prompt_itself():
+    policy, batch = awake("cosmos_droid", cams=2)
+    steps = policy.config.denoising_steps
+    reads = []
+    policy.model.layers[0].backbone.key.register_forward_hook(lambda *_: reads.append(1))
+    done = policy.select_actions(batch)
+    assert len(reads) == 1, "the prompt is read once"
+    known = policy.known(batch, policy.latents(batch)[:, :1], torch.ones_like(batch["future_mask"]))
+    future, action = patches(batch["latent_noise"]), batch["noise"][:, 0]
+    with torch.no_grad():
+        for step in range(steps):
+            times = torch.full((4, 2), 1 - step / steps)
+            change, action_change = policy.velocity(known, future, action, times)
+            future, action = future - change / steps, action - action_change / steps
+    assert len(reads) == 1 + steps
+    torch.testing.assert_close(done, action, rtol=1e-4, atol=1e-5)
+
+
+def test_actions_are_done_in_raw_units_of_the_dataset():
+    policy, batch = awake("cosmos_droid")
+    before = policy.select_actions(batch)
+    action = {"mean": [5.0] * 7, "std": [2.0] * 7}
+    policy.load_statistics([{"action": action, "observation.state": {"mean": [0.0] * 7, "std": [1.0] * 7}}])
+    torch.testing.assert_close(policy.select_actions(batch)[..., :7], before[..., :7] * 2.0 + 5.0, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["forward_dynamics", "inverse_dynamics"])
+def test_what_is_not_trained_to_act_does_not(mode):
+    policy, batch = in_mode(mode)
+    with pytest.raises(UnsupportedError, match=mode):
+        policy.select_actions(batch)
+
+
+@pytest.mark.parametrize("wrong", [{"mode": "dream"}, {"horizon": 6}, {"image": [64, 100]}])
+def test_a_preset_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        build({**find_policies()["cosmos_droid"].presets["tiny"], **wrong}, Axes())
+
+
+def test_the_head_is_what_generates_and_the_backbone_what_reads():
+    """So that training the expert only is what the source does."""
+    roles = build_preset("cosmos_droid").parameter_roles()
+    reading = {name for name, role in roles.items() if role.part == "backbone"}
+    assert reading == {name for name in roles if ".backbone." in name or name == "model.vocabulary.weight"}
+    assert {role.tower for role in roles.values()} == {"backbone", "expert", "head"}
