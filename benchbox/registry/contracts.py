@@ -39,9 +39,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from torch import Tensor, nn
 
+    from benchbox.registry.weights import Loaded
     from benchbox.theory.flops import Product
 
     Batch = dict[str, Tensor]
@@ -164,6 +166,14 @@ class Policy(Protocol):
 
         Raises:
             UnsupportedError: this policy does not act.
+        """
+
+    def load_weights(self, path: Path) -> Loaded:
+        """Take over published weights from a safetensors file or a folder of them, in float32, before anything is wrapped.
+
+        Raises:
+            ConfigurationError: they are of another policy.
+            DataError: a file is missing or damaged.
         """
 
     def load_statistics(self, statistics: list[Mapping[str, Mapping[str, list[float]]]]) -> None:

@@ -12,17 +12,16 @@ from benchbox.analysis.summary import MISSING, CellSummary, label, plain, summar
 from benchbox.report.columns import Column, Value, columns, table_rows
 from benchbox.report.drawings import MEMORY_SOURCES, draw
 from benchbox.report.headline import Headline, headline
+from benchbox.report.observed import Seen, requested_and_observed
 from benchbox.report.precision import PrecisionGrid, precision_grid
 from benchbox.report.sections import (
     FindingView,
     Method,
-    Seen,
     Trouble,
     environment,
     findings,
     flat_text,
     method,
-    requested_and_observed,
     troubles,
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,11 +22,10 @@ from benchbox.registry.recipes import RECIPES
 from benchbox.session.step import Session
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from benchbox.backends.base import Backend
     from benchbox.data.loader import Stream
     from benchbox.registry.contracts import Policy
+    from benchbox.registry.weights import Loaded
     from benchbox.spec.cell import Cell
 
 Statistics = Sequence[Mapping[str, Mapping[str, list[float]]]]
@@ -73,14 +73,17 @@ def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0
 
 
 def build_session(cell: Cell, policy: Policy, statistics: Statistics) -> Session:
-    """Prepare `policy` for the cell's backend and recipe; what the cell freezes does not train.
+    """Prepare `policy`, from the weights that the cell names, for its backend and recipe; what the cell freezes does not train.
 
     Args:
         policy: from `build_cell_policy`. It is taken over: wrapped, sharded or cast in place.
         statistics: one mapping feature -> statistic -> values for each dataset, for the policy's normalisation buffers.
 
     Raises:
-        UnsupportedError: the backend cannot run this cell, or the policy cannot be frozen so; the message says why.
+        UnsupportedError: the backend cannot run this cell, or the policy cannot be frozen so, or reads no published weights;
+            the message says why.
+        ConfigurationError: the weights are of another policy.
+        DataError: they are missing or damaged.
     """
     assert isinstance(policy, nn.Module)
     backend: Backend = backend_info(cell.backend).load()()
@@ -88,11 +91,20 @@ def build_session(cell: Cell, policy: Policy, statistics: Statistics) -> Session
     if refusal is not None:
         raise UnsupportedError(refusal)
     os.environ.update(backend.environment())
+    loaded = _load_weights(cell, policy)
     freeze(policy, policy.parameter_roles(), FREEZES[cell.freeze])
     policy.load_statistics(list(statistics))
     shape = StepShape(batch=cell.batch, accumulation=cell.accumulation, max_grad_norm=cell.optim.max_grad_norm)
     backend.prepare(policy, RECIPES[cell.recipe], cell.optim, shape)
-    return Session(backend, accumulation=cell.accumulation)
+    return Session(backend, accumulation=cell.accumulation, loaded=loaded)
+
+
+def _load_weights(cell: Cell, policy: Policy) -> Loaded | None:
+    if cell.weights is None:
+        return None
+    if not hasattr(policy, "load_weights"):
+        raise UnsupportedError(f"{type(policy).__name__} reads no published weights")
+    return policy.load_weights(Path(cell.weights))
 
 
 def _built(cell: Cell, policy_dirs: Sequence[Path], device: torch.device) -> Policy:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from benchbox.backends.base import Backend
     from benchbox.registry.contracts import Batch, Losses
+    from benchbox.registry.weights import Loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,12 @@ class StepResult:
 
 
 class Session:
-    """A prepared policy and the step that trains it."""
+    """A prepared policy and the step that trains it. `loaded` says what it has of published weights."""
 
-    def __init__(self, backend: Backend, *, accumulation: int) -> None:
+    def __init__(self, backend: Backend, *, accumulation: int, loaded: Loaded | None = None) -> None:
         self.backend = backend
         self.accumulation = accumulation
+        self.loaded = loaded
 
     @property
     def model(self) -> nn.Module:

@@ -11,7 +11,7 @@ from typing import Any
 BYTES = "bytes"  # the tokenizer that needs no file
 
 # Fields that came after records were published, and their defaults: there a cell keeps the id it always had.
-_LATER = {"freeze": "full"}
+_LATER = {"freeze": "full", "weights": None}
 _LATER_OF_DATA = {"tokenizer": BYTES}
 
 
@@ -72,6 +72,7 @@ class Cell:
     checkpointing: bool = False
     recipe: str = "bf16_master"
     freeze: str = "full"
+    weights: str | None = None  # published ones to start from: a safetensors file, or a folder of them
     accumulation: int = 1
     seed: int = 0
     data: DataSpec = field(default_factory=DataSpec)

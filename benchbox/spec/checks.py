@@ -7,8 +7,9 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchbox.errors import Problem
+from benchbox.errors import DataError, Problem
 from benchbox.registry.names import did_you_mean
+from benchbox.registry.weights import weight_files
 from benchbox.spec.cell import Cell
 from benchbox.spec.fields import Point
 from benchbox.spec.matrix import describe, matches, word
@@ -105,12 +106,25 @@ def data_there(data: DataSpec, source: Source) -> list[Problem]:
     return found
 
 
+def weights_there(weights: str | None, where: str) -> list[Problem]:
+    """Weights that cannot be read, said likewise."""
+    if weights is None:
+        return []
+    try:
+        weight_files(Path(weights))
+    except DataError as error:
+        return [Problem(where, f"weights: {error}", "name a safetensors file, or a folder of them")]
+    return []
+
+
 def meaning(matrix: Matrix, source: Source, policies: Mapping[str, PolicyEntry]) -> list[Problem]:
     """Problems that only the cells show: sizes that a policy lacks, and selections that select nothing."""
     cells = list(matrix.cells())
     if not cells:
         return [Problem(source.where(("exclude",), key=True), "every cell is excluded")]
     found = data_there(matrix.data, source)
+    for weights in dict.fromkeys(cell.weights for cell in cells):
+        found += weights_there(weights, _where_given(source, "weights", weights))
     for policy, size in dict.fromkeys((cell.policy, cell.size) for cell in cells):
         presets = policies[policy].presets
         if size not in presets:

@@ -120,6 +120,8 @@ class Point(Strict):
     """The precision recipe."""
     freeze: Freeze = ABSENT
     """Which parts of the policy train: full is all of it."""
+    weights: Annotated[str, Field(min_length=1)] = ABSENT
+    """Published weights to start from: a safetensors file or a folder of them."""
     accumulation: Count = ABSENT
     """Micro-steps an optimizer step."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = ABSENT

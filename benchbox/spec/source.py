@@ -48,10 +48,11 @@ class Source:
         return self.places.get(path, self.label)
 
     def at(self, path: Keys, default: Any = None) -> Any:
-        """The value at a path of mapping keys, or the default."""
+        """The value at a path of mapping keys and places in lists, or the default."""
         value = self.values
         for key in path:
-            if not isinstance(value, dict) or key not in value:
+            keys = range(len(value)) if isinstance(value, list) else value if isinstance(value, dict) else ()
+            if key not in keys:
                 return default
             value = value[key]
         return value

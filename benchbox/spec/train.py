@@ -12,7 +12,7 @@ from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.names import did_you_mean
 from benchbox.registry.policies import find_policies
 from benchbox.spec.cell import Cell
-from benchbox.spec.checks import NEEDED, data_there
+from benchbox.spec.checks import NEEDED, data_there, weights_there
 from benchbox.spec.fields import Count, Strict
 from benchbox.spec.load import data_spec, optim_spec
 from benchbox.spec.overrides import apply_overrides
@@ -84,6 +84,7 @@ def load_train(path: str | Path, overrides: Mapping[str, str] | None = None, pol
         problems.append(Problem(source.where(("size",)), message, did_you_mean(parsed.size, presets)))
     if parsed is not None:
         problems += data_there(data_spec(parsed.data), source)
+        problems += weights_there(parsed.weights, source.where(("weights",)))
     if problems or parsed is None:
         raise ConfigurationError(in_order(problems))
     return TrainConfig(

@@ -27,6 +27,15 @@ class Error(TypedDict):
     traceback: str | None
 
 
+class Weights(TypedDict):
+    """What the policy took of published weights. One name stands for those of all layers."""
+
+    loaded: int  # parameters
+    missing: list[str]  # parameters that are as they were initialised
+    unexpected: list[str]  # published tensors without a place in the policy
+    fitted: dict[str, str]  # parameter -> what was done to fit one of another size
+
+
 class Observed(TypedDict):
     """Read from live objects, never from configuration. A value the ranks do not share is a list in rank order."""
 
@@ -41,6 +50,7 @@ class Observed(TypedDict):
     checkpointed_modules: int | None
     world_size: int
     device: list[str]  # one a rank
+    weights: NotRequired[Weights | None]  # null where none were asked for
 
 
 class StepTime(TypedDict):

@@ -80,6 +80,7 @@ def measure(job: dict[str, Any], rank: int, position: Position, events: EventWri
                 **observed.to_dict(),
                 "attention_kernel": seen.attention_kernel,
                 "checkpointed_modules": seen.checkpointed_modules,
+                "weights": None if session.loaded is None else session.loaded.to_dict(),
             },
             "step_time_s": times.step_s,
             "phases_s": times.phases_s,

@@ -11,6 +11,7 @@ from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.train import TrainConfig
 from benchbox.store.checkpoints import checkpoints as checkpoints_in
 from benchbox.store.checkpoints import steps_of
+from benchbox.store.files import write_json
 from benchbox.trainer.checkpoint import Checkpoints
 from benchbox.trainer.loop import train as run_loop
 from benchbox.trainer.metrics import MetricsLog
@@ -38,6 +39,8 @@ def train(job: dict[str, Any], rank: int, position: Position, events: EventWrite
         report.stage("prepare")
         session = build_session(cell, policy, stream.statistics)
         check_backend(cell, session.backend.observe())
+        if session.loaded is not None and rank == 0:
+            write_json(folder / "weights.json", session.loaded.to_dict())
         if checkpoints is not None and found:
             checkpoints.restore(session, found[-1])
         metrics = MetricsLog(

@@ -16,6 +16,7 @@ from benchbox.registry.contracts import BatchSpec
 from .flops import Tally, Tokens, count_images, count_language, laid, trains
 from .presence import require
 from .presets import CLOSED
+from .published import load_published
 from .roles import roles, vision_language_tower
 from .siglip import SiglipLayer
 from .stream import Attention, Block, Stream, select
@@ -24,10 +25,12 @@ from .vision_language import VisionLanguageConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from torch import Tensor
 
     from benchbox.registry.contracts import Axes, Batch, Role
+    from benchbox.registry.weights import Loaded
     from benchbox.theory.flops import Product
 
     from .vision_language import VisionLanguage
@@ -154,6 +157,10 @@ class ReadingPolicy(nn.Module):
     def parameter_roles(self) -> dict[str, Role]:
         """The vision-language model is the backbone; an expert in it, and what stands beside it, is the head."""
         return roles(self, vision_language_tower)
+
+    def load_weights(self, path: Path) -> Loaded:
+        """See `load_published`."""
+        return load_published(self, path)
 
     def load_statistics(self, statistics: list[Mapping[str, Mapping[str, list[float]]]]) -> None:
         if self.reads_state:

@@ -1,127 +1,207 @@
-"""An independent implementation, `transformers`, at a tiny random configuration, with its weights loaded into ours."""
+"""An independent implementation, `transformers`, at tiny random configurations, with its weights loaded as it saves them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import pytest
 import torch
 import transformers
 from benchbox_policies._layers.decoder import DecoderConfig
-from benchbox_policies._layers.published import paligemma_name
+from benchbox_policies._layers.published import load_published
 from benchbox_policies._layers.siglip import SiglipConfig
 from benchbox_policies._layers.stream import lay
 from benchbox_policies._layers.units import LayerPair
 from benchbox_policies._layers.vision_language import VisionLanguage, VisionLanguageConfig
-from safetensors.torch import load_file
+from torch import nn
 
 from benchbox.registry.contracts import Axes
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-CONFIG = VisionLanguageConfig(
-    vision=SiglipConfig(width=48, depth=2, heads=3, mlp=80, image=32, patch=8),
-    backbone=DecoderConfig(width=64, depth=3, heads=4, kv_heads=1, head_dim=24, mlp=96),
-    vocabulary=300,
+VISION = SiglipConfig(width=48, depth=2, heads=3, mlp=80, image=32, patch=8)
+BACKBONE = DecoderConfig(width=64, depth=3, heads=4, kv_heads=1, head_dim=24, mlp=96)
+# Caps and windows are small, so that without them the numbers are others.
+GEMMA_2 = replace(BACKBONE, kv_heads=2, sandwich=True, softcap=1.5, window=4, global_every=2)
+GEMMA_3 = replace(
+    BACKBONE,
+    kv_heads=2,
+    sandwich=True,
+    qk_norm=True,
+    window=6,
+    global_every=3,
+    global_rope_base=1e6,
+    global_rope_stretch=8.0,
 )
-IMAGE_TOKEN = 299
+WORDS, IMAGE_TOKEN = 299, 299
+
+TEXT = {
+    "gemma": ("gemma", BACKBONE, {}),
+    "gemma 2": (
+        "gemma2",
+        GEMMA_2,
+        {
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": None,  # no policy here scores text by a Gemma 2
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "gemma 3": (
+        "gemma3_text",
+        GEMMA_3,
+        {
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            },
+        },
+    ),
+}
 
 
-@pytest.fixture(scope="module")
-def oracle():
-    vision, backbone = CONFIG.vision, CONFIG.backbone
-    config = transformers.PaliGemmaConfig(
-        vision_config={
-            "model_type": "siglip_vision_model",
-            "hidden_size": vision.width,
-            "intermediate_size": vision.mlp,
-            "num_hidden_layers": vision.depth,
-            "num_attention_heads": vision.heads,
-            "image_size": vision.image,
-            "patch_size": vision.patch,
-            "vision_use_head": False,
-        },
-        text_config={
-            "model_type": "gemma",
-            "vocab_size": CONFIG.vocabulary,
-            "hidden_size": backbone.width,
-            "intermediate_size": backbone.mlp,
-            "num_hidden_layers": backbone.depth,
-            "num_attention_heads": backbone.heads,
-            "num_key_value_heads": backbone.kv_heads,
-            "head_dim": backbone.head_dim,
-        },
-        projection_dim=backbone.width,
-        image_token_index=IMAGE_TOKEN,
-    )
+class Reader(nn.Module):
+    """What all policies here that read published weights have: a `model`."""
+
+    def __init__(self, backbone: DecoderConfig, pool: int | None, attention: str) -> None:
+        super().__init__()
+        config = VisionLanguageConfig(vision=VISION, backbone=backbone, pool=pool, vocabulary=WORDS + 1)
+        self.model = VisionLanguage(config, Axes(attention=attention))
+
+
+def text_config(family):
+    kind, backbone, settings = TEXT[family]
+    sizes = {
+        "vocab_size": WORDS + 1,
+        "hidden_size": backbone.width,
+        "intermediate_size": backbone.mlp,
+        "num_hidden_layers": backbone.depth,
+        "num_attention_heads": backbone.heads,
+        "num_key_value_heads": backbone.kv_heads,
+        "head_dim": backbone.head_dim,
+        "query_pre_attn_scalar": backbone.head_dim,
+    }
+    return {"model_type": kind, **sizes, **settings}
+
+
+VISION_CONFIG = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": VISION.width,
+    "intermediate_size": VISION.mlp,
+    "num_hidden_layers": VISION.depth,
+    "num_attention_heads": VISION.heads,
+    "image_size": VISION.image,
+    "patch_size": VISION.patch,
+    "vision_use_head": False,
+}
+
+
+def shaken(oracle):
+    """The same with every parameter moved: zeros of norms and biases would hide a missing one."""
     torch.manual_seed(3)
-    model = transformers.PaliGemmaForConditionalGeneration(config).eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # norms and biases too: zeros would hide a missing one
+        for parameter in oracle.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return oracle.eval()
 
 
-@pytest.fixture(scope="module")
-def published(oracle, tmp_path_factory):
-    """The tensors as `transformers` publishes them."""
-    folder: Path = tmp_path_factory.mktemp("paligemma")
+def ours(oracle, folder, backbone=BACKBONE, pool=None, attention="sdpa", missing=()):
+    """Our model with the oracle's weights, by way of its files; which parts they lack is asserted."""
     oracle.save_pretrained(folder)
-    return load_file(folder / "model.safetensors")
-
-
-def ours(published, attention) -> VisionLanguage:
-    model = VisionLanguage(CONFIG, Axes(attention=attention)).eval()
-    model.load_state_dict({paligemma_name(name): value for name, value in published.items()})
-    return model
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@torch.no_grad()
-def test_siglip_is_that_of_transformers(oracle, published, attention):
-    pixels = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
-    expected = oracle.model.vision_tower(pixels.float() / 127.5 - 1.0).last_hidden_state
-    torch.testing.assert_close(ours(published, attention).vision(pixels[:, None]), expected, rtol=1e-5, atol=1e-5)
+    reader = Reader(backbone, pool, attention).eval()
+    loaded = load_published(reader, folder)
+    assert loaded.unexpected == ()
+    assert {name.split(".")[1] for name in loaded.missing} == set(missing)
+    return reader.model
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @torch.no_grad()
-def test_gemma_is_that_of_transformers_on_causal_text(oracle, published, attention):
-    model = ours(published, attention)
-    tokens, mask = torch.randint(0, IMAGE_TOKEN, (2, 9)), torch.ones(2, 9, dtype=torch.bool)
-    mask[1, 6:] = False
-    expected = oracle.model.language_model(input_ids=tokens, attention_mask=mask).last_hidden_state
-    found = backbone(model, [model.text("text", tokens, mask, "causal")])
+def test_siglip_is_that_of_transformers(tmp_path, attention):
+    oracle = shaken(transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**VISION_CONFIG)))
+    model = ours(oracle, tmp_path, attention=attention, missing={"projector", "vocabulary", "layers", "norm"})
+    pixels = images(3)
+    expected = oracle(scaled(pixels)).last_hidden_state
+    torch.testing.assert_close(model.vision(pixels[:, None]), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", TEXT)
+@torch.no_grad()
+def test_causal_text_is_that_of_transformers(tmp_path, family, attention):
+    oracle = shaken(transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**text_config(family))))
+    model = ours(oracle, tmp_path, TEXT[family][1], attention=attention, missing={"vision", "projector"})
+    tokens, mask = torch.randint(0, WORDS, (2, 13)), torch.ones(2, 13, dtype=torch.bool)
+    mask[1, 9:] = False
+    expected = oracle.model(input_ids=tokens, attention_mask=mask).last_hidden_state
+    found = normed(model, [model.text("text", tokens, mask, "causal")])
     torch.testing.assert_close(found[mask], expected[mask], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["gemma", "gemma 2"])
 @torch.no_grad()
-def test_images_and_bidirectional_text_together_give_the_logits_of_transformers(oracle, published):
-    model = ours(published, "sdpa")
-    pixels = torch.randint(0, 256, (2, 1, 3, 32, 32), dtype=torch.uint8)
-    tokens = torch.randint(0, IMAGE_TOKEN, (2, 5))
-    patches = CONFIG.vision.tokens
-    ids = torch.cat((torch.full((2, patches), IMAGE_TOKEN), tokens), dim=1)
-    everywhere = torch.zeros(2, 1, patches + 5, patches + 5)  # an additive mask: nothing is hidden
-    expected = oracle(input_ids=ids, pixel_values=pixels[:, 0].float() / 127.5 - 1.0, attention_mask=everywhere).logits
-    blocks = [
-        model.images("images", pixels[:, None], torch.ones(2, 1, 1, dtype=torch.bool)),
-        model.text("text", tokens, torch.ones(2, 5, dtype=torch.bool), "continue"),
-    ]
-    found = model.vocabulary(backbone(model, blocks), scores=True)
+def test_images_and_text_that_see_one_another_give_the_logits_of_paligemma(tmp_path, family):
+    config = transformers.PaliGemmaConfig(
+        vision_config=VISION_CONFIG,
+        text_config=text_config(family),
+        projection_dim=BACKBONE.width,
+        image_token_index=IMAGE_TOKEN,
+    )
+    oracle = shaken(transformers.PaliGemmaForConditionalGeneration(config))
+    backbone = BACKBONE if family == "gemma" else replace(GEMMA_2, window=32)
+    model = ours(oracle, tmp_path, backbone)
+    pixels, tokens = images(2), torch.randint(0, WORDS, (2, 5))
+    ids = torch.cat((torch.full((2, VISION.tokens), IMAGE_TOKEN), tokens), dim=1)
+    everywhere = torch.zeros(2, 1, ids.shape[1], ids.shape[1])  # an additive mask: nothing is hidden, by windows either
+    expected = oracle(input_ids=ids, pixel_values=scaled(pixels), attention_mask=everywhere).logits
+    found = model.vocabulary(normed(model, read(model, pixels, tokens, "continue")), scores=True)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
 
 
-def backbone(model: VisionLanguage, blocks) -> torch.Tensor:
-    """The normed stream."""
+@torch.no_grad()
+def test_an_image_and_the_text_after_it_give_the_logits_of_gemma_3(tmp_path):
+    """An image sees itself, and is within a window; the text is causal."""
+    pooled = VISION.tokens // 4
+    config = transformers.Gemma3Config(
+        vision_config=VISION_CONFIG,
+        text_config=text_config("gemma 3"),
+        mm_tokens_per_image=pooled,
+        image_token_index=IMAGE_TOKEN,
+    )
+    oracle = shaken(transformers.Gemma3ForConditionalGeneration(config))
+    model = ours(oracle, tmp_path, GEMMA_3, pool=2)
+    pixels, tokens = images(2), torch.randint(0, WORDS, (2, 9))
+    ids = torch.cat((torch.full((2, pooled), IMAGE_TOKEN), tokens), dim=1)
+    expected = oracle(
+        input_ids=ids, pixel_values=scaled(pixels), token_type_ids=(ids == IMAGE_TOKEN).long(), attention_mask=ids >= 0
+    ).logits
+    found = model.vocabulary(normed(model, read(model, pixels, tokens, "causal")), scores=True)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def images(number):
+    return torch.randint(0, 256, (number, 3, VISION.image, VISION.image), dtype=torch.uint8)
+
+
+def scaled(pixels):
+    return pixels.float() / 127.5 - 1.0
+
+
+def read(model, pixels, tokens, attention):
+    """The blocks of one image and a text after it."""
+    one = torch.ones(len(pixels), 1, 1, dtype=torch.bool)
+    text = model.text("text", tokens, torch.ones_like(tokens, dtype=torch.bool), attention)
+    return [model.images("images", pixels[:, None, None], one), text]
+
+
+def normed(model: VisionLanguage, blocks) -> torch.Tensor:
     return model.norm(model(lay(blocks)))
 
 
 @torch.no_grad()
 def test_a_plain_expert_is_gemma_too_reading_the_prefix_through_its_keys_and_values():
     """Expert and backbone with the same weights, in one group, are one Gemma over prefix and suffix."""
-    config = CONFIG.backbone
+    config = BACKBONE
     pair = LayerPair(config, config, 0, Axes(), insulated=False, adaptive=False, unheard=False)
     pair.expert.load_state_dict(pair.backbone.state_dict())
     hidden = torch.randn(2, 7, config.width)

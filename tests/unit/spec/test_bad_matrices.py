@@ -34,6 +34,14 @@ APPENDED = [
     ("recipe: fp16", "m.yaml:8:9: unknown recipe 'fp16'; one of " + ", ".join(sorted(RECIPES))),
     ("freeze: vision", "m.yaml:8:9: unknown freeze preset 'vision'; did you mean 'freeze_vision'?"),
     ("batch: 3", "m.yaml:7:3: batch is an axis and also stands at the top level, at m.yaml:8:1; keep one"),
+    (
+        "weights: nowhere.safetensors",
+        "m.yaml:8:10: weights: nowhere.safetensors: there is no such file; name a safetensors file, or a folder of them",
+    ),
+    (
+        "include: [{backend: ddp, batch: 4, weights: /proc/self}]",
+        "m.yaml:8:45: weights: /proc/self: there are no safetensors files in it; name a safetensors file, or a folder of them",
+    ),
     ("data: sampel", "m.yaml:8:7: unknown data \"sampel\"; did you mean 'sample'?"),
     ("data: {lerobot: ''}", "m.yaml:8:17: data.lerobot is empty"),
     ("data: {lerobot: nowhere}", "m.yaml:8:17: nowhere is not a LeRobot dataset: there is no such folder"),

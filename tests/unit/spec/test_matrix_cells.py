@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from good_matrix import GOOD
+from safetensors.numpy import save_file
 
 from benchbox.spec import load_matrix
 from benchbox.spec.cell import Cell, DataSpec, MeasureSpec, OptimSpec
@@ -63,7 +64,8 @@ def test_an_included_point_is_not_excluded(load):
     assert points(matrix, "backend", "batch") == [("zero2", 1), ("ddp", 1), ("zero3", 2)]
 
 
-def test_every_field_of_a_cell_but_data_and_optim_can_be_an_axis(load):
+def test_every_field_of_a_cell_but_data_and_optim_can_be_an_axis(load, tmp_path):
+    save_file({}, tmp_path / "w.safetensors")
     values = {
         "policy": ["alpha", "beta"],
         "size": ["tiny"],
@@ -75,13 +77,14 @@ def test_every_field_of_a_cell_but_data_and_optim_can_be_an_axis(load):
         "checkpointing": ["false", "true"],
         "recipe": ["fp32", "bf16_pure"],
         "freeze": ["full", "freeze_vision"],
+        "weights": [tmp_path, tmp_path / "w.safetensors"],
         "accumulation": [1, 2],
         "seed": [0, 1],
     }
     assert set(values) == {field.name for field in fields(Cell)} - {"data", "optim"} == set(Point.model_fields)
     axes = "".join(f"  {name}: [{', '.join(map(str, options))}]\n" for name, options in values.items())
     cells = list(load("name: n\naxes:\n" + axes).cells())
-    assert len({cell.cell_id for cell in cells}) == len(cells) == 2**10
+    assert len({cell.cell_id for cell in cells}) == len(cells) == 2**11
 
 
 def test_aliases_stand_for_what_they_name(load):
@@ -144,6 +147,18 @@ def test_another_tokenizer_makes_another_cell(load, tmp_path):
     assert cell.to_dict()["data"]["tokenizer"] == "bytes"  # records say so
     older = cell.to_dict()
     del older["data"]["tokenizer"]
+    assert Cell.from_dict(older).cell_id == cell.cell_id
+
+
+def test_published_weights_make_another_cell_and_without_them_a_cell_keeps_the_id_it_had(load, tmp_path):
+    save_file({}, tmp_path / "model.safetensors")
+    (cell, *_) = load(GOOD).cells()
+    (other, *_) = load(GOOD + f"weights: {tmp_path}\n").cells()
+    assert (cell.weights, other.weights) == (None, str(tmp_path))
+    assert cell.cell_id != other.cell_id
+    assert Cell.from_dict(other.to_dict()) == other
+    older = cell.to_dict()
+    del older["weights"]
     assert Cell.from_dict(older).cell_id == cell.cell_id
 
 

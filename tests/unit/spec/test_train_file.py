@@ -42,6 +42,10 @@ def test_a_training_file_names_one_cell_and_survives_the_way_to_the_worker(load_
             GOOD + "data: {tokenizer: nowhere}\n",
             "t.yaml:8:19: nowhere is not a tokenizer: there is no such file; name a tokenizer.json or its folder",
         ),
+        (
+            GOOD + "weights: nowhere\n",
+            "t.yaml:8:10: weights: nowhere: there is no such file; name a safetensors file, or a folder of them",
+        ),
         (GOOD + "axes: {}\n", "t.yaml:8:1: unknown key 'axes'"),
         (GOOD.replace("steps: 5\n", ""), "t.yaml:1:1: the file needs the key 'steps'"),
         (GOOD.replace("batch: 1\n", ""), "t.yaml:1:1: training needs batch"),

@@ -1,0 +1,90 @@
+"""Published weights: which files a path stands for, and what a policy took of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from benchbox.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What a policy took. The rest of its parameters, `missing`, are as they were initialised.
+
+    `loaded` and `missing` are names of the policy, `unexpected` of the files: what has no place in it. `fitted` are those of
+    `loaded` that came in another size, and what was done about it.
+    """
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    fitted: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As records hold it: how many were loaded, and the other names with one for all layers."""
+        return {
+            "loaded": len(self.loaded),
+            "missing": _across_layers(self.missing),
+            "unexpected": _across_layers(self.unexpected),
+            "fitted": self.fitted,
+        }
+
+
+def in_words(seen: Mapping[str, Any] | None) -> str | None:
+    """What records hold of it, in a line."""
+    if seen is None:
+        return None
+    rest = {"not in it": seen["missing"], "not taken": seen["unexpected"]}
+    parts = [f"{seen['loaded']} parameters", *(f"{name}: {', '.join(names)}" for name, names in rest.items() if names)]
+    return "; ".join([*parts, *(f"{name}: {what}" for name, what in seen["fitted"].items())])
+
+
+def _across_layers(names: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names))
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a path: itself, those of an index, or of a folder those of its index, its `model.safetensors`,
+    or all that are in it. Their headers are read, so that what is damaged is found early.
+
+    Raises:
+        DataError: one is missing or damaged, or is something else: pickles are not read.
+    """
+    if path.is_dir():
+        path = next((path / name for name in (_INDEX, _WHOLE) if (path / name).is_file()), path)
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    if path.suffix == ".json":
+        files = _listed(path)
+    if not files:
+        raise DataError(f"{path}: there are no safetensors files in it")
+    for file in files:
+        try:
+            with safe_open(file, framework="np"):
+                pass
+        except FileNotFoundError:
+            raise DataError(f"{file}: there is no such file") from None
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"{file}: not a whole safetensors file ({error})") from None
+    return files
+
+
+def _listed(index: Path) -> list[Path]:
+    """The files that an index of shards names."""
+    try:
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+        return [index.parent / name for name in sorted(names)]
+    except FileNotFoundError:
+        raise DataError(f"{index}: there is no such file") from None
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise DataError(f"{index}: not an index of safetensors files ({type(error).__name__}: {error})") from None

@@ -1,0 +1,97 @@
+"""Names of published tensors, in the words used here.
+
+One table serves every layout, because layouts differ in what they wrap a name in: PaliGemma 1 and 2 and Gemma 3 as transformers
+saves them and as it did before 4.52, text-only Gemma, SigLIP, pi0 and pi05 as openpi and LeRobot save them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+VOCABULARY, POSITION = "model.vocabulary.weight", "model.vision.position"
+TRANSPOSED = "mm_input_projection_weight"  # (in, out), where a linear layer holds (out, in)
+
+_WRAPPERS = {"model", "vision_tower", "vision_model", "language_model", "paligemma_with_expert", "paligemma"}
+
+_TENSORS = {
+    "embeddings.position_embedding.weight": POSITION,
+    f"multi_modal_projector.{TRANSPOSED}": "model.projector.projection.weight",
+    "embed_tokens.weight": VOCABULARY,
+    "lm_head.weight": VOCABULARY,  # tied: a file has either or both
+}
+_MODULES = {
+    "embeddings.patch_embedding": "model.vision.patches",
+    "post_layernorm": "model.vision.norm",
+    "multi_modal_projector.linear": "model.projector",
+    "multi_modal_projector.mm_soft_emb_norm": "model.projector.norm",
+    "norm": "model.norm",
+    "gemma_expert.norm": "model.expert_norm",
+    "state_proj": "state_in",
+    "action_in_proj": "action_in",
+    "action_out_proj": "action_out",
+    "action_time_mlp_in": "time_in",
+    "action_time_mlp_out": "time_out",
+    "time_mlp_in": "time.inner",
+    "time_mlp_out": "time.outer",
+}
+_VISION_LAYER = {
+    "layer_norm1": "attention_norm",
+    "layer_norm2": "mlp_norm",
+    "self_attn.q_proj": "query",
+    "self_attn.k_proj": "key",
+    "self_attn.v_proj": "value",
+    "self_attn.out_proj": "output",
+    "mlp.fc1": "up",
+    "mlp.fc2": "down",
+}
+_DECODER_LAYER = {
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "mlp_norm",
+    "self_attn.q_proj": "query",
+    "self_attn.k_proj": "key",
+    "self_attn.v_proj": "value",
+    "self_attn.o_proj": "output",
+    "self_attn.q_norm": "query_norm",
+    "self_attn.k_norm": "key_norm",
+    "mlp.gate_proj": "mlp.gate",
+    "mlp.up_proj": "mlp.up",
+    "mlp.down_proj": "mlp.down",
+}
+# Gemma 2 and 3 norm what a branch answers too, and call by an old name what is another norm.
+_SANDWICH = {
+    "post_attention_layernorm": "output_norm",
+    "pre_feedforward_layernorm": "mlp_norm",
+    "post_feedforward_layernorm": "down_norm",
+}
+_LAYER = re.compile(r"(encoder\.|gemma_expert\.|)layers\.(\d+)\.(.+)")
+
+
+def our_names(published: Collection[str]) -> dict[str, str]:
+    """Where the tensors of a file belong in a policy whose `model` is a vision-language model; without those unknown here."""
+    sandwich = any(".pre_feedforward_layernorm." in name for name in published)
+    decoder = _DECODER_LAYER | (_SANDWICH if sandwich else {})
+    return {name: ours for name in published if (ours := _our_name(name, decoder)) is not None}
+
+
+def _our_name(published: str, decoder: dict[str, str]) -> str | None:
+    bare = ".".join(part for part in published.split(".") if part not in _WRAPPERS)
+    module, _, tensor = bare.rpartition(".")
+    adaptive = module.endswith(".dense")  # the linear layer of an adaRMS
+    module = module.removesuffix(".dense")
+    if (layer := _LAYER.fullmatch(module)) is not None:
+        tower, number, part = layer.groups()
+        owner, parts = {
+            "encoder.": (f"model.vision.layers.{number}", _VISION_LAYER),
+            "gemma_expert.": (f"model.layers.{number}.expert", decoder),
+            "": (f"model.layers.{number}.backbone", decoder),
+        }[tower]
+        ours = f"{owner}.{parts[part]}" if part in parts else None
+    else:
+        ours = _MODULES.get(module)
+    if ours is None:
+        return _TENSORS.get(bare)
+    return f"{ours}.modulation.{tensor}" if adaptive else f"{ours}.{tensor}"
