@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import runpy
 import signal
 import sys
@@ -33,6 +34,10 @@ def main() -> None:
         listed = [{"rank": rank, "code": each.exitcode, "noticed_at": each.timestamp} for rank, each in failures.items()]
         Path(exits).write_text(json.dumps(listed))
         raise
+    # All ranks ended well. Taking the interpreter down with torch loaded would keep the next launch waiting.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

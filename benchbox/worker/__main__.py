@@ -7,4 +7,4 @@ import sys
 from benchbox.worker.rank import run_rank
 
 if __name__ == "__main__":
-    sys.exit(run_rank(sys.argv[1]))
+    run_rank(sys.argv[1])

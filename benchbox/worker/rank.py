@@ -6,6 +6,7 @@ result of this rank.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import faulthandler
 import json
@@ -16,7 +17,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from benchbox.errors import BenchboxError
 from benchbox.store.events import EventWriter
@@ -29,8 +30,8 @@ _HEARTBEAT_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
-def run_rank(job_file: str) -> int:
-    """Work at the job and return the process's exit code. Every ending but a kill from outside leaves a last event."""
+def run_rank(job_file: str) -> NoReturn:
+    """Work at the job and end the process, with 0 if all went well. Unless killed from outside it leaves a last event."""
     job = json.loads(Path(job_file).read_text())
     rank = int(os.environ.get("RANK", "0"))
     out = Path(job["out"])
@@ -50,12 +51,17 @@ def run_rank(job_file: str) -> int:
     except BaseException as error:  # noqa: BLE001 (a failure is this rank's result, whatever it is)
         events.write("error", **_described(error, position))
         traceback.print_exc()
-        # The process group may hang on its way down when a peer is gone; everything worth keeping is on disk.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        _leave(1)  # the process group may hang on its way down when a peer is gone
     events.write("done")
-    return 0
+    atexit._run_exitfuncs()  # noqa: SLF001 (of who watches from outside, say; there is no public name)
+    _leave(0)
+
+
+def _leave(code: int) -> NoReturn:
+    """End at once: all worth keeping is on disk, and taking the interpreter down with all that is loaded takes seconds."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _work(job: dict[str, Any], rank: int, position: Position, events: EventWriter) -> None:

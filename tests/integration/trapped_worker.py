@@ -27,4 +27,4 @@ if __name__ == "__main__":
     fsdp2.fsdp_accelerator = fsdp_in_the_trap
     accelerators.deepspeed_accelerator = deepspeed_in_the_trap
     deepspeed._Zero.environment = staticmethod(dict)
-    sys.exit(run_rank(sys.argv[1]))
+    run_rank(sys.argv[1])
