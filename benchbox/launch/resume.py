@@ -40,7 +40,7 @@ def todo(
         return Todo(list(launches), 0, [])
     again: Counter[str] = Counter()
     left: Launches = []
-    current = {cell.policy: policy_sha256(cell.policy, policy_dirs) for cell, _ in launches}
+    current = {policy: policy_sha256(policy, policy_dirs) for policy in {cell.policy for cell, _ in launches}}
     for cell, launch in launches:
         record = store.record(cell.cell_id, launch)
         reason = None

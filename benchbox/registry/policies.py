@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from benchbox.registry.contracts import Axes, Policy
 
 PACKAGE = "benchbox_policies"
+PRESETS = "presets.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,20 @@ def find_policies(extra: Sequence[Path] = ()) -> dict[str, PolicyEntry]:
     Raises:
         ConfigurationError: a `presets.yaml` cannot be read.
     """
-    found: dict[str, PolicyEntry] = {}
+    return {name: _entry(folder) for name, folder in _folders(extra).items()}
+
+
+def _folders(extra: Sequence[Path]) -> dict[str, Path]:
+    found: dict[str, Path] = {}
     for root in search_path(extra):
         for folder in sorted(root.iterdir()):
-            presets = folder / "presets.yaml"
-            if folder.name not in found and (folder / "policy.py").is_file() and presets.is_file():
-                found[folder.name] = PolicyEntry(folder.name, folder, _read_presets(presets))
+            if (folder / "policy.py").is_file() and (folder / PRESETS).is_file():
+                found.setdefault(folder.name, folder)
     return found
+
+
+def _entry(folder: Path) -> PolicyEntry:
+    return PolicyEntry(folder.name, folder, _read_presets(folder / PRESETS))
 
 
 def _read_presets(path: Path) -> dict[str, dict[str, Any]]:
@@ -79,12 +87,12 @@ def policy_entry(name: str, extra: Sequence[Path] = ()) -> PolicyEntry:
     """The policy of that name.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: there is none, or its `presets.yaml` cannot be read.
     """
-    known = find_policies(extra)
+    known = _folders(extra)
     if name not in known:
         raise ConfigurationError(Problem("", f"unknown policy {name!r}", did_you_mean(name, known)))
-    return known[name]
+    return _entry(known[name])
 
 
 def build_policy(name: str, size: str, axes: Axes, extra: Sequence[Path] = ()) -> Policy:
