@@ -94,7 +94,8 @@ def place(policy: nn.Module, shapes: Mapping[str, tuple[int, ...]], path: Path) 
             sources.setdefault(ours, []).append(name)
     of = type(policy).__name__
     if not sources:
-        raise ConfigurationError(Problem(str(path), f"nothing in it is known to {of}: {', '.join(sorted(shapes)[:3])}, ..."))
+        first = ", ".join(sorted(shapes)[:3]) or "it is empty"
+        raise ConfigurationError(Problem(str(path), f"nothing in it is known to {of}: {first}{', ...' * (len(shapes) > 3)}"))
     wrong = []
     for ours, published in sources.items():
         for name in published:
@@ -102,7 +103,7 @@ def place(policy: nn.Module, shapes: Mapping[str, tuple[int, ...]], path: Path) 
             if fitted(name, meta, ours, parameters[ours])[0].shape != parameters[ours].shape:
                 wrong.append(f"{name} is {_shape(meta)} in it, and {ours} of {of} is {_shape(parameters[ours])}")
     if wrong:
-        more = f"; {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
+        more = f"; {len(wrong) - 1} more do not fit" if len(wrong) > 1 else ""
         raise ConfigurationError(Problem(str(path), wrong[0] + more))
     return sources
 

@@ -13,6 +13,7 @@ from benchbox_policies._layers.siglip import SiglipConfig
 from benchbox_policies._layers.stream import lay
 from benchbox_policies._layers.units import LayerPair
 from benchbox_policies._layers.vision_language import VisionLanguage, VisionLanguageConfig
+from policy_batches import build
 from torch import nn
 
 from benchbox.registry.contracts import Axes
@@ -33,31 +34,7 @@ GEMMA_3 = replace(
 )
 WORDS, IMAGE_TOKEN = 299, 299
 
-TEXT = {
-    "gemma": ("gemma", BACKBONE, {}),
-    "gemma 2": (
-        "gemma2",
-        GEMMA_2,
-        {
-            "attn_logit_softcapping": 1.5,
-            "final_logit_softcapping": None,  # no policy here scores text by a Gemma 2
-            "sliding_window": 4,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        },
-    ),
-    "gemma 3": (
-        "gemma3_text",
-        GEMMA_3,
-        {
-            "sliding_window": 6,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-            },
-        },
-    ),
-}
+TEXT = {"gemma": BACKBONE, "gemma 2": GEMMA_2, "gemma 3": GEMMA_3}
 
 
 class Reader(nn.Module):
@@ -69,31 +46,64 @@ class Reader(nn.Module):
         self.model = VisionLanguage(config, Axes(attention=attention))
 
 
-def text_config(family):
-    kind, backbone, settings = TEXT[family]
-    sizes = {
-        "vocab_size": WORDS + 1,
+def text_config(backbone, words=WORDS + 1):
+    """The Gemma that a backbone is, in the words of `transformers`."""
+    kind = "gemma3_text" if backbone.qk_norm else "gemma2" if backbone.softcap else "gemma"
+    base = {"rope_type": "default", "rope_theta": backbone.rope_base}
+    stretched = {"rope_type": "linear", "factor": backbone.global_rope_stretch, "rope_theta": backbone.global_rope_base}
+    later = {
+        "query_pre_attn_scalar": backbone.head_dim,
+        "sliding_window": backbone.window,
+        "layer_types": ["full_attention" if window is None else "sliding_attention" for window in backbone.windows],
+    }
+    settings = {
+        "gemma": {},
+        # Scores of words are not capped here: no policy scores text by a Gemma 2.
+        "gemma2": {**later, "attn_logit_softcapping": backbone.softcap, "final_logit_softcapping": None},
+        "gemma3_text": {**later, "rope_parameters": {"sliding_attention": base, "full_attention": stretched}},
+    }
+    return {
+        "model_type": kind,
+        "vocab_size": words,
         "hidden_size": backbone.width,
         "intermediate_size": backbone.mlp,
         "num_hidden_layers": backbone.depth,
         "num_attention_heads": backbone.heads,
         "num_key_value_heads": backbone.kv_heads,
         "head_dim": backbone.head_dim,
-        "query_pre_attn_scalar": backbone.head_dim,
+        **settings[kind],
     }
-    return {"model_type": kind, **sizes, **settings}
 
 
-VISION_CONFIG = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": VISION.width,
-    "intermediate_size": VISION.mlp,
-    "num_hidden_layers": VISION.depth,
-    "num_attention_heads": VISION.heads,
-    "image_size": VISION.image,
-    "patch_size": VISION.patch,
-    "vision_use_head": False,
-}
+def vision_config(vision):
+    return {
+        "model_type": "siglip_vision_model",
+        "hidden_size": vision.width,
+        "intermediate_size": vision.mlp,
+        "num_hidden_layers": vision.depth,
+        "num_attention_heads": vision.heads,
+        "image_size": vision.image,
+        "patch_size": vision.patch,
+        "vision_use_head": False,
+    }
+
+
+def text_oracle(text):
+    return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**text))
+
+
+def paligemma_oracle(vision, text):
+    config = transformers.PaliGemmaConfig(
+        vision_config=vision, text_config=text, projection_dim=text["hidden_size"], image_token_index=IMAGE_TOKEN
+    )
+    return transformers.PaliGemmaForConditionalGeneration(config)
+
+
+def gemma_3_oracle(vision, text, tokens):
+    config = transformers.Gemma3Config(
+        vision_config=vision, text_config=text, mm_tokens_per_image=tokens, image_token_index=IMAGE_TOKEN
+    )
+    return transformers.Gemma3ForConditionalGeneration(config)
 
 
 def shaken(oracle):
@@ -118,7 +128,7 @@ def ours(oracle, folder, backbone=BACKBONE, pool=None, attention="sdpa", missing
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @torch.no_grad()
 def test_siglip_is_that_of_transformers(tmp_path, attention):
-    oracle = shaken(transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**VISION_CONFIG)))
+    oracle = shaken(transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**vision_config(VISION))))
     model = ours(oracle, tmp_path, attention=attention, missing={"projector", "vocabulary", "layers", "norm"})
     pixels = images(3)
     expected = oracle(scaled(pixels)).last_hidden_state
@@ -129,8 +139,8 @@ def test_siglip_is_that_of_transformers(tmp_path, attention):
 @pytest.mark.parametrize("family", TEXT)
 @torch.no_grad()
 def test_causal_text_is_that_of_transformers(tmp_path, family, attention):
-    oracle = shaken(transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**text_config(family))))
-    model = ours(oracle, tmp_path, TEXT[family][1], attention=attention, missing={"vision", "projector"})
+    oracle = shaken(text_oracle(text_config(TEXT[family])))
+    model = ours(oracle, tmp_path, TEXT[family], attention=attention, missing={"vision", "projector"})
     tokens, mask = torch.randint(0, WORDS, (2, 13)), torch.ones(2, 13, dtype=torch.bool)
     mask[1, 9:] = False
     expected = oracle.model(input_ids=tokens, attention_mask=mask).last_hidden_state
@@ -141,13 +151,7 @@ def test_causal_text_is_that_of_transformers(tmp_path, family, attention):
 @pytest.mark.parametrize("family", ["gemma", "gemma 2"])
 @torch.no_grad()
 def test_images_and_text_that_see_one_another_give_the_logits_of_paligemma(tmp_path, family):
-    config = transformers.PaliGemmaConfig(
-        vision_config=VISION_CONFIG,
-        text_config=text_config(family),
-        projection_dim=BACKBONE.width,
-        image_token_index=IMAGE_TOKEN,
-    )
-    oracle = shaken(transformers.PaliGemmaForConditionalGeneration(config))
+    oracle = shaken(paligemma_oracle(vision_config(VISION), text_config(TEXT[family])))
     backbone = BACKBONE if family == "gemma" else replace(GEMMA_2, window=32)
     model = ours(oracle, tmp_path, backbone)
     pixels, tokens = images(2), torch.randint(0, WORDS, (2, 5))
@@ -162,13 +166,7 @@ def test_images_and_text_that_see_one_another_give_the_logits_of_paligemma(tmp_p
 def test_an_image_and_the_text_after_it_give_the_logits_of_gemma_3(tmp_path):
     """An image sees itself, and is within a window; the text is causal."""
     pooled = VISION.tokens // 4
-    config = transformers.Gemma3Config(
-        vision_config=VISION_CONFIG,
-        text_config=text_config("gemma 3"),
-        mm_tokens_per_image=pooled,
-        image_token_index=IMAGE_TOKEN,
-    )
-    oracle = shaken(transformers.Gemma3ForConditionalGeneration(config))
+    oracle = shaken(gemma_3_oracle(vision_config(VISION), text_config(GEMMA_3), pooled))
     model = ours(oracle, tmp_path, GEMMA_3, pool=2)
     pixels, tokens = images(2), torch.randint(0, WORDS, (2, 9))
     ids = torch.cat((torch.full((2, pooled), IMAGE_TOKEN), tokens), dim=1)
@@ -177,6 +175,31 @@ def test_an_image_and_the_text_after_it_give_the_logits_of_gemma_3(tmp_path):
     ).logits
     found = model.vocabulary(normed(model, read(model, pixels, tokens, "causal")), scores=True)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def backbone_names(policy):
+    """What a published vision-language model has of a policy's parameters."""
+    return {name for name, _ in policy.named_parameters() if name.startswith("model.") and "expert" not in name}
+
+
+@pytest.mark.parametrize("name", ["pi0", "pi05", "vitra", "pi06", "value"])
+def test_a_policy_reads_all_of_the_model_it_is_built_on(tmp_path, name):
+    """PaliGemma, PaliGemma 2, Gemma 3, and Gemma 3 without images beside a vision tower of other weights."""
+    policy = build(name)
+    sizes = policy.config.model
+    vision, text = vision_config(sizes.vision), text_config(sizes.backbone, sizes.vocabulary)
+    oracle = {
+        "pi06": lambda: gemma_3_oracle(vision, text, sizes.image_tokens),
+        "value": lambda: text_oracle(text),
+    }.get(name, lambda: paligemma_oracle(vision, text))()
+    oracle.save_pretrained(tmp_path)
+    loaded = policy.load_weights(tmp_path)
+    expected = backbone_names(policy)
+    if name == "value":
+        expected = {key for key in expected if not key.startswith(("model.vision.", "model.projector."))}
+    assert set(loaded.loaded) == expected
+    assert loaded.unexpected == ()
+    assert loaded.fitted == {}
 
 
 def images(number):

@@ -1,0 +1,186 @@
+"""Published weights land where they belong, or are refused in a line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from benchbox_policies._layers.published import load_published, place
+from policy_batches import build
+from published_made import PUBLISHED, PUBLISHED_LAYERS, UNUSED_HEAD, numbers, sizes, table
+from safetensors.torch import save_file
+
+from benchbox.errors import ConfigurationError, DataError
+
+TINY = sizes(48, 96, 16, 8, 64, 128, 32, 64, 4 * 16, 16, 384, 32)
+TINY_LAYERS = {"vision": 2, "decoder": 3}
+HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
+TABLE = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
+
+# What the projects make of openpi's names.
+LAYOUTS = {
+    "openpi": lambda name: name,
+    "lerobot": lambda name: f"model.{name}",
+    "lerobot, transformers 5": lambda name: f"model.{name}".replace(".vision_model.", "."),
+    "lerobot, transformers before 4.52": lambda name: (
+        f"model.{name}".replace("paligemma.model.language_model.", "paligemma.language_model.model.")
+        .replace("paligemma.model.", "paligemma.")
+        .replace("paligemma.lm_head", "paligemma.language_model.lm_head")
+    ),
+    "the table instead of the head": lambda name: TABLE if name == HEAD else name,
+}
+
+
+def made(policy="pi05"):
+    """The tensors of a tiny file in openpi's layout."""
+    return numbers({name: shape for name, (_, shape) in table(policy, TINY, TINY_LAYERS).items()} | {UNUSED_HEAD: (384, 32)})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("policy", ["pi0", "pi05"])
+def test_every_tensor_of_openpi_and_lerobot_lands_in_its_parameter(tmp_path, policy, layout):
+    published, rename = made(policy), LAYOUTS[layout]
+    save_file({rename(name): tensor for name, tensor in published.items()}, tmp_path / "model.safetensors")
+    ours = build(policy)
+    loaded = load_published(ours, tmp_path)
+    for name, (parameter, _) in table(policy, TINY, TINY_LAYERS).items():
+        assert torch.equal(ours.get_parameter(parameter), published[name]), name
+    assert loaded.unexpected == (rename(UNUSED_HEAD),)
+    fast = ("discrete.embedding.weight", "discrete.head.weight")  # which neither project publishes
+    assert loaded.missing == (fast if policy == "pi05" else ())
+    assert loaded.fitted == {}
+
+
+@pytest.mark.parametrize(("policy", "tensors"), [("pi0", 777), ("pi05", 812)])
+def test_full_has_the_published_names_and_shapes_and_no_more(tmp_path, policy, tensors):
+    rows = table(policy, PUBLISHED, PUBLISHED_LAYERS)
+    assert len(rows) + 1 == tensors  # as many as in LeRobot's file of pi05, and as pi0 has with its norms
+    with torch.device("meta"):
+        full = build(policy, "full")
+    places = place(full, {name: shape for name, (_, shape) in rows.items()}, tmp_path)
+    assert places == {ours: [name] for name, (ours, _) in rows.items()}
+    others = {name for name, _ in full.named_parameters()} - set(places)
+    assert others == ({"discrete.embedding.weight", "discrete.head.weight"} if policy == "pi05" else set())
+
+
+def test_what_training_saves_is_read_too(tmp_path):
+    """Under the policy's own names, with buffers that follow from the data beside the parameters."""
+    trained = build("pi06")
+    save_file({name: tensor + 1.0 for name, tensor in trained.state_dict().items()}, tmp_path / "model.safetensors")
+    again = build("pi06")
+    loaded = load_published(again, tmp_path / "model.safetensors")
+    assert all(torch.equal(again.get_parameter(name), tensor + 1.0) for name, tensor in trained.named_parameters())
+    assert loaded.missing == ()
+    assert all("normaliser" in name for name in loaded.unexpected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_precisions_are_read_into_float32(tmp_path, dtype):
+    published = {name: tensor.to(dtype) for name, tensor in made().items()}
+    save_file(published, tmp_path / "w.safetensors")
+    ours = build()
+    load_published(ours, tmp_path / "w.safetensors")
+    assert ours.action_in.weight.dtype == torch.float32
+    assert torch.equal(ours.action_in.weight, published["action_in_proj.weight"].float())
+
+
+@pytest.mark.parametrize("index", [True, False])
+def test_shards_are_one_file_by_their_index_or_as_a_folder(tmp_path, index):
+    published = made()
+    names = sorted(published)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, held in shards.items():
+        save_file({name: published[name] for name in held}, tmp_path / file)
+    if index:
+        of = {name: file for file, held in shards.items() for name in held}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": of}))
+        save_file({"stranger": torch.zeros(1)}, tmp_path / "c.safetensors")  # which the index does not name
+    ours = build()
+    loaded = load_published(ours, tmp_path)
+    assert torch.equal(ours.action_out.bias, published["action_out_proj.bias"])
+    assert torch.equal(ours.action_in.bias, published["action_in_proj.bias"])
+    assert loaded.unexpected == (UNUSED_HEAD,)
+
+
+def test_positions_of_another_resolution_are_resized_and_said_to_be(tmp_path):
+    """Row by row: the table holds each position's row and column, which bilinear resizing keeps, clamped at the border."""
+    name = "model.vision_tower.vision_model.embeddings.position_embedding.weight"
+    rows, columns = torch.meshgrid(torch.arange(4.0), torch.arange(4.0), indexing="ij")
+    grid = torch.stack((rows, 10 * columns), dim=-1).flatten(0, 1)
+    save_file({name: grid.repeat(1, 24)}, tmp_path / "w.safetensors")
+    ours = build("pi06")  # 8 x 8 positions of width 48
+    loaded = load_published(ours, tmp_path / "w.safetensors")
+    at = ((torch.arange(8.0) + 0.5) / 2 - 0.5).clamp(0, 3)
+    rows, columns = torch.meshgrid(at, at, indexing="ij")
+    expected = torch.stack((rows, 10 * columns), dim=-1).flatten(0, 1).repeat(1, 24)
+    torch.testing.assert_close(ours.model.vision.position.detach(), expected)
+    assert loaded.fitted == {"model.vision.position": "resized bilinearly from 16 to 64 positions"}
+
+
+def test_of_a_padded_table_of_words_the_first_rows_are_taken(tmp_path):
+    published = made() | {HEAD: torch.randn(448, 64)}
+    save_file(published, tmp_path / "w.safetensors")
+    ours = build()
+    loaded = load_published(ours, tmp_path / "w.safetensors")
+    assert torch.equal(ours.model.vocabulary.weight, published[HEAD][:384])
+    assert loaded.fitted == {"model.vocabulary.weight": "the first 384 of 448 rows"}
+
+
+BAD = {
+    "another width": (
+        lambda tensors: {"action_in_proj.weight": tensors["action_in_proj.weight"][:, :7].clone()},
+        "action_in_proj.weight is 32 x 7 in it, and action_in.weight of Pi05 is 32 x 32",
+    ),
+    "fewer words": (
+        lambda tensors: {HEAD: tensors[HEAD][:300].clone(), "time_mlp_in.bias": torch.zeros(())},
+        f"{HEAD} is 300 x 64 in it, and model.vocabulary.weight of Pi05 is 384 x 64; 1 more",
+    ),
+    "positions of no square": (
+        lambda tensors: {(name := next(key for key in tensors if "position" in key)): tensors[name][:15].clone()},
+        "position_embedding.weight is 15 x 48 in it, and model.vision.position of Pi05 is 16 x 48",
+    ),
+    "quantised": (
+        lambda tensors: {"time_mlp_in.weight": tensors["time_mlp_in.weight"].to(torch.int8)},
+        "time_mlp_in.weight is I8, and weights are read in F64, F32, F16, BF16",
+    ),
+    "not tied": (lambda tensors: {TABLE: tensors[HEAD] + 1e-3}, f"{TABLE} differ, and are one tensor here"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_does_not_fit_is_one_line_and_changes_nothing(tmp_path, bad):
+    change, line = BAD[bad]
+    tensors = made()
+    save_file(tensors | change(tensors), tmp_path / "w.safetensors")
+    ours = build()
+    before = {name: parameter.clone() for name, parameter in ours.named_parameters()}
+    with pytest.raises((ConfigurationError, DataError)) as caught:
+        load_published(ours, tmp_path / "w.safetensors")
+    assert str(caught.value).startswith(f"{tmp_path}/w.safetensors: ")
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in ours.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("policy", "tensors", "line"),
+    [
+        ("pi05", {"layers.0.attn.wq": torch.zeros(2)}, "nothing in it is known to Pi05: layers.0.attn.wq"),
+        ("pi05", {}, "nothing in it is known to Pi05: it is empty"),
+        ("cosmos_droid", made(), "action_in_proj.bias is 32 in it, and action_in.bias of CosmosDroid is 64; "),
+    ],
+)
+def test_weights_of_another_policy_are_refused_in_a_line(tmp_path, policy, tensors, line):
+    save_file(tensors, tmp_path / "w.safetensors")
+    with pytest.raises((ConfigurationError, DataError)) as caught:
+        load_published(build(policy), tmp_path / "w.safetensors")
+    assert f"{tmp_path}/w.safetensors: {line}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path):
+    for file in ("a", "b"):
+        save_file({HEAD: torch.zeros(384, 64)}, tmp_path / f"{file}.safetensors")
+    with pytest.raises(DataError, match=f"{HEAD} is in two of its files"):
+        load_published(build(), tmp_path)
