@@ -1,15 +1,23 @@
-"""What a session refuses before it is built."""
+"""What a session is built from, and what it refuses before."""
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import nn
 
-from benchbox.errors import UnsupportedError
+from benchbox.errors import DataError, UnsupportedError
 from benchbox.session.build import build_cell_policy, build_session
 from benchbox.spec.cell import Cell, DataSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STATISTICS = {"mean": [0.0] * 7, "std": [1.0] * 7}
 
 
 def cell(**changes: object) -> Cell:
@@ -63,3 +71,35 @@ def test_a_seed_decides_the_weights() -> None:
     first, again, other = (build_cell_policy(cell(seed=seed)).state_dict() for seed in (1, 1, 2))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_a_session_starts_from_the_weights_that_its_cell_names(tmp_path: Path) -> None:
+    """Every parameter is the file's, and those that the file lacks are as the seed made them."""
+    wanted = cell(recipe="fp32", weights=str(tmp_path))
+    seeded = dict(build_cell_policy(wanted).named_parameters())  # type: ignore[attr-defined]
+    lacking = "action_out.weight"
+    published = {name: parameter + 1.0 for name, parameter in seeded.items() if name != lacking}
+    save_file(published, tmp_path / "model.safetensors")
+    session = build_session(wanted, build_cell_policy(wanted), [{"action": STATISTICS}])
+    found = dict(session.model.named_parameters())
+    assert set(found) == {*published, lacking}
+    assert all(torch.equal(found[name], published[name]) for name in published)
+    assert torch.equal(found[lacking], seeded[lacking])
+    assert session.loaded is not None
+    assert session.loaded.to_dict() == {"loaded": len(published), "missing": [lacking], "unexpected": [], "fitted": {}}
+
+
+def test_a_session_without_weights_says_that_none_were_loaded() -> None:
+    wanted = cell()
+    assert build_session(wanted, build_cell_policy(wanted), [{"action": STATISTICS}]).loaded is None
+
+
+def test_weights_for_a_policy_that_reads_none_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="Linear reads no published weights"):
+        build_session(cell(weights="w.safetensors"), nn.Linear(1, 1), [])  # type: ignore[arg-type]
+
+
+def test_weights_that_went_missing_since_the_plan_are_refused(tmp_path: Path) -> None:
+    wanted = cell(weights=str(tmp_path / "w.safetensors"))
+    with pytest.raises(DataError, match=r"w.safetensors: there is no such file"):
+        build_session(wanted, build_cell_policy(wanted), [])
