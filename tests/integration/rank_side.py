@@ -1,10 +1,11 @@
 """Runs several cells one after another in one process group, so that a test pays for starting ranks once.
 
-`python -m torch.distributed.run --nproc_per_node N rank_side.py JOB.json`, the job being `{"cells": [{"cell": ..., "steps": n},
-...], "out": folder, "witness": bool}`. For each cell rank 0 writes `<index>.json`: the losses and gradient norms of every step,
-what was observed, and the collectives of one more step. With `witness` every rank writes `<index>-facts-<rank>.json`: what one
-saw of some more steps. Beside it stands `<index>.pt`, for cells in float32: the whole gradient of the first step by the name of
-each trained parameter, averaged over ranks and micro-steps, before clipping.
+`python -m torch.distributed.run --nproc_per_node N rank_side.py JOB.json`, the job being
+`{"cells": [{"cell": ..., "steps": n}, ...], "out": folder, "witness": bool, "act": bool}`. For each cell rank 0 writes
+`<index>.json`: the losses and gradient norms of every step, what was observed, and the collectives of one more step. With `witness`
+every rank writes `<index>-facts-<rank>.json`: what one saw of some more steps. With `act` the wrapped policy acts once before it is
+trained, on every rank on the same samples. Beside it stands `<index>.pt`, for cells in float32: the whole gradient of the first step
+by the name of each trained parameter, averaged over ranks and micro-steps, before clipping.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
+from torch.utils.data import default_collate
 
 from benchbox.audit.subjects.session import witness_session
+from benchbox.data.synthetic import SyntheticSamples
+from benchbox.errors import UnsupportedError
 from benchbox.measure.witness.collectives import CollectiveCounter
 from benchbox.measure.witness.facts import RankFacts  # noqa: TC001
 from benchbox.measure.witness.walk import own_name
 from benchbox.measure.witness.watch import Watch
+from benchbox.registry.contracts import BatchSpec  # noqa: TC001
 from benchbox.registry.recipes import RECIPES
 from benchbox.session import Session, build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
@@ -37,7 +42,8 @@ def main(job_file: str) -> None:
     job = json.loads(Path(job_file).read_text())
     rank = int(os.environ["RANK"])
     for index, told in enumerate(job["cells"]):
-        result, gradient, facts = run(Cell.from_dict(told["cell"]), told["steps"], rank, witness=job["witness"])
+        cell = Cell.from_dict(told["cell"])
+        result, gradient, facts = run(cell, told["steps"], rank, witness=job["witness"], act=job["act"])
         if facts is not None:
             (Path(job["out"]) / f"{index}-facts-{rank}.json").write_text(json.dumps(facts.to_dict()))
         if rank == 0:
@@ -50,12 +56,16 @@ def main(job_file: str) -> None:
         dist.destroy_process_group()
 
 
-def run(cell: Cell, steps: int, rank: int, *, witness: bool) -> tuple[dict, dict[str, torch.Tensor], RankFacts | None]:
+def run(
+    cell: Cell, steps: int, rank: int, *, witness: bool, act: bool
+) -> tuple[dict, dict[str, torch.Tensor], RankFacts | None]:
     policy = build_cell_policy(cell)
+    spec = policy.batch_spec()
     with closing(open_cell_data(cell, policy, rank)) as stream:
         session = build_session(cell, policy, stream.statistics)
         observed = session.backend.observe().to_dict()
         reader = GradientReader(session, wanted=cell.recipe == "fp32")
+        actions = acted(session, spec) if act else None
         taken = [session.step(stream, reader)]
         taken += [session.step(stream) for _ in range(steps - 1)]
         collectives = CollectiveCounter()
@@ -74,8 +84,24 @@ def run(cell: Cell, steps: int, rank: int, *, witness: bool) -> tuple[dict, dict
         "grad_norm": [float(each.grad_norm) for each in taken],
         "lr": [each.lr for each in taken],
         "samples": taken[0].samples,
+        "actions": actions,
     }
     return result, reader.gradient, facts
+
+
+def acted(session: Session, spec: BatchSpec) -> list | None:
+    """What the policy does, through whatever wraps it; None if it does not act."""
+    samples = SyntheticSamples(spec, seed=1)
+    batch = default_collate([samples.sample(0, index) for index in range(2)])
+    known = {field: batch[field] for field in spec.fields(acting=True)}
+    session.model.eval()
+    try:
+        with torch.no_grad():
+            return session.model(known, act=True).tolist()
+    except UnsupportedError:
+        return None
+    finally:
+        session.model.train()
 
 
 def forget() -> None:

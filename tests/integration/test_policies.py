@@ -66,7 +66,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Any, ...], d
         some = [cell for cell in wanted.values() if RANKS[cell["backend"]] == ranks]
         cells = [(tiny_cell(**cell, world_size=ranks, batch=4 // ranks, recipe="fp32"), 2) for cell in some]
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
-        for cell, result in zip(some, run_cells(cells, folder, witness=False), strict=True):
+        for cell, result in zip(some, run_cells(cells, folder, witness=False, act=True), strict=True):
             result["gradient"] = torch.load(folder / f"{result['index']}.pt", weights_only=True)
             found[tuple(cell.values())] = result
     return found
@@ -92,3 +92,17 @@ def test_a_step_is_that_of_one_process(results: dict[tuple[Any, ...], dict[str, 
     assert len(result["gradient"]) > 20
     for name, wanted in reference["gradient"].items():
         torch.testing.assert_close(result["gradient"][name], wanted, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("cell", COVER, ids=lambda cell: "-".join(map(str, cell.values())))
+def test_through_its_wrapper_a_policy_acts_as_one_process_does(
+    results: dict[tuple[Any, ...], dict[str, Any]], cell: dict[str, Any]
+) -> None:
+    """In float32 on the same two samples, before the first step, which the losses show to be undisturbed."""
+    actions = results[tuple(cell.values())]["actions"]
+    reference = results[tuple(dict(cell, backend="single").values())]["actions"]
+    if cell["policy"] in ("pi07_high_level", "value"):
+        assert actions is reference is None, "these do not act"
+        return
+    torch.testing.assert_close(torch.tensor(actions), torch.tensor(reference), rtol=1e-4, atol=1e-4)
+    assert torch.tensor(actions).any()
