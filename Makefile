@@ -7,7 +7,8 @@ run: $(VENV)/.installed
 	$(BIN)/benchbox run matrices/fsdp_vs_zero2.yaml
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest --ignore tests/unit
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

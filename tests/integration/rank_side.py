@@ -1,11 +1,11 @@
 """Runs several cells one after another in one process group, so that a test pays for starting ranks once.
 
-`python -m torch.distributed.run --nproc_per_node N rank_side.py JOB.json`, the job being
-`{"cells": [{"cell": ..., "steps": n}, ...], "out": folder, "witness": bool, "act": bool}`. For each cell rank 0 writes
-`<index>.json`: the losses and gradient norms of every step, what was observed, and the collectives of one more step. With `witness`
-every rank writes `<index>-facts-<rank>.json`: what one saw of some more steps. With `act` the wrapped policy acts once before it is
-trained, on every rank on the same samples. Beside it stands `<index>.pt`, for cells in float32: the whole gradient of the first step
-by the name of each trained parameter, averaged over ranks and micro-steps, before clipping.
+`python -m torch.distributed.run --nproc_per_node N rank_side.py JOB.json`, the job being `{"cells": [{"cell": ...,
+"steps": n}, ...], "out": folder, "witness": bool, "act": bool}`. For each cell rank 0 writes `<index>.json`: the losses
+and gradient norms of every step, what was observed, and the collectives of one more step. With `witness` every rank
+writes `<index>-facts-<rank>.json`: what one saw of some more steps. With `act` the wrapped policy acts once before it
+is trained, on every rank on the same samples. Beside it stands `<index>.pt`, for cells in float32: the whole gradient
+of the first step by the name of each trained parameter, averaged over ranks and micro-steps, before clipping.
 """
 
 from __future__ import annotations
