@@ -134,7 +134,7 @@ def plain(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, Mapping):
         return ",".join(f"{key}={plain(item)}" for key, item in value.items())
-    return str(value)
+    return "null" if value is None else str(value)
 
 
 def _slowest_rank(record: Record) -> int:

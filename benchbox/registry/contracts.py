@@ -171,6 +171,8 @@ class Policy(Protocol):
     def load_weights(self, path: Path) -> Loaded:
         """Take over published weights from a safetensors file or a folder of them, in float32, before anything is wrapped.
 
+        The one method that a policy may do without: its cells then name no weights.
+
         Raises:
             ConfigurationError: they are of another policy.
             DataError: a file is missing or damaged.

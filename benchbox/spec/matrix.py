@@ -67,7 +67,7 @@ def matches(cell: Cell, point: Mapping[str, Any]) -> bool:
 
 def word(value: Any) -> str:
     """A value of a cell as it stands in a matrix file."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def describe(point: Mapping[str, Any]) -> str:

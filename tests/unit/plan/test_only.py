@@ -23,6 +23,7 @@ CELLS = [
         ("cams != 4", lambda cell: cell.cams == 1),
         ("backend in [zero2, ddp]", lambda cell: cell.backend in {"zero2", "ddp"}),
         ("backend not in [zero2,ddp], checkpointing=true", lambda cell: cell.backend == "fsdp2" and cell.checkpointing),
+        ("weights=null, cams=1", lambda cell: cell.cams == 1),
         ("backend in ['ddp']", lambda cell: cell.backend == "ddp"),
     ],
 )
@@ -39,6 +40,7 @@ def test_an_expression_selects_the_cells_of_which_every_condition_holds(expressi
         ("backend=zero3", "--only backend=zero3: no cell has backend zero3; there is zero2, ddp, fsdp2"),
         ("backend not in [zero3]", "--only backend not in [zero3]: no cell has backend zero3; there is zero2, ddp, fsdp2"),
         ("cams=true", "--only cams=true: no cell has cams true; there is 1, 4"),
+        ("weights=x", "--only weights=x: no cell has weights x; there is null"),
         ("checkpointing=1", "--only checkpointing=1: no cell has checkpointing 1; there is false, true"),
         ("zero2", "--only zero2: is not a condition; write it as backend=zero2 or backend in [zero2, ddp]"),
         (",", "--only ,: is not a condition; write it as backend=zero2 or backend in [zero2, ddp]"),
