@@ -74,7 +74,9 @@ def build(run: Run, records: Iterable[Mapping[str, Any]]) -> Report:
     cols = columns(axes, summaries, compared=bool(run.reference))
     first: Mapping[str, Any] = next(iter(run.cells.values()), {})
     common = {field: value for field, value in first.items() if field not in axes}
-    fixed = tuple((field, plain(value)) for field, value in common.items() if not isinstance(value, Mapping))
+    fixed = tuple(
+        (field, plain(value)) for field, value in common.items() if value is not None and not isinstance(value, Mapping)
+    )
     return Report(
         title=run.name,
         summary=_summary_line(run, axes),

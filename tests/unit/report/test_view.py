@@ -69,6 +69,7 @@ def test_the_table_shows_the_axes_that_vary_and_the_rest_once(example):
     assert [column.name for column in example.table.columns][:4] == ["backend", "cams", "attention", "checkpointing"]
     assert dict(example.fixed)["recipe"] == "bf16_master"
     assert "backend" not in dict(example.fixed)
+    assert "weights" not in dict(example.fixed), "what no cell has is not worth a word"
     assert dict(example.settings)["optim.lr"] == "2.5e-05"
 
 
