@@ -1,7 +1,7 @@
 """Names of published tensors, in the words used here.
 
 One table serves every layout, because layouts differ in what they wrap a name in: PaliGemma 1 and 2 and Gemma 3 as transformers
-saves them and as it did before 4.52, text-only Gemma, SigLIP, pi0 and pi05 as openpi and LeRobot save them.
+saves them and as it did before 4.52, text-only Gemma and Qwen 3, SigLIP, pi0 and pi05 as openpi and LeRobot save them.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 import transformers
 from benchbox_policies._layers.decoder import DecoderConfig, DecoderLayer
 from benchbox_policies._layers.mixture import GridLayer, Mixture
+from benchbox_policies._layers.published import load_published
 from benchbox_policies._layers.stream import Block, Stream, lay
+from torch import nn
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from benchbox.registry.contracts import Axes
@@ -27,15 +27,6 @@ CONFIG = DecoderConfig(
     rope_base=5e6,
 )
 VOCABULARY = 50
-NAMES = (
-    (r"embed_tokens", "vocabulary"),
-    (r"input_layernorm", "attention_norm"),
-    (r"post_attention_layernorm", "mlp_norm"),
-    (r"self_attn\.([qk])_norm", lambda found: {"q": "query", "k": "key"}[found[1]] + "_norm"),
-    (r"self_attn\.([qkvo])_proj", lambda found: {"q": "query", "k": "key", "v": "value", "o": "output"}[found[1]]),
-    (r"mlp\.(gate|up|down)_proj", r"mlp.\1"),
-    (r"^layers\.(\d+)", r"layers.\1.backbone"),
-)
 
 
 def prompt() -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,7 +44,7 @@ def generated(length: int = 5) -> tuple[Stream, torch.Tensor]:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @torch.no_grad()
-def test_what_is_read_of_a_text_is_what_qwen3_keeps_of_it(attention):
+def test_what_is_read_of_a_text_is_what_qwen3_keeps_of_it(attention, tmp_path):
     """Keys and values of every layer: all that the other stream learns of the text."""
     torch.manual_seed(3)
     oracle = transformers.Qwen3Model(
@@ -70,16 +61,11 @@ def test_what_is_read_of_a_text_is_what_qwen3_keeps_of_it(attention):
     ).eval()
     for parameter in oracle.parameters():  # norms too: ones would hide a missing one
         parameter.add_(0.1 * torch.randn_like(parameter))
-    weights = {}
-    for name, value in oracle.state_dict().items():
-        for pattern, ours in NAMES:
-            name = re.sub(pattern, ours, name)
-        weights[name] = value
-    del weights["norm.weight"]  # of what would say the next word
+    oracle.save_pretrained(tmp_path)
     model = Mixture(CONFIG, VOCABULARY, Axes(attention=attention), stretch=1)
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert not unexpected
-    assert all("expert" in name for name in missing)
+    loaded = load_published(nn.ModuleDict({"model": model}), tmp_path)
+    assert loaded.unexpected == ("norm.weight",), "of what would say the next word"
+    assert all("expert" in name for name in loaded.missing)
     tokens, mask = prompt()
     expected = oracle(input_ids=tokens, attention_mask=mask, use_cache=True).past_key_values.layers
     cache = model.read(lay([model.text("prompt", tokens, mask, "causal")]))
