@@ -14,14 +14,6 @@ from benchbox.measure.witness.products import ProductDtypes
 from benchbox.measure.witness.watch import Watch
 
 
-@pytest.fixture
-def compiling():
-    """The witness asks this process whether it has compiled anything, and would find that it has in every later test."""
-    yield
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-
-
 def eager(q, k, v):
     return (q @ k.transpose(-1, -2)).softmax(dim=-1) @ v
 

@@ -138,6 +138,7 @@ def test_eager_and_sdpa_give_the_same_loss_and_gradients(name):
 
 
 @every
+@pytest.mark.usefixtures("compiling")
 def test_flex_attention_gives_the_same_loss_from_its_block_mask(name):
     """Forward only: on a CPU it has no backward."""
     policy, batch = awake(name)
