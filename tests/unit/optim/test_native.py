@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import io
-import logging
-import os
-import shutil
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from native_pairs import OPTIONS, assert_same, gradients, needs_compiler, pair, step_both
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from benchbox.measure.memory import TensorStorageTracker
-from benchbox.optim import MasterWeightOptimizer, native, one_pass, passes, squared_norm
+from benchbox.optim import MasterWeightOptimizer, one_pass, passes, squared_norm
 from benchbox.optim.native import library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-# Not `library() is None`: where it should compile and does not, tests fail.
-needs_compiler = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() not in native.VECTORS or not any(map(shutil.which, native.COMPILERS)),
-    reason="no C compiler, or a processor that native.c has no flags for",
-)
-
-SHAPES = [(64, 48), (33, 7), (16,), (5,), (1000, 400), (2**18 + 16,)]
-OPTIONS = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "fused": True}
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -40,11 +26,6 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def worthwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "WORTHWHILE_ELEMENTS", 1)
 
 
 @pytest.fixture
@@ -64,50 +45,6 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr("benchbox.optim.one_pass.adamw", counted)
     return counts
-
-
-def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
-    generator = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn(shape, generator=generator).bfloat16().to(dtype)) for shape in SHAPES]
-
-
-def gradients(step: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(step + 1)
-    return [torch.randn(shape, generator=generator).bfloat16() for shape in SHAPES]
-
-
-def pair(**options: Any) -> tuple[MasterWeightOptimizer, list[nn.Parameter], torch.optim.Optimizer, list[nn.Parameter]]:
-    """Masters of bfloat16 parameters, and float32 ones beside them, in two groups of their own rates and decays."""
-    live, full = parameters(torch.bfloat16), parameters(torch.float32)
-
-    def groups(params: list[nn.Parameter]) -> list[dict[str, Any]]:
-        return [{"params": params[:3]}, {"params": params[3:], "lr": 5e-3, "weight_decay": 0.0}]
-
-    arguments = OPTIONS | options
-    kind = arguments.pop("kind", torch.optim.AdamW)
-    return MasterWeightOptimizer(groups(live), kind, **arguments), live, kind(groups(full), **arguments), full
-
-
-def step_both(
-    ours: MasterWeightOptimizer, live: list, theirs: torch.optim.Optimizer, full: list, step: int, clip: float
-) -> None:
-    for parameter, reference, gradient in zip(live, full, gradients(step), strict=True):
-        parameter.grad, reference.grad = gradient.clone(), gradient.float()
-    norm = ours.clip_grad_norm_(clip)
-    coefficient = torch.clamp(clip / (norm + 1e-6), max=1.0)
-    for reference in full:
-        reference.grad.div_(coefficient.reciprocal())
-    ours.step()
-    theirs.step()
-
-
-def assert_same(ours: MasterWeightOptimizer, live: list, theirs: torch.optim.Optimizer, full: list) -> None:
-    for master, parameter, reference in zip(ours.masters, live, full, strict=True):
-        assert torch.equal(master, reference)
-        assert torch.equal(parameter, reference.bfloat16())
-    for stepped, reference in zip((tensor for _, tensor in ours.stepped()), full, strict=True):
-        for name, value in theirs.state[reference].items():
-            assert torch.equal(ours.state[stepped][name].view(value.shape), value), name
 
 
 @needs_compiler
@@ -309,98 +246,3 @@ def test_small_policies_do_not_pay_for_a_compilation(monkeypatch: pytest.MonkeyP
     for step in range(2):
         step_both(*optimizers, step, 1.0)
     assert_same(*optimizers)
-
-
-@pytest.fixture
-def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A process that has compiled nothing yet, with a cache folder of its own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library.cache_clear()
-    yield tmp_path
-    library.cache_clear()
-
-
-@pytest.mark.usefixtures("worthwhile", "fresh")
-def test_without_a_compiler_steps_are_the_same(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setitem(native.VECTORS, torch.backends.cpu.get_cpu_capability(), ())
-    monkeypatch.setenv("PATH", "")
-    optimizers = pair()
-    with caplog.at_level(logging.INFO):
-        for step in range(2):
-            step_both(*optimizers, step, 1.0)
-    assert_same(*optimizers)
-    assert [record.message for record in caplog.records] == [
-        "optimizer steps on CPUs take torch's slower kernels: there is no C compiler (cc, gcc, clang)"
-    ]
-
-
-def compiler(folder: Path, script: str) -> Path:
-    path = folder / "tools" / "cc"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o700)
-    return path
-
-
-@needs_compiler
-@pytest.mark.usefixtures("worthwhile")
-def test_a_compiler_that_fails_is_named_once_and_steps_are_the_same(
-    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    broken = compiler(fresh, "echo 'cc: internal error' >&2; exit 1")
-    monkeypatch.setenv("PATH", str(broken.parent))
-    optimizers = pair()
-    for step in range(3):
-        step_both(*optimizers, step, 1.0)
-    assert_same(*optimizers)
-    (said,) = [record.message for record in caplog.records]
-    assert f"native.c could not be built with {broken}: cc: internal error; install a compiler that works" in said
-    assert not list(fresh.rglob("*.so")), "nothing half made is left"
-
-
-@needs_compiler
-def test_a_shared_object_that_others_could_have_written_is_not_loaded(fresh: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert library() is not None
-    (made,) = fresh.rglob("*.so")
-    made.chmod(0o666)
-    library.cache_clear()
-    assert library() is None
-    assert f"{made} can be written by others" in caplog.text
-
-
-@needs_compiler
-def test_ranks_that_compile_at_the_same_time_all_get_it(fresh: Path) -> None:
-    code = "from benchbox.optim.native import library; assert library() is not None"
-    ranks = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0, 0]
-    assert len(list((fresh / "benchbox" / "native").iterdir())) == 1
-
-
-@needs_compiler
-def test_users_whose_files_are_their_groups_get_it_too(fresh: Path) -> None:
-    """On many systems what a program writes is writable by the user's group, unless it says otherwise."""
-    before = os.umask(0o002)
-    try:
-        assert library() is not None
-    finally:
-        os.umask(before)
-    (made,) = fresh.rglob("*.so")
-    assert made.stat().st_mode & 0o777 == made.parent.stat().st_mode & 0o777 == 0o700
-
-
-@needs_compiler
-def test_another_version_of_the_compiler_builds_anew(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = next(filter(None, map(shutil.which, native.COMPILERS)))
-    for version in ("1", "1", "2"):
-        path = compiler(fresh, f'[ "$1" = --version ] && echo {version} || exec {real} "$@"')
-        monkeypatch.setenv("PATH", str(path.parent), prepend=os.pathsep)
-        library.cache_clear()
-        assert library() is not None
-    assert len(list(fresh.rglob("*.so"))) == 2
-
-
-def test_a_user_without_a_home_steps_as_before(monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
-    """As in a container that runs under a number that no user has."""
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(native.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    assert library() is None

@@ -1,0 +1,116 @@
+"""`native.c` is compiled where it can be, and steps are the same where it cannot."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from native_pairs import assert_same, needs_compiler, pair, step_both
+
+from benchbox.optim import native
+from benchbox.optim.native import library
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A process that has compiled nothing yet, with a cache folder of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library.cache_clear()
+    yield tmp_path
+    library.cache_clear()
+
+
+@pytest.mark.usefixtures("worthwhile", "fresh")
+def test_without_a_compiler_steps_are_the_same(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(native.VECTORS, torch.backends.cpu.get_cpu_capability(), ())
+    monkeypatch.setenv("PATH", "")
+    optimizers = pair()
+    with caplog.at_level(logging.INFO):
+        for step in range(2):
+            step_both(*optimizers, step, 1.0)
+    assert_same(*optimizers)
+    assert [record.message for record in caplog.records] == [
+        "optimizer steps on CPUs take torch's slower kernels: there is no C compiler (cc, gcc, clang)"
+    ]
+
+
+def compiler(folder: Path, script: str) -> Path:
+    path = folder / "tools" / "cc"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o700)
+    return path
+
+
+@needs_compiler
+@pytest.mark.usefixtures("worthwhile")
+def test_a_compiler_that_fails_is_named_once_and_steps_are_the_same(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = compiler(fresh, "echo 'cc: internal error' >&2; exit 1")
+    monkeypatch.setenv("PATH", str(broken.parent))
+    optimizers = pair()
+    for step in range(3):
+        step_both(*optimizers, step, 1.0)
+    assert_same(*optimizers)
+    (said,) = [record.message for record in caplog.records]
+    assert f"native.c could not be built with {broken}: cc: internal error; install a compiler that works" in said
+    assert not list(fresh.rglob("*.so")), "nothing half made is left"
+
+
+@needs_compiler
+def test_a_shared_object_that_others_could_have_written_is_not_loaded(fresh: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert library() is not None
+    (made,) = fresh.rglob("*.so")
+    made.chmod(0o666)
+    library.cache_clear()
+    assert library() is None
+    assert f"{made} can be written by others" in caplog.text
+
+
+@needs_compiler
+def test_ranks_that_compile_at_the_same_time_all_get_it(fresh: Path) -> None:
+    code = "from benchbox.optim.native import library; assert library() is not None"
+    ranks = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0, 0]
+    assert len(list((fresh / "benchbox" / "native").iterdir())) == 1
+
+
+@needs_compiler
+def test_users_whose_files_are_their_groups_get_it_too(fresh: Path) -> None:
+    """On many systems what a program writes is writable by the user's group, unless it says otherwise."""
+    before = os.umask(0o002)
+    try:
+        assert library() is not None
+    finally:
+        os.umask(before)
+    (made,) = fresh.rglob("*.so")
+    assert made.stat().st_mode & 0o777 == made.parent.stat().st_mode & 0o777 == 0o700
+
+
+@needs_compiler
+def test_another_version_of_the_compiler_builds_anew(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = next(filter(None, map(shutil.which, native.COMPILERS)))
+    for version in ("1", "1", "2"):
+        path = compiler(fresh, f'[ "$1" = --version ] && echo {version} || exec {real} "$@"')
+        monkeypatch.setenv("PATH", str(path.parent), prepend=os.pathsep)
+        library.cache_clear()
+        assert library() is not None
+    assert len(list(fresh.rglob("*.so"))) == 2
+
+
+def test_a_user_without_a_home_steps_as_before(monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
+    """As in a container that runs under a number that no user has."""
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(native.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    assert library() is None
