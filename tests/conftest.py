@@ -10,6 +10,7 @@ import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 # A shell starts background jobs with SIGINT ignored, children inherit that, and what ignores Ctrl-C cannot be tested by it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -23,3 +24,13 @@ def compiling() -> Iterator[None]:
     yield
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+
+
+@pytest.fixture
+def policy_dir(tmp_path: Path) -> Path:
+    """A folder of policies with one in it, of which only the sources matter here."""
+    folder = tmp_path / "policies" / "stand_in"
+    folder.mkdir(parents=True)
+    (folder / "policy.py").write_text("def build(preset, axes): ...\n")
+    (folder / "presets.yaml").write_text("tiny: {}\n")
+    return folder.parent

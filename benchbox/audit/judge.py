@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from benchbox.audit.findings import Finding
     from benchbox.audit.rules.base import Rule
     from benchbox.audit.selection import Suppression
-    from benchbox.measure.witness.facts import RankFacts
+    from benchbox.observer.facts import RankFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

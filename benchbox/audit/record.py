@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.judge import judge
-from benchbox.measure.witness.facts import RankFacts, all_stepped, edq
+from benchbox.observer.facts import RankFacts, all_stepped, edq
 from benchbox.store.files import read_json
 
 if TYPE_CHECKING:

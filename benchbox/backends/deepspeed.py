@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchbox.backends.base import Backend, Prepared, adamw
-from benchbox.measure.witness.walk import live_parameters
+from benchbox.observer.introspect.names import live_parameters
 from benchbox.optim import bind_groups, build_schedule
 
 if TYPE_CHECKING:

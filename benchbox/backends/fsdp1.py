@@ -13,7 +13,7 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 
 from benchbox.backends.accelerators import device_of, fsdp_accelerator
 from benchbox.backends.base import DTYPES, Backend, Prepared, adamw
-from benchbox.measure.witness.walk import live_parameters
+from benchbox.observer.introspect.names import live_parameters
 from benchbox.optim import bind_groups, build_schedule
 
 if TYPE_CHECKING:

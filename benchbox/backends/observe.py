@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from benchbox.measure.witness.setup import fsdp1_handles, identify, optimizer_chain, ranks, zero_optimizer
+from benchbox.observer.introspect.wrappers import fsdp1_handles, identify, optimizer_chain, ranks, zero_optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

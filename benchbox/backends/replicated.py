@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchbox.backends.accelerators import ddp_accelerator, device_of, single_accelerator
 from benchbox.backends.base import DTYPES, Backend, Prepared, adamw, adamw_arguments
-from benchbox.measure.witness.walk import live_parameters
+from benchbox.observer.introspect.names import live_parameters
 from benchbox.optim import MasterWeightOptimizer, bind_groups, build_schedule
 
 if TYPE_CHECKING:

@@ -100,7 +100,7 @@ def _enough(name: str, free: int, gib: int, found: str, remedy: str) -> Check:
 
 def _compiler() -> Iterator[Check]:
     """DeepSpeed compiles a small operation when it is first used, with the tools that ranks find on their PATH."""
-    from benchbox.launch.environment import tool_path
+    from benchbox.launch.process.environment import tool_path
 
     for name, tool, remedy in (
         ("compiler", os.environ.get("CXX", "g++"), "install g++: zero1, zero2 and zero3 need it"),

@@ -54,12 +54,12 @@ def run(
 
     Exit code 3 when a cell did not end ok, 130 when the run was stopped.
     """
-    from benchbox.launch.local import LocalLauncher
-    from benchbox.launch.lock import only_run_in
+    from benchbox.launch.process.local import LocalLauncher
+    from benchbox.launch.process.lock import only_run_in
+    from benchbox.launch.process.signals import stop_on_signals
     from benchbox.launch.progress import ConsoleProgress
     from benchbox.launch.resume import todo
     from benchbox.launch.runner import run_matrix
-    from benchbox.launch.stop import stop_on_signals
     from benchbox.plan import launches as launches_of
     from benchbox.plan import plan
     from benchbox.spec import load_matrix, parse_overrides

@@ -38,9 +38,9 @@ def session_subject(request: SessionRequest) -> Subject:
         UnsupportedError: they do not go together.
     """
     from benchbox.audit.record import read_facts
-    from benchbox.launch.local import LocalLauncher
-    from benchbox.launch.once import launch_once
-    from benchbox.launch.stop import stop_on_signals
+    from benchbox.launch.launch import launch_once
+    from benchbox.launch.process.local import LocalLauncher
+    from benchbox.launch.process.signals import stop_on_signals
     from benchbox.spec.cell import MeasureSpec
 
     cell = _cell(request)

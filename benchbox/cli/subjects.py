@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from benchbox.errors import CellFailedError, ConfigurationError, Problem
 
 if TYPE_CHECKING:
-    from benchbox.audit.subjects.command.sightings import Training
-    from benchbox.launch.command import Ending
-    from benchbox.measure.witness.facts import RankFacts
+    from benchbox.audit.subjects.command.process_reports import Training
+    from benchbox.launch.process.command import Ending
+    from benchbox.observer.facts import RankFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +85,8 @@ def command_subject(
         ConfigurationError: there is no such command or recipe.
     """
     from benchbox.audit.subjects.command.inject import inject, seen
-    from benchbox.audit.subjects.command.sightings import chosen, shortcomings, through, trainings, why_nothing
-    from benchbox.launch.command import run_command
+    from benchbox.audit.subjects.command.process_reports import chosen, shortcomings, through, trainings, why_nothing
+    from benchbox.launch.process.command import run_command
 
     if recipe is not None:
         check_recipe(recipe)

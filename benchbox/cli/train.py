@@ -12,7 +12,7 @@ from benchbox.errors import EXIT_CELL_FAILED, EXIT_USAGE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from benchbox.launch.outcome import Outcome
+    from benchbox.launch.supervise.outcome import Outcome
     from benchbox.spec.train import TrainConfig
 
 _EXIT_STOPPED = 130
@@ -42,9 +42,9 @@ def train(
 
     Exit code 3 when a rank failed, 130 when it was stopped.
     """
-    from benchbox.launch.local import LocalLauncher
-    from benchbox.launch.lock import only_run_in
-    from benchbox.launch.stop import stop_on_signals
+    from benchbox.launch.process.local import LocalLauncher
+    from benchbox.launch.process.lock import only_run_in
+    from benchbox.launch.process.signals import stop_on_signals
     from benchbox.launch.training import launch_training
     from benchbox.spec import parse_overrides
     from benchbox.spec.train import load_train

@@ -38,7 +38,7 @@ class Job:
         return self.folder / f"events-rank{rank}.jsonl"
 
     def place(self, rank: int) -> Path:
-        """Where the rank stood last, see `benchbox.store.place`."""
+        """Where the rank stood last, see `benchbox.store.rank_state`."""
         return self.folder / f"place-rank{rank}"
 
     def stack(self, rank: int) -> Path:

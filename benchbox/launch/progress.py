@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from benchbox.launch.resume import Launches
-    from benchbox.launch.trace import Trace
+    from benchbox.launch.supervise.trace import Trace
     from benchbox.spec.cell import Cell
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from benchbox.launch.group import never
-from benchbox.launch.once import launch_once
+from benchbox.launch.launch import launch_once
 from benchbox.launch.resume import todo
+from benchbox.launch.supervise.group import never
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import ConfigurationError, Problem, UnsupportedError
-from benchbox.launch.group import never, run_group
 from benchbox.launch.job import Job
+from benchbox.launch.supervise.group import never, run_group
 from benchbox.registry.backends import backend_info, backends
 from benchbox.store.checkpoints import check_same, checkpoints
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchbox.launch.job import Launcher
-    from benchbox.launch.outcome import Outcome
-    from benchbox.launch.trace import Trace
+    from benchbox.launch.supervise.outcome import Outcome
+    from benchbox.launch.supervise.trace import Trace
     from benchbox.spec.train import TrainConfig
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from benchbox.measure.witness.watch import recomputing
+from benchbox.observer.hooks.dispatch import recomputing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from benchbox.measure.witness.watch import in_backward, name_of
+from benchbox.observer.hooks.dispatch import in_backward, name_of
 
 if TYPE_CHECKING:
     from torch import nn

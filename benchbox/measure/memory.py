@@ -10,7 +10,7 @@ from torch import Tensor, UntypedStorage
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from benchbox.measure.witness.watch import Watch
+from benchbox.observer.hooks.dispatch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,9 +13,9 @@ from benchbox.measure.flops import FlopCounter, unknown_utilisation, utilisation
 from benchbox.measure.kernels import KernelNames, Recomputation
 from benchbox.measure.memory import TensorStorageTracker
 from benchbox.measure.phases import NONE, Instrument
-from benchbox.measure.witness.collectives import CollectiveCounter
-from benchbox.measure.witness.products import ProductDtypes
-from benchbox.measure.witness.watch import Watch
+from benchbox.observer.hooks.collectives import CollectiveCounter
+from benchbox.observer.hooks.dispatch import Watch
+from benchbox.observer.hooks.matmuls import ProductDtypes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from benchbox.optim.chunks import Grain, buckets, flat, grain_of, masters_of, pieces_of
 from benchbox.optim.fused import fused_step, is_plain, steps_fused
 from benchbox.optim.norm import clip_coefficient, squared_norm
 from benchbox.optim.one_pass import step_in_one_pass
-from benchbox.optim.pieces import Grain, buckets, flat, grain_of, masters_of, pieces_of
 from benchbox.optim.saved import check_fits, numbered, options_of, packed_state, unpacked_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from benchbox.optim.pieces import Held, Piece
+    from benchbox.optim.chunks import Held, Piece
 
 
 class MasterWeightOptimizer(Optimizer):

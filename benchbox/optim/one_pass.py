@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from benchbox.optim.pieces import Piece
+    from benchbox.optim.chunks import Piece
 
 _log = logging.getLogger(__name__)
 

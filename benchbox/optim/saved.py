@@ -13,7 +13,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from benchbox.optim.pieces import Piece
+    from benchbox.optim.chunks import Piece
 
 Groups = list[dict[str, Any]]
 

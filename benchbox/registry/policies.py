@@ -1,7 +1,7 @@
 """Policies by name: folders with a `policy.py` and a `presets.yaml`, in `--policy-dir`, `./policies`, or the bundled copy.
 
 All search folders together form one package, `benchbox_policies`, so that a policy anywhere can import the shared building
-blocks as `from .._layers.attention import ...`. `benchbox` itself never names a policy.
+blocks as `from .._layers.nn.attention import ...`. `benchbox` itself never names a policy.
 """
 
 from __future__ import annotations

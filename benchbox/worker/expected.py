@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from benchbox.backends.observe import Observed
-    from benchbox.measure.witness.facts import SteppedTensor
+    from benchbox.observer.facts import SteppedTensor
     from benchbox.spec.cell import Cell
 
 _SHARDS_OPTIMIZER = frozenset({"fsdp1_full", "fsdp1_grad_op", "fsdp2", "hsdp", "zero1", "zero2", "zero3"})

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from benchbox.errors import BenchboxError
 from benchbox.store.events import EventWriter
-from benchbox.store.place import PlaceFile
+from benchbox.store.rank_state import PlaceFile
 
 if TYPE_CHECKING:
     from benchbox.measure.phases import Position

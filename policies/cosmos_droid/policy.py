@@ -17,16 +17,16 @@ from benchbox.data.normalisation import Normaliser
 from benchbox.errors import UnsupportedError
 from benchbox.registry.contracts import BatchSpec
 
-from .._layers.decoder import DecoderConfig
-from .._layers.flops import Tally, Tokens, count_language_action, trains
-from .._layers.flow import denoise, embed_time, flow_loss, mix
-from .._layers.latents import CHANNELS, PATCH, SPACE, TIME, TOKEN, encode, grid, patches
-from .._layers.losses import combine
-from .._layers.mixture import Mixture, MixtureLayer
-from .._layers.precision import Linear
+from .._layers.cost.flops import Tally, Tokens, count_language_action, trains
+from .._layers.families.flow import denoise, embed_time, flow_loss, mix
+from .._layers.families.losses import combine
+from .._layers.families.reading import ACTION, ReadingPolicy
+from .._layers.nn.decoder import DecoderConfig
+from .._layers.nn.precision import Linear
 from .._layers.presets import CLOSED, builder
-from .._layers.reading import ACTION, ReadingPolicy
-from .._layers.stream import Block, Stream, lay
+from .._layers.sequence.stream import Block, Stream, lay
+from .latents import CHANNELS, PATCH, SPACE, TIME, TOKEN, encode, grid, patches
+from .mixture import Mixture, MixtureLayer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from benchbox.registry.contracts import Axes, Batch
 
-    from .._layers.vision_language import Cache
+    from .._layers.families.vision_language import Cache
 
 Side = Annotated[int, Field(gt=0, multiple_of=SPACE * PATCH)]
 Task = Literal["policy", "forward_dynamics", "inverse_dynamics"]

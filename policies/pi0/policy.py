@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 import torch.nn.functional as F
 
-from .._layers.flops import Tokens
-from .._layers.flow import embed_time
-from .._layers.flow_policy import FlowConfig, FlowPolicy, whole
-from .._layers.precision import Linear
+from .._layers.cost.flops import Tokens
+from .._layers.families.flow import embed_time
+from .._layers.families.flow_policy import FlowConfig, FlowPolicy, whole
+from .._layers.nn.precision import Linear
 from .._layers.presets import builder
-from .._layers.stream import lay
+from .._layers.sequence.stream import lay
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from benchbox.registry.contracts import Axes, Batch
 
-    from .._layers.flops import Tally
-    from .._layers.stream import Block, Stream
+    from .._layers.cost.flops import Tally
+    from .._layers.sequence.stream import Block, Stream
 
 
 class Pi0(FlowPolicy):

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from .._layers.flow_policy import FlowConfig
-from .._layers.memory_policy import MemoryPolicy
+from .._layers.families.flow_policy import FlowConfig
+from .._layers.families.memory_policy import MemoryPolicy
 from .._layers.presets import builder
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Batch
 
-    from .._layers.stream import Block
+    from .._layers.sequence.stream import Block
 
 
 class Pi05Mem(MemoryPolicy):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from .._layers.flow_policy import FlowConfig, FlowPolicy
+from .._layers.families.flow_policy import FlowConfig, FlowPolicy
 from .._layers.presets import builder
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Batch, BatchSpec
 
-    from .._layers.stream import Block
+    from .._layers.sequence.stream import Block
 
 
 class Pi06(FlowPolicy):

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 
-from .._layers.losses import combine, text_losses
+from .._layers.families.losses import combine, text_losses
+from .._layers.families.reading import ReadingConfig, ReadingPolicy
+from .._layers.families.vision_language import VisionLanguage
 from .._layers.presets import CLOSED, builder
-from .._layers.reading import ReadingConfig, ReadingPolicy
-from .._layers.stream import lay
-from .._layers.vision_language import VisionLanguage
+from .._layers.sequence.stream import lay
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Axes, Batch, BatchSpec
 
-    from .._layers.stream import Block
+    from .._layers.sequence.stream import Block
 
 
 @dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._layers.context_policy import ContextConfig, ContextPolicy
+from .._layers.families.context_policy import ContextConfig, ContextPolicy
 from .._layers.presets import builder
 
 build = builder(ContextPolicy, ContextConfig)

@@ -11,20 +11,20 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from .._layers.flops import Tokens, count_language, laid, trains
-from .._layers.losses import combine
-from .._layers.precision import Linear
+from .._layers.cost.flops import Tokens, count_language, laid, trains
+from .._layers.families.losses import combine
+from .._layers.families.reading import ReadingConfig, ReadingPolicy
+from .._layers.families.vision_language import VisionLanguage
+from .._layers.nn.precision import Linear
 from .._layers.presets import CLOSED, builder
-from .._layers.reading import ReadingConfig, ReadingPolicy
-from .._layers.stream import Block, lay
-from .._layers.vision_language import VisionLanguage
+from .._layers.sequence.stream import Block, lay
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from benchbox.registry.contracts import Axes, Batch, BatchSpec
 
-    from .._layers.flops import Tally
+    from .._layers.cost.flops import Tally
 
 
 @dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)

@@ -16,17 +16,17 @@ from torch import nn
 
 from benchbox.data.normalisation import Normaliser
 
-from .._layers.context_policy import Probability
-from .._layers.diffusion import add_noise, ddim, guided, step_from_uniform
-from .._layers.dit import Dit, DitConfig, DitLayer, count_dit, count_mlp, mlp
-from .._layers.flops import Tokens, count_language, laid, trains
-from .._layers.losses import combine
-from .._layers.presence import kept
+from .._layers.cost.flops import Tokens, count_language, laid, trains
+from .._layers.families.context_policy import Probability
+from .._layers.families.losses import combine
+from .._layers.families.reading import ACTION, STATE, ReadingConfig, ReadingPolicy
+from .._layers.families.roles import roles, vision_language_tower
+from .._layers.families.vision_language import VisionLanguage
 from .._layers.presets import CLOSED, builder
-from .._layers.reading import ACTION, STATE, ReadingConfig, ReadingPolicy
-from .._layers.roles import roles, vision_language_tower
-from .._layers.stream import Block, lay
-from .._layers.vision_language import VisionLanguage
+from .._layers.sequence.presence import kept
+from .._layers.sequence.stream import Block, lay
+from .diffusion import add_noise, ddim, guided, step_from_uniform
+from .dit import Dit, DitConfig, DitLayer, count_dit, count_mlp, mlp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from benchbox.registry.contracts import Axes, Batch, BatchSpec, Role
 
-    from .._layers.flops import Tally
+    from .._layers.cost.flops import Tally
 
 PARTS = {"left_6d": slice(0, 6), "left_joints": slice(6, 51), "right_6d": slice(51, 57), "right_joints": slice(57, 102)}
 USED = 102  # dimensions of an action

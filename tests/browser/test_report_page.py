@@ -8,10 +8,10 @@ import sys
 from itertools import pairwise
 
 import pytest
-from chromium import Chromium, find
-from example_run import write_example
 
 from benchbox.report import write_reports
+from tests.support.chromium import Chromium, find
+from tests.support.example_run import write_example
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from benchbox.audit.judge import judge
-from benchbox.measure.witness.facts import RankFacts, all_stepped
+from benchbox.observer.facts import RankFacts, all_stepped
 from benchbox.registry.backends import backends
 from benchbox.registry.recipes import RECIPES
 from benchbox.spec.cell import OptimSpec
-from tests.integration.conftest import run_cells, tiny_cell
+from tests.support.ranks import run_cells, tiny_cell
 
 pytestmark = pytest.mark.ranks
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchbox.launch.environment import host_variables
-from benchbox.launch.local import LocalLauncher
-from benchbox.launch.once import launch_once
+from benchbox.launch.launch import launch_once
+from benchbox.launch.process.environment import host_variables
+from benchbox.launch.process.local import LocalLauncher
 from benchbox.spec.cell import MeasureSpec
-from tests.integration.conftest import tiny_cell
+from tests.support.ranks import tiny_cell
 
 
 @pytest.mark.ranks

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from benchbox.analysis.invariants import examine
-from benchbox.launch.local import LocalLauncher
-from benchbox.launch.once import launch_once
+from benchbox.launch.launch import launch_once
+from benchbox.launch.process.local import LocalLauncher
 from benchbox.spec.cell import MeasureSpec
-from tests.integration.conftest import tiny_cell
+from tests.support.ranks import tiny_cell
 
 pytestmark = pytest.mark.ranks
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchbox.audit.judge import judge
-from benchbox.measure.witness.facts import RankFacts
+from benchbox.observer.facts import RankFacts
 from benchbox.registry.contracts import Axes
 from benchbox.registry.freezing import FREEZES
 from benchbox.registry.policies import build_policy
 from benchbox.registry.recipes import RECIPES
-from tests.integration.conftest import run_ranks, tiny_cell
+from tests.support.ranks import RANK_SCRIPTS, run_ranks, tiny_cell
 
 pytestmark = pytest.mark.ranks
 
@@ -43,7 +42,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
         job = folder / "job.json"
         job.write_text(json.dumps({"cells": [cell.to_dict() for cell in cells], "steps": STEPS, "out": str(folder)}))
-        run_ranks(ranks, Path(__file__).parent / "freezing_ranks.py", str(job))
+        run_ranks(ranks, RANK_SCRIPTS / "freezing.py", str(job))
         for index, key in enumerate(keys):
             files = [folder / f"{index}-facts-{rank}.json" for rank in range(ranks)]
             facts = [RankFacts.from_dict(json.loads(file.read_text())) for file in files if file.exists()]

@@ -8,12 +8,12 @@ import pytest
 
 from benchbox.backends.observe import Observed
 from benchbox.errors import MismatchError
-from benchbox.launch.local import LocalLauncher
-from benchbox.launch.once import launch_once
-from benchbox.measure.witness.facts import SteppedTensor
+from benchbox.launch.launch import launch_once
+from benchbox.launch.process.local import LocalLauncher
+from benchbox.observer.facts import SteppedTensor
 from benchbox.spec.cell import MeasureSpec
 from benchbox.worker.expected import check_backend, check_step
-from tests.integration.conftest import tiny_cell
+from tests.support.ranks import tiny_cell
 
 if TYPE_CHECKING:
     from pathlib import Path

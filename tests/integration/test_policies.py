@@ -13,7 +13,7 @@ import torch
 
 from benchbox.registry.backends import backend_info
 from benchbox.registry.policies import find_policies
-from tests.integration.conftest import run_cells, tiny_cell
+from tests.support.ranks import run_cells, tiny_cell
 
 pytestmark = pytest.mark.ranks
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.conftest import run_ranks
+from tests.support.ranks import RANK_SCRIPTS, run_ranks
 
 pytestmark = pytest.mark.ranks
 
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.ranks
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks saw."""
     folder = tmp_path_factory.mktemp("presence")
-    run_ranks(2, Path(__file__).parent / "presence_ranks.py", str(folder))
+    run_ranks(2, RANK_SCRIPTS / "presence.py", str(folder))
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchbox.launch.local import LocalLauncher
-from benchbox.launch.once import launch_once
+from benchbox.launch.launch import launch_once
+from benchbox.launch.process.local import LocalLauncher
 from benchbox.spec.cell import MeasureSpec
 from benchbox.spec.train import load_train
 

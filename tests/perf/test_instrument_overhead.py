@@ -13,7 +13,7 @@ from benchbox.measure.phases import NONE, PHASES, PhaseClock, Position, Together
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell, DataSpec
-from benchbox.store.place import PlaceFile
+from benchbox.store.rank_state import PlaceFile
 
 ROUNDS = 9
 ALLOWED = 0.01

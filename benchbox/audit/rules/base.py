@@ -7,12 +7,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchbox.audit.findings import Finding, Severity
-from benchbox.measure.witness.facts import SECTIONS, all_stepped
+from benchbox.observer.facts import SECTIONS, all_stepped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from benchbox.measure.witness.facts import Numbers, RankFacts, SteppedTensor
+    from benchbox.observer.facts import Numbers, RankFacts, SteppedTensor
 
 NAMES_SHOWN = 10
 SIXTEEN_BIT = frozenset({"bfloat16", "float16"})

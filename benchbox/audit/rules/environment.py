@@ -6,12 +6,12 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from benchbox.audit.rules.base import SIXTEEN_BIT, Breach, Rule, named
-from benchbox.measure.witness.facts import all_stepped
+from benchbox.observer.facts import all_stepped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from benchbox.measure.witness.facts import Contract, RankFacts, SteppedTensor
+    from benchbox.observer.facts import Contract, RankFacts, SteppedTensor
 
 _MIXED = {"bf16": "bfloat16", "fp16": "float16", "no": None}
 # Rounded, these change what the model computes for every input: rotary angles, running and dataset statistics.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchbox.audit.rules.base import SIXTEEN_BIT, Breach, Rule, shown
-from benchbox.measure.witness.facts import REDUCTIONS
+from benchbox.observer.facts import REDUCTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from benchbox.audit.findings import Severity
-    from benchbox.measure.witness.facts import Collective, RankFacts, StepCourse
+    from benchbox.observer.facts import Collective, RankFacts, StepCourse
 
 # A sum of n bfloat16 numbers that is rounded at every addition is off by up to n x 2^-9 of itself: a gradient of 64 ranks by as
 # much as an eighth, that of 8 by 1.6%. Ring reductions add one rank at a time.

@@ -6,13 +6,13 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.rules.base import SIXTEEN_BIT, Breach, Rule, breaches, judged, named, rounded, shown
-from benchbox.measure.witness.facts import all_stepped
+from benchbox.observer.facts import all_stepped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from benchbox.audit.findings import Severity
-    from benchbox.measure.witness.facts import RankFacts, SteppedTensor
+    from benchbox.observer.facts import RankFacts, SteppedTensor
 
 # Decay multiplies v by beta2. Half a unit in bfloat16's last place is between 2^-9 and 2^-8 of the value: a decay smaller than
 # the first is rounded back for every mantissa, one smaller than the second for some.

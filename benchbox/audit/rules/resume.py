@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.rules.base import Breach, Rule, breaches, judged, rounded, shown, typical_update
-from benchbox.measure.witness.facts import all_stepped
+from benchbox.observer.facts import all_stepped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from benchbox.audit.findings import Severity
-    from benchbox.measure.witness.facts import RankFacts, SteppedTensor
+    from benchbox.observer.facts import RankFacts, SteppedTensor
 
 # Of few elements all may be exact in bfloat16 by chance.
 _FEWEST = 64

@@ -17,13 +17,13 @@ from benchbox.audit.rules.base import (
     shown,
     typical_update,
 )
-from benchbox.measure.witness.facts import all_stepped, edq
+from benchbox.observer.facts import all_stepped, edq
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from benchbox.audit.findings import Severity
-    from benchbox.measure.witness.facts import Numbers, RankFacts, SteppedTensor
+    from benchbox.observer.facts import Numbers, RankFacts, SteppedTensor
 
 # Half a unit in bfloat16's last place is between 2^-9 and 2^-8 of a number: what is below the first certainly vanishes.
 _VANISHES = 2.0**-9

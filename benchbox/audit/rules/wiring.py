@@ -6,13 +6,13 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from benchbox.audit.rules.base import Breach, Rule, named, shown
-from benchbox.measure.witness.facts import all_stepped
+from benchbox.observer.facts import all_stepped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from benchbox.audit.findings import Severity
-    from benchbox.measure.witness.facts import RankFacts, StepCourse, SteppedTensor
+    from benchbox.observer.facts import RankFacts, StepCourse, SteppedTensor
 
 _SAME_RATE = 1e-6  # relative: rates travel through float32
 # What accelerate calls a backend, and what the witness may then find.

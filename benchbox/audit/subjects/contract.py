@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchbox.measure.witness.facts import Contract
+from benchbox.observer.facts import Contract
 
 if TYPE_CHECKING:
     from benchbox.registry.recipes import Recipe

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.subjects.contract import contract
 from benchbox.measure.phases import NONE, Instrument
-from benchbox.measure.witness.witness import Witness
+from benchbox.observer.observer import Witness
 
 if TYPE_CHECKING:
-    from benchbox.measure.witness.facts import RankFacts
+    from benchbox.observer.facts import RankFacts
     from benchbox.registry.recipes import Recipe
     from benchbox.session import Session
 

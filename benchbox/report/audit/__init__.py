@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from benchbox.audit.judge import Judgement
-    from benchbox.measure.witness.facts import RankFacts
+    from benchbox.observer.facts import RankFacts
 
 
 def write_audit(form: str, title: str, told: Mapping[str, Any], facts: Sequence[RankFacts], judgement: Judgement) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from benchbox.audit.findings import Finding
     from benchbox.audit.judge import Judgement, Suppressed
-    from benchbox.measure.witness.facts import RankFacts
+    from benchbox.observer.facts import RankFacts
 
 _ORDER = ("error", "unknown", "warning", "info")
 

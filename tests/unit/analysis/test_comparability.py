@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from example_run import CELL, OOM, example_record, example_run
 
 from benchbox.analysis.comparability import adam_dtypes, against_reference, incomparable
 from benchbox.analysis.summary import summarise
+from tests.support.example_run import CELL, OOM, example_record, example_run
 
 FSDP, ZERO = replace(CELL, backend="fsdp1_full"), replace(CELL, backend="zero2")
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from example_run import CELL, OOM, example_record, example_run
 
 from benchbox.analysis.baseline import find_baseline, make_baseline, slug
 from benchbox.analysis.gate import Reference, gate, passes
 from benchbox.analysis.summary import summarise
 from benchbox.errors import EXIT_THRESHOLD, RecordError, ThresholdError
 from benchbox.store.baseline import baseline_path, write_baseline
+from tests.support.example_run import CELL, OOM, example_record, example_run
 
 NONE = Reference(None, "promote one")
 WHOLE = [example_record(launch=1), example_record(launch=2)]

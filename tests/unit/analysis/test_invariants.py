@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from example_run import CELL, MIB, OOM, example_record
 
 from benchbox.analysis.invariants import INVARIANTS, examine
+from tests.support.example_run import CELL, MIB, OOM, example_record
 
 
 def violations(record):

@@ -6,10 +6,10 @@ from dataclasses import replace
 from statistics import mean, median
 
 import pytest
-from example_run import CELL, MIB, OOM, example_record, example_run
 
 from benchbox.analysis.summary import STATUS_ORDER, label, summarise, varying
 from benchbox.registry.statuses import STATUSES
+from tests.support.example_run import CELL, MIB, OOM, example_record, example_run
 
 
 def summary_of(*records, cell=CELL):

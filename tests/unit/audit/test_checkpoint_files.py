@@ -15,7 +15,7 @@ from torch import nn
 from benchbox.audit.judge import judge
 from benchbox.audit.selection import Selection
 from benchbox.audit.subjects.checkpoint import read_checkpoint
-from benchbox.measure.witness.facts import SECTIONS, RankFacts
+from benchbox.observer.facts import SECTIONS, RankFacts
 from benchbox.optim.masters import MasterWeightOptimizer
 
 STEPS = 4

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchbox.audit.subjects.command.sightings import Sighting, chosen, grouped, shortcomings, through
-from benchbox.measure.witness.facts import RankFacts, StepCourse
+from benchbox.audit.subjects.command.process_reports import Sighting, chosen, grouped, shortcomings, through
+from benchbox.observer.facts import RankFacts, StepCourse
 
 
 def sighting(began, rank, world_size, *, job="host 1", steps=3):

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from facts_made import NORM, WEIGHT, course, courses, edq, half, live, numbers, orphan, rank, ranks, stepping, tensor
-from near_misses import CLEAN
-from rule_cases import FIRES, Facts
 
 from benchbox.audit.judge import judge
 from benchbox.audit.rules import rules
-from benchbox.measure.witness.facts import SECTIONS, Opaque, RankFacts
+from benchbox.observer.facts import SECTIONS, Opaque, RankFacts
+from tests.support.facts import NORM, WEIGHT, course, courses, edq, half, live, numbers, orphan, rank, ranks, stepping, tensor
+from tests.support.near_misses import CLEAN
+from tests.support.rule_cases import FIRES, Facts
 
 
 def cases(table: dict[str, list[Any]]) -> list[Any]:

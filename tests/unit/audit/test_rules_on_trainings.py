@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedules
 
 from benchbox.audit.judge import Judgement, judge
-from benchbox.measure.witness.facts import RankFacts
-from benchbox.measure.witness.witness import Witness
+from benchbox.observer.facts import RankFacts
+from benchbox.observer.observer import Witness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -6,12 +6,12 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from facts_made import NORM, WEIGHT, half, ranks, stepping, tensor
 
 from benchbox.audit.judge import judge
 from benchbox.audit.rules import rule, rules
 from benchbox.audit.selection import Selection, Suppression, codes, load_baseline, load_suppressions
 from benchbox.errors import ConfigurationError
+from tests.support.facts import NORM, WEIGHT, half, ranks, stepping, tensor
 
 if TYPE_CHECKING:
     from pathlib import Path

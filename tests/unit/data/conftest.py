@@ -2,9 +2,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from data_helpers import write_dataset
 
 from benchbox.registry.contracts import BatchSpec
+from tests.support.datasets import write_dataset
 
 
 @pytest.fixture

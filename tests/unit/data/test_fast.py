@@ -66,7 +66,7 @@ def test_every_process_trains_the_same_tokenizer(tokenizer, tmp_path):
     """Ranks each train their own; hash seeds differ between them."""
     code = """
 import sys, pathlib
-from test_fast import HORIZON, VOCAB, chunks
+from tests.unit.data.test_fast import HORIZON, VOCAB, chunks
 from benchbox.data.fast import FastTokenizer
 FastTokenizer.train(chunks(), horizon=HORIZON, vocab=VOCAB).save(pathlib.Path(sys.argv[1]))
 """

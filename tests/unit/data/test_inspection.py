@@ -7,12 +7,12 @@ import sys
 
 import numpy as np
 import pytest
-from data_helpers import annotated, burn
 
 from benchbox.data import open_dataset
 from benchbox.data.inspection import inspect
 from benchbox.data.sample import sample_path
 from benchbox.data.video import VideoWriter
+from tests.support.datasets import annotated, burn
 
 
 def benchbox_inspect(root):

@@ -15,10 +15,10 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
-from data_helpers import FEATURES, LENGTHS, TASKS, blank_frame, read_back, write_dataset
 
 from benchbox.data import LeRobotWriter, open_dataset
 from benchbox.errors import DataError
+from tests.support.datasets import FEATURES, LENGTHS, TASKS, blank_frame, read_back, write_dataset
 
 FRAMES = sum(LENGTHS)
 
@@ -315,7 +315,7 @@ def test_closing_without_a_whole_recording_is_refused_and_leaves_nothing(tmp_pat
 def test_a_killed_recording_leaves_no_dataset(tmp_path):
     code = """
 import sys
-from data_helpers import FEATURES, blank_frame
+from tests.support.datasets import FEATURES, blank_frame
 from benchbox.data import LeRobotWriter
 writer = LeRobotWriter(sys.argv[1], fps=10, features=FEATURES, robot_type="test")
 while True:

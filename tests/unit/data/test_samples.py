@@ -8,7 +8,6 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from data_helpers import annotated, read_back
 
 from benchbox.data import open_dataset
 from benchbox.data.fast import FastTokenizer
@@ -17,6 +16,7 @@ from benchbox.data.samples import DatasetSamples, letterbox
 from benchbox.data.text import EOS, ByteTokenizer
 from benchbox.errors import ConfigurationError, DataError
 from benchbox.spec.cell import DataSpec
+from tests.support.datasets import annotated, read_back
 
 
 @pytest.fixture

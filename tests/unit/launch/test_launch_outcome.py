@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from benchbox.launch.job import RankExit
-from benchbox.launch.outcome import judge
-from benchbox.launch.trace import Trace
-from benchbox.launch.watch import Ending
+from benchbox.launch.supervise.outcome import judge
+from benchbox.launch.supervise.trace import Trace
+from benchbox.launch.supervise.watch import Ending
 
 NOW = 1000.0
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launching import MEASURE, cell
 
 from benchbox.launch import resume
 from benchbox.registry.policies import policy_entry
 from benchbox.store.run import RunStore
+from tests.support.launchers import MEASURE, cell
 
 
 def test_a_plan_of_many_cells_reads_the_sources_of_each_policy_once(

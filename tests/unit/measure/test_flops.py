@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from benchbox.measure.flops import DEVICE_PEAKS, FlopCounter, utilisation
-from benchbox.measure.witness.watch import Watch
+from benchbox.observer.hooks.dispatch import Watch
 
 H200 = "NVIDIA H200"
 

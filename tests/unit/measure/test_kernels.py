@@ -10,8 +10,8 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
 from benchbox.measure.kernels import KernelNames, Recomputation
-from benchbox.measure.witness.products import ProductDtypes
-from benchbox.measure.witness.watch import Watch
+from benchbox.observer.hooks.dispatch import Watch
+from benchbox.observer.hooks.matmuls import ProductDtypes
 
 
 def eager(q, k, v):

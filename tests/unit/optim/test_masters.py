@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
-from master_example import gradients, live_model, master_optimizer, model, upcast_gradients
 from torch import nn
 
-from benchbox.optim import MasterWeightOptimizer, build_schedule, clip_coefficient, pieces
+from benchbox.optim import MasterWeightOptimizer, build_schedule, chunks, clip_coefficient
 from benchbox.spec.cell import OptimSpec
+from tests.support.masters import gradients, live_model, master_optimizer, model, upcast_gradients
 
 
 def test_masters_step_as_float32_weights_would() -> None:
@@ -116,13 +116,13 @@ def test_what_is_saved_in_one_piece_is_resumed_in_many(monkeypatch: pytest.Monke
     """The saved state is that of whole parameters, so another device, with pieces of another size, goes on bit for bit."""
     ends = []
     for elements in (10**9, 7):
-        monkeypatch.setitem(pieces.BUCKET_ELEMENTS, "cpu", 10**9)
+        monkeypatch.setitem(chunks.BUCKET_ELEMENTS, "cpu", 10**9)
         live = live_model()
         optimizer = master_optimizer(live, list(model().parameters()))
         gradients(live, 0)
         optimizer.step()
         saved = copy.deepcopy(optimizer.state_dict())
-        monkeypatch.setitem(pieces.BUCKET_ELEMENTS, "cpu", elements)
+        monkeypatch.setitem(chunks.BUCKET_ELEMENTS, "cpu", elements)
         resumed = master_optimizer(live, None)
         resumed.load_state_dict(saved)
         again = resumed.state_dict()
@@ -162,7 +162,7 @@ def test_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stepped in pieces of tensors, a few tensors at a time or all at once, the result is the same to the last bit."""
     results = []
     for elements in (7, 50, 10**9):
-        monkeypatch.setitem(pieces.BUCKET_ELEMENTS, "cpu", elements)
+        monkeypatch.setitem(chunks.BUCKET_ELEMENTS, "cpu", elements)
         live = live_model()
         optimizer = master_optimizer(live, list(model().parameters()))
         for step in range(3):
@@ -176,7 +176,7 @@ def test_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_optimizer_that_looks_at_whole_tensors_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adafactor's factored state is that of the whole matrix, however small the buckets are."""
-    monkeypatch.setitem(pieces.BUCKET_ELEMENTS, "cpu", 7)
+    monkeypatch.setitem(chunks.BUCKET_ELEMENTS, "cpu", 7)
     live, full = live_model(), model()
     optimizer = MasterWeightOptimizer(live.parameters(), torch.optim.Adafactor, masters=list(model().parameters()), lr=1e-2)
     reference = torch.optim.Adafactor(full.parameters(), lr=1e-2)

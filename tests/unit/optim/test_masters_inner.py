@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from master_example import gradients, live_model, master_optimizer, model, same, upcast_gradients
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from benchbox.measure.memory import TensorStorageTracker
-from benchbox.optim import MasterWeightOptimizer, clip_coefficient, pieces
+from benchbox.optim import MasterWeightOptimizer, chunks, clip_coefficient
+from tests.support.masters import gradients, live_model, master_optimizer, model, same, upcast_gradients
 
 OPTIMIZERS = [
     (torch.optim.AdamW, {"lr": 1e-3, "fused": True}),
@@ -44,7 +44,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many buckets and, where the optimizer allows it, several pieces of a tensor. Whole vectors, as the real ones: what is
     left over at the end of a tensor, some kernels (fused SGD) round otherwise.
     """
-    monkeypatch.setitem(pieces.BUCKET_ELEMENTS, "cpu", 64)
+    monkeypatch.setitem(chunks.BUCKET_ELEMENTS, "cpu", 64)
 
 
 @pytest.mark.usefixtures("small_buckets")

@@ -11,11 +11,11 @@ import torch
 from accelerate import Accelerator
 from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from master_example import gradients, live_model, master_optimizer, model, same
 from torch import Tensor, nn
 
 from benchbox.optim import MasterWeightOptimizer, build_schedule
 from benchbox.spec.cell import OptimSpec
+from tests.support.masters import gradients, live_model, master_optimizer, model, same
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

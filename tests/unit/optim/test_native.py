@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from native_pairs import OPTIONS, assert_same, gradients, needs_compiler, pair, step_both
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
@@ -15,6 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from benchbox.measure.memory import TensorStorageTracker
 from benchbox.optim import MasterWeightOptimizer, one_pass, passes, squared_norm
 from benchbox.optim.native import library
+from tests.support.native_pairs import OPTIONS, assert_same, gradients, needs_compiler, pair, step_both
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from native_pairs import assert_same, needs_compiler, pair, step_both
 
 from benchbox.optim import native
 from benchbox.optim.native import library
+from tests.support.native_pairs import assert_same, needs_compiler, pair, step_both
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

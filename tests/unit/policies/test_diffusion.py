@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from benchbox_policies._layers.diffusion import add_noise, alpha_bars, ddim, guided, step_from_uniform
+from benchbox_policies.vitra.diffusion import add_noise, alpha_bars, ddim, guided, step_from_uniform
 
 STEPS = 100
 

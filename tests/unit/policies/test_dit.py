@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from benchbox_policies._layers.dit import Dit, DitConfig, DitLayer, embed_step
+from benchbox_policies.vitra.dit import Dit, DitConfig, DitLayer, embed_step
 
 from benchbox.registry.contracts import Axes
 

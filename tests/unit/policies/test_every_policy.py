@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 import torch
-from policy_batches import POLICIES, awake, build, gradients, make_batch
 
 from benchbox.errors import DataError, UnsupportedError
+from tests.support.policy_batches import POLICIES, awake, build, gradients, make_batch
 
 # Of `full`, in parameters. Where a published count is rounded, ours is beside it.
 COUNTS = {

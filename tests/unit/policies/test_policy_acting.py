@@ -6,10 +6,11 @@ from collections import Counter
 
 import pytest
 import torch
-from benchbox_policies._layers.flow import denoise
-from benchbox_policies._layers.flow_policy import FlowPolicy
-from benchbox_policies._layers.stream import lay
-from policy_batches import POLICIES, awake, build, make_batch
+from benchbox_policies._layers.families.flow import denoise
+from benchbox_policies._layers.families.flow_policy import FlowPolicy
+from benchbox_policies._layers.sequence.stream import lay
+
+from tests.support.policy_batches import POLICIES, awake, build, make_batch
 
 FLOW = [name for name in POLICIES if isinstance(build(name), FlowPolicy)]
 flow = pytest.mark.parametrize("name", FLOW)

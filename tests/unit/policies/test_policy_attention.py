@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchbox_policies._layers.attention import attend
+from benchbox_policies._layers.nn.attention import attend
 
 
 def inputs(groups: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 import pytest
 import scipy.stats
 import torch
-from benchbox_policies._layers.latents import TOKEN, patches
+from benchbox_policies.cosmos_droid.latents import TOKEN, patches
 from benchbox_policies.cosmos_droid.policy import BASE_FPS, LOSS_WEIGHT, MARGIN, TASKS, CosmosDroid, build, logit_normal
-from policy_batches import awake, gradients, make_batch
-from policy_batches import build as build_preset
 
 from benchbox.errors import ConfigurationError, UnsupportedError
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import find_policies
+from tests.support.policy_batches import awake, gradients, make_batch
+from tests.support.policy_batches import build as build_preset
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Batch

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from policy_batches import POLICIES, build, make_batch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from benchbox.measure.flops import FlopCounter
-from benchbox.measure.witness.watch import Watch, in_backward, recomputing
+from benchbox.observer.hooks.dispatch import Watch, in_backward, recomputing
 from benchbox.registry.freezing import FREEZES
 from benchbox.theory.flops import Cost, total, training_cost
+from tests.support.policy_batches import POLICIES, build, make_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

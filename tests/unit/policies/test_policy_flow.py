@@ -4,10 +4,10 @@ import math
 
 import scipy.stats
 import torch
-from benchbox_policies._layers.flow import embed_time, flow_loss, mix, time_from_uniform
-from benchbox_policies._layers.losses import combine, token_loss
-from benchbox_policies._layers.norms import AdaRMSNorm
-from benchbox_policies._layers.rope import rotate, rotation
+from benchbox_policies._layers.families.flow import embed_time, flow_loss, mix, time_from_uniform
+from benchbox_policies._layers.families.losses import combine, token_loss
+from benchbox_policies._layers.nn.norms import AdaRMSNorm
+from benchbox_policies._layers.nn.rope import rotate, rotation
 
 
 def test_times_are_beta_distributed_and_never_zero():

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from benchbox_policies._layers.decoder import DecoderConfig
-from benchbox_policies._layers.norms import RMSNorm
-from benchbox_policies._layers.sight import Sight
-from benchbox_policies._layers.units import BackboneLayer
+from benchbox_policies._layers.nn.decoder import DecoderConfig
+from benchbox_policies._layers.nn.norms import RMSNorm
+from benchbox_policies._layers.nn.units import BackboneLayer
+from benchbox_policies._layers.sequence.attention_mask import Sight
 from torch import nn
 
 from benchbox.registry.contracts import Axes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchbox_policies._layers.latents import PATCH, TOKEN, encode, grid, patches
+from benchbox_policies.cosmos_droid.latents import PATCH, TOKEN, encode, grid, patches
 
 from benchbox.data.lerobot import open_dataset
 from benchbox.data.sample import sample_path

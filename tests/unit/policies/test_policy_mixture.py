@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from benchbox_policies._layers.decoder import DecoderConfig, DecoderLayer
-from benchbox_policies._layers.mixture import GridLayer, Mixture
-from benchbox_policies._layers.published import load_published
-from benchbox_policies._layers.stream import Block, Stream, lay
+from benchbox_policies._layers.nn.decoder import DecoderConfig, DecoderLayer
+from benchbox_policies._layers.sequence.stream import Block, Stream, lay
+from benchbox_policies._layers.weights.published import load_published
+from benchbox_policies.cosmos_droid.mixture import GridLayer, Mixture
 from torch import nn
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 

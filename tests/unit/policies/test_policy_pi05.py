@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 import torch
-from policy_batches import awake, build, gradients, make_batch
 
 from benchbox.errors import ConfigurationError
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import PACKAGE, policy_entry
+from tests.support.policy_batches import awake, build, gradients, make_batch
 
 
 def count(*modules: torch.nn.Module) -> int:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import torch
-from policy_batches import awake, build, make_batch
+
+from tests.support.policy_batches import awake, build, make_batch
 
 
 def test_it_is_pi05_and_a_projection_of_the_state():

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from policy_batches import awake, build, make_batch
+
+from tests.support.policy_batches import awake, build, make_batch
 
 DROPS = {"history": 0.3, "subgoal": 0.75, "response": 0.3, "metadata": 0.15}
 LOW = pytest.mark.parametrize("name", ["pi07_low_level", "pi07_paligemma"])

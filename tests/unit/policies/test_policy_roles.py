@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from policy_batches import build
+
+from tests.support.policy_batches import build
 
 TOWERS = {
     "model.vision.layers.0.query.weight": "vision",

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from benchbox_policies._layers.siglip import Siglip, SiglipConfig, embed_frames
+from benchbox_policies._layers.nn.siglip import Siglip, SiglipConfig, embed_frames
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchbox.registry.contracts import Axes

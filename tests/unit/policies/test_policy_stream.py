@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchbox_policies._layers.stream import Block, Stream, lay, select
+from benchbox_policies._layers.sequence.stream import Block, Stream, lay, select
 
 LENGTHS = {"image": 3, "prompt": 4, "response": 2, "fast": 3}
 VALID = {

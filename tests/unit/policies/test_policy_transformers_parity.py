@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from benchbox_policies._layers.decoder import DecoderConfig
-from benchbox_policies._layers.published import load_published
-from benchbox_policies._layers.siglip import SiglipConfig
-from benchbox_policies._layers.stream import lay
-from benchbox_policies._layers.units import LayerPair
-from benchbox_policies._layers.vision_language import VisionLanguage, VisionLanguageConfig
-from policy_batches import build
+from benchbox_policies._layers.families.vision_language import VisionLanguage, VisionLanguageConfig
+from benchbox_policies._layers.nn.decoder import DecoderConfig
+from benchbox_policies._layers.nn.siglip import SiglipConfig
+from benchbox_policies._layers.nn.units import LayerPair
+from benchbox_policies._layers.sequence.stream import lay
+from benchbox_policies._layers.weights.published import load_published
 from torch import nn
 
 from benchbox.registry.contracts import Axes
+from tests.support.policy_batches import build
 
 VISION = SiglipConfig(width=48, depth=2, heads=3, mlp=80, image=32, patch=8)
 BACKBONE = DecoderConfig(width=64, depth=3, heads=4, kv_heads=1, head_dim=24, mlp=96)

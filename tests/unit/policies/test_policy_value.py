@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from policy_batches import awake, build, make_batch
 
 from benchbox.measure.kernels import KernelNames
-from benchbox.measure.witness.watch import Watch
+from benchbox.observer.hooks.dispatch import Watch
+from tests.support.policy_batches import awake, build, make_batch
 
 
 def test_full_is_siglip_a_projection_and_gemma_3_270m():

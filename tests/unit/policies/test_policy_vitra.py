@@ -10,10 +10,10 @@ import pytest
 import torch
 from benchbox_policies.vitra.policy import PARTS, PartWeights, part_losses
 from benchbox_policies.vitra.policy import build as build_vitra
-from policy_batches import awake, build, gradients, make_batch, wake
 
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import find_policies
+from tests.support.policy_batches import awake, build, gradients, make_batch, wake
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Batch, Policy

@@ -6,12 +6,12 @@ import json
 
 import pytest
 import torch
-from benchbox_policies._layers.published import load_published, place
-from policy_batches import build
-from published_made import PUBLISHED, PUBLISHED_LAYERS, UNUSED_HEAD, numbers, sizes, table
+from benchbox_policies._layers.weights.published import load_published, place
 from safetensors.torch import save_file
 
 from benchbox.errors import ConfigurationError, DataError
+from tests.support.policy_batches import build
+from tests.support.published_weights import PUBLISHED, PUBLISHED_LAYERS, UNUSED_HEAD, numbers, sizes, table
 
 TINY = sizes(48, 96, 16, 8, 64, 128, 32, 64, 4 * 16, 16, 384, 32)
 TINY_LAYERS = {"vision": 2, "decoder": 3}

@@ -8,8 +8,6 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
-from audit_made import HOSTILE, audit, hostile, knowing, pure, suppressing, unreadable
-from facts_made import courses, half, rank, ranks, stepping
 
 from benchbox.audit.judge import judge
 from benchbox.audit.rules import rules
@@ -18,6 +16,8 @@ from benchbox.report.audit import write_audit
 from benchbox.report.audit.as_json import json_report
 from benchbox.report.audit.junit import junit_report
 from benchbox.report.audit.sarif import sarif_report
+from tests.support.audits import HOSTILE, audit, hostile, knowing, pure, suppressing, unreadable
+from tests.support.facts import courses, half, rank, ranks, stepping
 
 # What the SARIF 2.1.0 schema says of the objects used here. An exclamation mark: the standard demands it. No other property
 # may stand there (additionalProperties: false), so whoever writes a new one looks it up and adds it.

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from audit_made import audit, hostile, knowing, pure, suppressing, unreadable
-from facts_made import half, rank, ranks, reduction, stepping
 from rich.console import Console
 
-from benchbox.measure.witness.facts import CensusEntry
+from benchbox.observer.facts import CensusEntry
 from benchbox.report.audit.text import print_audit
+from tests.support.audits import audit, hostile, knowing, pure, suppressing, unreadable
+from tests.support.facts import half, rank, ranks, reduction, stepping
 
 if TYPE_CHECKING:
     from benchbox.report.audit.view import Audit

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from example_run import CELL, example_record, example_run
-from facts_made import rank
-
 from benchbox.audit.record import precision_of
 from benchbox.cli.subjects import stumbled
 from benchbox.report.view import build
+from tests.support.example_run import CELL, example_record, example_run
+from tests.support.facts import rank
 
 TROUBLE = "before: ZeroDivisionError: oops"
 

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from example_run import CELL, example_record, example_run
-
 from benchbox.report.html import render_html
 from benchbox.report.view import build
+from tests.support.example_run import CELL, example_record, example_run
 
 
 def report_of(recipes=("fp32", "bf16_pure"), edq=None):

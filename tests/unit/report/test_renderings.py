@@ -6,13 +6,13 @@ import io
 from html.parser import HTMLParser
 
 import pytest
-from example_run import write_example
 from rich.console import Console
 
 from benchbox.report import write_reports
 from benchbox.report.markdown import escape
 from benchbox.report.rows import print_rows
 from benchbox.report.terminal import print_table
+from tests.support.example_run import write_example
 
 HOSTILE = '<script>alert("x")</script>|[red]`'
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from example_run import CELL, OOM, example_record, example_run, write_example
 
 from benchbox.registry.metrics import METRICS
 from benchbox.report.view import build
+from tests.support.example_run import CELL, OOM, example_record, example_run, write_example
 
 FSDP, ZERO = replace(CELL, backend="fsdp1_full"), replace(CELL, backend="zero2")
 

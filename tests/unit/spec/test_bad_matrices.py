@@ -6,11 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
-from good_matrix import GOOD
 
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.recipes import RECIPES
 from benchbox.spec import load_matrix
+from tests.support.good_matrix import GOOD
 
 MATRICES = Path(__file__).parents[3] / "matrices"
 

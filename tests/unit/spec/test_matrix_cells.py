@@ -6,7 +6,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from good_matrix import GOOD
 from safetensors.numpy import save_file
 
 from benchbox.spec import load_matrix
@@ -14,6 +13,7 @@ from benchbox.spec.cell import Cell, DataSpec, MeasureSpec, OptimSpec
 from benchbox.spec.fields import Point
 from benchbox.spec.schema import MeasureFile, OptimFile
 from benchbox.spec.threshold import Threshold
+from tests.support.good_matrix import GOOD
 
 ROOT = Path(__file__).parents[3]
 

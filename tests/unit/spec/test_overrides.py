@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from good_matrix import GOOD
 
 from benchbox.errors import ConfigurationError
 from benchbox.spec import parse_overrides
+from tests.support.good_matrix import GOOD
 
 
 def test_an_override_replaces_a_value(load):

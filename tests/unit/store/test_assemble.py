@@ -6,11 +6,11 @@ from dataclasses import replace
 from statistics import median
 
 import pytest
-from example_run import CELL, MEASURE, MIB, OOM, example_precision, example_record, rank_result
 
 from benchbox.registry.metrics import METRICS
 from benchbox.store.assemble import assemble_record
 from benchbox.store.record import LaunchRecord, check_record
+from tests.support.example_run import CELL, MEASURE, MIB, OOM, example_precision, example_record, rank_result
 
 KEYS = LaunchRecord.__annotations__.keys()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from example_run import CELL
 
 from benchbox.errors import ConfigurationError, RecordError
 from benchbox.store.checkpoints import check_same, describe_in
 from benchbox.store.files import read_json, write_json
+from tests.support.example_run import CELL
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from example_run import CELL, OOM, example_record, example_run, write_example
 
 from benchbox.errors import EXIT_USAGE, RecordError
 from benchbox.store.baseline import Baseline, read_baseline, write_baseline
 from benchbox.store.files import write_text
 from benchbox.store.run import RunStore
 from benchbox.store.table import table, write_tables
+from tests.support.example_run import CELL, OOM, example_record, example_run, write_example
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchbox.audit.subjects.checkpoint.stored import Stored
-    from benchbox.measure.witness.facts import RankFacts
+    from benchbox.observer.facts import RankFacts
 
 _KNOWN = (
     "give a folder of DeepSpeed ZeRO, torch.distributed.checkpoint (FSDP), accelerate, transformers, LeRobot or benchbox, or a "

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from benchbox.audit.subjects.checkpoint.numbers import numbers_of
 from benchbox.audit.subjects.checkpoint.stored import UNKNOWN
-from benchbox.measure.witness.facts import SECTIONS, CensusEntry, LiveTensor, RankFacts, SteppedTensor
-from benchbox.measure.witness.tensors import number
-from benchbox.measure.witness.walk import compensating_state
+from benchbox.observer.facts import SECTIONS, CensusEntry, LiveTensor, RankFacts, SteppedTensor
+from benchbox.observer.introspect.names import compensating_state
+from benchbox.observer.tensor_facts import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchbox.measure.witness.walk import own_name
+from benchbox.observer.introspect.names import own_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

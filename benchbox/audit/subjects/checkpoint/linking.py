@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from benchbox.audit.subjects.checkpoint.numbers import nearest
 from benchbox.audit.subjects.checkpoint.optimizers import kind_of
 from benchbox.audit.subjects.checkpoint.stored import UNKNOWN, Held, Run, StoredTensor, is_buffer
-from benchbox.measure.witness.walk import own_name
+from benchbox.observer.introspect.names import own_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

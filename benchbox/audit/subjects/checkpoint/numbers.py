@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchbox.measure.witness.facts import Numbers
-from benchbox.measure.witness.looks import SIXTEEN_BIT, Tally
-from benchbox.measure.witness.numerics import bf16_valued_share, stalled_share
-from benchbox.measure.witness.updates import difference
+from benchbox.observer.facts import Numbers
+from benchbox.observer.numerics.expected_update import difference
+from benchbox.observer.numerics.probes import SIXTEEN_BIT, Tally
+from benchbox.observer.numerics.rounding import bf16_valued_share, stalled_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from benchbox.audit.subjects.checkpoint.stored import Held, held
-from benchbox.measure.witness.walk import own_name
+from benchbox.observer.introspect.names import own_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchbox.measure.witness.kinds import dtype_name, local
+from benchbox.observer.introspect.tensors import dtype_name, local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
-    from benchbox.measure.witness.facts import Opaque
+    from benchbox.observer.facts import Opaque
 
 # A tensor whose dtype nothing in the checkpoint tells.
 UNKNOWN = "unknown"

@@ -13,8 +13,8 @@ from benchbox.audit.subjects.checkpoint.optimizers import groups_of, is_model, i
 from benchbox.audit.subjects.checkpoint.safe import load_file
 from benchbox.audit.subjects.checkpoint.stored import Held, Run, Stored, StoredTensor, held
 from benchbox.errors import DataError
-from benchbox.measure.witness.facts import Opaque
-from benchbox.measure.witness.walk import own_name
+from benchbox.observer.facts import Opaque
+from benchbox.observer.introspect.names import own_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

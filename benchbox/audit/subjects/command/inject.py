@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import benchbox.measure.witness
-from benchbox.measure.witness.start import OUT, STEPS
+import benchbox.observer
+from benchbox.observer.bootstrap import OUT, STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _CUSTOMISATION = '''\
 """Put here by `benchbox audit-precision`: looks at the first optimizer steps of this process, if it takes any."""
 
-from benchbox_witness.start import start
+from benchbox_observer.bootstrap import start
 
 start(__file__)
 '''
@@ -38,8 +38,8 @@ def inject(folder: Path, steps: int, user: Mapping[str, str]) -> dict[str, str]:
         the variables that the command is to be started with besides.
     """
     injected = folder / "path"
-    source = Path(benchbox.measure.witness.__file__).parent
-    shutil.copytree(source, injected / "benchbox_witness", ignore=shutil.ignore_patterns("__pycache__"))
+    source = Path(benchbox.observer.__file__).parent
+    shutil.copytree(source, injected / "benchbox_observer", ignore=shutil.ignore_patterns("__pycache__"))
     (injected / "sitecustomize.py").write_text(_CUSTOMISATION)
     seen(folder).mkdir()
     path = [str(injected), *filter(None, [user.get("PYTHONPATH")])]

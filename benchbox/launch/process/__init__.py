@@ -1,0 +1,1 @@
+"""Processes of a launch: launchers, torchrun, user commands, signals, locks, environment variables."""

@@ -1,0 +1,1 @@
+"""Supervision of a process group: events, stacks, root causes, outcomes."""

@@ -1,0 +1,103 @@
+"""Counting the collectives that really run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from ..facts import Collective
+from .dispatch import name_of
+
+_NAMESPACES = frozenset({"c10d", "_c10d_functional"})
+_NAMES = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "all_reduce": "all_reduce",
+    "all_reduce_": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "all_reduce_coalesced_": "all_reduce",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather",
+    "allgather_coalesced_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter_": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_out": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "broadcast_": "broadcast",
+    "broadcast": "broadcast",
+    "reduce_": "reduce",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "send": "send",
+    "recv_": "recv",
+    "recv_any_source_": "recv",
+    "barrier": "barrier",
+}
+_NO_COLLECTIVE = frozenset({"wait_tensor", "monitored_barrier_", "_wrap_tensor_autograd"})
+
+
+class CollectiveCounter:
+    """Count, bytes and dtypes of every collective this rank takes part in.
+
+    `bytes` is the size of the whole that is reduced or gathered, whichever of input and output is larger: the same number for
+    an all-reduce of N bytes, a reduce-scatter of N bytes into shards and an all-gather of shards into N bytes.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], list[int]] = {}  # by name and dtype: count, elements, bytes
+
+    def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
+        if getattr(operation, "namespace", None) not in _NAMESPACES:
+            return
+        raw = name_of(operation)
+        if raw in _NO_COLLECTIVE:
+            return
+        name = _NAMES.get(raw, raw)
+        # c10d takes outputs before inputs; the functional forms take inputs and return outputs.
+        places = [_tensors(argument) for argument in (*arguments[:2], *options.values(), result)]
+        largest = max(places, key=lambda tensors: sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+        dtype = str(largest[0].dtype).removeprefix("torch.") if largest else "none"
+        counted = self._seen.setdefault((name, dtype), [0, 0, 0])
+        counted[0] += 1
+        counted[1] += sum(tensor.numel() for tensor in largest)
+        counted[2] += sum(tensor.numel() * tensor.element_size() for tensor in largest)
+
+    def by_dtype(self) -> list[Collective]:
+        """What was seen, one entry a kind and dtype."""
+        return [
+            Collective(operation=name, dtype=dtype, count=count, elements=elements, bytes=size)
+            for (name, dtype), (count, elements, size) in self._seen.items()
+        ]
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Count and bytes by kind, whatever the dtype."""
+        sums: dict[str, dict[str, int]] = {}
+        for (name, _), (count, _, size) in self._seen.items():
+            entry = sums.setdefault(name, {"count": 0, "bytes": 0})
+            entry["count"] += count
+            entry["bytes"] += size
+        return sums
+
+    @property
+    def dtypes(self) -> dict[str, set[str]]:
+        """Dtypes by kind."""
+        found: dict[str, set[str]] = {}
+        for name, dtype in self._seen:
+            found.setdefault(name, set()).add(dtype)
+        return found
+
+
+def _tensors(argument: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(argument) if isinstance(leaf, Tensor)]

@@ -1,0 +1,1 @@
+"""Reading a training from its live objects: parameter names, wrappers, the objects of the process, masters."""

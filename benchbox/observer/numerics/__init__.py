@@ -1,0 +1,1 @@
+"""Numbers of a step: the expected update, traces of rounding, tensor probes, the census."""

@@ -1,0 +1,157 @@
+"""What the policies of the pi family share: a prefix that is read, and actions that flow out of noise beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from pydantic import NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from benchbox.data.normalisation import Normaliser
+
+from ..cost.flops import Tally, Tokens, count_language_action, laid, trains
+from ..nn.discrete import DiscreteActions
+from ..nn.precision import Linear
+from ..nn.siglip import SiglipLayer
+from ..nn.units import LayerPair
+from ..presets import CLOSED
+from ..sequence.stream import Block, Stream, lay, select
+from .flow import TimeCondition, denoise, flow_loss, mix, time_from_uniform
+from .losses import combine, text_losses
+from .reading import ACTION, ReadingConfig, ReadingPolicy
+from .vision_language import ActingConfig, VisionLanguageAction
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from benchbox.registry.contracts import Axes, Batch, BatchSpec
+
+
+@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
+class FlowConfig(ReadingConfig):
+    """The same of a policy that acts. Without FAST tokens the backbone learns no actions."""
+
+    model: ActingConfig
+    fast_tokens: NonNegativeInt = 0
+    fast_vocab: PositiveInt = 2048
+    denoising_steps: PositiveInt = 10
+    knowledge_insulation: bool = True
+
+
+class FlowPolicy(ReadingPolicy):
+    """A `ReadingPolicy` with an action expert, trained by flow matching, and FAST tokens that teach its backbone."""
+
+    predicted: ClassVar[tuple[str, ...]] = ("response",)
+    adaptive: ClassVar[bool] = True  # time conditions the expert's norms
+    model: VisionLanguageAction
+
+    def __init__(self, config: FlowConfig, axes: Axes) -> None:
+        super().__init__(config, axes)
+        scored = bool(self.predicted) or config.fast_tokens > 0
+        self.model = VisionLanguageAction(
+            config.model, axes, insulated=config.knowledge_insulation, adaptive=self.adaptive, scored=scored
+        )
+        self.discrete = DiscreteActions(config.fast_vocab, config.model.backbone.width) if config.fast_tokens else None
+        width = config.model.expert.width
+        self.action_in = Linear(config.action_dim, width)
+        self.action_out = Linear(width, config.action_dim)
+        self.time = TimeCondition(width) if self.adaptive else None
+        self.action_normaliser = Normaliser(config.action_dim, self.spec.action_normalisation)
+
+    def suffix(self, batch: Batch, noisy: Tensor, time: Tensor) -> tuple[Stream, Tensor | None]:  # noqa: ARG002
+        """The expert's tokens, actions last, at a point (B, N, A) and a time (B,), and the condition of its norms."""
+        assert self.time is not None
+        return lay([whole("actions", self.action_in(noisy))]), self.time(time)
+
+    def forward(self, batch: Batch, *, per_sample: bool = False, act: bool = False) -> Any:
+        if act:
+            return self.select_actions(batch)
+        batch, present = self.agreed(batch)
+        prefix = lay([*self.blocks(batch, present), *self._discrete(batch)])
+        action = self.action_normaliser.normalise(batch["action"], batch["dataset_index"])
+        time = time_from_uniform(batch["uniform"][:, 0])
+        noisy, velocity = mix(action, batch["noise"][:, 0].float(), time)
+
+        hidden, acting = self.model(prefix, *self.suffix(batch, noisy, time))
+
+        predicted = self.action_out(acting[:, -self.config.horizon :])
+        terms = {"flow": flow_loss(predicted, velocity, batch["action_is_pad"], batch["action_dim_mask"])}
+        terms |= text_losses(prefix, self.predicted, lambda name: self.scores(name, prefix, hidden))
+        losses = combine(terms, per_sample=per_sample)
+        if self.discrete is not None:
+            # Tokens that did not fit are actions the backbone is never taught: said in every step's metrics.
+            losses.parts["fast_truncated"] = batch["fast_truncated"].float().mean()
+        return losses
+
+    @torch.no_grad()
+    def select_actions(self, batch: Batch) -> Tensor:
+        """See `benchbox.registry.contracts.Policy`. The prefix is read once; each denoising step runs the expert alone."""
+        batch, present = self.agreed(batch, acting=True)
+        prefix = lay(self.blocks(batch, present))
+        cache = self.model.read(prefix)
+
+        def velocity(point: Tensor, time: Tensor) -> Tensor:
+            suffix, condition = self.suffix(batch, point, time)
+            acting = self.model.act(prefix, cache, suffix, condition)
+            return self.action_out(acting[:, -self.config.horizon :])
+
+        action = denoise(velocity, batch["noise"][:, 0], self.config.denoising_steps)
+        return self.action_normaliser.denormalise(action, batch["dataset_index"])
+
+    def _discrete(self, batch: Batch) -> list[Block]:
+        """The FAST tokens, which the expert must not read."""
+        if self.discrete is None:
+            return []
+        tokens, valid = batch["fast_tokens"], batch["fast_mask"]
+        hidden = self.discrete(tokens)
+        return [Block(name="fast", hidden=hidden, valid=valid, attention="causal", readable=False, targets=tokens)]
+
+    def scores(self, name: str, stream: Stream, hidden: Tensor) -> Tensor:
+        if name != "fast" or self.discrete is None:
+            return super().scores(name, stream, hidden)
+        return self.discrete(self.model.norm(select(hidden, stream.predictors(name))), scores=True)
+
+    def count_blocks(self, tally: Tally, batch: Batch, present: frozenset[str]) -> dict[str, Tokens]:
+        blocks = super().count_blocks(tally, batch, present)
+        if self.discrete is not None:
+            blocks["fast"] = Tokens(batch["fast_tokens"].shape[1], trains(self.discrete.embedding))
+        return blocks
+
+    def count_suffix(self, tally: Tally) -> tuple[Tokens, bool | None]:
+        """What `suffix` costs: its tokens, and whether the condition needs a gradient."""
+        assert self.time is not None
+        below = tally.through(self.action_in, self.config.horizon, below=False)
+        condition = tally.through(self.time.outer, 1, tally.through(self.time.inner, 1, below=False))
+        return Tokens(self.config.horizon, below), condition
+
+    def count_losses(self, tally: Tally, blocks: dict[str, Tokens]) -> None:
+        hidden, acting = count_language_action(tally, self.model, laid(blocks), *self.count_suffix(tally))
+        tally.through(self.action_out, self.config.horizon, acting.below)
+        self.count_scores(tally, blocks, hidden)
+
+    def count_scores(self, tally: Tally, blocks: dict[str, Tokens], hidden: Tokens) -> None:
+        super().count_scores(tally, blocks, hidden)
+        if self.discrete is not None:
+            tally.through(self.discrete.head, blocks["fast"].number, hidden.below or trains(self.model.norm))
+
+    def layer_units(self) -> tuple[type[nn.Module], ...]:
+        return SiglipLayer, LayerPair
+
+    def batch_spec(self) -> BatchSpec:
+        fast = self.config.fast_tokens
+        cues = {"action": "Action: "} if fast else {}
+        return replace(super().batch_spec(), fast_tokens=fast, fast_vocab=self.config.fast_vocab, cues=cues)
+
+    def load_statistics(self, statistics: list[Mapping[str, Mapping[str, list[float]]]]) -> None:
+        super().load_statistics(statistics)
+        self.action_normaliser.load([features[ACTION] for features in statistics])
+
+
+def whole(name: str, hidden: Tensor) -> Block:
+    """A block that sees itself, without padding."""
+    return Block(name=name, hidden=hidden, valid=hidden.new_ones(hidden.shape[:2], dtype=torch.bool), attention="bidirectional")

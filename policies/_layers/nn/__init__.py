@@ -1,0 +1,1 @@
+"""Modules: attention, decoder layers, norms, vision tower, projections, embeddings."""

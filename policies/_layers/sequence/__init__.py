@@ -1,0 +1,1 @@
+"""Token sequences: blocks, attention masks, positions, optional blocks."""

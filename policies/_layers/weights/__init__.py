@@ -1,0 +1,1 @@
+"""Published weights: reading them and mapping their names."""

@@ -1,0 +1,204 @@
+"""`benchbox audit-precision -- CMD`, run as a user runs it: real launchers, in an environment without benchbox."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from benchbox.launch.process.environment import host_variables
+
+pytestmark = pytest.mark.ranks
+
+SCRIPTS = Path(__file__).parents[1] / "command_scripts"
+AUDIT = [sys.executable, "-m", "benchbox.cli.app", "audit-precision"]
+TORCHRUN = ("torchrun", "--standalone", "--nproc_per_node", "2")
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    """The variables of an environment with torch, accelerate, deepspeed and their launchers, but no benchbox."""
+    folder = tmp_path_factory.mktemp("foreign")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    python = folder / "bin" / "python"
+    (site_packages,) = (folder / "lib").glob("python*/site-packages")
+    # Path files inside a folder named by a path file are not read: packages are borrowed, editable installs are not.
+    (site_packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    for name in ("torchrun", "accelerate", "deepspeed"):
+        script = Path(sys.executable).with_name(name).read_text().partition("\n")[2]
+        (folder / "bin" / name).write_text(f"#!{python}\n{script}")
+        (folder / "bin" / name).chmod(0o755)
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    extensions = Path(host_variables({})["TORCH_EXTENSIONS_DIR"]).with_name("of-a-foreign-command")  # compiled once
+    path = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])  # ninja is in ours
+    variables |= {"PATH": path, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(extensions)}
+    probe = subprocess.run(
+        [python, "-c", "import torch, benchbox.cli"], env=variables, cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert "No module named 'benchbox" in probe.stderr, "torch is there, and benchbox is not"
+    return variables
+
+
+@pytest.fixture
+def run(foreign, tmp_path):
+    def run(*command, **variables):
+        return subprocess.run(
+            command, env=foreign | variables, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+        )
+
+    return run
+
+
+def results(printed):
+    """What the script itself printed: launchers add times and process ids."""
+    return [line for line in printed.splitlines() if line.startswith("result ")]
+
+
+def codes(report):
+    return {finding["code"] for finding in report["findings"]}
+
+
+def test_a_ddp_script_that_casts_its_model_is_told_what_and_how_much_it_loses_and_the_repair(run):
+    done = run(
+        *AUDIT, "--steps", "6", "--", "torchrun", "--standalone", "--nproc_per_node", "2", SCRIPTS / "casts_its_model.py"
+    )
+    assert done.returncode == 4, done.stderr
+    assert len(results(done.stdout)) == 12, "the command runs to its end"
+    report = done.stdout[done.stdout.index("BXP101") :]
+    for said in ("BXP201", "0.weight, 0.bias, 2.weight, 2.bias", "2,128", "0.999", "exp_avg_sq", "float32 masters"):
+        assert said in report
+    assert done.stderr.splitlines()[-1].startswith("error: ")
+    assert "BXP101" in done.stderr
+    assert "BXP201" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("python", SCRIPTS / "one_process.py"),
+        (*TORCHRUN, SCRIPTS / "several_ranks.py", "ddp"),
+        (
+            *("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"),
+            *("--dynamo_backend", "no", SCRIPTS / "several_ranks.py", "accelerate"),
+        ),
+        ("deepspeed", "--num_gpus", "2", SCRIPTS / "several_ranks.py", "deepspeed"),
+    ],
+    ids=["python", "torchrun", "accelerate", "deepspeed"],
+)
+def test_losses_weights_and_random_numbers_are_bit_for_bit_those_of_the_command_alone(run, command):
+    """With dropout, data workers, closures, clipping and a compiled model in one process, and on two ranks of each launcher."""
+    alone = run(*command)
+    assert alone.returncode == 0, alone.stderr
+    audited = run(*AUDIT, "--steps", "5", "--format", "json", "--", *command)
+    assert audited.returncode in (0, 4), audited.stderr
+    assert results(audited.stderr) == results(alone.stdout) != []
+    assert json.loads(audited.stdout)["subject"]["steps"] == 5
+
+
+def test_what_the_witness_does_not_understand_changes_neither_output_nor_exit_code(run):
+    """Its script steps complex, sparse and absent tensors, forgets its state, trains in threads and forks, and makes errors of
+    warnings."""
+    command = ("python", SCRIPTS / "odd_things.py")
+    alone = run(*command)
+    assert alone.returncode == 5, alone.stderr
+    audited = run(*AUDIT, "--steps", "6", "--", *command)
+    assert audited.stdout.startswith(alone.stdout)
+    assert audited.stderr.startswith(alone.stderr)
+    assert audited.returncode == 3
+    assert "error: the command failed: exit code 5" in audited.stderr
+
+
+def test_a_rank_that_fails_is_reported_with_what_all_ranks_had_seen_before(run):
+    """Ranks that torch.multiprocessing spawns know their number only from the process group; the one that is killed cannot
+    write anything at its end."""
+    command = ("python", SCRIPTS / "casts_its_model.py", "--spawn", "--fail")
+    audited = run(*AUDIT, "--format", "json", "--", *command)
+    assert audited.returncode == 3
+    assert "RuntimeError: out of data" in audited.stderr
+    assert audited.stderr.splitlines()[-1] == "error: the command failed: exit code 1"
+    report = json.loads(audited.stdout)
+    assert report["subject"]["ranks"] == [0, 1]
+    assert report["subject"]["world_size"] == 2
+    assert codes(report) >= {"BXP101", "BXP201"}
+
+
+def test_stop_ends_the_command_once_its_steps_were_seen_and_a_recipe_says_what_it_was_meant_to_be(run):
+    """Only the report is on stdout."""
+    command = (*TORCHRUN, SCRIPTS / "casts_its_model.py", "--steps", "1000000")
+    audited = run(*AUDIT, "--stop", "--steps", "5", "--recipe", "fp32", "--format", "json", "--", *command)
+    assert audited.returncode == 4, audited.stderr
+    assert "benchbox: 5 steps seen on 2 ranks; the command is ended" in audited.stderr
+    assert codes(json.loads(audited.stdout)) >= {"BXP101", "BXP604"}
+
+
+def test_ctrl_c_and_the_keyboard_are_the_commands(foreign, tmp_path):
+    """On a terminal: the command reads what is typed, Ctrl-C ends it, and what was seen is reported nevertheless."""
+    pid, terminal = pty.fork()
+    if not pid:
+        os.chdir(tmp_path)
+        os.execvpe(AUDIT[0], [*AUDIT, "--steps", "3", "--", "python", str(SCRIPTS / "reads_a_line.py")], foreign)
+    os.write(terminal, b"typed\n")
+    said = ""
+    interrupted = False
+    while True:
+        try:
+            part = os.read(terminal, 4096).decode()
+        except OSError:  # the other side is gone
+            break
+        said += part
+        if "trains" in said and not interrupted:
+            os.write(terminal, b"\x03")
+            interrupted = True
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    assert "read: typed" in said
+    assert "KeyboardInterrupt" in said
+    assert said.index("KeyboardInterrupt") < said.index("clean") < said.index("error: the command failed: ended by SIGINT")
+
+
+def test_a_sitecustomize_that_was_there_before_runs_and_the_path_is_as_it_was(run, tmp_path):
+    (tmp_path / "own").mkdir()
+    own = tmp_path / "own" / "sitecustomize.py"
+    own.write_text("import sys\nsys.customised = True\n")
+    program = "import sys, sitecustomize; print(sys.customised, sitecustomize.__file__, sys.path[:2])"
+    audited = run(*AUDIT, "--", "python", "-c", program, PYTHONPATH=str(own.parent))
+    assert audited.stdout == f"True {own} ['', '{own.parent}']\n"
+    assert audited.returncode == 3
+    assert audited.stderr == "error: no optimizer step was seen: no Python that the command started imported torch\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (("python", "-c", "import torch"), "torch was imported, and no torch.optim.Optimizer took a step"),
+        (("python", "-I", "-c", "import torch"), "no Python of the command could be looked into"),
+        (("false",), "the command failed (exit code 1), and no optimizer step was seen"),
+    ],
+)
+def test_a_command_in_which_no_step_was_seen_says_why_that_may_be(run, command, why):
+    done = run(*AUDIT, "--", *command)
+    assert (done.returncode, done.stdout) == (3, "")
+    (line,) = done.stderr.splitlines()
+    assert why in line
+
+
+def test_a_command_that_cannot_be_run_is_one_line(run):
+    script = SCRIPTS / "one_process.py"
+    for command, line in (
+        (("torchrum", "x.py"), "error: -- torchrum: no such command; is its environment active?"),
+        ((str(script),), f"error: -- {script}: cannot be run: Permission denied; give it to its interpreter: python {script}"),
+    ):
+        done = run(*AUDIT, "--", *command)
+        assert (done.returncode, done.stdout, done.stderr.splitlines()) == (2, "", [line])
+
+
+def test_a_command_whose_every_step_is_skipped_is_told_so(run):
+    done = run(*AUDIT, "--format", "json", "--", "python", SCRIPTS / "skips_every_step.py")
+    assert done.returncode == 4, done.stderr
+    (finding,) = json.loads(done.stdout)["findings"]
+    assert (finding["code"], finding["evidence"]["steps"], finding["evidence"]["skipped"]) == ("BXP305", 4, 4)

@@ -1,0 +1,85 @@
+"""Runs scripts of `cases/` one after another in this process under a witness, each with its bug and repaired.
+
+`python run_cases.py OUT NAME ...`, or the same under `torch.distributed.run`. Every rank writes into the folder OUT, as
+`<name>-<variant>-<rank>.json`, the facts its witness gave, or `{"failed": traceback}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from accelerate.state import AcceleratorState, GradientState, PartialState
+
+from benchbox.observer.facts import Contract
+from benchbox.observer.observer import Witness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STEPS = 6  # of the eight and more that every script takes
+VARIANTS = {"buggy": False, "repaired": True}
+
+
+def main(out: str, names: list[str]) -> None:
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(Path(__file__).parent / "cases"))
+    rank = os.environ.get("RANK", "0")
+    for name in names:
+        for variant, repaired in VARIANTS.items():
+            try:
+                told = witnessed(name, repaired, Path(out) / f"{name}-{variant}")
+            except Exception:
+                if dist.is_initialized():
+                    raise  # another rank may be waiting for this one
+                told = {"failed": traceback.format_exc()}  # the other cases can still run
+            (Path(out) / f"{name}-{variant}-{rank}.json").write_text(json.dumps(told))
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def witnessed(name: str, repaired: bool, folder: Path) -> dict[str, Any]:
+    """Facts of one run of a script in a folder of its own, which its ranks share."""
+    folder.mkdir(exist_ok=True)
+    with contextlib.chdir(folder), on_its_own():
+        case = importlib.import_module(name)
+        contract = Contract(**case.CONTRACT) if hasattr(case, "CONTRACT") else None
+        if hasattr(case, "earlier"):  # a run before the one that is audited, in this folder too
+            case.earlier(repaired)
+            gc.collect()
+        with Witness(source="command", steps=STEPS, contract=contract) as witness:
+            case.main(repaired)
+        return witness.facts().to_dict()
+
+
+@contextlib.contextmanager
+def on_its_own() -> Iterator[None]:
+    """What a script changes in the process is undone; the process group stays, because starting one takes seconds."""
+    environment = dict(os.environ)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(environment)
+            torch.set_default_dtype(torch.float32)
+            AcceleratorState._reset_state()
+            GradientState._reset_state()
+            PartialState._shared_state.clear()
+            gc.collect()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,108 @@
+"""Mistakes that people made, each as the script that made it: the audit names it, and is silent about its repair."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchbox.audit.judge import Judgement, judge
+from benchbox.audit.rules import rules
+from benchbox.launch.process.environment import host_variables
+from benchbox.observer.facts import RankFacts
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a script declares of itself. `also` are rules that rightly fire beside those it is about; `severities` are expected
+    where they are not the rule's own.
+    """
+
+    name: str
+    ranks: int
+    rules: tuple[str, ...]
+    also: tuple[str, ...] = ()
+    severities: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def read(cls, path: Path) -> Case:
+        """Without importing it: DeepSpeed takes seconds, and every rank has to import it anyway."""
+        declared: dict[str, Any] = {}
+        for statement in ast.parse(path.read_text()).body:
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                name = statement.targets[0].id.lower()
+                if name in cls.__dataclass_fields__:
+                    declared[name] = ast.literal_eval(statement.value)
+        return cls(name=path.stem, **declared)
+
+
+CASES = [Case.read(path) for path in sorted((HERE / "cases").glob("*.py"))]
+each_case = pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+
+
+@pytest.fixture(scope="session")
+def testimony(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the facts of each variant of the cases that were selected. Those of one number of ranks share a process
+    group, which takes longer to start than they do to run.
+    """
+    items = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    selected = {params["case"].name: params["case"] for params in items if isinstance(params.get("case"), Case)}
+    out = tmp_path_factory.mktemp("facts")
+    for ranks in sorted({case.ranks for case in selected.values()}):
+        run([name for name, case in selected.items() if case.ranks == ranks], ranks, out)
+    return out
+
+
+def run(names: list[str], ranks: int, out: Path) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)]
+    environment = {**os.environ, **host_variables(os.environ), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, *(launcher if ranks > 1 else []), str(HERE / "run_cases.py"), str(out), *names]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
+    if done.returncode:
+        pytest.fail(f"{ranks} ranks failed:\n{done.stderr[-8000:]}")
+
+
+def judged(out: Path, case: Case, variant: str) -> Judgement:
+    """What the audit says of one variant of a case, from the facts of all its ranks."""
+    told = [json.loads((out / f"{case.name}-{variant}-{rank}.json").read_text()) for rank in range(case.ranks)]
+    for each in told:
+        if "failed" in each:
+            pytest.fail(f"{case.name}, {variant}:\n{each['failed']}")
+    facts = [RankFacts.from_dict(each) for each in told]
+    assert [problem for each in facts for problem in each.problems] == [], "the witness stumbled"
+    return judge(facts)
+
+
+@pytest.mark.ranks
+@each_case
+def test_what_went_wrong_is_found_and_nothing_else(case: Case, testimony: Path) -> None:
+    found = judged(testimony, case, "buggy").findings
+    assert {finding.code for finding in found if finding.severity != "info"} | set(case.rules) == {*case.rules, *case.also}
+    for code in case.rules:
+        severities = {finding.severity for finding in found if finding.code == code}
+        assert case.severities.get(code, rules()[code].severity) in severities, f"{code} fired as {severities or None}"
+
+
+@pytest.mark.ranks
+@each_case
+def test_of_its_repair_the_audit_has_nothing_to_say(case: Case, testimony: Path) -> None:
+    judgement = judged(testimony, case, "repaired")
+    assert [finding for finding in judgement.findings if finding.severity != "info"] == []
+    assert set(case.rules) <= set(judgement.clean), "a rule that the case is about was not judged"
+
+
+def test_every_rule_has_a_case_that_fires_it_and_whose_repair_does_not() -> None:
+    assert {code for case in CASES for code in case.rules} == set(rules())

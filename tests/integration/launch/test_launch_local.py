@@ -1,0 +1,130 @@
+"""Real ranks under real torchrun, failing in every way there is."""
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchbox.launch.job import Job
+from benchbox.launch.launch import launch_once
+from benchbox.launch.process.local import LocalLauncher
+from benchbox.launch.process.processes import marked
+from tests.support.launchers import MEASURE, DirectLauncher, cell
+
+pytestmark = pytest.mark.ranks
+
+Launch = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def launch(tmp_path: Path, policy_dir: Path, launcher: LocalLauncher) -> Launch:
+    """Launch the stand-in worker with some behaviour, by torchrun unless told otherwise; no process may be left of it."""
+
+    def run(behaviour: str, *, ranks: int = 2, measure: Any = MEASURE, **options: Any) -> dict[str, Any]:
+        folder = tmp_path / "launch-1"
+        options = {"launch": 1, "folder": folder, "launcher": launcher, "policy_dirs": [policy_dir], **options}
+        record = launch_once(cell(behaviour, ranks), measure, **options)
+        assert marked(str(folder)) == []
+        return record
+
+    return run
+
+
+def test_a_healthy_group_is_ok_its_ranks_are_merged_and_daemons_it_left_behind_are_ended(
+    launch: Launch, tmp_path: Path
+) -> None:
+    record = launch("healthy")
+    assert record["status"] == "ok", record["error"]
+    assert record["step_time_s"]["per_rank"] == [[0.1, 0.1], [0.1, 0.1]]
+    assert record["environment"]["launcher"] == "local"
+    assert len(record["environment"]["policy_sha256"]) == 64
+    assert not (tmp_path / "launch-1" / "torchrun").exists()  # torchrun's scratch folder
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status", "kind", "rank", "phase"),
+    [
+        ("raises", "crash", "RuntimeError", 1, "forward"),
+        # Rank 0 believes that it failed by itself; torchrun knows how rank 1 ended, and no event told of its last phase.
+        ("claims_innocence_wrongly", "crash", "Killed", 1, "optimizer"),
+        ("stopped", "hang", "Hang", 1, "forward"),
+        ("dies_at_import", "crash", "LaunchError", None, None),
+    ],
+)
+def test_a_failure_has_a_type_a_rank_and_a_phase_and_leaves_no_process(
+    behaviour: str, status: str, kind: str, rank: int | None, phase: str | None, launch: Launch
+) -> None:
+    record = launch(behaviour)
+    error = record["error"]
+    assert (record["status"], error["type"], error["rank"], error["phase"]) == (status, kind, rank, phase), error
+    assert record["throughput"] is None
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status", "kind"),
+    [("unsupported", "unsupported", "UnsupportedError"), ("garbles", "crash", "RecordError"), ("slow", "timeout", "Timeout")],
+)
+def test_one_rank_alone_fails_in_the_same_words(behaviour: str, status: str, kind: str, launch: Launch) -> None:
+    record = launch(behaviour, ranks=1, measure=replace(MEASURE, timeout_s=3.0), launcher=DirectLauncher())
+    assert (record["status"], record["error"]["type"]) == (status, kind)
+
+
+def test_a_hang_shows_what_the_rank_was_doing(launch: Launch) -> None:
+    record = launch("sleeps", ranks=1, launcher=DirectLauncher())
+    assert record["status"] == "hang"
+    assert "stand_in_worker.py" in record["error"]["traceback"]
+
+
+def test_a_launch_can_be_stopped_while_it_runs(launch: Launch) -> None:
+    moved = threading.Event()
+    record = launch("ignores_sigterm", on_move=lambda traces: moved.set(), stop=moved.is_set)
+    assert record["status"] == "interrupted"
+
+
+def test_ranks_end_when_the_launching_process_is_killed(tmp_path: Path, launcher: LocalLauncher) -> None:
+    job = Job(kind="measure", ranks=2, told={"cell": {"size": "sleeps"}}, folder=tmp_path, timeout_s=None, hang_after_s=60.0)
+    job.prepare()
+    code = (
+        "import pickle, sys, time\n"
+        "from benchbox.launch.process.local import LocalLauncher\n"
+        "LocalLauncher(worker_module='tests.support.stand_in_worker').start(pickle.loads(bytes.fromhex(sys.argv[1])))\n"
+        "time.sleep(3600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, pickle.dumps(job).hex()])
+    try:
+        _until(lambda: (tmp_path / "pid0").exists() and (tmp_path / "pid1").exists())
+        parent.kill()
+        parent.wait()
+        _until(lambda: not marked(str(tmp_path)))
+    finally:
+        for process in marked(str(tmp_path)):
+            process.kill()
+
+
+def _until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_variables_of_the_user_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    cores = len(os.sched_getaffinity(0))
+    assert LocalLauncher().variables(2) == {
+        "OMP_NUM_THREADS": str(max(1, cores // 2)),
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    }
+    assert LocalLauncher().variables(10_000)["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    assert LocalLauncher().variables(2) == {}

@@ -1,0 +1,183 @@
+"""A run: order, failures, resuming. Launches are real processes of the stand-in worker."""
+
+import io
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchbox.errors import ConfigurationError
+from benchbox.launch.fingerprint import policy_sha256
+from benchbox.launch.process.lock import only_run_in
+from benchbox.launch.process.signals import stop_on_signals
+from benchbox.launch.progress import ConsoleProgress
+from benchbox.launch.runner import Summary, run_matrix
+from benchbox.spec.cell import Cell, MeasureSpec
+from benchbox.store.run import RunStore
+from tests.support.launchers import MEASURE, DirectLauncher, cell
+
+HEALTHY, BROKEN, UNSUPPORTED = cell("healthy", 1), cell("dies_at_import", 1), cell("unsupported", 1)
+
+
+class Bench:
+    """Runs of the same directory, one after another, and what they printed."""
+
+    def __init__(self, path: Path, policy_dir: Path) -> None:
+        self.store = RunStore(path)
+        self.policy_dir = policy_dir
+        self.launcher = DirectLauncher()
+        self.text = ""
+
+    def run(
+        self, *cells: Cell, launches: int = 1, measure: MeasureSpec = MEASURE, terminal: bool = False, **options: object
+    ) -> Summary:
+        out = io.StringIO()
+        self.launcher.started.clear()
+        summary = run_matrix(
+            [(cell, n) for n in range(1, launches + 1) for cell in cells],
+            measure=measure,
+            store=self.store,
+            launcher=self.launcher,
+            progress=ConsoleProgress(Console(file=out, force_terminal=terminal, width=100), lambda cell: f"size={cell.size}"),
+            policy_dirs=[self.policy_dir],
+            **options,
+        )
+        self.text = out.getvalue()
+        return summary
+
+    def statuses(self) -> list[str]:
+        paths = (self.store.path / "cells").glob("*/launch-*.json")
+        records = (json.loads(path.read_text()) for path in paths)
+        return sorted(f"{record['cell']['size']} {record['launch']} {record['status']}" for record in records)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, policy_dir: Path) -> Bench:
+    return Bench(tmp_path / "run", policy_dir)
+
+
+def test_launches_run_in_the_given_order_and_a_failing_cell_stops_nothing(bench: Bench) -> None:
+    summary = bench.run(BROKEN, HEALTHY, launches=2)
+    assert bench.launcher.started == [("dies_at_import", 1), ("healthy", 1), ("dies_at_import", 2), ("healthy", 2)]
+    assert summary.failed == {BROKEN.cell_id}
+    assert bench.statuses() == ["dies_at_import 1 crash", "dies_at_import 2 crash", "healthy 1 ok", "healthy 2 ok"]
+
+
+def test_one_plain_line_tells_how_each_launch_ended(bench: Bench) -> None:
+    bench.run(BROKEN, HEALTHY)
+    first, second = bench.text.splitlines()
+    assert first.startswith("[1/2] size=dies_at_import #1 crash")
+    assert "LaunchError" in first
+    assert second.startswith("[2/2] size=healthy #1 ok 20 samples/s")  # 2 samples in 0.1 s
+
+
+def test_on_a_terminal_a_display_shows_what_is_done_and_what_runs(bench: Bench) -> None:
+    bench.run(BROKEN, HEALTHY, terminal=True)
+    assert "1/2 launches  1/2 cells  1 failed" in bench.text
+    assert "size=healthy #1  " in bench.text
+    assert "[2/2] size=healthy #1 ok" in bench.text
+
+
+def test_a_second_run_does_only_what_is_missing_or_failed(bench: Bench) -> None:
+    bench.run(HEALTHY, BROKEN)
+    summary = bench.run(HEALTHY, BROKEN, cell("healthy", 1, seed=1))
+    assert bench.launcher.started == [("dies_at_import", 1), ("healthy", 1)]
+    assert (summary.kept, summary.ran) == (1, 2)
+    assert "it ended crash last time" in bench.text
+
+
+def test_fresh_measures_everything_again(bench: Bench) -> None:
+    bench.run(HEALTHY)
+    assert bench.run(HEALTHY, fresh=True).ran == 1
+
+
+def test_a_record_of_other_sources_is_measured_again_with_a_line_saying_so(bench: Bench) -> None:
+    bench.run(HEALTHY, launches=2)
+    (bench.policy_dir / "stand_in" / "policy.py").write_text("def build(preset, axes): return None\n")
+    assert bench.run(HEALTHY, launches=2).ran == 2
+    assert bench.text.splitlines()[0] == "measuring 2 launches again: the sources of policy stand_in have changed since"
+    assert bench.run(HEALTHY, launches=2).kept == 2
+
+
+def test_a_record_of_another_number_of_steps_is_measured_again(bench: Bench) -> None:
+    bench.run(HEALTHY)
+    assert bench.run(HEALTHY, measure=replace(MEASURE, steps=5)).ran == 1
+    assert "5 after 1 are asked for" in bench.text
+
+
+def test_a_cell_that_would_end_the_same_is_launched_once_an_invocation(bench: Bench) -> None:
+    summary = bench.run(UNSUPPORTED, launches=3)
+    assert (summary.ran, summary.spared) == (1, 2)
+    assert bench.statuses() == ["unsupported 1 unsupported"]
+    assert bench.run(UNSUPPORTED, launches=3).ran == 1
+
+
+def test_a_stopped_run_is_resumed_where_it_stopped(bench: Bench) -> None:
+    cells = [cell("healthy", 1, seed=seed) for seed in range(3)]
+    summary = bench.run(*cells, stop=lambda: len(bench.launcher.started) == 2)
+    assert (summary.stopped, summary.ran, summary.left) == (True, 1, 2)
+    assert bench.statuses() == ["healthy 1 interrupted", "healthy 1 ok"]
+    again = bench.run(*cells)
+    assert (again.kept, again.ran) == (1, 2)
+    assert bench.statuses() == ["healthy 1 ok"] * 3
+
+
+def test_a_signal_asks_to_stop_and_raises_nothing() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        before = signal.getsignal(number)
+        with stop_on_signals() as stop:
+            assert not stop()
+            signal.raise_signal(number)
+            signal.raise_signal(number)  # the impatient user
+            assert stop()
+        assert signal.getsignal(number) is before
+
+
+def test_a_second_run_in_a_directory_is_refused_and_a_dead_holder_is_not_in_the_way(tmp_path: Path) -> None:
+    with only_run_in(tmp_path / "run"):
+        held = rf"another run \(process {os.getpid()}\) is using it"
+        with pytest.raises(ConfigurationError, match=held), only_run_in(tmp_path / "run"):
+            pass
+    (tmp_path / "run" / ".lock").write_text("999999\n")  # left by a run that was killed
+    with only_run_in(tmp_path / "run"):
+        pass
+
+
+def test_a_run_directory_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="--out"), only_run_in(tmp_path / "file" / "run"):
+        pass
+
+
+def _rename(folder: Path) -> None:
+    (folder / "stand_in" / "policy.py").rename(folder / "stand_in" / "policies.py")
+    (folder / "stand_in" / "policy.py").write_text("")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "stand_in" / "presets.yaml").write_text("tiny: {width: 2}\n"),
+        lambda folder: (folder / "_layers" / "attention.py").write_text("# changed\n"),
+        _rename,
+    ],
+)
+def test_the_fingerprint_follows_the_policy_and_its_shared_layers(change: Callable[[Path], None], policy_dir: Path) -> None:
+    (policy_dir / "_layers").mkdir()
+    (policy_dir / "_layers" / "attention.py").write_text("")
+    before = policy_sha256("stand_in", [policy_dir])
+    change(policy_dir)
+    assert policy_sha256("stand_in", [policy_dir]) != before
+
+
+def test_the_fingerprint_ignores_other_policies_and_compiled_files(policy_dir: Path) -> None:
+    before = policy_sha256("stand_in", [policy_dir])
+    for name in ("other/policy.py", "stand_in/__pycache__/policy.cpython-311.pyc", "stand_in/.policy.py.swp"):
+        (policy_dir / name).parent.mkdir(exist_ok=True)
+        (policy_dir / name).write_text("x = 1\n")
+    assert policy_sha256("stand_in", [policy_dir]) == before

@@ -1,0 +1,151 @@
+"""Runs several cells one after another in one process group, so that a test pays for starting ranks once.
+
+`python -m torch.distributed.run --nproc_per_node N rank_scripts/cells.py JOB.json`, the job being `{"cells": [{"cell": ...,
+"steps": n}, ...], "out": folder, "witness": bool, "act": bool}`. For each cell rank 0 writes `<index>.json`: the losses
+and gradient norms of every step, what was observed, and the collectives of one more step. With `witness` every rank
+writes `<index>-facts-<rank>.json`: what one saw of some more steps. With `act` the wrapped policy acts once before it
+is trained, on every rank on the same samples. Beside it stands `<index>.pt`, for cells in float32: the whole gradient
+of the first step by the name of each trained parameter, averaged over ranks and micro-steps, before clipping.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import AbstractContextManager, closing, nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.utils.data import default_collate
+
+from benchbox.audit.subjects.session import witness_session
+from benchbox.data.synthetic import SyntheticSamples
+from benchbox.errors import UnsupportedError
+from benchbox.observer.facts import RankFacts  # noqa: TC001
+from benchbox.observer.hooks.collectives import CollectiveCounter
+from benchbox.observer.hooks.dispatch import Watch
+from benchbox.observer.introspect.names import own_name
+from benchbox.registry.contracts import BatchSpec  # noqa: TC001
+from benchbox.registry.recipes import RECIPES
+from benchbox.session import Session, build_session
+from benchbox.session.build import build_cell_policy, open_cell_data
+from benchbox.spec.cell import Cell
+
+
+def main(job_file: str) -> None:
+    torch.set_num_threads(1)
+    job = json.loads(Path(job_file).read_text())
+    rank = int(os.environ["RANK"])
+    for index, told in enumerate(job["cells"]):
+        cell = Cell.from_dict(told["cell"])
+        result, gradient, facts = run(cell, told["steps"], rank, witness=job["witness"], act=job["act"])
+        if facts is not None:
+            (Path(job["out"]) / f"{index}-facts-{rank}.json").write_text(json.dumps(facts.to_dict()))
+        if rank == 0:
+            if gradient:
+                torch.save(gradient, Path(job["out"]) / f"{index}.pt")
+            (Path(job["out"]) / f"{index}.json").write_text(json.dumps(result))
+        forget()
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def run(
+    cell: Cell, steps: int, rank: int, *, witness: bool, act: bool
+) -> tuple[dict, dict[str, torch.Tensor], RankFacts | None]:
+    policy = build_cell_policy(cell)
+    spec = policy.batch_spec()
+    with closing(open_cell_data(cell, policy, rank)) as stream:
+        session = build_session(cell, policy, stream.statistics)
+        observed = session.backend.observe().to_dict()
+        reader = GradientReader(session, wanted=cell.recipe == "fp32")
+        actions = acted(session, spec) if act else None
+        taken = [session.step(stream, reader)]
+        taken += [session.step(stream) for _ in range(steps - 1)]
+        collectives = CollectiveCounter()
+        with Watch(collectives):
+            session.step(stream)
+        facts = witness_session(session, stream, RECIPES[cell.recipe]) if witness else None
+    result = {
+        "cell": cell.to_dict(),
+        "observed": observed,
+        "collectives": collectives.counts,
+        # without what ranks tell one another in integers: which blocks of a prefix there are
+        "reduced_bytes": sum(
+            seen.bytes for seen in collectives.by_dtype() if "reduce" in seen.operation and "float" in seen.dtype
+        ),
+        "loss": [float(each.loss) for each in taken],
+        "grad_norm": [float(each.grad_norm) for each in taken],
+        "lr": [each.lr for each in taken],
+        "samples": taken[0].samples,
+        "actions": actions,
+    }
+    return result, reader.gradient, facts
+
+
+def acted(session: Session, spec: BatchSpec) -> list | None:
+    """What the policy does, through whatever wraps it; None if it does not act."""
+    samples = SyntheticSamples(spec, seed=1)
+    batch = default_collate([samples.sample(0, index) for index in range(2)])
+    known = {field: batch[field] for field in spec.fields(acting=True)}
+    session.model.eval()
+    try:
+        with torch.no_grad():
+            return session.model(known, act=True).tolist()
+    except UnsupportedError:
+        return None
+    finally:
+        session.model.train()
+
+
+def forget() -> None:
+    """Drop accelerate's process-wide state, so that the next cell starts from nothing; the process group stays."""
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    PartialState._shared_state.clear()
+
+
+class GradientReader:
+    """An instrument that reads the gradient between the last backward and whatever comes next."""
+
+    def __init__(self, session: Session, *, wanted: bool) -> None:
+        self._session = session
+        self._wanted = wanted
+        self._when = "optimizer" if "clip" in session.backend.fused_phases else "clip"
+        self.gradient: dict[str, torch.Tensor] = {}
+
+    def step(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        if name == self._when and self._wanted:
+            self.gradient = {own_name(name): value for name, value in whole_gradients(self._session.model)}
+        return nullcontext()
+
+
+def whole_gradients(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    if type(model).__name__ == "DeepSpeedEngine":
+        from deepspeed.utils import safe_get_full_grad
+
+        return [(name, safe_get_full_grad(parameter).clone()) for name, parameter in trained(model.module)]
+    if isinstance(model, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+            return [(name, parameter.grad.clone()) for name, parameter in trained(model)]
+    return [
+        (name, parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad.clone())
+        for name, parameter in trained(model)
+    ]
+
+
+def trained(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

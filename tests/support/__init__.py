@@ -1,0 +1,1 @@
+"""Helpers shared by tests: example records, facts, small trainings, launchers, datasets, a browser."""

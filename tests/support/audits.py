@@ -1,0 +1,53 @@
+"""Audits to print: two ranks that train in pure bfloat16, and what else an audit may have to tell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from benchbox.audit.judge import judge
+from benchbox.audit.selection import Known, Selection, Suppression
+from benchbox.observer.facts import Opaque
+from benchbox.report.audit.view import Audit
+from tests.support.facts import HALF_MOMENTS, NORM, half, ranks, stepping, tensor
+
+if TYPE_CHECKING:
+    from benchbox.observer.facts import RankFacts
+
+TOLD = {"kind": "command", "command": ["torchrun", "--nproc_per_node", "2", "train.py", "--lr", "1e-3"]}
+# Ends a terminal's line, an XML document, a markup and a string.
+HOSTILE = "\x1b[31m[red]\n\x00</testcase>\"'&\u202e\udcff"
+
+
+def audit(facts: list[RankFacts], selection: Selection | None = None, **told: Any) -> Audit:
+    """As the verb makes it."""
+    return Audit(title="train.py: 6 steps seen", told=told or TOLD, facts=facts, judgement=judge(facts, selection))
+
+
+def pure(**changes: Any) -> list[RankFacts]:
+    """Two ranks that step bfloat16 weights with bfloat16 moments: BXP101, BXP106 and BXP201 fire, and nothing else."""
+    return stepping(half(state=HALF_MOMENTS), half(NORM, state=HALF_MOMENTS), **changes)
+
+
+def unreadable() -> list[RankFacts]:
+    """Two ranks of which one optimizer cannot be read."""
+    return ranks(opaque=(Opaque(optimizer="Mystery", reason="its step is compiled"),))
+
+
+def suppressing(rule: str, parameters: str) -> Selection:
+    return Selection(suppressions=(Suppression(rule=rule, parameters=parameters, reason="known since May"),))
+
+
+def knowing(facts: list[RankFacts], code: str) -> Selection:
+    """With a baseline that has the findings of one rule."""
+    findings = [finding for finding in judge(facts).findings if finding.code == code]
+    return Selection(baseline=frozenset(Known.of(finding.to_dict()) for finding in findings))
+
+
+def hostile() -> list[RankFacts]:
+    """Two ranks whose names, optimizer, reasons and problems hold what no format may pass on as it is."""
+    return pure(
+        stepped=(half(HOSTILE, optimizer=HOSTILE, state=HALF_MOMENTS), tensor()),
+        optimizer_chain=(HOSTILE,),
+        missing={"loads": HOSTILE},
+        problems=(HOSTILE,),
+    )

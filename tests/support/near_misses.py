@@ -1,0 +1,239 @@
+"""For every rule: the nearest facts to those it fires on that it must not fire on."""
+
+from __future__ import annotations
+
+from benchbox.observer.facts import (
+    Autocast,
+    Configured,
+    Contract,
+    Opaque,
+    Prepared,
+    RankFacts,
+)
+from tests.support.facts import (
+    FEW,
+    HALF_MOMENTS,
+    KAHAN,
+    MOMENTS,
+    NORM,
+    STOCHASTIC,
+    WEIGHT,
+    buffer,
+    courses,
+    edq,
+    flattened,
+    half,
+    live,
+    loading,
+    moments,
+    orphan,
+    rank,
+    ranks,
+    reduction,
+    scaler,
+    schedules,
+    setup,
+    stepping,
+    tensor,
+    told,
+)
+
+Facts = list[RankFacts]
+
+CLEAN: dict[str, list[tuple[str, Facts]]] = {
+    "BXP101": [("stochastic rounding", stepping(half(**STOCHASTIC))), ("a rank without elements", stepping(half(elements=0)))],
+    "BXP102": [
+        ("nearly all arrive", edq(0.95)),
+        ("a live weight that has masters", stepping(tensor(update_dot=0.0))),
+        ("compensated", edq(0.1, **KAHAN)),
+        ("one noisy tensor among good ones", stepping(half(), half(NORM, update_dot=1e-6, update_squared=1e-5))),
+    ],
+    "BXP103": [
+        ("a scalar", stepping(half(elements=1, shape=(), pinned_steps=6))),
+        ("a float32 weight at the start of a warm-up", stepping(tensor(pinned_steps=6, update_squared=3e-15))),
+        ("three steps are enough", ranks(steps=courses(3))),
+        ("compensated", stepping(half(pinned_steps=6, **KAHAN))),
+    ],
+    "BXP104": [
+        ("masters in the optimizer's state", stepping(half(live_differs=0.1, compensation="state master_param"))),
+        ("no masters", stepping(half(live_differs=None))),
+    ],
+    "BXP105": [
+        ("declared", stepping(tensor(live_device="cuda:0", offload="DeepSpeedZeroOptimizer offloads its state"))),
+    ],
+    "BXP106": [
+        ("a large one", stepping(half(lr=0.1))),
+        ("float32", stepping(tensor(lr=1e-6))),
+        ("none", stepping(half(weight_decay=0.0))),
+        ("rounded stochastically", stepping(half(**STOCHASTIC))),
+        ("decay that is added to the gradient", stepping(half(decoupled_decay=False))),
+        ("SGD of an old checkpoint", stepping(half(decoupled_decay=None, betas=None))),
+    ],
+    "BXP201": [
+        ("0.995", stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 0.995)))),
+        ("float32", stepping(tensor())),
+        ("exactly 1 - 2^-8", stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 1 - 2.0**-8)))),
+    ],
+    "BXP202": [
+        ("by design", stepping(half(state=HALF_MOMENTS, betas=(0.9, 0.95), **STOCHASTIC))),
+        ("those of BXP201", stepping(tensor(state=HALF_MOMENTS))),
+        ("a 16-bit step counter is BXP205's", stepping(tensor(**moments(step="bfloat16")))),
+    ],
+    "BXP203": [
+        ("none is", stepping(tensor(**moments(exp_avg_sq="float16")))),
+        ("float32", stepping(tensor(second_moment_zero=0.1))),
+    ],
+    "BXP204": [
+        ("bfloat16 holds 1e-8", stepping(tensor(state=HALF_MOMENTS))),
+        ("float16 holds 1e-7", stepping(tensor(**moments(exp_avg_sq="float16"), eps=1e-7))),
+        ("no eps at all", stepping(tensor(eps=0.0))),
+        ("1e-40 in bfloat16", stepping(tensor(state=HALF_MOMENTS, eps=1e-40))),
+        ("1e-44 in float32", stepping(tensor(eps=1e-44))),
+    ],
+    "BXP205": [
+        ("a rank that was ended earlier", [rank(0), rank(1, stepped=(tensor(step_count=8.0),), steps=courses(3))]),
+        ("one that holds no part of it", [rank(0), rank(1, stepped=(tensor(step_count=8.0, elements=0),))]),
+    ],
+    "BXP301": [("float32", ranks(steps=courses(micro_batches=4)))],
+    "BXP302": [
+        ("a flag in 16 bits", ranks(collectives=(reduction("float32"), reduction("bfloat16", elements=2)))),
+        (
+            "parameters are gathered in 16 bits",
+            ranks(collectives=(reduction("float32"), reduction("bfloat16", operation="all_gather"))),
+        ),
+    ],
+    "BXP303": [
+        ("activations beside", ranks(collectives=(reduction("float32"), reduction("bfloat16", operation="all_reduce")))),
+        ("as configured", ranks(collectives=(reduction("bfloat16"),), reduction=Configured(source="a hook", dtype="bfloat16"))),
+        (
+            "parameters gathered, and flags counted",
+            ranks(
+                collectives=(
+                    reduction("float32", elements=8),
+                    reduction("bfloat16", operation="all_gather"),
+                    reduction("int64", operation="all_reduce"),
+                )
+            ),
+        ),
+        ("nobody says", ranks(reduction=None, collectives=())),
+    ],
+    "BXP304": [
+        ("rounding", ranks(steps=courses(stepped_norm=1.005))),
+        ("bfloat16 gradients", stepping(half(), steps=courses(stepped_norm=1.02))),
+        ("no gradient at all", ranks(steps=courses(reported_norm=0.0, stepped_norm=0.0))),
+    ],
+    "BXP305": [
+        ("scaled", stepping(tensor(gradient_dtype="float16"), scaler=scaler(8, 1))),
+        ("a frozen float16 model looks on", ranks(products={"float16": 10, "bfloat16": 40})),
+        ("nobody could have seen a scaler", stepping(half(dtype="float16"), missing={"scaler": "a checkpoint"})),
+        ("one step is not every", ranks(scaler=scaler(1, 1))),
+    ],
+    "BXP401": [
+        ("one group of several", ranks(steps=courses(schedule_rates=lambda step: {"LambdaLR": (1e-3 / step, 5e-4 / step)}))),
+        (
+            "left over from an optimizer that was thrown away",
+            ranks(
+                steps=courses(schedule_rates=lambda step: {"LambdaLR": (1e-3 / step,), "LambdaLR 2": (1e-3 / step**2,)}),
+                schedules=(*schedules("LambdaLR"), *schedules("LambdaLR 2", reaches=False)),
+            ),
+        ),
+        (
+            "left over from an earlier stage, standing still",
+            ranks(
+                steps=courses(rates={"AdamW": (1e-4,)}, schedule_rates={"LambdaLR": (1e-3,)}),
+                schedules=schedules("LambdaLR", reaches=False),
+            ),
+        ),
+        (
+            "a schedule of epochs, and rates set by hand",
+            ranks(steps=courses(rates=lambda step: {"AdamW": (1e-5 * step,)}, schedule_rates={"LambdaLR": (1e-3,)})),
+        ),
+    ],
+    "BXP402": [("known", ranks()), ("without accelerate", ranks(prepared=None))],
+    "BXP403": [
+        (
+            "the last step of an epoch is short",
+            ranks(
+                prepared=Prepared(accumulation=4, wrapped=("AdamW",), unknown=()),
+                steps=courses(micro_batches=lambda step: 2 if step == 6 else 4),
+            ),
+        ),
+        ("a schedule of epochs", ranks(steps=courses(schedule_steps={"LambdaLR": 1}))),
+        ("a script that calls no module", ranks(steps=courses(micro_batches=0))),
+        ("one step that a scaler skipped", ranks(steps=courses(schedule_steps=lambda step: {"LambdaLR": step + (step > 3)}))),
+    ],
+    "BXP404": [
+        ("a forgotten parameter", ranks(parameters=(live(), live(NORM, linked=False)))),
+        ("a parameter held by the other rank", [rank(0, parameters=(live(linked=False),), stepped=()), rank(1)]),
+        (
+            "a temperature that is learned beside",
+            stepping(tensor(), orphan(elements=1), parameters=(live(), live(NORM, linked=False))),
+        ),
+        ("the average of another model", ranks(parameters=(live(), live("average.weight", linked=None)))),
+        (
+            "a partition that covers parameters",
+            stepping(tensor(live_dtype=None, covers=(WEIGHT,)), parameters=(live(), live(NORM, linked=False))),
+        ),
+        ("a frozen parameter", stepping(tensor(live_dtype=None), parameters=(live(linked=False, trainable=False),))),
+        (
+            "an optimizer that nobody can read",
+            ranks(stepped=(), opaque=(Opaque(optimizer="Mystery", reason="unknown"),), parameters=(live(linked=False),)),
+        ),
+    ],
+    "BXP405": [
+        ("hybrid shards are FSDP", ranks(setup=setup("hsdp", "fsdp"))),
+        ("DeepSpeed without ZeRO is DeepSpeed", ranks(setup=setup("deepspeed, no ZeRO", "zero"))),
+        ("nobody asked", ranks(setup=setup("ddp", None))),
+    ],
+    "BXP406": [
+        ("nobody asked for decay", flattened(groups=((0.0, 2),))),
+        ("AdamW's own default is no wish", flattened(groups=((0.0, 2),), default_decay=0.01)),
+        ("decayed elsewhere", stepping(tensor(shape=(1000,), weight_decay=0.0), tensor(NORM, shape=(1000,)))),
+        ("vectors are not decayed", stepping(tensor(shape=(40,), live_ndim=1, weight_decay=0.0), groups=((0.1, 0), (0.0, 1)))),
+        ("shards that keep their dimensions", stepping(tensor(weight_decay=0.0), groups=((0.1, 0), (0.0, 2)))),
+        ("an empty group that was not to decay", flattened(groups=((0.0, 0), (0.0, 2)))),
+        ("a group whose parameters had no gradient", flattened(groups=((0.1, 2), (0.0, 2)))),
+        ("an optimizer without weight decay", flattened(groups=((0.0, 2),), default_decay=None)),
+    ],
+    "BXP501": [
+        ("at the first step", stepping(tensor(bf16_valued={"weight": 1.0}, steps_before=0), tensor(NORM))),
+        ("too few to tell", stepping(tensor(bf16_valued={"weight": 1.0}, **FEW), tensor(NORM))),
+        ("a group at a rate of zero", stepping(tensor(bf16_valued={"weight": 1.0}, lr=0.0), tensor(NORM))),
+        ("early in a warm-up", stepping(tensor(bf16_valued={"weight": 1.0}, update_squared=3e-15), tensor(NORM))),
+        ("nearly all", stepping(tensor(bf16_valued={"weight": 0.99}))),
+        (
+            "after one step, whose rate may have been zero",
+            stepping(tensor(bf16_valued={"weight": 1.0}, steps_before=1), tensor(NORM)),
+        ),
+    ],
+    "BXP502": [
+        ("the weights are BXP501's", stepping(tensor(bf16_valued={"weight": 1.0}))),
+        ("without momentum", stepping(tensor(bf16_valued={"exp_avg": 1.0}, betas=(0.0, 0.999)))),
+        ("at the first step", stepping(tensor(bf16_valued={"exp_avg": 1.0}, steps_before=0), tensor(NORM))),
+    ],
+    "BXP503": [("the step counter", loading(held=told(MOMENTS | {"step": "float64"})))],
+    "BXP504": [
+        ("afterwards is BXP104's", stepping(tensor(live_differs=0.5))),
+        ("no masters", stepping(half(live_differs_first=None))),
+    ],
+    "BXP601": [
+        ("a few products in float32 on purpose", ranks(products={"bfloat16": 30, "float32": 14})),
+        (
+            "float32 throughout",
+            ranks(
+                contract=Contract(source="recipe fp32", compute="float32"),
+                products={"float32": 44},
+                autocast=Autocast(active=False),
+            ),
+        ),
+        ("nobody asked", ranks(contract=None, setup=None, products={"float32": 44})),
+    ],
+    "BXP602": [("positions", ranks(buffers=(buffer("position_ids", "int64"), buffer("mask", "bfloat16"))))],
+    "BXP603": [("float32", ranks())],
+    "BXP604": [
+        ("a master in the state", ranks(stepped=(half(state=MOMENTS | {"master_param": "float32"}),))),
+        ("the lower half of one", ranks(stepped=(half(state=MOMENTS | {"master_param": "int16"}),))),
+        ("nothing declared", stepping(half())),
+        ("the witness fell after it had seen the steps", ranks(problems=("end: KeyError",))),
+    ],
+}

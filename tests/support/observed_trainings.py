@@ -1,0 +1,44 @@
+"""Small trainings, and what a witness that is handed nothing sees of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from benchbox.observer.observer import Witness
+
+ELEMENTS = 2 * (8 * 8 + 8)
+
+
+def layers(dtype=torch.float32):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(dtype)
+    model.register_buffer("mean", torch.zeros(3))
+    return model
+
+
+def train(model, optimizer, steps, schedule=None, accumulation=1):
+    losses = []
+    for step in range(steps):
+        for part in range(accumulation):
+            torch.manual_seed(step * accumulation + part)
+            batch = torch.randn(4, 8, dtype=next(model.parameters()).dtype)
+            loss = model(batch).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        optimizer.step()
+        if schedule is not None:
+            schedule.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def seen(model, optimizer, steps=6, **options):
+    """What a witness that is handed nothing finds out."""
+    with Witness(source="command", steps=steps) as witness:
+        train(model, optimizer, steps, **options)
+    return witness.facts()
+
+
+def table(facts):
+    return {(entry.kind, entry.dtype): (entry.tensors, entry.elements, entry.bytes) for entry in facts.entries}

@@ -1,0 +1,222 @@
+"""For every rule: facts that it must fire on, and how severely."""
+
+from __future__ import annotations
+
+from benchbox.observer.facts import (
+    Autocast,
+    Contract,
+    Opaque,
+    Prepared,
+    RankFacts,
+)
+from tests.support.facts import (
+    HALF_MOMENTS,
+    KAHAN,
+    MOMENTS,
+    NORM,
+    buffer,
+    courses,
+    edq,
+    flattened,
+    half,
+    live,
+    loading,
+    moments,
+    orphan,
+    rank,
+    ranks,
+    reduction,
+    scaler,
+    schedules,
+    setup,
+    stepping,
+    tensor,
+    told,
+)
+
+Facts = list[RankFacts]
+
+FIRES: dict[str, list[tuple[str, str, Facts]]] = {
+    "BXP101": [
+        ("live bfloat16", "error", stepping(half())),
+        ("bfloat16 masters", "error", stepping(tensor(dtype="bfloat16"))),
+        ("float16", "error", stepping(half(dtype="float16"))),
+        ("an adapter", "warning", stepping(half("layer.lora_A.weight", update_dot=1e-3))),
+        ("an adapter whose updates arrive", "info", stepping(half("layer.lora_A.weight"))),
+        ("on one rank", "error", [rank(0, contract=None), rank(1, contract=None, stepped=(half(),))]),
+        (
+            "an adapter of whose updates nothing is known",
+            "warning",
+            stepping(half("layer.lora_A.weight", updates=0, update_squared=0.0, update_dot=0.0)),
+        ),
+        ("a projector that is called an adapter", "error", stepping(half("vision_adapter.weight"))),
+    ],
+    "BXP102": [("most are lost", "error", edq(0.1)), ("some are lost", "warning", edq(0.7))],
+    "BXP103": [
+        ("a bfloat16 norm", "error", stepping(half(NORM, pinned_steps=6))),
+        ("a float32 weight that something puts back", "error", stepping(tensor(pinned_steps=6))),
+        ("a bfloat16 norm, by small updates", "error", stepping(half(NORM, pinned_steps=6, update_squared=3e-15))),
+    ],
+    "BXP104": [("one element in a thousand", "error", stepping(tensor(live_differs=0.001)))],
+    "BXP105": [
+        ("a master", "error", stepping(tensor(device="cpu", live_device="cuda:0", state_devices={}))),
+        ("a moment", "error", stepping(tensor(state_devices={"exp_avg": "cuda:0"}))),
+    ],
+    "BXP106": [
+        ("bfloat16", "warning", stepping(half())),
+        ("a Kahan sum, which weight decay has no part in", "warning", stepping(half(**KAHAN))),
+        ("nobody knows how it is decayed", "warning", stepping(half(decoupled_decay=None))),
+    ],
+    "BXP201": [
+        ("0.999", "error", stepping(tensor(state=HALF_MOMENTS))),
+        ("exactly 1 - 2^-9", "error", stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 1 - 2.0**-9)))),
+        ("0.998", "warning", stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 0.998)))),
+    ],
+    "BXP202": [
+        ("float32 weights at a low beta2", "info", stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 0.95)))),
+        ("16-bit weights at a low beta2", "warning", stepping(half(state=HALF_MOMENTS, betas=(0.9, 0.95)))),
+        ("the first moment only", "warning", stepping(tensor(**moments(exp_avg="bfloat16")))),
+        ("momentum", "warning", stepping(tensor(state={"momentum_buffer": "bfloat16"}, betas=None))),
+        ("float32 weights at 0.995", "info", stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 0.995)))),
+    ],
+    "BXP203": [("a share of v", "error", stepping(tensor(**moments(exp_avg_sq="float16"), second_moment_zero=0.01)))],
+    "BXP204": [
+        ("1e-8 in float16", "error", stepping(tensor(**moments(exp_avg_sq="float16")))),
+        ("1e-42 in bfloat16", "error", stepping(tensor(state=HALF_MOMENTS, eps=1e-42))),
+        ("1e-46 in float32", "error", stepping(tensor(eps=1e-46))),
+    ],
+    "BXP205": [
+        ("bfloat16", "error", stepping(tensor(**moments(step="bfloat16")))),
+        ("ranks disagree", "error", [rank(0), rank(1, stepped=(tensor(step_count=8.0),))]),
+    ],
+    "BXP301": [("bfloat16", "warning", ranks(accumulated_in=("bfloat16",), steps=courses(micro_batches=4)))],
+    "BXP302": [
+        ("two ranks", "info", ranks(collectives=(reduction("bfloat16"),), reduction=None)),
+        ("64 ranks", "warning", ranks(collectives=(reduction("bfloat16"),), reduction=None, world_size=64)),
+    ],
+    "BXP303": [("bfloat16 for float32", "error", ranks(collectives=(reduction("bfloat16"),)))],
+    "BXP304": [
+        ("larger than the limit", "error", ranks(steps=courses(stepped_norm=1.5))),
+        ("no gradient was clipped", "error", ranks(steps=courses(reported_norm=0.0))),
+    ],
+    "BXP305": [
+        ("float16 gradients", "error", stepping(tensor(gradient_dtype="float16"))),
+        ("autocast", "error", ranks(autocast=Autocast(active=True, dtype="float16"))),
+        ("all steps skipped", "error", ranks(scaler=scaler(8, 8))),
+        ("all steps skipped, so none was seen", "error", ranks(scaler=scaler(8, 8), stepped=(), missing={"stepped": "none"})),
+    ],
+    "BXP401": [
+        ("a rate that stays", "error", ranks(steps=courses(rates={"AdamW": (1e-3,)}))),
+        (
+            "of an optimizer that was thrown away",
+            "error",
+            ranks(steps=courses(rates={"AdamW": (1e-3,)}), schedules=schedules("LambdaLR", reaches=False)),
+        ),
+        (
+            "one of two optimizers",
+            "error",
+            ranks(
+                steps=courses(
+                    rates=lambda step: {"AdamW": (1e-3,), "SGD": (0.1 / step,)},
+                    schedule_rates=lambda step: {"LambdaLR": (1e-3 / step,), "LambdaLR 2": (0.1 / step,)},
+                ),
+                schedules=schedules("LambdaLR", "LambdaLR 2"),
+            ),
+        ),
+        (
+            "the second of two schedules",
+            "error",
+            ranks(
+                steps=courses(
+                    rates=lambda step: {"AdamW": (1e-3,), "SGD": (0.1 / step,)},
+                    schedule_rates=lambda step: {"LambdaLR": (1e-3 / step,), "LambdaLR 2": (0.1 / step,)},
+                ),
+                schedules=schedules("LambdaLR 2", "LambdaLR"),
+            ),
+        ),
+    ],
+    "BXP402": [
+        ("a duck-typed wrapper", "warning", ranks(prepared=Prepared(accumulation=1, wrapped=(), unknown=("AdamW",)))),
+        ("under accumulation", "error", ranks(prepared=Prepared(accumulation=4, wrapped=(), unknown=("AdamW",)))),
+    ],
+    "BXP403": [
+        ("a schedule for each micro-batch", "error", ranks(steps=courses(schedule_steps=lambda step: {"LambdaLR": 4 * step}))),
+        ("a schedule for each process", "info", ranks(steps=courses(schedule_steps=lambda step: {"LambdaLR": 2 * step}))),
+        (
+            "an optimizer for each micro-batch",
+            "error",
+            ranks(prepared=Prepared(accumulation=4, wrapped=("AdamW",), unknown=())),
+        ),
+        ("two steps for one forward pass", "error", ranks(steps=courses(micro_batches=lambda step: step % 2))),
+        (
+            "a schedule twice a step, without accelerate",
+            "error",
+            ranks(prepared=None, steps=courses(schedule_steps=lambda step: {"LambdaLR": 2 * step})),
+        ),
+    ],
+    "BXP404": [
+        (
+            "others",
+            "error",
+            stepping(orphan(), parameters=(live(linked=False),)),
+        ),
+        ("none", "error", stepping(parameters=(live(linked=False),))),
+        ("a head that was replaced", "error", ranks(parameters=(live(linked=False),), strangers=("AdamW parameter 2",))),
+    ],
+    "BXP405": [
+        ("fsdp became ddp", "error", ranks(setup=setup("ddp", "fsdp"))),
+        ("zero became ddp", "error", ranks(setup=setup("ddp", "zero"))),
+    ],
+    "BXP406": [
+        ("a group without parameters", "error", flattened(groups=((0.1, 0), (0.0, 2)))),
+        ("a default that groups overrule", "error", flattened(groups=((0.0, 2),), default_decay=0.1)),
+    ],
+    "BXP501": [
+        ("masters", "error", stepping(tensor(bf16_valued={"weight": 1.0}))),
+        ("float32 weights", "error", stepping(tensor(live=True, live_dtype="float32", bf16_valued={"weight": 1.0}))),
+        (
+            "after two steps, of 64 elements",
+            "error",
+            stepping(tensor(bf16_valued={"weight": 1.0}, steps_before=2, elements=64)),
+        ),
+    ],
+    "BXP502": [
+        ("the first moment", "warning", stepping(tensor(bf16_valued={"weight": 0.0, "exp_avg": 1.0}))),
+        (
+            "the second moment, without momentum",
+            "warning",
+            stepping(tensor(bf16_valued={"exp_avg_sq": 1.0}, betas=(0.0, 0.999))),
+        ),
+    ],
+    "BXP503": [
+        ("to bfloat16", "error", loading(held=told(HALF_MOMENTS))),
+        ("to nothing", "error", loading(given={}, held={}, before=told(MOMENTS))),
+    ],
+    "BXP504": [("before the first step", "error", stepping(tensor(live_differs_first=1.0)))],
+    "BXP601": [
+        ("inactive", "warning", ranks(products={"float32": 44}, autocast=Autocast(active=False))),
+        ("accelerate's word", "warning", ranks(products={"float32": 44}, contract=None)),
+        ("unrequested", "warning", ranks(contract=None, setup=setup("ddp", None, "no"))),
+        (
+            "where float32 was declared",
+            "warning",
+            ranks(contract=Contract(source="recipe fp32", compute="float32"), products={"float32": 44}),
+        ),
+    ],
+    "BXP602": [
+        ("rotary", "warning", ranks(buffers=(buffer("layers.0.rotary.inv_freq", "bfloat16"),))),
+        ("running", "warning", ranks(buffers=(buffer("bn.running_var", "float16"),))),
+    ],
+    "BXP603": [("bfloat16", "warning", ranks(default_dtype="bfloat16"))],
+    "BXP604": [
+        ("stepped", "error", ranks(stepped=(half(),))),
+        ("moments", "error", ranks(stepped=(tensor(state=HALF_MOMENTS),))),
+        ("storage", "error", ranks(contract=Contract(source="a flag", storage="float32"))),
+        ("unreadable", "unknown", ranks(opaque=(Opaque(optimizer="Mystery", reason="its arithmetic is unknown"),))),
+        (
+            "the witness fell",
+            "unknown",
+            [rank(0, stepped=(), problems=("begin: KeyError",), missing={"stepped": "the witness failed"})],
+        ),
+    ],
+}

@@ -1,0 +1,106 @@
+"""What steps did to weights, in numbers."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from benchbox.observer.facts import edq
+from benchbox.observer.numerics.expected_update import expected_update
+from benchbox.observer.observer import Witness
+from tests.support.observed_trainings import layers, seen, train
+
+
+def test_the_expected_update_is_what_torch_does_in_float32():
+    """Adam with coupled decay, AdamW, SGD with Nesterov's momentum, and maximising: to the last bits of float32."""
+    kinds = [
+        (torch.optim.Adam, {"lr": 1e-2, "weight_decay": 0.1}),
+        (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.8, 0.99)}),
+        (torch.optim.AdamW, {"lr": 1e-2, "maximize": True}),
+        (torch.optim.SGD, {"lr": 1e-2, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+        (torch.optim.SGD, {"lr": 1e-2}),
+    ]
+    for kind, options in kinds:
+        torch.manual_seed(0)
+        weight = nn.Parameter(torch.randn(1000))
+        optimizer = kind([weight], **options)
+        for _ in range(3):
+            weight.grad = torch.randn(1000)
+            before = weight.detach().clone()
+            state = copy.deepcopy(optimizer.state.get(weight, {}))
+            state = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+            update = expected_update(optimizer, optimizer.param_groups[0], state, before, weight.grad)
+            optimizer.step()
+            torch.testing.assert_close(before + update, weight.detach(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("rate", "lowest", "highest"), [(1e-3, 0.85, 1.05), (1e-5, 0.0, 0.25)])
+def test_updates_that_bfloat16_loses_are_counted(rate, lowest, highest):
+    """Weights of N(0, 0.02), Adam's updates near the rate: next to none are lost at 1e-3, most at 1e-5."""
+    torch.manual_seed(0)
+    model = nn.Linear(256, 256, bias=False).to(torch.bfloat16)
+    with torch.no_grad():
+        model.weight.normal_(std=0.02)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
+    with Witness(source="command", steps=6) as witness:
+        for _ in range(6):
+            model(torch.randn(8, 256, dtype=torch.bfloat16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    numbers = witness.facts().stepped[0].numbers
+    assert lowest <= edq([numbers]) <= highest
+    share = numbers.updates_lost / numbers.updates
+    assert share < 0.35 if rate == 1e-3 else share > 0.7
+    assert numbers.second_moment_stalled == 1.0, "0.999 rounds back for every mantissa"
+
+
+def test_a_norm_weight_that_cannot_move_is_pinned_and_one_that_can_is_not():
+    model = nn.LayerNorm(64).to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0)
+    with Witness(source="command", steps=8) as witness:
+        for step in range(8):
+            torch.manual_seed(step)
+            model(torch.randn(4, 64, dtype=torch.bfloat16)).sub(3).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    pinned = {each.name: each.numbers.pinned_steps for each in witness.facts().stepped}
+    assert pinned == {"weight": 8, "bias": 0}, "the bias starts at 0, where every update arrives"
+
+
+def test_moments_that_went_through_bfloat16_are_known_by_their_bits():
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer, 4)
+    facts = seen(model, optimizer, steps=1)
+    assert facts.stepped[0].numbers.steps_before == 4
+    assert facts.stepped[0].numbers.bf16_valued["exp_avg_sq"] < 0.05
+    for state in optimizer.state.values():
+        state["exp_avg_sq"].copy_(state["exp_avg_sq"].bfloat16())
+    assert seen(model, optimizer, steps=1).stepped[0].numbers.bf16_valued["exp_avg_sq"] == 1.0
+
+
+@pytest.mark.parametrize("rate", [1e-3, 1e-5])
+def test_what_kahan_summation_puts_aside_counts_as_arrived(rate):
+    """optimi's AdamW: every update is in the weight and its buffer together, at rates at which the weight alone takes none."""
+    optimi = pytest.importorskip("optimi", reason="needs the extra lowbit")
+    torch.manual_seed(0)
+    model = nn.Linear(128, 128, bias=False).to(torch.bfloat16)
+    optimizer = optimi.AdamW(model.parameters(), lr=rate, weight_decay=0.0, kahan_sum=True)
+    facts = seen_on(model, optimizer, width=128)
+    numbers = facts.stepped[0].numbers
+    assert edq([numbers]) == pytest.approx(1.0, abs=0.02)
+    assert facts.stepped[0].betas == (0.9, 0.99)
+    assert facts.stepped[0].compensation == "Kahan buffer kahan_comp"
+
+
+def seen_on(model, optimizer, width):
+    with Witness(source="command", steps=6) as witness:
+        for step in range(6):
+            torch.manual_seed(step)
+            model(torch.randn(8, width, dtype=torch.bfloat16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return witness.facts()
