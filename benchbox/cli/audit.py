@@ -8,7 +8,7 @@ import typer
 
 from benchbox.cli.options import PolicyDirOption
 from benchbox.cli.session import SessionRequest, session_subject
-from benchbox.cli.subjects import Subject, checkpoint_subject, command_subject, say_on_stderr
+from benchbox.cli.subjects import Subject, checkpoint_subject, command_subject, print_to_stderr
 from benchbox.errors import CellFailedError, ConfigurationError, Problem, ThresholdError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def audit_precision(
             stop=stop,
             quiet_stdout=output is not AuditFormat.text,
             recipe=recipe,
-            say=say_on_stderr,
+            say=print_to_stderr,
         )
     elif checkpoint is not None:
         subject = checkpoint_subject(checkpoint, recipe=recipe)

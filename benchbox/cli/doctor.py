@@ -35,7 +35,7 @@ def doctor() -> None:
     """Examine this machine. Exits with 3, as a run would, when something that every cell needs is missing."""
     from benchbox.measure.environment import environment
 
-    checks = list(examine(environment()))
+    checks = list(check_machine(environment()))
     for check in checks:
         print(f"{check.state:<9}{check.name:<15}{check.found}")
         if check.remedy:
@@ -44,7 +44,7 @@ def doctor() -> None:
         raise typer.Exit(EXIT_CELL_FAILED)
 
 
-def examine(machine: Mapping[str, Any]) -> Iterator[Check]:
+def check_machine(machine: Mapping[str, Any]) -> Iterator[Check]:
     """Every check, given the facts of `measure.environment`."""
     yield Check("ok", "python", f"{machine['python']} ({sys.executable})")
     for package in PACKAGES:

@@ -25,8 +25,8 @@ def explain(
     found = rule(code)
     typer.echo(f"{found.code} {found.severity}: {found.title}")
     for name, text in (
-        ("why", found.why),
-        ("measured", found.measured),
+        ("why", found.rationale),
+        ("measured", found.measurement),
         ("repair", found.repair),
         ("seen in", ", ".join(found.references)),
     ):

@@ -12,7 +12,7 @@ from benchbox.cli.options import Format, FormatOption, PolicyDirOption
 Rows = list[dict[str, Any]]
 
 
-class Kind(StrEnum):
+class Listing(StrEnum):
     """What can be listed."""
 
     policies = "policies"
@@ -25,30 +25,30 @@ class Kind(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command("list")(show)
+    app.command("list")(list_registered)
 
 
-def show(
-    kind: Annotated[Kind, typer.Argument(help="What to list.", show_default=False)],
+def list_registered(
+    kind: Annotated[Listing, typer.Argument(help="What to list.", show_default=False)],
     policy_dirs: PolicyDirOption,
     form: FormatOption = Format.text,
 ) -> None:
     """Print the policies, backends, recipes, freezing presets, metrics or rules there are."""
-    if kind is Kind.policies:
+    if kind is Listing.policies:
         rows = _policies(policy_dirs)
     else:
         others = {
-            Kind.backends: _backends,
-            Kind.recipes: _recipes,
-            Kind.freezing: _freezing,
-            Kind.metrics: _metrics,
-            Kind.rules: _rules,
+            Listing.backends: _backends,
+            Listing.recipes: _recipes,
+            Listing.freezing: _freezing,
+            Listing.metrics: _metrics,
+            Listing.rules: _rules,
         }
         rows = others[kind]()
     if form is Format.json:
         print(json.dumps(rows, indent=2))
         return
-    if kind is Kind.rules:
+    if kind is Listing.rules:
         for row in rows:
             print(f"{row['name']}  {row['severity']:<8} {row['title']}")
         return

@@ -28,10 +28,10 @@ def plan(matrix: MatrixArgument, sets: SetOption, policy_dirs: PolicyDirOption, 
     from benchbox.spec import load_matrix, parse_overrides
 
     loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
-    show(loaded, plan_cells(loaded, only))
+    print_plan(loaded, plan_cells(loaded, only))
 
 
-def show(matrix: "Matrix", planned: "Plan") -> None:
+def print_plan(matrix: "Matrix", planned: "Plan") -> None:
     """Print a plan: as a table on a terminal, as aligned plain lines elsewhere."""
     from benchbox.analysis.summary import varying
     from benchbox.spec.matrix import describe

@@ -14,7 +14,7 @@ from benchbox.errors import CellFailedError, ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from benchbox.launch.runner import Summary
+    from benchbox.launch.runner import RunSummary
     from benchbox.plan import Plan
     from benchbox.spec import Matrix
     from benchbox.spec.cell import Cell
@@ -55,10 +55,10 @@ def run(
     Exit code 3 when a cell did not end ok, 130 when the run was stopped.
     """
     from benchbox.launch.process.local import LocalLauncher
-    from benchbox.launch.process.lock import only_run_in
+    from benchbox.launch.process.lock import lock_run_directory
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.launch.progress import ConsoleProgress
-    from benchbox.launch.resume import todo
+    from benchbox.launch.resume import pending_launches
     from benchbox.launch.runner import run_matrix
     from benchbox.plan import launches as launches_of
     from benchbox.plan import plan
@@ -76,17 +76,17 @@ def run(
     folder = out or Path("runs") / loaded.name
     store = RunStore(folder)
     if dry_run:
-        from benchbox.cli.plan import show
+        from benchbox.cli.plan import print_plan
 
-        show(loaded, chosen)
-        left = todo(work, loaded.measure, store, policy_dirs, fresh=fresh)
+        print_plan(loaded, chosen)
+        left = pending_launches(work, loaded.measure, store, policy_dirs, fresh=fresh)
         print(f"in {folder}: {left.kept} launches are done, {len(left.launches)} would run")
         return
 
     from rich.console import Console
 
     console = Console(highlight=False)
-    with only_run_in(folder):
+    with lock_run_directory(folder):
         store.write_run(_run(loaded, planned))
         console.print(loaded.data.reading, markup=False, soft_wrap=True)
         with stop_on_signals() as stop:
@@ -139,7 +139,7 @@ def _report(folder: Path) -> None:
     print(f"\nreport: {paths.html}")
 
 
-def _leave(summary: "Summary", folder: Path, cells: int) -> None:
+def _leave(summary: "RunSummary", folder: Path, cells: int) -> None:
     if summary.stopped:
         again = shlex.join(["benchbox", *(word for word in sys.argv[1:] if word != "--fresh")])
         print(f"stopped with {summary.left} launches left; resume with: {again}", file=sys.stderr)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchbox.cli.subjects import Subject, check_recipe, stumbled
+from benchbox.cli.subjects import Subject, check_recipe, observer_failure
 from benchbox.errors import CellFailedError, ConfigurationError, Problem, UnsupportedError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def session_subject(request: SessionRequest) -> Subject:
         UnsupportedError: they do not go together.
     """
     from benchbox.audit.record import read_facts
-    from benchbox.launch.launch import launch_once
+    from benchbox.launch.launch import launch_cell
     from benchbox.launch.process.local import LocalLauncher
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.spec.cell import MeasureSpec
@@ -48,7 +48,7 @@ def session_subject(request: SessionRequest) -> Subject:
     left = folder / "launch"
     measure = MeasureSpec(warmup_steps=0, steps=request.steps, launches=1)
     with stop_on_signals() as stop:
-        record = launch_once(
+        record = launch_cell(
             cell, measure, launch=1, folder=left, launcher=LocalLauncher(), policy_dirs=request.policy_dirs, stop=stop
         )
     if record["status"] == "interrupted":
@@ -66,7 +66,7 @@ def session_subject(request: SessionRequest) -> Subject:
         title=f"{cell.policy} {cell.size}, {observed['backend']}, {cell.recipe}, beta2 {cell.optim.betas[1]}",
         told={"kind": "session", "cell": cell.to_dict(), "observed": observed},
         facts=facts,
-        failure=stumbled(facts),
+        failure=observer_failure(facts),
     )
 
 

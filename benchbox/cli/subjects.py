@@ -13,7 +13,7 @@ from benchbox.errors import CellFailedError, ConfigurationError, Problem
 
 if TYPE_CHECKING:
     from benchbox.audit.subjects.command.process_reports import Training
-    from benchbox.launch.process.command import Ending
+    from benchbox.launch.process.command import CommandResult
     from benchbox.observer.facts import RankFacts
 
 
@@ -128,12 +128,12 @@ def command_subject(
     )
 
 
-def _failure(ending: "Ending", training: "Training") -> str | None:
+def _failure(ending: "CommandResult", training: "Training") -> str | None:
     """What kept the command, or us, from going through with it."""
-    return f"the command failed: {ending.failure}" if ending.failure else stumbled(training.ranks)
+    return f"the command failed: {ending.failure}" if ending.failure else observer_failure(training.ranks)
 
 
-def stumbled(ranks: Sequence["RankFacts"]) -> str | None:
+def observer_failure(ranks: Sequence["RankFacts"]) -> str | None:
     """What a witness failed at: what it then says is not the whole, and nothing has passed."""
     found = [f"rank {facts.rank}: {facts.problems[0]}" for facts in ranks if facts.problems]
     return f"the witness stopped watching on {found[0]}" if found else None
@@ -143,5 +143,5 @@ def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
 
 
-def say_on_stderr(line: str) -> None:
+def print_to_stderr(line: str) -> None:
     print(f"benchbox: {line}", file=sys.stderr, flush=True)

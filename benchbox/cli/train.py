@@ -43,7 +43,7 @@ def train(
     Exit code 3 when a rank failed, 130 when it was stopped.
     """
     from benchbox.launch.process.local import LocalLauncher
-    from benchbox.launch.process.lock import only_run_in
+    from benchbox.launch.process.lock import lock_run_directory
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.launch.training import launch_training
     from benchbox.spec import parse_overrides
@@ -52,7 +52,7 @@ def train(
     loaded = load_train(config, parse_overrides(sets), policy_dirs)
     folder = out or Path("runs") / "train" / loaded.name
     lines = _Lines(loaded)
-    with only_run_in(folder), stop_on_signals() as stop:
+    with lock_run_directory(folder), stop_on_signals() as stop:
         outcome = launch_training(
             loaded,
             folder,

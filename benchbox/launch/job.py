@@ -37,9 +37,9 @@ class Job:
     def events(self, rank: int) -> Path:
         return self.folder / f"events-rank{rank}.jsonl"
 
-    def place(self, rank: int) -> Path:
+    def rank_state(self, rank: int) -> Path:
         """Where the rank stood last, see `benchbox.store.rank_state`."""
-        return self.folder / f"place-rank{rank}"
+        return self.folder / f"state-rank{rank}"
 
     def stack(self, rank: int) -> Path:
         """What the rank was doing when it was asked for it. A rank that can be asked has made the file."""
@@ -71,7 +71,7 @@ class RankExit:
     noticed_at: float  # unix time in seconds
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """The processes of one running job."""
 
     def poll(self) -> int | None:
@@ -99,5 +99,5 @@ class Launcher(Protocol):
     def variables(self, ranks: int) -> Mapping[str, str]:
         """The environment variables it sets for such a group, to be recorded."""
 
-    def start(self, job: Job) -> Group:
+    def start(self, job: Job) -> RankGroup:
         """Start a prepared job without waiting for it."""

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from benchbox.audit.record import precision_of, read_facts
+from benchbox.audit.record import build_precision_record, read_facts
 from benchbox.errors import RecordError
 from benchbox.launch.fingerprint import policy_sha256
 from benchbox.launch.job import Job
-from benchbox.launch.supervise.group import never, nobody, run_group
+from benchbox.launch.supervise.group import ignore_progress, never_stop, run_group
 from benchbox.store.assemble import assemble_record
 from benchbox.store.files import read_json
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import Cell, MeasureSpec
 
 
-def launch_once(
+def launch_cell(
     cell: Cell,
     measure: MeasureSpec,
     *,
@@ -32,8 +32,8 @@ def launch_once(
     folder: Path,
     launcher: Launcher,
     policy_dirs: Sequence[Path] = (),
-    on_move: Callable[[Sequence[Trace]], None] = nobody,
-    stop: Callable[[], bool] = never,
+    on_progress: Callable[[Sequence[Trace]], None] = ignore_progress,
+    stop: Callable[[], bool] = never_stop,
 ) -> dict[str, Any]:
     """Measure a cell once, in a process group of its own, and return the launch record, which is not yet stored.
 
@@ -64,7 +64,7 @@ def launch_once(
     }
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     began = time.monotonic()
-    outcome = run_group(job, launcher, on_move=on_move, stop=stop)
+    outcome = run_group(job, launcher, on_progress=on_progress, stop=stop)
     return assemble_record(
         cell=cell,
         launch=launch,
@@ -82,7 +82,7 @@ def launch_once(
 def _precision(job: Job) -> dict[str, Any] | None:
     """What the audit makes of what the ranks saw; None unless all of them came to see anything."""
     try:
-        return precision_of(read_facts(job.folder, job.ranks))
+        return build_precision_record(read_facts(job.folder, job.ranks))
     except RecordError:
         return None
 

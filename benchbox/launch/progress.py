@@ -74,7 +74,7 @@ class ConsoleProgress(Progress):
         self._began = time.monotonic()
 
     def moved(self, traces: Sequence[Trace]) -> None:
-        behind = min((trace.place for trace in traces if trace.place), key=lambda place: place.order, default=None)
+        behind = min((trace.state for trace in traces if trace.state), key=lambda state: state.order, default=None)
         self._place = str(behind) if behind else "starting"
 
     def ended(self, record: Mapping[str, Any]) -> None:

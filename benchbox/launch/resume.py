@@ -19,7 +19,7 @@ Launches = list[tuple["Cell", int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Todo:
+class PendingLaunches:
     """What to run, how many launches are kept as they are, and a line for every reason to measure something again."""
 
     launches: Launches
@@ -27,9 +27,9 @@ class Todo:
     notes: list[str]
 
 
-def todo(
+def pending_launches(
     launches: Sequence[tuple[Cell, int]], measure: MeasureSpec, store: RunStore, policy_dirs: Sequence[Path], *, fresh: bool
-) -> Todo:
+) -> PendingLaunches:
     """A launch is kept when its record is ok and still speaks for it; with `fresh`, none is.
 
     Raises:
@@ -37,7 +37,7 @@ def todo(
         ConfigurationError: a policy does not exist.
     """
     if fresh:
-        return Todo(list(launches), 0, [])
+        return PendingLaunches(list(launches), 0, [])
     again: Counter[str] = Counter()
     left: Launches = []
     current = {policy: policy_sha256(policy, policy_dirs) for policy in {cell.policy for cell, _ in launches}}
@@ -51,7 +51,7 @@ def todo(
         if record is None or reason is not None:
             left.append((cell, launch))
     notes = [f"measuring {count} launch{'es' if count > 1 else ''} again: {reason}" for reason, count in again.items()]
-    return Todo(left, len(launches) - len(left), notes)
+    return PendingLaunches(left, len(launches) - len(left), notes)
 
 
 def _failed(record: Mapping[str, Any]) -> str | None:

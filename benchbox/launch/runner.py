@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from benchbox.launch.launch import launch_once
-from benchbox.launch.resume import todo
-from benchbox.launch.supervise.group import never
+from benchbox.launch.launch import launch_cell
+from benchbox.launch.resume import pending_launches
+from benchbox.launch.supervise.group import never_stop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ _WOULD_END_THE_SAME = ("unsupported", "mismatch", "oom")
 
 
 @dataclass(slots=True)
-class Summary:
+class RunSummary:
     """What one invocation did."""
 
     kept: int = 0  # launches that were ok already
@@ -43,38 +43,38 @@ def run_matrix(
     progress: Progress,
     policy_dirs: Sequence[Path] = (),
     fresh: bool = False,
-    stop: Callable[[], bool] = never,
-) -> Summary:
+    stop: Callable[[], bool] = never_stop,
+) -> RunSummary:
     """Run what is still missing of these launches, in this order, and store a record of each. A failure stops nothing.
 
     Raises:
         RecordError: a record of an earlier run cannot be read.
         BenchboxError: a process cannot be ended, and would disturb whatever is measured next.
     """
-    work = todo(launches, measure, store, policy_dirs, fresh=fresh)
-    summary = Summary(kept=work.kept)
-    hopeless: dict[str, str] = {}  # cell id -> the status every launch of it would have
+    work = pending_launches(launches, measure, store, policy_dirs, fresh=fresh)
+    summary = RunSummary(kept=work.kept)
+    non_retryable: dict[str, str] = {}  # cell id -> the status every launch of it would have
     with progress.running(list(launches), work.launches, work.notes):
         for position, (cell, launch) in enumerate(work.launches):
             if stop():
                 summary.stopped = True
                 summary.left = len(work.launches) - position
                 break
-            if cell.cell_id in hopeless:
+            if cell.cell_id in non_retryable:
                 # What an earlier run may have recorded here is no longer true of this cell.
                 store.record_path(cell.cell_id, launch).unlink(missing_ok=True)
                 summary.spared += 1
-                progress.spared(cell, launch, hopeless[cell.cell_id])
+                progress.spared(cell, launch, non_retryable[cell.cell_id])
                 continue
             progress.began(cell, launch)
-            record = launch_once(
+            record = launch_cell(
                 cell,
                 measure,
                 launch=launch,
                 folder=store.launch_dir(cell.cell_id, launch),
                 launcher=launcher,
                 policy_dirs=policy_dirs,
-                on_move=progress.moved,
+                on_progress=progress.moved,
                 stop=stop,
             )
             store.write_record(record)
@@ -87,5 +87,5 @@ def run_matrix(
             if record["status"] != "ok":
                 summary.failed.add(cell.cell_id)
             if record["status"] in _WOULD_END_THE_SAME:
-                hopeless[cell.cell_id] = record["status"]
+                non_retryable[cell.cell_id] = record["status"]
     return summary

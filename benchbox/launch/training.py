@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import ConfigurationError, Problem, UnsupportedError
 from benchbox.launch.job import Job
-from benchbox.launch.supervise.group import never, run_group
+from benchbox.launch.supervise.group import never_stop, run_group
 from benchbox.registry.backends import backend_info, backends
 from benchbox.store.checkpoints import check_same, checkpoints
 
@@ -29,7 +29,7 @@ def launch_training(
     launcher: Launcher,
     policy_dirs: Sequence[Path] = (),
     on_metrics: Callable[[Mapping[str, Any]], None],
-    stop: Callable[[], bool] = never,
+    stop: Callable[[], bool] = never_stop,
 ) -> Outcome:
     """Train in a process group of its own; `on_metrics` gets every line of `metrics.jsonl` as it appears.
 
@@ -55,7 +55,7 @@ def launch_training(
     if not resume:
         (folder / "metrics.jsonl").unlink(missing_ok=True)
     follower = _Follower(folder / "metrics.jsonl", on_metrics, from_now=resume)
-    outcome = run_group(job, launcher, on_move=follower.moved, stop=stop)
+    outcome = run_group(job, launcher, on_progress=follower.moved, stop=stop)
     follower.read()
     return outcome
 
@@ -89,7 +89,7 @@ class _Follower:
             self._last = max((int(row["step"]) for row in self._rows()), default=-1)
 
     def moved(self, traces: Sequence[Trace]) -> None:
-        if any(trace.place is not None and trace.place.stage == "train" for trace in traces):
+        if any(trace.state is not None and trace.state.stage == "train" for trace in traces):
             self.read()
 
     def read(self) -> None:

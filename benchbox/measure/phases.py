@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from benchbox.registry.phases import PHASES as PHASES
-from benchbox.registry.phases import Place
+from benchbox.registry.phases import RankState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,25 +180,25 @@ class PhaseClock:
             self._done.append((self._step_start, self._mark(), self._open))
 
 
-def _forget(place: Place) -> None:
+def _forget(state: RankState) -> None:
     pass
 
 
 class Position:
     """Remembers where the main thread stands, for a heartbeat thread to read, and tells `keep` of every move.
 
-    `place` is replaced as a whole, so that a reader never sees half a change. After an exception it stays where it was raised.
+    `state` is replaced as a whole, so that a reader never sees half a change. After an exception it stays where it was raised.
     """
 
-    def __init__(self, stage: str = "build", keep: Callable[[Place], None] = _forget) -> None:
+    def __init__(self, stage: str = "build", keep: Callable[[RankState], None] = _forget) -> None:
         self._keep = keep
-        self._be_at(Place(stage, None, None, None, time.time()))
+        self._be_at(RankState(stage, None, None, None, time.time()))
         self._step = _Span(self._next_step, self._leave)
         self._phases = {name: self._span(name) for name in PHASES}
 
     def enter(self, stage: str, of: int | None = None) -> None:
         """Begin a stage of `of` steps; the next step is its number 1."""
-        self._be_at(Place(stage, None, of, None, time.time()))
+        self._be_at(RankState(stage, None, of, None, time.time()))
 
     def step(self) -> AbstractContextManager[None]:
         return self._step
@@ -207,22 +207,22 @@ class Position:
         return self._phases[name]
 
     def _span(self, name: str) -> _Span:
-        return _Span(lambda: self._move(self.place.step, name), self._leave)
+        return _Span(lambda: self._move(self.state.step, name), self._leave)
 
     def _move(self, step: int | None, phase: str | None) -> None:
-        stage, _, of, _, _ = self.place
-        self._be_at(Place(stage, step, of, phase, time.time()))
+        stage, _, of, _, _ = self.state
+        self._be_at(RankState(stage, step, of, phase, time.time()))
 
-    def _be_at(self, place: Place) -> None:
-        self.place = place
-        self._keep(place)
+    def _be_at(self, state: RankState) -> None:
+        self.state = state
+        self._keep(state)
 
     def _next_step(self) -> None:
-        self._move((self.place.step or 0) + 1, None)
+        self._move((self.state.step or 0) + 1, None)
 
     def _leave(self, failed: bool) -> None:
         if not failed:
-            self._move(self.place.step, None)
+            self._move(self.state.step, None)
 
 
 class Together:

@@ -12,7 +12,7 @@ STAGES = ("build", "prepare", "warmup", "measure", "train", "probe", "write")
 PHASES = ("data_wait", "forward", "backward", "clip", "optimizer", "zero_grad", "sync")
 
 
-class Place(NamedTuple):
+class RankState(NamedTuple):
     """Where a rank stands, and since when (unix time in seconds)."""
 
     stage: str

@@ -9,7 +9,7 @@ import mmap
 import struct
 from typing import TYPE_CHECKING
 
-from benchbox.registry.phases import PHASES, STAGES, Place
+from benchbox.registry.phases import PHASES, STAGES, RankState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +23,8 @@ _STAGE_NUMBERS = {stage: number for number, stage in enumerate(STAGES)}
 _PHASE_NUMBERS = {phase: number for number, phase in enumerate(PHASES)}
 
 
-class PlaceFile:
-    """Writes one rank's place."""
+class RankStateFile:
+    """Writes one rank's state."""
 
     def __init__(self, path: Path) -> None:
         with path.open("wb+") as stream:
@@ -32,13 +32,13 @@ class PlaceFile:
             self._memory = mmap.mmap(stream.fileno(), _SIZE)
         self._count = 0
 
-    def write(self, place: Place) -> None:
-        """Replace the place.
+    def write(self, state: RankState) -> None:
+        """Replace the state.
 
         Raises:
             KeyError: an unknown stage or phase.
         """
-        stage, step, of, phase, since = place
+        stage, step, of, phase, since = state
         self._count += 1
         _SLOT.pack_into(
             self._memory,
@@ -52,8 +52,8 @@ class PlaceFile:
         _COUNT.pack_into(self._memory, 0, self._count)
 
 
-def read_place(path: Path) -> Place | None:
-    """The last place written, by a rank that has ended or stands still; None when there is none."""
+def read_rank_state(path: Path) -> RankState | None:
+    """The last state written, by a rank that has ended or stands still; None when there is none."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -64,7 +64,7 @@ def read_place(path: Path) -> Place | None:
     if count == 0:
         return None
     stage, phase, step, of, since = _SLOT.unpack_from(data, _COUNT.size + count % 2 * _SLOT.size)
-    return Place(
+    return RankState(
         STAGES[stage],
         None if step < 0 else step,
         None if of < 0 else of,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from benchbox.errors import BenchboxError
 from benchbox.store.events import EventWriter
-from benchbox.store.rank_state import PlaceFile
+from benchbox.store.rank_state import RankStateFile
 
 if TYPE_CHECKING:
     from benchbox.measure.phases import Position
@@ -44,7 +44,7 @@ def run_rank(job_file: str) -> NoReturn:
 
     from benchbox.measure.phases import Position
 
-    position = Position(keep=PlaceFile(out / f"place-rank{rank}").write)
+    position = Position(keep=RankStateFile(out / f"state-rank{rank}").write)
     _beat(position, events)
     try:
         _work(job, rank, position, events)
@@ -83,7 +83,7 @@ def _described(error: BaseException, position: Position) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    place = position.place
+    state = position.state
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         status = "oom"
     elif isinstance(error, BenchboxError):
@@ -96,9 +96,9 @@ def _described(error: BaseException, position: Position) -> dict[str, Any]:
         "status": status,
         "type": type(error).__name__,
         "message": str(error),
-        "stage": place.stage,
-        "step": place.step,
-        "phase": place.phase,
+        "stage": state.stage,
+        "step": state.step,
+        "phase": state.phase,
         "traceback": traceback.format_exc(),
         "secondary": isinstance(error, dist.DistError) and not isinstance(error, BenchboxError),
     }
@@ -142,8 +142,8 @@ def _beat(position: Position, events: EventWriter) -> None:
 
     def beat() -> None:
         while True:
-            place = position.place
-            events.write("heartbeat", **place._asdict())
+            state = position.state
+            events.write("heartbeat", **state._asdict())
             time.sleep(_HEARTBEAT_S)
 
     threading.Thread(target=beat, name="heartbeat", daemon=True).start()

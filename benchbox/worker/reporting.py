@@ -23,5 +23,5 @@ class Reporter:
 
     def said(self) -> None:
         """Write where the rank is now; called after each step, outside of what is timed."""
-        stage, step, of, phase, _ = self.position.place
+        stage, step, of, phase, _ = self.position.state
         self._events.write("progress", stage=stage, step=step, of=of, phase=phase)

@@ -8,7 +8,7 @@ import pytest
 
 from benchbox.backends.observe import Observed
 from benchbox.errors import MismatchError
-from benchbox.launch.launch import launch_once
+from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.local import LocalLauncher
 from benchbox.observer.facts import SteppedTensor
 from benchbox.spec.cell import MeasureSpec
@@ -25,7 +25,7 @@ def test_a_set_up_that_silently_became_ddp_is_a_mismatch(backend: str, tmp_path:
     """accelerate drops the plugin and runs DDP, at a speed of its own; the record says mismatch and names both."""
     launcher = LocalLauncher(worker_module="tests.integration.trapped_worker")
     measure = MeasureSpec(warmup_steps=1, steps=2, launches=1)
-    record = launch_once(tiny_cell(backend=backend), measure, launch=1, folder=tmp_path, launcher=launcher)
+    record = launch_cell(tiny_cell(backend=backend), measure, launch=1, folder=tmp_path, launcher=launcher)
     assert record["status"] == "mismatch", record["error"]
     assert record["error"]["type"] == "MismatchError"
     assert f"requested backend {backend}, observed ddp" in record["error"]["message"]

@@ -13,7 +13,7 @@ from benchbox.measure.phases import NONE, PHASES, PhaseClock, Position, Together
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell, DataSpec
-from benchbox.store.rank_state import PlaceFile
+from benchbox.store.rank_state import RankStateFile
 
 ROUNDS = 9
 ALLOWED = 0.01
@@ -63,7 +63,7 @@ def test_instruments_cost_at_most_one_percent_of_a_step_of_pi05_small(benchmark,
     """
     session, stream = stepping
     clock = PhaseClock(session.device)
-    position = Position(keep=PlaceFile(tmp_path / "place").write)  # as the worker has it
+    position = Position(keep=RankStateFile(tmp_path / "state").write)  # as the worker has it
     instruments = Together(clock, position)
     ratios: list[float] = []
     bare_s: list[float] = []
@@ -82,7 +82,7 @@ def test_instruments_cost_at_most_one_percent_of_a_step_of_pi05_small(benchmark,
 
     benchmark.pedantic(one_round, rounds=ROUNDS, warmup_rounds=1)
     del ratios[0], bare_s[0]  # the warm-up
-    assert len(clock.drain().step_s) == position.place.step == 2 * (ROUNDS + 1), "the instruments were really there"
+    assert len(clock.drain().step_s) == position.state.step == 2 * (ROUNDS + 1), "the instruments were really there"
 
     share = own_cost_s(instruments) / median(bare_s)
     lower, upper = sorted(ratios)[1], sorted(ratios)[-2]  # of nine, the second from each end bound the median with 96%

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from benchbox.launch.job import Job
-from benchbox.launch.process.processes import MARK, end_marked
+from benchbox.launch.process.processes import JOB_VARIABLE, end_processes
 from benchbox.spec.cell import Cell, MeasureSpec
 
 HERE = Path(__file__).parent
@@ -32,7 +32,7 @@ class DirectLauncher:
     def start(self, job: Job) -> "DirectGroup":
         self.started.append((job.told["cell"]["size"], job.told["launch"]))
         mark = str(job.folder)
-        environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", MARK: mark}
+        environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", JOB_VARIABLE: mark}
         return DirectGroup(subprocess.Popen([sys.executable, HERE / "stand_in_worker.py", job.file], env=environment), mark)
 
 
@@ -49,7 +49,7 @@ class DirectGroup:
             os.kill(pid, number)
 
     def end(self) -> None:
-        end_marked(self.mark, grace_s=2.0)
+        end_processes(self.mark, grace_s=2.0)
         self.process.wait()
 
     def failures(self) -> tuple[()]:

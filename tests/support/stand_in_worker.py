@@ -13,10 +13,10 @@ import threading
 import time
 from pathlib import Path
 
-from benchbox.registry.phases import Place
+from benchbox.registry.phases import RankState
 from benchbox.store.events import EventWriter
 from benchbox.store.files import write_json
-from benchbox.store.rank_state import PlaceFile
+from benchbox.store.rank_state import RankStateFile
 
 job = json.loads(Path(sys.argv[1]).read_text())
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -27,7 +27,7 @@ if behaviour == "dies_at_import":
     sys.exit("no such luck")
 
 events = EventWriter(out / f"events-rank{rank}.jsonl", rank)
-places = PlaceFile(out / f"place-rank{rank}")
+state_file = RankStateFile(out / f"state-rank{rank}")
 stacks = (out / f"stack-rank{rank}.txt").open("w")
 faulthandler.register(signal.SIGUSR2, file=stacks)
 
@@ -48,7 +48,7 @@ def breathe():
 def move(step, phase, *, say=True):
     global where, since
     where, since = {"stage": "measure", "step": step, "of": 3, "phase": phase}, time.time()
-    places.write(Place(**where, since=since))
+    state_file.write(RankState(**where, since=since))
     if say:
         events.write("progress", **where)
 

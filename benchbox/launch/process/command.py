@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox.errors import ConfigurationError, Problem
-from benchbox.launch.process.processes import MARK, end_marked
+from benchbox.launch.process.processes import JOB_VARIABLE, end_processes
 from benchbox.launch.process.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _GRACE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class CommandResult:
     """How a command ended: `code` is negative when a signal ended it; `stopped` that it was we who did."""
 
     code: int
@@ -42,7 +42,7 @@ class Ending:
 
 def run_command(
     command: Sequence[str], *, variables: Mapping[str, str], quiet_stdout: bool, enough: Callable[[], bool]
-) -> Ending:
+) -> CommandResult:
     """Run a command to its end. It has our stdin, stdout and stderr, and a process group of its own.
 
     Ctrl-C and a polite kill are for the command: they are passed on, and we return when it has ended.
@@ -57,15 +57,15 @@ def run_command(
         ConfigurationError: there is no such command.
     """
     mark = uuid.uuid4().hex
-    process = _start(command, {**os.environ, **variables, MARK: mark}, quiet_stdout=quiet_stdout)
+    process = _start(command, {**os.environ, **variables, JOB_VARIABLE: mark}, quiet_stdout=quiet_stdout)
     with Terminal(process.pid) as terminal, _passing_on(process.pid):
         while process.poll() is None:
             if enough():
-                end_marked(mark, grace_s=_GRACE_S)
-                return Ending(process.wait(), stopped=True)
+                end_processes(mark, grace_s=_GRACE_S)
+                return CommandResult(process.wait(), stopped=True)
             terminal.follow()
             time.sleep(_POLL_S)
-    return Ending(process.returncode, stopped=False)
+    return CommandResult(process.returncode, stopped=False)
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str], *, quiet_stdout: bool) -> subprocess.Popen[bytes]:

@@ -9,9 +9,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from benchbox.launch.job import Group, Job, Launcher, RankExit
+from benchbox.launch.job import Job, Launcher, RankExit, RankGroup
 from benchbox.launch.process.environment import group_variables, host_variables
-from benchbox.launch.process.processes import MARK, end_marked, marked
+from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, find_processes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ class LocalLauncher(Launcher):
     def variables(self, ranks: int) -> dict[str, str]:
         return group_variables(ranks, os.environ)
 
-    def start(self, job: Job) -> Group:
+    def start(self, job: Job) -> RankGroup:
         folder = job.folder.resolve()
         scratch = folder / "torchrun"  # torchrun insists on a folder of its own, by default a new one in /tmp
         exits = folder / "exits.json"
@@ -46,13 +46,13 @@ class LocalLauncher(Launcher):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **host_variables(os.environ), **self.variables(job.ranks), MARK: str(folder)},
+                env={**os.environ, **host_variables(os.environ), **self.variables(job.ranks), JOB_VARIABLE: str(folder)},
                 start_new_session=True,  # a Ctrl-C in the terminal is for benchbox, which ends the group in order
             )
         return _LocalGroup(process, str(folder), exits, scratch, self._grace_s)
 
 
-class _LocalGroup(Group):
+class _LocalGroup(RankGroup):
     def __init__(self, process: subprocess.Popen[bytes], mark: str, exits: Path, scratch: Path, grace_s: float) -> None:
         self._process = process
         self._mark = mark
@@ -64,12 +64,12 @@ class _LocalGroup(Group):
         return self._process.poll()
 
     def signal_ranks(self, pids: Sequence[int], number: int) -> None:
-        for process in marked(self._mark):  # the kernel may have given a dead rank's id to somebody else
+        for process in find_processes(self._mark):  # the kernel may have given a dead rank's id to somebody else
             if process.pid in pids:
                 process.send_signal(number)
 
     def end(self) -> None:
-        end_marked(self._mark, grace_s=self._grace_s)
+        end_processes(self._mark, grace_s=self._grace_s)
         self._process.wait()
         shutil.rmtree(self._scratch, ignore_errors=True)
 

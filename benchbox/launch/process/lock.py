@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def only_run_in(folder: Path) -> Iterator[None]:
+def lock_run_directory(folder: Path) -> Iterator[None]:
     """Hold the run directory for this process, making it where it does not exist.
 
     The kernel gives the lock back when its holder dies, however it dies, so a stale one cannot exist; the process id in the

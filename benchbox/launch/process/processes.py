@@ -13,32 +13,36 @@ from benchbox.errors import BenchboxError
 
 # Children inherit the environment of their parents: loaders, compilers and daemons started by a rank are found by this mark
 # when neither sessions (torchrun gives each rank its own) nor parents (they may be dead) lead to them any more.
-MARK = "BENCHBOX_JOB"
+JOB_VARIABLE = "BENCHBOX_JOB"
 
 _POLL_S = 0.05
 _KILL_LIMIT_S = 30.0
 
 
-def marked(mark: str) -> list[psutil.Process]:
+def find_processes(mark: str) -> list[psutil.Process]:
     """Every live process that was started with `MARK` set to this value."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+            if (
+                process.environ().get(JOB_VARIABLE) == mark
+                and process.status() != psutil.STATUS_ZOMBIE
+                and process.pid != os.getpid()
+            ):
                 found.append(process)
         except psutil.Error:
             continue  # it is gone, or belongs to someone else
     return found
 
 
-def end_marked(mark: str, *, grace_s: float) -> None:
+def end_processes(mark: str, *, grace_s: float) -> None:
     """Ask every marked process to end, wait for at most `grace_s`, kill those that are left, and wait until none is.
 
     Raises:
         BenchboxError: a process survives even SIGKILL.
     """
     if not _wait_after(signal.SIGTERM, mark, grace_s) and not _wait_after(signal.SIGKILL, mark, _KILL_LIMIT_S):
-        survivors = ", ".join(str(process.pid) for process in marked(mark))
+        survivors = ", ".join(str(process.pid) for process in find_processes(mark))
         raise BenchboxError(
             f"process {survivors} cannot be killed, and would share the machine with whatever is measured next; "
             "it is stuck in the kernel, which often takes a reset of its device"
@@ -49,7 +53,7 @@ def _wait_after(number: signal.Signals, mark: str, limit_s: float) -> bool:
     """Send a signal to every marked process, also to those that appear meanwhile, once each; whether all ended in time."""
     deadline = time.monotonic() + limit_s
     asked: set[psutil.Process] = set()  # equal only if pid and time of birth are
-    while alive := marked(mark):
+    while alive := find_processes(mark):
         for process in alive:
             if process not in asked:
                 asked.add(process)

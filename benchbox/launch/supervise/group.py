@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from benchbox.errors import RecordError
-from benchbox.launch.supervise.outcome import judge, unreadable
+from benchbox.launch.supervise.outcome import classify_outcome, unreadable_events
 from benchbox.launch.supervise.stacks import ask_for_stacks
 from benchbox.launch.supervise.watch import watch
 
@@ -21,17 +21,21 @@ if TYPE_CHECKING:
 _TAIL_BYTES = 2000
 
 
-def nobody(_: Sequence[Trace]) -> None:
+def ignore_progress(_: Sequence[Trace]) -> None:
     """For those who do not want to know where ranks are."""
 
 
-def never() -> bool:
+def never_stop() -> bool:
     """For those who do not want to stop early."""
     return False
 
 
 def run_group(
-    job: Job, launcher: Launcher, *, on_move: Callable[[Sequence[Trace]], None] = nobody, stop: Callable[[], bool] = never
+    job: Job,
+    launcher: Launcher,
+    *,
+    on_progress: Callable[[Sequence[Trace]], None] = ignore_progress,
+    stop: Callable[[], bool] = never_stop,
 ) -> Outcome:
     """Run a job to its end, good or bad, and judge it. No process of it is left afterwards.
 
@@ -43,14 +47,14 @@ def run_group(
     job.prepare()
     group = launcher.start(job)
     try:
-        ending = watch(job, group, on_move, stop)
+        ending = watch(job, group, on_progress, stop)
         stacks = ask_for_stacks(job, group, ending.traces) if ending.cause in ("hang", "timeout") else {}
     except RecordError as problem:
-        return unreadable(problem)
+        return unreadable_events(problem)
     finally:
         group.end()
         job.tidy()
-    return judge(ending, group.failures(), stacks=stacks, group_said=_tail(job.group_log))
+    return classify_outcome(ending, group.failures(), stacks=stacks, group_said=_tail(job.group_log))
 
 
 def _tail(path: Path) -> str:

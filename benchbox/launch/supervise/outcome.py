@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchbox.launch.supervise.root_cause import blame, silent
+from benchbox.launch.supervise.root_cause import find_root_cause, stopped_reporting
 from benchbox.registry.statuses import STATUSES
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from benchbox.errors import RecordError
     from benchbox.launch.job import RankExit
     from benchbox.launch.supervise.trace import Trace
-    from benchbox.launch.supervise.watch import Ending
-    from benchbox.registry.phases import Place
+    from benchbox.launch.supervise.watch import GroupEnding
+    from benchbox.registry.phases import RankState
 
 # torchrun kills ranks itself, but only those that ignore its SIGTERM for 30 s. An earlier SIGKILL comes from outside.
 _OWN_KILLS_AFTER_S = 15.0
@@ -30,8 +30,8 @@ class Outcome:
     error: dict[str, Any] | None = None
 
 
-def judge(
-    ending: Ending, failures: Sequence[RankExit] = (), *, stacks: Mapping[int, str] | None = None, group_said: str = ""
+def classify_outcome(
+    ending: GroupEnding, failures: Sequence[RankExit] = (), *, stacks: Mapping[int, str] | None = None, group_said: str = ""
 ) -> Outcome:
     """The outcome of a group, from how it ended and the ranks that failed, first noticed first.
 
@@ -62,7 +62,7 @@ def judge(
     return Outcome("ok")
 
 
-def unreadable(problem: RecordError) -> Outcome:
+def unreadable_events(problem: RecordError) -> Outcome:
     """The outcome of a group whose ranks wrote something that is no event."""
     return _crash("RecordError", str(problem))
 
@@ -74,25 +74,25 @@ def _killed(traces: Sequence[Trace], noticed: Sequence[RankExit]) -> Outcome | N
         early = failed.noticed_at - first < _OWN_KILLS_AFTER_S
         if failed.code == -signal.SIGKILL and early and trace.ended is None:
             message = "ended by SIGKILL from outside, as the host does when it is out of memory"
-            return _crash("Killed", message, trace.rank, trace.place)
+            return _crash("Killed", message, trace.rank, trace.state)
     return None
 
 
-def _stuck(ending: Ending, stacks: Mapping[int, str]) -> Outcome:
-    found = blame(ending.traces, ending.at)
+def _stuck(ending: GroupEnding, stacks: Mapping[int, str]) -> Outcome:
+    found = find_root_cause(ending.traces, ending.at)
     if ending.cause == "hang":
-        error = _error("Hang", f"no rank made progress: {found.sentence}", found.rank, found.place)
+        error = _error("Hang", f"no rank made progress: {found.sentence}", found.rank, found.state)
     else:
-        error = _error("Timeout", f"the launch took too long: {found.sentence}", found.rank, found.place)
+        error = _error("Timeout", f"the launch took too long: {found.sentence}", found.rank, found.state)
     seen = [rank for rank in stacks if found.rank in (None, rank)]
     error["traceback"] = "\n".join(f"rank {rank}\n{stacks[rank]}" for rank in seen) or None
     return Outcome(ending.cause, error)
 
 
-def _vanished(ending: Ending, noticed: Sequence[RankExit]) -> Outcome | None:
+def _vanished(ending: GroupEnding, noticed: Sequence[RankExit]) -> Outcome | None:
     missing = [trace for trace in ending.traces if trace.ended is None]
     if ending.cause == "failing":  # the ranks still alive were ended by the launcher: only a dead one has vanished
-        missing = [trace for trace in missing if silent(trace, ending.at)]
+        missing = [trace for trace in missing if stopped_reporting(trace, ending.at)]
     if not missing:
         return None
     codes = {failed.rank: failed.code for failed in noticed}
@@ -100,13 +100,13 @@ def _vanished(ending: Ending, noticed: Sequence[RankExit]) -> Outcome | None:
     first = known[0] if known else min(missing, key=lambda trace: trace.last_seen or 0.0)
     code = codes.get(first.rank)
     kind = "ExitError" if code is not None and code > 0 else "Killed"
-    return _crash(kind, f"ended {_how(code)} without a word", first.rank, first.place)
+    return _crash(kind, f"ended {_how(code)} without a word", first.rank, first.state)
 
 
-def _failed_exit(ending: Ending, noticed: Sequence[RankExit]) -> Outcome:
+def _failed_exit(ending: GroupEnding, noticed: Sequence[RankExit]) -> Outcome:
     told = next((trace for trace in ending.traces if trace.ended == "terminated"), None)
     if told is not None:
-        return _crash("Terminated", "told by SIGTERM from outside to stop", told.rank, told.place)
+        return _crash("Terminated", "told by SIGTERM from outside to stop", told.rank, told.state)
     if noticed:
         return _crash("ExitError", f"ended {_how(noticed[0].code)} after it was done", noticed[0].rank)
     return _crash("ExitError", f"the group ended with exit code {ending.exit_code} after every rank was done")
@@ -126,17 +126,17 @@ def _said(event: Mapping[str, Any]) -> Outcome:
     return Outcome(status, {key: event.get(key) for key in keys})
 
 
-def _crash(kind: str, message: str, rank: int | None = None, place: Place | None = None) -> Outcome:
-    return Outcome("crash", _error(kind, message, rank, place))
+def _crash(kind: str, message: str, rank: int | None = None, state: RankState | None = None) -> Outcome:
+    return Outcome("crash", _error(kind, message, rank, state))
 
 
-def _error(kind: str, message: str, rank: int | None = None, place: Place | None = None) -> dict[str, Any]:
+def _error(kind: str, message: str, rank: int | None = None, state: RankState | None = None) -> dict[str, Any]:
     return {
         "type": kind,
         "message": message,
         "rank": rank,
-        "phase": place.phase if place else None,
+        "phase": state.phase if state else None,
         "traceback": None,
-        "stage": place.stage if place else None,
-        "step": place.step if place else None,
+        "stage": state.stage if state else None,
+        "step": state.step if state else None,
     }

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchbox.launch.job import Group, Job
+    from benchbox.launch.job import Job, RankGroup
     from benchbox.launch.supervise.trace import Trace
 
 _ANSWER_LIMIT_S = 2.0
 _POLL_S = 0.05
 
 
-def ask_for_stacks(job: Job, group: Group, traces: Sequence[Trace]) -> dict[int, str]:
+def ask_for_stacks(job: Job, group: RankGroup, traces: Sequence[Trace]) -> dict[int, str]:
     """The stacks of all threads of every rank that has not ended and answers, by rank. A stopped process cannot."""
     # Only a rank that has made its file listens: to any other the signal would be the end.
     asked = [trace for trace in traces if trace.ended is None and trace.pid is not None and job.stack(trace.rank).exists()]

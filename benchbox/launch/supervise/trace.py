@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchbox.registry.phases import Place
+from benchbox.registry.phases import RankState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,7 +17,7 @@ class Trace:
 
     rank: int
     pid: int | None = None  # once it has started
-    place: Place | None = None
+    state: RankState | None = None
     last_seen: float | None = None  # unix time of the last event of any kind
     ended: str | None = None  # error | terminated | done: the rank's last word
     errors: list[Mapping[str, Any]] = field(default_factory=list)
@@ -31,11 +31,11 @@ class Trace:
             return True
         if kind in ("progress", "heartbeat"):
             since = event.get("since", event["t"])
-            place = Place(event["stage"], event.get("step"), event.get("of"), event.get("phase"), since)
+            state = RankState(event["stage"], event.get("step"), event.get("of"), event.get("phase"), since)
             # Only going somewhere else is progress: a heartbeat alone says that a process breathes.
-            moved = self.place is None or place[:4] != self.place[:4]
+            moved = self.state is None or state[:4] != self.state[:4]
             if moved:
-                self.place = place
+                self.state = state
             return moved
         if kind == "error":
             self.errors.append(event)

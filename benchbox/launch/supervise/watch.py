@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Literal
 
 from benchbox.launch.supervise.trace import Trace
 from benchbox.store.events import read_events
-from benchbox.store.rank_state import read_place
+from benchbox.store.rank_state import read_rank_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from benchbox.launch.job import Group, Job
+    from benchbox.launch.job import Job, RankGroup
 
 _POLL_S = 0.1
 
@@ -33,7 +33,7 @@ Cause = Literal["ended", "failing", "timeout", "hang", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class GroupEnding:
     """Why watching ended, and where every rank stood then."""
 
     cause: Cause
@@ -42,7 +42,7 @@ class Ending:
     at: float  # unix time in seconds
 
 
-def watch(job: Job, group: Group, on_move: Callable[[Sequence[Trace]], None], stop: Callable[[], bool]) -> Ending:
+def watch(job: Job, group: RankGroup, on_progress: Callable[[Sequence[Trace]], None], stop: Callable[[], bool]) -> GroupEnding:
     """Follow a group until it has ended or has to be ended, which is left to the caller.
 
     `on_move` is called with all traces whenever a rank moved; `stop` is asked whether the user wants to.
@@ -51,15 +51,19 @@ def watch(job: Job, group: Group, on_move: Callable[[Sequence[Trace]], None], st
         RecordError: a rank wrote something that is no event.
     """
     traces = tuple(Trace(rank) for rank in range(job.ranks))
-    cause, exit_code = _follow(job, group, traces, on_move, stop)
+    cause, exit_code = _follow(job, group, traces, on_progress, stop)
     for trace in traces:
         # Events tell of steps at once, but of phases only once a second; this is where the rank really was.
-        trace.place = read_place(job.place(trace.rank)) or trace.place
-    return Ending(cause, traces, exit_code, time.time())
+        trace.state = read_rank_state(job.rank_state(trace.rank)) or trace.state
+    return GroupEnding(cause, traces, exit_code, time.time())
 
 
 def _follow(
-    job: Job, group: Group, traces: Sequence[Trace], on_move: Callable[[Sequence[Trace]], None], stop: Callable[[], bool]
+    job: Job,
+    group: RankGroup,
+    traces: Sequence[Trace],
+    on_progress: Callable[[Sequence[Trace]], None],
+    stop: Callable[[], bool],
 ) -> tuple[Cause, int | None]:
     offsets = [0] * len(traces)
     began = moved = time.monotonic()
@@ -69,7 +73,7 @@ def _follow(
         now = time.monotonic()
         if _read(job, traces, offsets):
             moved = now
-            on_move(traces)
+            on_progress(traces)
         if exit_code is not None:
             return "ended", exit_code
         if stop():
@@ -90,7 +94,7 @@ def _patience_s(job: Job, traces: Sequence[Trace]) -> float:
     """How long all ranks may stand still, as they stand now."""
     if all(trace.ended for trace in traces):
         return _EXIT_LIMIT_S
-    if all(trace.place is None or trace.place.stage in _OPAQUE_STAGES for trace in traces):
+    if all(trace.state is None or trace.state.stage in _OPAQUE_STAGES for trace in traces):
         return math.inf
     return job.hang_after_s
 

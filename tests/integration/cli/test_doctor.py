@@ -17,7 +17,7 @@ def machine():
 
 
 def examined(machine, **changes):
-    return {check.name: check for check in doctor.examine({**machine, **changes})}
+    return {check.name: check for check in doctor.check_machine({**machine, **changes})}
 
 
 def test_this_machine_is_fit_and_every_line_says_what_was_found(benchbox, machine):

@@ -64,7 +64,7 @@ def test_rules_are_listed_one_a_line_and_each_can_be_explained(benchbox):
     told = benchbox("explain", "bxp101").stdout
     assert told.startswith(f"BXP101 error: {rules()['BXP101'].title}\n")
     flat = " ".join(told.split())
-    for part in (rules()["BXP101"].why, rules()["BXP101"].measured, rules()["BXP101"].repair, "OpenTau#181"):
+    for part in (rules()["BXP101"].rationale, rules()["BXP101"].measurement, rules()["BXP101"].repair, "OpenTau#181"):
         assert part in flat
 
 

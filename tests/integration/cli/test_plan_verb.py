@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchbox.cli.plan import show
+from benchbox.cli.plan import print_plan
 from benchbox.plan import plan
 from benchbox.spec import load_matrix, parse_overrides
 
@@ -99,7 +99,7 @@ def _read(terminal: int) -> str:
 
 def test_a_plan_without_a_cell_that_can_run_still_says_why(matrix, capsys):
     loaded = load_matrix(matrix, {"axes.backend": "[zero3]"}, [matrix.parent / "policies"])
-    show(loaded, plan(loaded))
+    print_plan(loaded, plan(loaded))
     printed = capsys.readouterr().out
     assert "0 cells x 3 launches = 0 launches" in printed
     assert "refuses activation checkpointing" in printed

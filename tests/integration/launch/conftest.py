@@ -1,4 +1,3 @@
-
 import pytest
 
 from benchbox.launch.process.local import LocalLauncher

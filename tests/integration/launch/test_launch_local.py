@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from benchbox.launch.job import Job
-from benchbox.launch.launch import launch_once
+from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.local import LocalLauncher
-from benchbox.launch.process.processes import marked
+from benchbox.launch.process.processes import find_processes
 from tests.support.launchers import MEASURE, DirectLauncher, cell
 
 pytestmark = pytest.mark.ranks
@@ -31,8 +31,8 @@ def launch(tmp_path: Path, policy_dir: Path, launcher: LocalLauncher) -> Launch:
     def run(behaviour: str, *, ranks: int = 2, measure: Any = MEASURE, **options: Any) -> dict[str, Any]:
         folder = tmp_path / "launch-1"
         options = {"launch": 1, "folder": folder, "launcher": launcher, "policy_dirs": [policy_dir], **options}
-        record = launch_once(cell(behaviour, ranks), measure, **options)
-        assert marked(str(folder)) == []
+        record = launch_cell(cell(behaviour, ranks), measure, **options)
+        assert find_processes(str(folder)) == []
         return record
 
     return run
@@ -85,7 +85,7 @@ def test_a_hang_shows_what_the_rank_was_doing(launch: Launch) -> None:
 
 def test_a_launch_can_be_stopped_while_it_runs(launch: Launch) -> None:
     moved = threading.Event()
-    record = launch("ignores_sigterm", on_move=lambda traces: moved.set(), stop=moved.is_set)
+    record = launch("ignores_sigterm", on_progress=lambda traces: moved.set(), stop=moved.is_set)
     assert record["status"] == "interrupted"
 
 
@@ -103,9 +103,9 @@ def test_ranks_end_when_the_launching_process_is_killed(tmp_path: Path, launcher
         _until(lambda: (tmp_path / "pid0").exists() and (tmp_path / "pid1").exists())
         parent.kill()
         parent.wait()
-        _until(lambda: not marked(str(tmp_path)))
+        _until(lambda: not find_processes(str(tmp_path)))
     finally:
-        for process in marked(str(tmp_path)):
+        for process in find_processes(str(tmp_path)):
             process.kill()
 
 

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from benchbox.errors import ConfigurationError
 from benchbox.launch.fingerprint import policy_sha256
-from benchbox.launch.process.lock import only_run_in
+from benchbox.launch.process.lock import lock_run_directory
 from benchbox.launch.process.signals import stop_on_signals
 from benchbox.launch.progress import ConsoleProgress
-from benchbox.launch.runner import Summary, run_matrix
+from benchbox.launch.runner import RunSummary, run_matrix
 from benchbox.spec.cell import Cell, MeasureSpec
 from benchbox.store.run import RunStore
 from tests.support.launchers import MEASURE, DirectLauncher, cell
@@ -35,7 +35,7 @@ class Bench:
 
     def run(
         self, *cells: Cell, launches: int = 1, measure: MeasureSpec = MEASURE, terminal: bool = False, **options: object
-    ) -> Summary:
+    ) -> RunSummary:
         out = io.StringIO()
         self.launcher.started.clear()
         summary = run_matrix(
@@ -139,18 +139,18 @@ def test_a_signal_asks_to_stop_and_raises_nothing() -> None:
 
 
 def test_a_second_run_in_a_directory_is_refused_and_a_dead_holder_is_not_in_the_way(tmp_path: Path) -> None:
-    with only_run_in(tmp_path / "run"):
+    with lock_run_directory(tmp_path / "run"):
         held = rf"another run \(process {os.getpid()}\) is using it"
-        with pytest.raises(ConfigurationError, match=held), only_run_in(tmp_path / "run"):
+        with pytest.raises(ConfigurationError, match=held), lock_run_directory(tmp_path / "run"):
             pass
     (tmp_path / "run" / ".lock").write_text("999999\n")  # left by a run that was killed
-    with only_run_in(tmp_path / "run"):
+    with lock_run_directory(tmp_path / "run"):
         pass
 
 
 def test_a_run_directory_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="--out"), only_run_in(tmp_path / "file" / "run"):
+    with pytest.raises(ConfigurationError, match="--out"), lock_run_directory(tmp_path / "file" / "run"):
         pass
 
 

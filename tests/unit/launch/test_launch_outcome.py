@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from benchbox.launch.job import RankExit
-from benchbox.launch.supervise.outcome import judge
+from benchbox.launch.supervise.outcome import classify_outcome
 from benchbox.launch.supervise.trace import Trace
-from benchbox.launch.supervise.watch import Ending
+from benchbox.launch.supervise.watch import GroupEnding
 
 NOW = 1000.0
 
@@ -26,74 +26,74 @@ DONE = {"t": NOW, "event": "done"}
 TERMINATED = {"t": NOW, "event": "terminated", "signal": 15}
 
 
-def ending(cause: str, *ranks: list[Mapping[str, Any]], exit_code: int | None = None) -> Ending:
+def ending(cause: str, *ranks: list[Mapping[str, Any]], exit_code: int | None = None) -> GroupEnding:
     traces = tuple(Trace(rank) for rank in range(len(ranks)))
     for trace, events in zip(traces, ranks, strict=True):
         trace.pid = trace.rank + 100 if events else None
         for event in events:
             trace.fold(event)
-    return Ending(cause, traces, exit_code, NOW)
+    return GroupEnding(cause, traces, exit_code, NOW)
 
 
 def test_all_done_and_exit_0_is_ok() -> None:
-    assert judge(ending("ended", [DONE], [DONE], exit_code=0)).status == "ok"
+    assert classify_outcome(ending("ended", [DONE], [DONE], exit_code=0)).status == "ok"
 
 
 def test_the_earliest_own_failure_is_what_happened() -> None:
     ranks = [error(t=2.0, rank=0, status="nan")], [error(t=1.0, rank=1, status="oom")], [error(t=0.5, rank=2, secondary=True)]
-    outcome = judge(ending("ended", *ranks, exit_code=1))
+    outcome = classify_outcome(ending("ended", *ranks, exit_code=1))
     assert outcome.status == "oom"
     assert outcome.error["rank"] == 1
     assert (outcome.error["stage"], outcome.error["step"], outcome.error["phase"]) == ("measure", 3, "clip")
 
 
 def test_a_status_nobody_knows_is_a_crash() -> None:
-    assert judge(ending("ended", [error(status="exploded")], exit_code=1)).status == "crash"
+    assert classify_outcome(ending("ended", [error(status="exploded")], exit_code=1)).status == "crash"
 
 
 def test_a_rank_that_vanished_is_blamed_before_those_that_failed_because_of_it() -> None:
-    outcome = judge(ending("ended", [error(secondary=True)], [at(4, "backward")], exit_code=1))
+    outcome = classify_outcome(ending("ended", [error(secondary=True)], [at(4, "backward")], exit_code=1))
     assert (outcome.status, outcome.error["type"], outcome.error["rank"]) == ("crash", "Killed", 1)
     assert outcome.error["phase"] == "backward"
 
 
 def test_a_rank_killed_from_outside_is_blamed_though_another_believes_it_failed_by_itself() -> None:
     failures = [RankExit(0, 1, 100.0), RankExit(1, -9, 100.0)]
-    outcome = judge(ending("ended", [error(rank=0)], [at(4, "backward")], exit_code=1), failures)
+    outcome = classify_outcome(ending("ended", [error(rank=0)], [at(4, "backward")], exit_code=1), failures)
     assert (outcome.error["type"], outcome.error["rank"], outcome.error["phase"]) == ("Killed", 1, "backward")
 
 
 def test_a_survivor_that_torchrun_had_to_kill_is_not_blamed_for_it() -> None:
     failures = [RankExit(0, 1, 100.0), RankExit(1, -9, 130.0)]
-    outcome = judge(ending("ended", [error(rank=0)], [at(4, "backward")], exit_code=1), failures)
+    outcome = classify_outcome(ending("ended", [error(rank=0)], [at(4, "backward")], exit_code=1), failures)
     assert (outcome.error["type"], outcome.error["rank"]) == ("SomeError", 0)
 
 
 def test_of_two_that_vanished_the_one_noticed_first_is_blamed() -> None:
     failures = [RankExit(1, -11, 100.0), RankExit(0, -9, 130.0)]
-    outcome = judge(ending("ended", [at(2, "forward")], [at(2, "forward")], exit_code=1), failures)
+    outcome = classify_outcome(ending("ended", [at(2, "forward")], [at(2, "forward")], exit_code=1), failures)
     assert outcome.error["rank"] == 1
     assert "SIGSEGV" in outcome.error["message"]
 
 
 def test_secondary_failures_alone_still_make_a_crash() -> None:
-    outcome = judge(ending("ended", [error(secondary=True)], [TERMINATED], exit_code=1))
+    outcome = classify_outcome(ending("ended", [error(secondary=True)], [TERMINATED], exit_code=1))
     assert (outcome.status, outcome.error["type"]) == ("crash", "SomeError")
 
 
 def test_a_group_that_fails_after_all_were_done_is_not_ok() -> None:
-    outcome = judge(ending("ended", [DONE], [DONE], exit_code=1), [RankExit(1, -6, 100.0)])
+    outcome = classify_outcome(ending("ended", [DONE], [DONE], exit_code=1), [RankExit(1, -6, 100.0)])
     assert (outcome.status, outcome.error["type"], outcome.error["rank"]) == ("crash", "ExitError", 1)
     assert "SIGABRT" in outcome.error["message"]
 
 
 def test_ranks_told_to_stop_by_a_stranger_are_a_crash() -> None:
-    outcome = judge(ending("ended", [TERMINATED], [TERMINATED], exit_code=1))
+    outcome = classify_outcome(ending("ended", [TERMINATED], [TERMINATED], exit_code=1))
     assert (outcome.status, outcome.error["type"]) == ("crash", "Terminated")
 
 
 def test_no_rank_started_and_the_group_tells_people_why() -> None:
-    outcome = judge(ending("ended", [], [], exit_code=1), group_said="No module named benchbox")
+    outcome = classify_outcome(ending("ended", [], [], exit_code=1), group_said="No module named benchbox")
     assert (outcome.status, outcome.error["type"]) == ("crash", "LaunchError")
     assert "No module named benchbox" in outcome.error["message"]
 
@@ -101,44 +101,44 @@ def test_no_rank_started_and_the_group_tells_people_why() -> None:
 @pytest.mark.parametrize("cause", ["hang", "timeout"])
 def test_a_stuck_group_waits_for_the_rank_furthest_behind(cause: str) -> None:
     ranks = [at(4, "backward")], [at(4, "forward", t=NOW - 30)], [at(4, "clip")]
-    outcome = judge(ending(cause, *ranks))
+    outcome = classify_outcome(ending(cause, *ranks))
     assert (outcome.status, outcome.error["rank"]) == (cause, 1)
     assert (outcome.error["stage"], outcome.error["step"], outcome.error["phase"]) == ("measure", 4, "forward")
 
 
 def test_an_earlier_step_is_further_behind_than_an_earlier_phase_and_a_stage_than_both() -> None:
-    assert judge(ending("hang", [at(5, "forward")], [at(4, "sync")])).error["rank"] == 1
-    assert judge(ending("hang", [at(1, "forward")], [at(9, "sync", stage="warmup")])).error["rank"] == 1
+    assert classify_outcome(ending("hang", [at(5, "forward")], [at(4, "sync")])).error["rank"] == 1
+    assert classify_outcome(ending("hang", [at(1, "forward")], [at(9, "sync", stage="warmup")])).error["rank"] == 1
 
 
 def test_a_rank_that_no_longer_breathes_is_blamed_wherever_it_stood() -> None:
     """In a gather of parameters all ranks stand in the same phase; only the stopped one has fallen silent."""
     breathing = [at(4, "forward", t=NOW - 60), {**at(4, "forward"), "event": "heartbeat"}]
-    outcome = judge(ending("hang", breathing, [at(4, "forward", t=NOW - 60)]))
+    outcome = classify_outcome(ending("hang", breathing, [at(4, "forward", t=NOW - 60)]))
     assert outcome.error["rank"] == 1
     assert "for 60 s" in outcome.error["message"]
 
 
 def test_nobody_is_blamed_when_ranks_cannot_be_told_apart() -> None:
-    outcome = judge(ending("hang", [at(4, "forward")], [at(4, "forward")]))
+    outcome = classify_outcome(ending("hang", [at(4, "forward")], [at(4, "forward")]))
     assert (outcome.error["rank"], outcome.error["phase"]) == (None, "forward")
     assert "unknown" in outcome.error["message"]
 
 
 def test_a_hang_after_everyone_was_done_says_so() -> None:
-    assert "every rank was done" in judge(ending("hang", [DONE], [DONE])).error["message"]
+    assert "every rank was done" in classify_outcome(ending("hang", [DONE], [DONE])).error["message"]
 
 
 def test_a_failure_that_leaves_the_group_stuck_is_that_failure_and_no_hang() -> None:
-    outcome = judge(ending("failing", [at(4, "backward")], [error(rank=1, status="oom")]))
+    outcome = classify_outcome(ending("failing", [at(4, "backward")], [error(rank=1, status="oom")]))
     assert (outcome.status, outcome.error["rank"]) == ("oom", 1)
 
 
 def test_in_a_failing_group_a_dead_rank_is_told_from_one_that_waits() -> None:
     ranks = [error(secondary=True)], [at(4, "forward")], [at(4, "forward", t=NOW - 16)]
-    outcome = judge(ending("failing", *ranks))
+    outcome = classify_outcome(ending("failing", *ranks))
     assert (outcome.error["type"], outcome.error["rank"]) == ("Killed", 2)
 
 
 def test_what_the_user_stopped_is_interrupted_whatever_ranks_said() -> None:
-    assert judge(ending("stopped", [error()], [])).status == "interrupted"
+    assert classify_outcome(ending("stopped", [error()], [])).status == "interrupted"

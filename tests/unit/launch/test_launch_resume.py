@@ -19,7 +19,7 @@ def test_a_plan_of_many_cells_reads_the_sources_of_each_policy_once(
     through = resume.policy_sha256
     monkeypatch.setattr(resume, "policy_sha256", lambda name, folders: read.append(name) or through(name, folders))
     launches = [(replace(cell("healthy"), seed=seed), 1) for seed in range(20)]
-    found = resume.todo(launches, MEASURE, RunStore(tmp_path / "run"), [policy_dir], fresh=False)
+    found = resume.pending_launches(launches, MEASURE, RunStore(tmp_path / "run"), [policy_dir], fresh=False)
     assert found.launches == launches
     assert read == ["stand_in"]
 

@@ -86,30 +86,30 @@ def test_the_real_clock_measures_seconds():
 def test_position_numbers_steps_within_a_stage_and_names_the_phase():
     position = Position()
     position.enter("measure", of=2)
-    assert position.place[:4] == ("measure", None, 2, None)
+    assert position.state[:4] == ("measure", None, 2, None)
     with position.step():
         with position.phase("backward"):
-            assert position.place[:4] == ("measure", 1, 2, "backward")
-        assert position.place.phase is None
+            assert position.state[:4] == ("measure", 1, 2, "backward")
+        assert position.state.phase is None
     with position.step():
-        assert position.place.step == 2
+        assert position.state.step == 2
     position.enter("probe")
     with position.step():
-        assert position.place[:2] == ("probe", 1)
+        assert position.state[:2] == ("probe", 1)
 
 
 def test_position_stays_where_an_exception_was_raised():
     position = Position()
     with pytest.raises(RuntimeError), position.step(), position.phase("clip"):
         raise RuntimeError
-    assert (position.place.step, position.place.phase) == (1, "clip")
+    assert (position.state.step, position.state.phase) == (1, "clip")
 
 
 def test_position_says_since_when(monkeypatch):
     position = Position()
     monkeypatch.setattr(phases.time, "time", lambda: 1234.5)
     with position.step(), position.phase("forward"):
-        assert position.place.since == 1234.5
+        assert position.state.since == 1234.5
 
 
 def test_together_every_instrument_sees_the_same_step_and_its_failure(ticks):
@@ -119,7 +119,7 @@ def test_together_every_instrument_sees_the_same_step_and_its_failure(ticks):
     with pytest.raises(RuntimeError), both.step(), both.phase("sync"):
         raise RuntimeError
     assert clock.drain().step_s == [1.75]
-    assert (position.place.step, position.place.phase) == (2, "sync")
+    assert (position.state.step, position.state.phase) == (2, "sync")
 
 
 def test_the_null_instrument_hands_out_one_object_and_swallows_nothing():

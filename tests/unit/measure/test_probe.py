@@ -56,7 +56,7 @@ def test_one_probe_sees_kernels_flops_and_memory_and_reports_progress():
     assert seen.memory["reserved_peak_bytes"] is None
     assert seen.memory["reason"]
     assert seen.utilisation([1.0])["mfu"] is None
-    assert position.place.step == 3, "a heartbeat must see that a slow probe moves"
+    assert position.state.step == 3, "a heartbeat must see that a slow probe moves"
 
 
 def test_probing_does_not_change_what_a_step_computes():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchbox.audit.record import precision_of
-from benchbox.cli.subjects import stumbled
+from benchbox.audit.record import build_precision_record
+from benchbox.cli.subjects import observer_failure
 from benchbox.report.view import build
 from tests.support.example_run import CELL, example_record, example_run
 from tests.support.facts import rank
@@ -20,12 +20,12 @@ def findings_column(record):
 def test_a_record_keeps_what_witnesses_failed_at_and_the_report_does_not_call_it_none():
     record = example_record()
     assert findings_column(record).text == "none"
-    record["precision"] = precision_of([rank(0), rank(1, problems=(TROUBLE,))])
+    record["precision"] = build_precision_record([rank(0), rank(1, problems=(TROUBLE,))])
     assert record["precision"]["problems"] == [f"rank 1: {TROUBLE}"]
     shown = findings_column(record)
     assert (shown.text, shown.remark) == ("witness failed", f"rank 1: {TROUBLE}")
 
 
 def test_a_subject_whose_witness_stumbled_failed():
-    assert stumbled([rank(0), rank(1)]) is None
-    assert stumbled([rank(0), rank(1, problems=(TROUBLE,))]) == f"the witness stopped watching on rank 1: {TROUBLE}"
+    assert observer_failure([rank(0), rank(1)]) is None
+    assert observer_failure([rank(0), rank(1, problems=(TROUBLE,))]) == f"the witness stopped watching on rank 1: {TROUBLE}"
