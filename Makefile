@@ -15,6 +15,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/lint_names.py
 
 # torch first: deepspeed's build needs it, and an unpinned torch brings gigabytes of CUDA packages
 $(VENV)/.torch: constraints.txt
