@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.findings import FAILING
 from benchbox.audit.rules import rules
-from benchbox.audit.rules.base import NAMES_SHOWN
+from benchbox.audit.rules.base import MAX_NAMES
 from benchbox.audit.selection import Selection
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suppressed:
+class AppliedSuppression:
     """What a rule was told not to speak of, and why. `names` are the tensors it would have named, up to ten of them."""
 
     code: str
@@ -39,7 +39,7 @@ class Judgement:
     known: tuple[Finding, ...] = ()
     clean: tuple[str, ...] = ()
     not_judged: Mapping[str, str] = field(default_factory=dict)  # code: reason
-    suppressed: tuple[Suppressed, ...] = ()
+    suppressed: tuple[AppliedSuppression, ...] = ()
 
     @property
     def failing(self) -> tuple[str, ...]:
@@ -54,16 +54,16 @@ def judge(facts: Sequence[RankFacts], selection: Selection | None = None) -> Jud
     known: list[Finding] = []
     clean: list[str] = []
     not_judged: dict[str, str] = {}
-    suppressed: list[Suppressed] = []
+    suppressed: list[AppliedSuppression] = []
     for code, rule in rules().items():
-        if not selection.takes(code):
+        if not selection.selects(code):
             continue
         suppressions = [each for each in selection.suppressions if each.rule == code]
         found = list(rule.findings(_without(facts, suppressions)))
         suppressed += [_suppressed(rule, facts, each, suppressions) for each in suppressions]
         for finding in found:
             (known if selection.knows(finding) else findings).append(finding)
-        if not found and (reason := rule.unseen(facts)) is not None:
+        if not found and (reason := rule.not_judged_reason(facts)) is not None:
             not_judged[code] = reason
         elif not found:
             clean.append(code)
@@ -103,7 +103,7 @@ def _matches(tensor: Any, pattern: str) -> bool:
 
 def _suppressed(
     rule: Rule, facts: Sequence[RankFacts], suppression: Suppression, together: Sequence[Suppression]
-) -> Suppressed:
+) -> AppliedSuppression:
     """A suppression is needed where the rule, with all others in force, says something else without it. What it keeps from the
     rule is what the rule names when it sees nothing else.
     """
@@ -112,10 +112,10 @@ def _suppressed(
     alone = _narrowed(others, lambda tensor: _matches(tensor, suppression.parameters))
     evidence = [finding.evidence for finding in rule.findings(alone)] if needed else []
     names = dict.fromkeys(name for each in evidence for name in each.get("names", ()))
-    return Suppressed(
+    return AppliedSuppression(
         code=rule.code,
         parameters=suppression.parameters,
         reason=suppression.reason,
-        names=tuple(names)[:NAMES_SHOWN],
+        names=tuple(names)[:MAX_NAMES],
         matched=max(len(names) + sum(each.get("more", 0) for each in evidence), int(needed)),
     )

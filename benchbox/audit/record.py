@@ -27,19 +27,19 @@ def read_facts(folder: Path, ranks: int) -> list[RankFacts]:
     return [RankFacts.from_dict(read_json(folder / facts_file(rank))) for rank in range(ranks)]
 
 
-def precision_of(facts: Sequence[RankFacts]) -> dict[str, Any]:
+def build_precision_record(facts: Sequence[RankFacts]) -> dict[str, Any]:
     """`precision` of a launch record, from the facts of all its ranks."""
     judgement = judge(facts)
     return {
         "census": [entry.to_dict() for rank in facts for entry in rank.entries],
         "findings": [finding.to_dict() for finding in judgement.findings],
         "not_judged": dict(judgement.not_judged),
-        "numbers": numbers_of(facts),
+        "numbers": summarize_numbers(facts),
         "problems": [f"rank {each.rank}: {problem}" for each in facts for problem in each.problems],
     }
 
 
-def numbers_of(facts: Sequence[RankFacts]) -> dict[str, float | None]:
+def summarize_numbers(facts: Sequence[RankFacts]) -> dict[str, float | None]:
     """What the steps that were looked at did to all tensors stepped on all ranks; None where nothing of the kind was seen.
 
     `edq` is the effective descent quality, <u, what arrived> / |u|^2; `updates_lost` the share of non-zero updates that left

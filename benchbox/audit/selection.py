@@ -34,7 +34,7 @@ class Suppression:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class BaselineFinding:
     """What makes a finding the same as an earlier one: rule, severity, title and place, and the tensors it is about. Of many,
     a finding names some and counts the others.
     """
@@ -44,13 +44,13 @@ class Known:
     more: int
 
     @classmethod
-    def of(cls, finding: Mapping[str, Any]) -> Known:
+    def of(cls, finding: Mapping[str, Any]) -> BaselineFinding:
         """From a finding as JSON holds it."""
         evidence = finding.get("evidence") or {}
         kind = tuple(str(finding.get(part)) for part in ("code", "severity", "title", "where"))
         return cls(kind, frozenset(map(str, evidence.get("names") or ())), int(evidence.get("more") or 0))
 
-    def includes(self, other: Known) -> bool:
+    def includes(self, other: BaselineFinding) -> bool:
         """Whether the other is about no more than this, and the tensors it names are named here or may be among the counted."""
         fewer = len(other.names) + other.more <= len(self.names) + self.more
         return self.kind == other.kind and fewer and len(other.names - self.names) <= self.more
@@ -63,14 +63,14 @@ class Selection:
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     suppressions: tuple[Suppression, ...] = ()
-    baseline: frozenset[Known] = frozenset()
+    baseline: frozenset[BaselineFinding] = frozenset()
 
-    def takes(self, code: str) -> bool:
+    def selects(self, code: str) -> bool:
         return (not self.select or code.startswith(self.select)) and not code.startswith(self.ignore or ("-",))
 
     def knows(self, finding: Finding) -> bool:
         """Whether the baseline has this finding: the same rule at the same place, about nothing else than then."""
-        found = Known.of(finding.to_dict())
+        found = BaselineFinding.of(finding.to_dict())
         return any(known.includes(found) for known in self.baseline)
 
 
@@ -125,7 +125,7 @@ def load_suppressions(path: Path) -> tuple[Suppression, ...]:
     return tuple(Suppression(rule=entry.rule, parameters=entry.parameters, reason=entry.reason) for entry in entries)
 
 
-def load_baseline(path: Path) -> frozenset[Known]:
+def load_baseline(path: Path) -> frozenset[BaselineFinding]:
     """The findings of an earlier audit, from what `audit-precision --format json` printed.
 
     Raises:
@@ -139,4 +139,4 @@ def load_baseline(path: Path) -> frozenset[Known]:
     if not isinstance(found, list) or not all(isinstance(each, dict) and "code" in each for each in found):
         hint = "make one with benchbox audit-precision ... --format json"
         raise ConfigurationError(Problem("--baseline", f"{path} holds no findings of an audit", hint))
-    return frozenset(Known.of(each) for each in [*found, *held.get("known", ())])
+    return frozenset(BaselineFinding.of(each) for each in [*found, *held.get("known", ())])

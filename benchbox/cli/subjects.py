@@ -84,8 +84,14 @@ def command_subject(
         CellFailedError: no step was seen.
         ConfigurationError: there is no such command or recipe.
     """
-    from benchbox.audit.subjects.command.inject import inject, seen
-    from benchbox.audit.subjects.command.process_reports import chosen, shortcomings, through, trainings, why_nothing
+    from benchbox.audit.subjects.command.inject import inject, reports_folder
+    from benchbox.audit.subjects.command.process_reports import (
+        count_finished_ranks,
+        explain_no_steps,
+        list_limitations,
+        read_trainings,
+        select_training,
+    )
     from benchbox.launch.process.command import run_command
 
     if recipe is not None:
@@ -94,7 +100,7 @@ def command_subject(
 
     def enough() -> bool:
         nonlocal announced
-        if not announced and (ranks := through(seen(folder))):
+        if not announced and (ranks := count_finished_ranks(reports_folder(folder))):
             announced = True
             say(f"{steps} steps seen on {_ranks(ranks)}; the command {'is ended' if stop else 'runs on'}")
         return announced and stop
@@ -103,12 +109,12 @@ def command_subject(
         folder = Path(temporary)
         variables = inject(folder, steps, os.environ)
         ending = run_command(command, variables=variables, quiet_stdout=quiet_stdout, enough=enough)
-        found = trainings(seen(folder))
+        found = read_trainings(reports_folder(folder))
         if not found:
             first = f"the command failed ({ending.failure}), and " if ending.failure else ""
-            raise CellFailedError(f"{first}no optimizer step was seen: {why_nothing(seen(folder))}")
-    training = chosen(found)
-    for note in shortcomings(training, of=len(found), steps=steps):
+            raise CellFailedError(f"{first}no optimizer step was seen: {explain_no_steps(reports_folder(folder))}")
+    training = select_training(found)
+    for note in list_limitations(training, of=len(found), steps=steps):
         say(note)
     return Subject(
         name="the command",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.judge import judge
-from benchbox.audit.selection import Known, Selection, Suppression
-from benchbox.observer.facts import Opaque
+from benchbox.audit.selection import BaselineFinding, Selection, Suppression
+from benchbox.observer.facts import OpaqueOptimizer
 from benchbox.report.audit.view import Audit
 from tests.support.facts import HALF_MOMENTS, NORM, half, ranks, stepping, tensor
 
@@ -30,7 +30,7 @@ def pure(**changes: Any) -> list[RankFacts]:
 
 def unreadable() -> list[RankFacts]:
     """Two ranks of which one optimizer cannot be read."""
-    return ranks(opaque=(Opaque(optimizer="Mystery", reason="its step is compiled"),))
+    return ranks(opaque=(OpaqueOptimizer(optimizer="Mystery", reason="its step is compiled"),))
 
 
 def suppressing(rule: str, parameters: str) -> Selection:
@@ -40,7 +40,7 @@ def suppressing(rule: str, parameters: str) -> Selection:
 def knowing(facts: list[RankFacts], code: str) -> Selection:
     """With a baseline that has the findings of one rule."""
     findings = [finding for finding in judge(facts).findings if finding.code == code]
-    return Selection(baseline=frozenset(Known.of(finding.to_dict()) for finding in findings))
+    return Selection(baseline=frozenset(BaselineFinding.of(finding.to_dict()) for finding in findings))
 
 
 def hostile() -> list[RankFacts]:

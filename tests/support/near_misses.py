@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from benchbox.observer.facts import (
     Autocast,
-    Configured,
+    ConfiguredReduction,
     Contract,
-    Opaque,
-    Prepared,
+    OpaqueOptimizer,
+    PreparedByAccelerate,
     RankFacts,
 )
 from tests.support.facts import (
@@ -104,7 +104,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     ],
     "BXP303": [
         ("activations beside", ranks(collectives=(reduction("float32"), reduction("bfloat16", operation="all_reduce")))),
-        ("as configured", ranks(collectives=(reduction("bfloat16"),), reduction=Configured(source="a hook", dtype="bfloat16"))),
+        ("as configured", ranks(collectives=(reduction("bfloat16"),), reduction=ConfiguredReduction(source="a hook", dtype="bfloat16"))),
         (
             "parameters gathered, and flags counted",
             ranks(
@@ -154,7 +154,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         (
             "the last step of an epoch is short",
             ranks(
-                prepared=Prepared(accumulation=4, wrapped=("AdamW",), unknown=()),
+                prepared=PreparedByAccelerate(accumulation=4, wrapped=("AdamW",), unknown=()),
                 steps=courses(micro_batches=lambda step: 2 if step == 6 else 4),
             ),
         ),
@@ -177,7 +177,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("a frozen parameter", stepping(tensor(live_dtype=None), parameters=(live(linked=False, trainable=False),))),
         (
             "an optimizer that nobody can read",
-            ranks(stepped=(), opaque=(Opaque(optimizer="Mystery", reason="unknown"),), parameters=(live(linked=False),)),
+            ranks(stepped=(), opaque=(OpaqueOptimizer(optimizer="Mystery", reason="unknown"),), parameters=(live(linked=False),)),
         ),
     ],
     "BXP405": [

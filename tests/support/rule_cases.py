@@ -5,8 +5,8 @@ from __future__ import annotations
 from benchbox.observer.facts import (
     Autocast,
     Contract,
-    Opaque,
-    Prepared,
+    OpaqueOptimizer,
+    PreparedByAccelerate,
     RankFacts,
 )
 from tests.support.facts import (
@@ -136,8 +136,8 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ),
     ],
     "BXP402": [
-        ("a duck-typed wrapper", "warning", ranks(prepared=Prepared(accumulation=1, wrapped=(), unknown=("AdamW",)))),
-        ("under accumulation", "error", ranks(prepared=Prepared(accumulation=4, wrapped=(), unknown=("AdamW",)))),
+        ("a duck-typed wrapper", "warning", ranks(prepared=PreparedByAccelerate(accumulation=1, wrapped=(), unknown=("AdamW",)))),
+        ("under accumulation", "error", ranks(prepared=PreparedByAccelerate(accumulation=4, wrapped=(), unknown=("AdamW",)))),
     ],
     "BXP403": [
         ("a schedule for each micro-batch", "error", ranks(steps=courses(schedule_steps=lambda step: {"LambdaLR": 4 * step}))),
@@ -145,7 +145,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         (
             "an optimizer for each micro-batch",
             "error",
-            ranks(prepared=Prepared(accumulation=4, wrapped=("AdamW",), unknown=())),
+            ranks(prepared=PreparedByAccelerate(accumulation=4, wrapped=("AdamW",), unknown=())),
         ),
         ("two steps for one forward pass", "error", ranks(steps=courses(micro_batches=lambda step: step % 2))),
         (
@@ -212,7 +212,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ("stepped", "error", ranks(stepped=(half(),))),
         ("moments", "error", ranks(stepped=(tensor(state=HALF_MOMENTS),))),
         ("storage", "error", ranks(contract=Contract(source="a flag", storage="float32"))),
-        ("unreadable", "unknown", ranks(opaque=(Opaque(optimizer="Mystery", reason="its arithmetic is unknown"),))),
+        ("unreadable", "unknown", ranks(opaque=(OpaqueOptimizer(optimizer="Mystery", reason="its arithmetic is unknown"),))),
         (
             "the witness fell",
             "unknown",

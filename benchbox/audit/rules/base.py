@@ -12,9 +12,9 @@ from benchbox.observer.facts import SECTIONS, all_stepped
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from benchbox.observer.facts import Numbers, RankFacts, SteppedTensor
+    from benchbox.observer.facts import UpdateStatistics, RankFacts, SteppedTensor
 
-NAMES_SHOWN = 10
+MAX_NAMES = 10
 SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
 # Said with every repair that lets lost updates arrive: it changes the training.
 RETUNE = (
@@ -23,7 +23,7 @@ RETUNE = (
 )
 
 
-class Breach(NamedTuple):
+class RuleViolation(NamedTuple):
     """What a rule's check found: how bad, where, the lowest rank that shows it, and the evidence in plain JSON values."""
 
     severity: Severity
@@ -44,16 +44,16 @@ class Rule:
     code: str
     title: str
     severity: Severity  # the worst it can be
-    why: str
-    measured: str
+    rationale: str
+    measurement: str
     repair: str
     references: tuple[str, ...]
-    reads: tuple[str, ...]
-    check: Callable[[Sequence[RankFacts]], Iterable[Breach]]
-    blind: Callable[[Sequence[RankFacts]], str | None] = lambda _: None
+    sections: tuple[str, ...]
+    check: Callable[[Sequence[RankFacts]], Iterable[RuleViolation]]
+    missing_evidence: Callable[[Sequence[RankFacts]], str | None] = lambda _: None
 
     def __post_init__(self) -> None:
-        assert set(self.reads) <= SECTIONS.keys(), f"{self.code} reads what is no section of the facts"
+        assert set(self.sections) <= SECTIONS.keys(), f"{self.code} reads what is no section of the facts"
 
     def findings(self, facts: Sequence[RankFacts]) -> Iterator[Finding]:
         for severity, where, rank, evidence, title in self.check(facts):
@@ -67,17 +67,17 @@ class Rule:
                 repair=self.repair,
             )
 
-    def unseen(self, facts: Sequence[RankFacts]) -> str | None:
+    def not_judged_reason(self, facts: Sequence[RankFacts]) -> str | None:
         """Why this rule cannot be judged from these facts; None if it can."""
         if not facts:
             return "there are no facts"
-        missing = next((each.missing[section] for section in self.reads for each in facts if section in each.missing), None)
-        return missing or self.blind(facts)
+        missing = next((each.missing[section] for section in self.sections for each in facts if section in each.missing), None)
+        return missing or self.missing_evidence(facts)
 
 
 def breaches(
     judged: Iterable[tuple[Severity | None, int, SteppedTensor]], evidence: Callable[[Sequence[SteppedTensor]], dict[str, Any]]
-) -> Iterator[Breach]:
+) -> Iterator[RuleViolation]:
     """One breach an optimizer and severity, from (severity or None, rank, tensor); `evidence` adds what the rule measured."""
     found = [(severity, rank, tensor) for severity, rank, tensor in judged if severity is not None]
 
@@ -87,7 +87,9 @@ def breaches(
     for (optimizer, _), group in groupby(sorted(found, key=key), key=key):  # stable: ranks and names stay in order
         items = list(group)
         held = [(rank, tensor) for _, rank, tensor in items]
-        yield Breach(items[0][0], optimizer, items[0][1], evidence([tensor for _, tensor in held]) | stepped_evidence(held))
+        yield RuleViolation(
+            items[0][0], optimizer, items[0][1], evidence([tensor for _, tensor in held]) | stepped_evidence(held)
+        )
 
 
 def judged(
@@ -113,28 +115,28 @@ def stepped_evidence(found: Sequence[tuple[int, SteppedTensor]]) -> dict[str, An
         "dtypes": sorted({tensor.dtype for _, tensor in found}),
         "tensors": max(len(held) for held in by_rank.values()),
         "elements": max(sum(tensor.elements for tensor in held) for held in by_rank.values()),
-        **named(tensor.name for _, tensor in found),
+        **names_evidence(tensor.name for _, tensor in found),
     }
 
 
-def named(names: Iterable[str]) -> dict[str, Any]:
+def names_evidence(names: Iterable[str]) -> dict[str, Any]:
     """The evidence that names tensors: `names`, up to ten and each once, and in `more` how many others there are."""
     distinct = list(dict.fromkeys(names))
-    more = len(distinct) - NAMES_SHOWN
-    return {"names": distinct[:NAMES_SHOWN]} | ({"more": more} if more > 0 else {})
+    more = len(distinct) - MAX_NAMES
+    return {"names": distinct[:MAX_NAMES]} | ({"more": more} if more > 0 else {})
 
 
-def shown(words: Iterable[str]) -> list[str]:
+def abbreviate(words: Iterable[str]) -> list[str]:
     """Up to ten words, each once, and how many more there are."""
-    held = named(words)
+    held = names_evidence(words)
     return [*held["names"], *([f"and {held['more']} more"] if "more" in held else [])]
 
 
-def typical_update(numbers: Numbers) -> float | None:
+def rms_update(numbers: UpdateStatistics) -> float | None:
     """Root mean square of the updates that were computed; None if none was."""
     return (numbers.update_squared / numbers.updates) ** 0.5 if numbers.updates else None
 
 
-def rounded(share: float) -> float:
+def round_share(share: float) -> float:
     """A share to four places; never 0 or 1 of what is not none or all."""
     return min(max(round(share, 4), 0.0001), 0.9999) if 0.0 < share < 1.0 else share

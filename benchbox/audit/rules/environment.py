@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from benchbox.audit.rules.base import SIXTEEN_BIT, Breach, Rule, named
+from benchbox.audit.rules.base import SIXTEEN_BIT, RuleViolation, Rule, names_evidence
 from benchbox.observer.facts import all_stepped
 
 if TYPE_CHECKING:
@@ -32,18 +32,20 @@ _SENSITIVE = (
 _MOST = 0.5
 
 
-def _autocast(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _autocast(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     for each in facts:
         wanted, source = _wanted_compute(each)
         total = sum(each.products.values())
         if wanted is not None and total and each.products.get(wanted, 0) < _MOST * total:
             evidence = {"requested": f"{wanted}, by {source}", "products": _counted(each.products), "autocast": _active(each)}
-            yield Breach("warning", "forward pass", each.rank, evidence)
+            yield RuleViolation("warning", "forward pass", each.rank, evidence)
             return
         unrequested = each.autocast is not None and each.autocast.active and _declares_none(each)
         if unrequested:
             evidence = {"requested": f"none, by {source}", "products": _counted(each.products), "autocast": _active(each)}
-            yield Breach("warning", "forward pass", each.rank, evidence, "autocast is active though it was not requested")
+            yield RuleViolation(
+                "warning", "forward pass", each.rank, evidence, "autocast is active though it was not requested"
+            )
             return
 
 
@@ -76,7 +78,7 @@ def _active(facts: RankFacts) -> str:
     return f"active, {facts.autocast.dtype}" if facts.autocast.active else "inactive"
 
 
-def _low_buffers(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _low_buffers(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     for each in facts:
         found = [
             buffer
@@ -87,20 +89,20 @@ def _low_buffers(facts: Sequence[RankFacts]) -> Iterator[Breach]:
             evidence = {
                 "buffers": len(found),
                 "dtypes": sorted({buffer.dtype for buffer in found}),
-                **named(buffer.name for buffer in found),
+                **names_evidence(buffer.name for buffer in found),
             }
-            yield Breach("warning", "buffers", each.rank, evidence)
+            yield RuleViolation("warning", "buffers", each.rank, evidence)
             return
 
 
-def _low_default(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _low_default(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     for each in facts:
         if each.default_dtype is not None and each.default_dtype != "float32":
-            yield Breach("warning", "torch.get_default_dtype()", each.rank, {"default": each.default_dtype})
+            yield RuleViolation("warning", "torch.get_default_dtype()", each.rank, {"default": each.default_dtype})
             return
 
 
-def _broken_contract(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _broken_contract(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     yield from _unknowns(facts)
     contract = next((each.contract for each in facts if each.contract is not None), None)
     if contract is None:
@@ -113,10 +115,10 @@ def _broken_contract(facts: Sequence[RankFacts]) -> Iterator[Breach]:
         ranks = sorted({rank for held in found.values() for rank, _ in held})
         evidence = {
             "differs": [f"{place}: {declared} declared, {dtype} measured" for place, declared, dtype in found],
-            **named(name for held in found.values() for _, name in held),
+            **names_evidence(name for held in found.values() for _, name in held),
             "ranks": ranks,
         }
-        yield Breach("error", contract.source, ranks[0], evidence)
+        yield RuleViolation("error", contract.source, ranks[0], evidence)
 
 
 def _measured(facts: Sequence[RankFacts], contract: Contract) -> Iterator[tuple[str, str | None, int, str, str]]:
@@ -140,7 +142,7 @@ def _stepped_in(tensor: SteppedTensor) -> str:
     return "float32" if master == "int16" else master
 
 
-def _unknowns(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _unknowns(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     ranks: dict[tuple[str, str], list[int]] = {}
     for each in facts:
         for opaque in each.opaque:
@@ -149,7 +151,7 @@ def _unknowns(facts: Sequence[RankFacts]) -> Iterator[Breach]:
             ranks.setdefault(("the witness", f"it failed before it could say: {each.problems[0]}"), []).append(each.rank)
     for (optimizer, reason), seen in ranks.items():
         evidence = {"reason": reason, "ranks": sorted(seen)}
-        yield Breach(
+        yield RuleViolation(
             "unknown", optimizer, min(seen), evidence, "what the optimizer does could not be read: it may lose precision"
         )
 
@@ -159,45 +161,45 @@ RULES = (
         code="BXP601",
         title="the forward pass does not compute in the dtype that was requested",
         severity="warning",
-        why="an autocast around the wrong code, or for another device, changes nothing and says nothing",
-        measured="dtypes of the matrix products of a forward pass, and whether autocast was on in it, against the request",
+        rationale="an autocast around the wrong code, or for another device, changes nothing and says nothing",
+        measurement="dtypes of the matrix products of a forward pass, and whether autocast was on in it, against the request",
         repair="enter autocast (or accelerate's) around the forward pass itself, for the device the model is on",
         references=("lerobot#3912",),
-        reads=("products", "autocast"),
+        sections=("products", "autocast"),
         check=_autocast,
-        blind=_no_products,
+        missing_evidence=_no_products,
     ),
     Rule(
         code="BXP602",
         title="sensitive buffers are stored in 16 bits",
         severity="warning",
-        why=(
+        rationale=(
             "rotary frequencies rounded to bfloat16 are off by whole positions far along a sequence, running statistics stop "
             "running, and normalisation statistics shift every input"
         ),
-        measured="dtype of buffers by name, on all ranks",
+        measurement="dtype of buffers by name, on all ranks",
         repair="cast parameters, not modules: keep these buffers in float32, or compute them in float32 when they are used",
         references=("transformers#25681",),
-        reads=("buffers",),
+        sections=("buffers",),
         check=_low_buffers,
     ),
     Rule(
         code="BXP603",
         title="torch's default dtype is not float32",
         severity="warning",
-        why="everything made without a dtype is then made in 16 bits, masks, positions and statistics included",
-        measured="torch.get_default_dtype() in the training process",
+        rationale="everything made without a dtype is then made in 16 bits, masks, positions and statistics included",
+        measurement="torch.get_default_dtype() in the training process",
         repair="set the default dtype only around the construction of the model (torch.set_default_dtype in a try/finally)",
         references=("transformers#28461",),
-        reads=("process",),
+        sections=("process",),
         check=_low_default,
     ),
     Rule(
         code="BXP604",
         title="what was declared is not what runs",
         severity="error",
-        why="a precision that is only configured is not measured: a warning said upcast and did nothing",
-        measured=(
+        rationale="a precision that is only configured is not measured: a warning said upcast and did nothing",
+        measurement=(
             "the declared recipe against the dtypes of stepped tensors and their state; optimizers that cannot be read "
             "are unknown"
         ),
@@ -206,7 +208,7 @@ RULES = (
             "that is known"
         ),
         references=("accelerate#3979", "apex#1728"),
-        reads=("stepped",),
+        sections=("stepped",),
         check=_broken_contract,
     ),
 )

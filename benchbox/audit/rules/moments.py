@@ -5,7 +5,16 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
-from benchbox.audit.rules.base import SIXTEEN_BIT, Breach, Rule, breaches, judged, named, rounded, shown
+from benchbox.audit.rules.base import (
+    SIXTEEN_BIT,
+    RuleViolation,
+    Rule,
+    breaches,
+    judged,
+    names_evidence,
+    round_share,
+    abbreviate,
+)
 from benchbox.observer.facts import all_stepped
 
 if TYPE_CHECKING:
@@ -32,10 +41,10 @@ def _stalls(tensor: SteppedTensor) -> Severity | None:
     return "warning" if decay < _MAY_STALL else None
 
 
-def _second_moment_stalls(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _second_moment_stalls(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         stalled = [t.numbers.second_moment_stalled for t in tensors if t.numbers.second_moment_stalled is not None]
-        seen = {"share of v that cannot decay": rounded(max(stalled))} if stalled else {}
+        seen = {"share of v that cannot decay": round_share(max(stalled))} if stalled else {}
         return {"state": f"{_SECOND} in bfloat16", "beta2": sorted({t.betas[1] for t in tensors if t.betas})} | seen
 
     return breaches(judged(facts, _stalls), evidence)
@@ -45,7 +54,7 @@ def _sixteen_bit_moments(tensor: SteppedTensor) -> list[str]:
     return [name for name, dtype in tensor.state.items() if name != "step" and dtype in SIXTEEN_BIT]
 
 
-def _low_moments(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _low_moments(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         if not _sixteen_bit_moments(tensor) or tensor.compensation is not None or _stalls(tensor) is not None:
             return None  # 201 says more of those that stall
@@ -53,20 +62,20 @@ def _low_moments(facts: Sequence[RankFacts]) -> Iterator[Breach]:
         return "info" if tensor.dtype == "float32" and forgets else "warning"
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
-        state = shown(f"{name} in {tensor.state[name]}" for tensor in tensors for name in _sixteen_bit_moments(tensor))
+        state = abbreviate(f"{name} in {tensor.state[name]}" for tensor in tensors for name in _sixteen_bit_moments(tensor))
         return {"state": state, "beta2": sorted({tensor.betas[1] for tensor in tensors if tensor.betas})}
 
     return breaches(judged(facts, severity), evidence)
 
 
-def _underflow(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _underflow(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         underflows = tensor.state.get(_SECOND) == "float16" and (tensor.numbers.second_moment_zero or 0.0) > 0.0
         return "error" if underflows else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         worst = max(tensor.numbers.second_moment_zero or 0.0 for tensor in tensors)
-        return {"share of v that is zero where the gradient is not": rounded(worst)}
+        return {"share of v that is zero where the gradient is not": round_share(worst)}
 
     return breaches(judged(facts, severity), evidence)
 
@@ -78,24 +87,26 @@ def _flushes(value: float, dtype: str) -> bool:
     return value < 2.0**-134 if dtype == "bfloat16" else value < 2.0**-150
 
 
-def _lost_epsilon(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _lost_epsilon(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         return "error" if tensor.eps and _flushes(tensor.eps, tensor.state.get(_SECOND, tensor.dtype)) else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         return {
             "eps": sorted({tensor.eps for tensor in tensors if tensor.eps}),
-            "state": shown(f"{_SECOND} in {tensor.state.get(_SECOND, tensor.dtype)}" for tensor in tensors),
+            "state": abbreviate(f"{_SECOND} in {tensor.state.get(_SECOND, tensor.dtype)}" for tensor in tensors),
         }
 
     return breaches(judged(facts, severity), evidence)
 
 
-def _lossy_counter(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _lossy_counter(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         return "error" if tensor.state.get("step") in SIXTEEN_BIT else None
 
-    yield from breaches(judged(facts, severity), lambda tensors: {"step": shown(tensor.state["step"] for tensor in tensors)})
+    yield from breaches(
+        judged(facts, severity), lambda tensors: {"step": abbreviate(tensor.state["step"] for tensor in tensors)}
+    )
     counts: dict[tuple[str, str], dict[int, float]] = {}
     last = {each.rank: len(each.steps) for each in facts}
     for rank, tensor in all_stepped(facts):
@@ -107,9 +118,9 @@ def _lossy_counter(facts: Sequence[RankFacts]) -> Iterator[Breach]:
         (optimizer, _), by_rank = next(iter(differing.items()))
         evidence = {
             "steps": [f"rank {rank}: {count:g}" for rank, count in sorted(by_rank.items())],
-            **named(name for _, name in differing),
+            **names_evidence(name for _, name in differing),
         }
-        yield Breach("error", optimizer, min(by_rank), evidence, "ranks disagree on how many steps were taken")
+        yield RuleViolation("error", optimizer, min(by_rank), evidence, "ranks disagree on how many steps were taken")
 
 
 RULES = (
@@ -117,70 +128,70 @@ RULES = (
         code="BXP201",
         title="the second moment is bfloat16 and cannot decay",
         severity="error",
-        why=(
+        rationale=(
             "v * beta2 rounds back to v: v only ever rises, so after gradients fall the steps stay too small; "
             "at beta2 0.999 every mantissa is caught, at 0.998 most, at 0.996 none"
         ),
-        measured="dtype of exp_avg_sq after the step, and beta2 of the parameter group it belongs to, on all ranks",
+        measurement="dtype of exp_avg_sq after the step, and beta2 of the parameter group it belongs to, on all ranks",
         repair="keep optimizer state in float32 (recipe bf16_master), or lower beta2 to 0.995 or less",
         references=("OpenTau#181", "AReaL#1292"),
-        reads=("stepped", "options"),
+        sections=("stepped", "options"),
         check=_second_moment_stalls,
     ),
     Rule(
         code="BXP202",
         title="moments are stored in 16 bits",
         severity="warning",
-        why=(
+        rationale=(
             "rounding adds noise to the mean and bias to the square; with float32 weights and beta2 of 0.995 or less training "
             "has been shown to bear it (DeepSeek-V3), and optimizers that round stochastically are made for it"
         ),
-        measured="dtype of every state tensor after the step, on all ranks",
+        measurement="dtype of every state tensor after the step, on all ranks",
         repair="keep optimizer state in float32 unless the memory is needed, and then keep beta2 at 0.995 or less",
         references=("arXiv:2412.19437",),
-        reads=("stepped", "options"),
+        sections=("stepped", "options"),
         check=_low_moments,
     ),
     Rule(
         code="BXP203",
         title="the second moment underflows: v is zero where the gradient is not",
         severity="error",
-        why=(
+        rationale=(
             "float16 has nothing between 0 and 6e-8: (1 - beta2) x g^2 is zero for gradients below 0.0055 at beta2 0.999, and "
             "the update is then m / eps"
         ),
-        measured="float16 exp_avg_sq after the step, where the gradient of that step is not zero",
+        measurement="float16 exp_avg_sq after the step, where the gradient of that step is not zero",
         repair="keep optimizer state in float32; loss scaling cannot help, because it is undone before the moments",
         references=("pytorch#147437",),
-        reads=("stepped", "numbers"),
+        sections=("stepped", "numbers"),
         check=_underflow,
     ),
     Rule(
         code="BXP204",
         title="epsilon is zero in the dtype it is added in",
         severity="error",
-        why=(
+        rationale=(
             "float16 flushes 1e-8 to zero, and where the gradient is zero too Adam divides 0 by 0: NaN in the for-loop and "
             "foreach implementations, not in the fused one; bfloat16 holds 1e-8"
         ),
-        measured="eps of the parameter group, cast to the dtype of the second moment",
+        measurement="eps of the parameter group, cast to the dtype of the second moment",
         repair="keep optimizer state in float32, or raise eps to 1e-7 or more",
         references=("pytorch#147437",),
-        reads=("stepped", "options"),
+        sections=("stepped", "options"),
         check=_lost_epsilon,
     ),
     Rule(
         code="BXP205",
         title="the step counter is stored in 16 bits",
         severity="error",
-        why="bfloat16 cannot count beyond 256, float16 not beyond 2048: bias correction and schedules then stand still",
-        measured="dtype of the optimizer's step after the step, and whether ranks agree on it",
+        rationale="bfloat16 cannot count beyond 256, float16 not beyond 2048: bias correction and schedules then stand still",
+        measurement="dtype of the optimizer's step after the step, and whether ranks agree on it",
         repair=(
             "keep the counter in float32 or as an integer, and cast models by parameters and buffers, not their "
             "optimizer's state"
         ),
         references=("speculators#899",),
-        reads=("stepped",),
+        sections=("stepped",),
         check=_lossy_counter,
     ),
 )

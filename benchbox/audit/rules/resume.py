@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchbox.audit.rules.base import Breach, Rule, breaches, judged, rounded, shown, typical_update
+from benchbox.audit.rules.base import RuleViolation, Rule, breaches, judged, round_share, abbreviate, rms_update
 from benchbox.observer.facts import all_stepped
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _ALL = 1.0
 def _has_run(tensor: SteppedTensor) -> bool:
     """Real updates came before the first step seen: weights no longer are what they were made of."""
     enough = (tensor.numbers.steps_before or 0) >= _STEPS_BEFORE and tensor.elements >= _FEWEST
-    update = typical_update(tensor.numbers)
+    update = rms_update(tensor.numbers)
     return enough and tensor.lr != 0.0 and (update is None or update >= _MOVES)
 
 
@@ -35,7 +35,7 @@ def _never_ran(facts: Sequence[RankFacts]) -> str | None:
     return None
 
 
-def _rederived(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _rederived(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     """Masters, and float32 weights that are stepped themselves: both are saved, and may come back through bfloat16."""
 
     def severity(tensor: SteppedTensor) -> Severity | None:
@@ -51,7 +51,7 @@ def _rederived(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     return breaches(judged(facts, severity), evidence)
 
 
-def _rounded_moments(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _rounded_moments(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def through_bfloat16(tensor: SteppedTensor) -> list[str]:
         shares = tensor.numbers.bf16_valued.items()
         held = [name for name, share in shares if share == _ALL and tensor.state.get(name) == "float32"]
@@ -63,7 +63,7 @@ def _rounded_moments(facts: Sequence[RankFacts]) -> Iterator[Breach]:
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         return {
-            "state": shown(name for tensor in tensors for name in through_bfloat16(tensor)),
+            "state": abbreviate(name for tensor in tensors for name in through_bfloat16(tensor)),
             "share that bfloat16 holds exactly": _ALL,
             "steps before": max(tensor.numbers.steps_before or 0 for tensor in tensors),
         }
@@ -71,7 +71,7 @@ def _rounded_moments(facts: Sequence[RankFacts]) -> Iterator[Breach]:
     return breaches(judged(facts, severity), evidence)
 
 
-def _changed(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _changed(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     seen: dict[tuple[str, tuple[str, ...]], list[int]] = {}
     for each in facts:
         for load in each.loads:
@@ -83,20 +83,20 @@ def _changed(facts: Sequence[RankFacts]) -> Iterator[Breach]:
             if told:
                 seen.setdefault((load.optimizer, told), []).append(each.rank)
     for (optimizer, told), ranks in seen.items():
-        yield Breach("error", optimizer, min(ranks), {"state": list(told), "ranks": sorted(set(ranks))})
+        yield RuleViolation("error", optimizer, min(ranks), {"state": list(told), "ranks": sorted(set(ranks))})
 
 
 def _nothing_loaded(facts: Sequence[RankFacts]) -> str | None:
     return None if any(each.loads for each in facts) else "no optimizer state was loaded"
 
 
-def _stale(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _stale(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         return "error" if (tensor.numbers.live_differs_first or 0.0) > 0.0 else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         worst = max(tensor.numbers.live_differs_first or 0.0 for tensor in tensors)
-        return {"share of elements that differ before the first step": rounded(worst)}
+        return {"share of elements that differ before the first step": round_share(worst)}
 
     return breaches(judged(facts, severity), evidence)
 
@@ -112,54 +112,54 @@ RULES = (
         code="BXP501",
         title="masters were derived again from 16-bit weights on resume",
         severity="error",
-        why="what they held below bfloat16's precision is gone: small updates of all former steps that had not yet shown",
-        measured=(
+        rationale="what they held below bfloat16's precision is gone: small updates of all former steps that had not yet shown",
+        measurement=(
             "share of float32 masters or weights that bfloat16 holds exactly, before the first step seen and with steps behind "
             "them: 0.000 of trained ones, 1.000 of derived ones; elements that never had a gradient do not count"
         ),
         repair="save float32 masters and restore them bit for bit, then make the live weights from them",
         references=("OpenTau#185", "Megatron-LM#1359"),
-        reads=("stepped",),
+        sections=("stepped",),
         check=_rederived,
-        blind=_never_ran,
+        missing_evidence=_never_ran,
     ),
     Rule(
         code="BXP502",
         title="moments are float32 by type and bfloat16 by value",
         severity="warning",
-        why="they went through bfloat16 on the way, in a checkpoint or a cast, and were rounded there",
-        measured="share of float32 moments that bfloat16 holds exactly, after steps were taken",
+        rationale="they went through bfloat16 on the way, in a checkpoint or a cast, and were rounded there",
+        measurement="share of float32 moments that bfloat16 holds exactly, after steps were taken",
         repair="save and load optimizer state in float32, past load_state_dict's cast to the parameter's dtype",
         references=("OpenTau#184", "speculators#899"),
-        reads=("stepped",),
+        sections=("stepped",),
         check=_rounded_moments,
-        blind=_never_ran,
+        missing_evidence=_never_ran,
     ),
     Rule(
         code="BXP503",
         title="loading changed the dtype of optimizer state, or lost it",
         severity="error",
-        why=(
+        rationale=(
             "torch's load_state_dict casts state to the dtype of the parameter it belongs to, and takes a checkpoint without "
             "state for one of an optimizer that has none: it says nothing of either"
         ),
-        measured="names and dtypes of the state given to load_state_dict and held before it, against those held after it",
+        measurement="names and dtypes of the state given to load_state_dict and held before it, against those held after it",
         repair="step float32 tensors (masters), or restore state under a class that keeps its dtype",
         references=("DeepSpeed#7786",),
-        reads=("loads",),
+        sections=("loads",),
         check=_changed,
-        blind=_nothing_loaded,
+        missing_evidence=_nothing_loaded,
     ),
     Rule(
         code="BXP504",
         title="masters are stale: weights were loaded behind their back",
         severity="error",
-        why="the first step rounds the old masters into the live weights, and what was loaded is lost",
-        measured="local shards of live parameters against the masters cast to their dtype, before the first step seen",
+        rationale="the first step rounds the old masters into the live weights, and what was loaded is lost",
+        measurement="local shards of live parameters against the masters cast to their dtype, before the first step seen",
         repair="load weights before masters are made, or refresh the masters after loading",
         references=("DeepSpeed#4141", "prime-rl#3234"),
-        reads=("stepped", "links"),
+        sections=("stepped", "links"),
         check=_stale,
-        blind=_uncompared,
+        missing_evidence=_uncompared,
     ),
 )

@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.rules.base import (
-    NAMES_SHOWN,
+    MAX_NAMES,
     RETUNE,
-    Breach,
+    RuleViolation,
     Rule,
     breaches,
     is_lossy,
     judged,
-    named,
-    rounded,
-    shown,
-    typical_update,
+    names_evidence,
+    round_share,
+    abbreviate,
+    rms_update,
 )
 from benchbox.observer.facts import all_stepped, edq
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from benchbox.audit.findings import Severity
-    from benchbox.observer.facts import Numbers, RankFacts, SteppedTensor
+    from benchbox.observer.facts import UpdateStatistics, RankFacts, SteppedTensor
 
 # Half a unit in bfloat16's last place is between 2^-9 and 2^-8 of a number: what is below the first certainly vanishes.
 _VANISHES = 2.0**-9
@@ -44,7 +44,7 @@ def _is_adapter(tensor: SteppedTensor) -> bool:
     return any(part.startswith(("lora_", "adapter_")) or part == "adapters" for part in tensor.name.split("."))
 
 
-def _sixteen_bit_steps(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _sixteen_bit_steps(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         if not is_lossy(tensor):
             return None
@@ -55,7 +55,7 @@ def _sixteen_bit_steps(facts: Sequence[RankFacts]) -> Iterator[Breach]:
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         arrived = edq([tensor.numbers for tensor in tensors])
-        state = shown(f"{name} in {dtype}" for tensor in tensors for name, dtype in sorted(tensor.state.items()))
+        state = abbreviate(f"{name} in {dtype}" for tensor in tensors for name, dtype in sorted(tensor.state.items()))
         return {"state": state} | ({} if arrived is None else {"edq": round(arrived, 4)})
 
     return breaches(judged(facts, severity), evidence)
@@ -70,7 +70,7 @@ def _lossy(facts: Sequence[RankFacts]) -> dict[str, list[tuple[int, SteppedTenso
     return held
 
 
-def _lost_updates(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _lost_updates(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     """Over all lossy tensors of an optimizer together: single small ones may be noisy."""
     for optimizer, lossy in _lossy(facts).items():
         found = [(rank, tensor) for rank, tensor in lossy if tensor.numbers.update_squared > 0.0]
@@ -79,23 +79,23 @@ def _lost_updates(facts: Sequence[RankFacts]) -> Iterator[Breach]:
         if arrived is None or arrived >= _EDQ_WARNING:
             continue
         lost = sum(each.updates_lost for each in numbers) / sum(each.updates for each in numbers)
-        by_name: dict[str, list[Numbers]] = {}
+        by_name: dict[str, list[UpdateStatistics]] = {}
         for _, tensor in found:
             by_name.setdefault(tensor.name, []).append(tensor.numbers)
         edqs = {name: edq(held) or 0.0 for name, held in by_name.items()}
         worst = sorted(edqs, key=edqs.__getitem__)
-        yield Breach(
+        yield RuleViolation(
             "error" if arrived < _EDQ_ERROR else "warning",
             optimizer,
             min(rank for rank, _ in found),
             {
                 "edq": round(arrived, 4),
-                "share of updates lost": rounded(lost),
+                "share of updates lost": round_share(lost),
                 "lr": sorted({tensor.lr for _, tensor in found if tensor.lr is not None}),
                 "steps looked at": max(each.steps for each in numbers),
                 "ranks": sorted({rank for rank, _ in found}),
-                **named(worst),
-                "edq of these": [round(edqs[name], 4) for name in worst[:NAMES_SHOWN]],
+                **names_evidence(worst),
+                "edq of these": [round(edqs[name], 4) for name in worst[:MAX_NAMES]],
             },
         )
 
@@ -106,17 +106,17 @@ def _uncomputed(facts: Sequence[RankFacts]) -> str | None:
     return f"{', '.join(unknown)}: {_UNCOMPUTED}" if unknown else None
 
 
-def _pinned(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _pinned(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         pinned = tensor.numbers.pinned_steps >= _PINNED_STEPS and tensor.elements > _FEW_ELEMENTS
         if not pinned or tensor.compensation is not None:
             return None
-        return "error" if is_lossy(tensor) or (typical_update(tensor.numbers) or 0.0) >= _FLOAT32_TAKES else None
+        return "error" if is_lossy(tensor) or (rms_update(tensor.numbers) or 0.0) >= _FLOAT32_TAKES else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         return {
             "steps without a change": max(tensor.numbers.pinned_steps for tensor in tensors),
-            "update, root mean square": float(f"{max(typical_update(tensor.numbers) or 0.0 for tensor in tensors):.3g}"),
+            "update, root mean square": float(f"{max(rms_update(tensor.numbers) or 0.0 for tensor in tensors):.3g}"),
         }
 
     return breaches(judged(facts, severity), evidence)
@@ -129,12 +129,12 @@ def _too_short(facts: Sequence[RankFacts]) -> str | None:
     return _UNCOMPUTED if stepped and not any(tensor.numbers.updates for tensor in stepped) else None
 
 
-def _live_differs(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _live_differs(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         return "error" if (tensor.numbers.live_differs or 0.0) > 0.0 and tensor.compensation is None else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
-        return {"share of elements that differ": rounded(max(tensor.numbers.live_differs or 0.0 for tensor in tensors))}
+        return {"share of elements that differ": round_share(max(tensor.numbers.live_differs or 0.0 for tensor in tensors))}
 
     return breaches(judged(facts, severity), evidence)
 
@@ -151,7 +151,7 @@ def _no_live_device(facts: Sequence[RankFacts]) -> str | None:
     return None
 
 
-def _other_device(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _other_device(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         if tensor.offload is not None or tensor.live_device is None:
             return None
@@ -172,7 +172,7 @@ def _decay(tensor: SteppedTensor) -> float:
     return (tensor.lr or 0.0) * (tensor.weight_decay or 0.0)
 
 
-def _decay_lost(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _decay_lost(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         rounds = is_lossy(tensor) or (tensor.compensation or "").startswith(_KAHAN)
         # Decay that is added to the gradient, as SGD does, arrives or is lost with it. Old checkpoints do not say which it is.
@@ -192,84 +192,84 @@ RULES = (
         code="BXP101",
         title="the optimizer steps 16-bit tensors, and nothing keeps what rounding loses",
         severity="error",
-        why="bfloat16 keeps 8 significant bits: an update below 2^-9 of its weight is rounded away, however often it comes",
-        measured="dtype of every tensor the innermost optimizer updates, read on all ranks inside its step",
+        rationale="bfloat16 keeps 8 significant bits: an update below 2^-9 of its weight is rounded away, however often it comes",
+        measurement="dtype of every tensor the innermost optimizer updates, read on all ranks inside its step",
         repair=f"{_MASTERS}; {RETUNE}",
         references=("OpenTau#181", "accelerate#3979", "accelerate#2624", "transformers#42805", "AReaL#1292"),
-        reads=("stepped",),
+        sections=("stepped",),
         check=_sixteen_bit_steps,
     ),
     Rule(
         code="BXP102",
         title="updates are lost: what arrives in the weights is not what the optimizer meant",
         severity="error",
-        why=(
+        rationale=(
             "a 16-bit weight takes an update only if it reaches half a unit in its last place; the effective descent quality "
             "(EDQ) <u, what arrived> / |u|^2 is 1 when every update arrives and 0 when none does"
         ),
-        measured=(
+        measurement=(
             "each update computed in float32 from the same weight, gradient and state, against what the stored weight moved by "
             "in the steps looked at closely; elements without a gradient do not count"
         ),
         repair=f"{_MASTERS}; {RETUNE}",
         references=("arXiv:2405.03637", "AReaL#1634"),
-        reads=("stepped", "numbers"),
+        sections=("stepped", "numbers"),
         check=_lost_updates,
-        blind=_uncomputed,
+        missing_evidence=_uncomputed,
     ),
     Rule(
         code="BXP103",
         title="a parameter is pinned: it stays bit-identical although its updates are not zero",
         severity="error",
-        why=(
+        rationale=(
             "a norm weight stored as 1.0 in bfloat16 cannot decrease at a learning rate below 0.00195, nor increase "
             "below 0.0039"
         ),
-        measured="the stored tensor before the first and after the last step seen, bit by bit, and the updates in between",
+        measurement="the stored tensor before the first and after the last step seen, bit by bit, and the updates in between",
         repair=f"{_MASTERS}, at least for this parameter; {RETUNE}",
         references=("OpenTau#181",),
-        reads=("stepped", "numbers"),
+        sections=("stepped", "numbers"),
         check=_pinned,
-        blind=_too_short,
+        missing_evidence=_too_short,
     ),
     Rule(
         code="BXP104",
         title="the live parameters are not the rounded masters",
         severity="error",
-        why="the model then computes with other weights than those that are trained",
-        measured="local shards of live parameters against the masters cast to their dtype, after steps",
+        rationale="the model then computes with other weights than those that are trained",
+        measurement="local shards of live parameters against the masters cast to their dtype, after steps",
         repair="copy the masters into the live parameters after every step, and change weights nowhere else",
         references=("OpenTau#186",),
-        reads=("stepped", "links"),
+        sections=("stepped", "links"),
         check=_live_differs,
-        blind=_uncompared,
+        missing_evidence=_uncompared,
     ),
     Rule(
         code="BXP105",
         title="masters or optimizer state are on another device than the live parameters",
         severity="error",
-        why="every step then waits for copies between devices; it happens when masters are made before the model is moved",
-        measured="devices of stepped tensors, of their state, and of the live parameters they stand for",
+        rationale="every step then waits for copies between devices; it happens when masters are made before the model is moved",
+        measurement="devices of stepped tensors, of their state, and of the live parameters they stand for",
         repair=(
             "make masters after the model is on its device, or declare the offload to the backend that does it asynchronously"
         ),
         references=("OpenTau#186",),
-        reads=("stepped", "links"),
-        blind=_no_live_device,
+        sections=("stepped", "links"),
+        missing_evidence=_no_live_device,
         check=_other_device,
     ),
     Rule(
         code="BXP106",
         title="weight decay is lost to rounding",
         severity="warning",
-        why=(
+        rationale=(
             "decay multiplies a weight by 1 - lr x weight_decay: closer to 1 than 2^-9 the product is rounded back to the "
             "weight; Kahan summation does not help where weights are decayed outside of it, as optimi and torchdistx do"
         ),
-        measured="learning rate and decoupled weight decay of 16-bit tensors that are stepped",
+        measurement="learning rate and decoupled weight decay of 16-bit tensors that are stepped",
         repair=f"{_MASTERS}; {RETUNE}",
         references=("OpenTau#181", "arXiv:2405.03637"),
-        reads=("stepped", "options"),
+        sections=("stepped", "options"),
         check=_decay_lost,
     ),
 )

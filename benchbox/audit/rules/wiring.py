@@ -5,14 +5,14 @@ from __future__ import annotations
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
-from benchbox.audit.rules.base import Breach, Rule, named, shown
+from benchbox.audit.rules.base import RuleViolation, Rule, names_evidence, abbreviate
 from benchbox.observer.facts import all_stepped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from benchbox.audit.findings import Severity
-    from benchbox.observer.facts import RankFacts, StepCourse, SteppedTensor
+    from benchbox.observer.facts import RankFacts, StepFacts, SteppedTensor
 
 _SAME_RATE = 1e-6  # relative: rates travel through float32
 # What accelerate calls a backend, and what the witness may then find.
@@ -21,7 +21,7 @@ _FAMILIES = {"fsdp": ("fsdp", "hsdp"), "zero": ("zero", "deepspeed")}
 _STOCK_DECAY = 0.01
 
 
-def _unreached(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _unreached(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     for each in facts:
         if each.steps and all(map(_all_given, each.steps)):
             continue  # what other schedules there are, are left over from optimizers that were thrown away
@@ -40,11 +40,11 @@ def _unreached(facts: Sequence[RankFacts]) -> Iterator[Breach]:
                 "stepped with": [f"{name}: {', '.join(f'{rate:.4g}' for rate in found)}" for name, found in rates.items()],
                 "bound to": schedule.optimizer + (" (another one than steps)" if schedule.reaches is False else ""),
             }
-            yield Breach("error", schedule.name, each.rank, evidence)
+            yield RuleViolation("error", schedule.name, each.rank, evidence)
             return
 
 
-def _all_given(step: StepCourse) -> bool:
+def _all_given(step: StepFacts) -> bool:
     """Whether every rate in force is one that some schedule gave."""
     return _within(list(chain.from_iterable(step.rates.values())), list(chain.from_iterable(step.schedule_rates.values())))
 
@@ -59,7 +59,7 @@ def _no_rates(facts: Sequence[RankFacts]) -> str | None:
     return None if said else "no schedule said which rates it gives"
 
 
-def _unprepared(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _unprepared(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     for each in facts:
         if each.prepared is not None and each.prepared.unknown:
             severity: Severity = "error" if each.prepared.accumulation > 1 else "warning"
@@ -68,11 +68,11 @@ def _unprepared(facts: Sequence[RankFacts]) -> Iterator[Breach]:
                 "accumulation": each.prepared.accumulation,
                 "prepared": list(each.prepared.wrapped) or ["none"],
             }
-            yield Breach(severity, each.prepared.unknown[0], each.rank, evidence)
+            yield RuleViolation(severity, each.prepared.unknown[0], each.rank, evidence)
             return
 
 
-def _wrong_cadence(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _wrong_cadence(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     for each in facts:
         found = list(_fast_optimizer(each)) or list(_fast_schedules(each))
         if found:
@@ -80,7 +80,7 @@ def _wrong_cadence(facts: Sequence[RankFacts]) -> Iterator[Breach]:
             return
 
 
-def _fast_optimizer(facts: RankFacts) -> Iterator[Breach]:
+def _fast_optimizer(facts: RankFacts) -> Iterator[RuleViolation]:
     """Steps without a forward pass before them, or all with fewer than are to be accumulated: the last of an epoch may have."""
     wanted = facts.prepared.accumulation if facts.prepared is not None else None
     seen = [step.micro_batches for step in facts.steps if step.micro_batches is not None]
@@ -89,10 +89,10 @@ def _fast_optimizer(facts: RankFacts) -> Iterator[Breach]:
     if 0 in seen or (wanted is not None and max(seen) < wanted):
         where = ", ".join(sorted({name for step in facts.steps for name in step.rates})) or "optimizer"
         evidence = {"micro-batches before each step": seen, "to be accumulated": wanted}
-        yield Breach("error", where, facts.rank, evidence, "the optimizer steps more often than once in its window")
+        yield RuleViolation("error", where, facts.rank, evidence, "the optimizer steps more often than once in its window")
 
 
-def _fast_schedules(facts: RankFacts) -> Iterator[Breach]:
+def _fast_schedules(facts: RankFacts) -> Iterator[RuleViolation]:
     for schedule in facts.schedules:
         counts = [step.schedule_steps[schedule.name] for step in facts.steps if schedule.name in step.schedule_steps]
         stride = min((later - earlier for earlier, later in pairwise(counts)), default=0)
@@ -101,7 +101,7 @@ def _fast_schedules(facts: RankFacts) -> Iterator[Breach]:
             by_design = facts.prepared is not None and stride == facts.world_size
             evidence = {"advances in a step": stride, "world size": facts.world_size}
             title = f"the schedule advances {stride} times in a step"
-            yield Breach("info" if by_design else "error", schedule.name, facts.rank, evidence, title)
+            yield RuleViolation("info" if by_design else "error", schedule.name, facts.rank, evidence, title)
 
 
 def _no_cadence(facts: Sequence[RankFacts]) -> str | None:
@@ -109,7 +109,7 @@ def _no_cadence(facts: Sequence[RankFacts]) -> str | None:
     return None if counted else "neither forward passes nor advances of a schedule were counted"
 
 
-def _unlinked(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _unlinked(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     """Trainable parameters that nothing steps, beside tensors that an optimizer steps or holds and that are no parameters."""
     linked_somewhere = {p.name for each in facts for p in each.parameters if p.linked}
     for each in facts:
@@ -124,11 +124,11 @@ def _unlinked(facts: Sequence[RankFacts]) -> Iterator[Breach]:
         if lost and ((orphans and in_their_place) or idle or each.strangers):
             evidence = {
                 "parameters": len(lost),
-                **named(p.name for p in lost),
-                "stepped": shown(tensor.name for tensor in orphans) or ("nothing" if idle else None),
-                "held, without a gradient": shown(each.strangers) or None,
+                **names_evidence(p.name for p in lost),
+                "stepped": abbreviate(tensor.name for tensor in orphans) or ("nothing" if idle else None),
+                "held, without a gradient": abbreviate(each.strangers) or None,
             }
-            yield Breach("error", " > ".join(each.optimizer_chain) or "optimizer", each.rank, evidence)
+            yield RuleViolation("error", " > ".join(each.optimizer_chain) or "optimizer", each.rank, evidence)
             return
 
 
@@ -147,18 +147,18 @@ def _unknown_links(facts: Sequence[RankFacts]) -> str | None:
     return None
 
 
-def _other_backend(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _other_backend(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     for each in facts:
         setup = each.setup
         if setup is None or setup.requested is None:
             continue
         if not setup.backend.startswith(_FAMILIES.get(setup.requested, (setup.requested,))):
             evidence = {"requested": setup.requested, "by": setup.source, "observed": setup.backend, "model": setup.model_class}
-            yield Breach("error", setup.model_class, each.rank, evidence)
+            yield RuleViolation("error", setup.model_class, each.rank, evidence)
             return
 
 
-def _decay_by_shape(facts: Sequence[RankFacts]) -> Iterator[Breach]:
+def _decay_by_shape(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     """Judged over all ranks: one rank may hold only parameters that are rightly not decayed."""
     stepped = list(all_stepped(facts))
     if any(tensor.weight_decay for _, tensor in stepped):
@@ -172,11 +172,11 @@ def _decay_by_shape(facts: Sequence[RankFacts]) -> Iterator[Breach]:
         evidence = {
             "decay meant": meant,
             "decay in force": 0.0,
-            **named(tensor.name for _, tensor in flattened),
+            **names_evidence(tensor.name for _, tensor in flattened),
             "shapes": f"{first.live_ndim} dimensions, stepped as {len(first.shape)}",
             "ranks": sorted({rank for rank, _ in flattened}),
         }
-        yield Breach("error", first.optimizer, min(rank for rank, _ in flattened), evidence)
+        yield RuleViolation("error", first.optimizer, min(rank for rank, _ in flattened), evidence)
 
 
 def _unknown_shapes(facts: Sequence[RankFacts]) -> str | None:
@@ -190,84 +190,84 @@ RULES = (
         code="BXP401",
         title="the learning-rate schedule does not reach the optimizer that steps",
         severity="error",
-        why=(
+        rationale=(
             "a schedule writes into the groups of the optimizer it was built on: built on one that is discarded or "
             "replaced, it changes nothing"
         ),
-        measured="rates in force inside the step against the rates each schedule gives, step by step",
+        measurement="rates in force inside the step against the rates each schedule gives, step by step",
         repair="build the schedule on the optimizer that steps, after everything is wrapped, and rebind neither",
         references=("OpenTau#182", "OpenTau#186"),
-        reads=("steps", "schedule"),
+        sections=("steps", "schedule"),
         check=_unreached,
-        blind=_no_rates,
+        missing_evidence=_no_rates,
     ),
     Rule(
         code="BXP402",
         title="an optimizer steps that accelerate does not know",
         severity="error",
-        why="what prepare does not recognise is passed through: under accumulation it then steps on every micro-batch",
-        measured="optimizers that step against those that the Accelerator wrapped",
+        rationale="what prepare does not recognise is passed through: under accumulation it then steps on every micro-batch",
+        measurement="optimizers that step against those that the Accelerator wrapped",
         repair="make the wrapper a subclass of torch.optim.Optimizer and hand it to prepare",
         references=("OpenTau#182",),
-        reads=("prepared", "stepped"),
+        sections=("prepared", "stepped"),
         check=_unprepared,
     ),
     Rule(
         code="BXP403",
         title="the schedule or the optimizer has the wrong cadence",
         severity="error",
-        why="a schedule that advances once a micro-batch or once a process ends its decay that many times too early",
-        measured="forward passes, optimizer steps and advances of schedules between one step and the next",
+        rationale="a schedule that advances once a micro-batch or once a process ends its decay that many times too early",
+        measurement="forward passes, optimizer steps and advances of schedules between one step and the next",
         repair=(
             "step the schedule once for each optimizer step; with accelerate, let it be prepared with "
             "step_scheduler_with_optimizer"
         ),
         references=("OpenTau#186",),
-        reads=("steps",),
+        sections=("steps",),
         check=_wrong_cadence,
-        blind=_no_cadence,
+        missing_evidence=_no_cadence,
     ),
     Rule(
         code="BXP404",
         title="the optimizer holds tensors that are not the model's",
         severity="error",
-        why=(
+        rationale=(
             "wrapping, moving, casting or a new head replaces parameters: an optimizer built before keeps the old ones, and "
             "the new ones are never trained"
         ),
-        measured=(
+        measurement=(
             "identity and storage of what the optimizer steps and holds against the model's parameters, and masters by what "
             "they are copied into"
         ),
         repair="build the optimizer when the model is complete, wrapped, moved and cast",
         references=("pytorch#107843",),
-        reads=("stepped", "links", "parameters"),
+        sections=("stepped", "links", "parameters"),
         check=_unlinked,
-        blind=_unknown_links,
+        missing_evidence=_unknown_links,
     ),
     Rule(
         code="BXP405",
         title="another backend runs than was requested",
         severity="error",
-        why="accelerate drops its plugins without a word where it finds no use for them, as under cpu=True, and runs plain DDP",
-        measured="classes and strategies of the live wrappers against what accelerate was told",
+        rationale="accelerate drops its plugins without a word where it finds no use for them, as under cpu=True, and runs plain DDP",
+        measurement="classes and strategies of the live wrappers against what accelerate was told",
         repair="remove what makes accelerate drop the plugin; compare nothing until the backend is the one that is named",
         references=("accelerate state.py",),
-        reads=("setup",),
+        sections=("setup",),
         check=_other_backend,
     ),
     Rule(
         code="BXP406",
         title="weight decay is zero because groups were built after sharding",
         severity="error",
-        why="sharding makes every parameter one-dimensional: a rule that decays what has two dimensions then decays nothing",
-        measured=(
+        rationale="sharding makes every parameter one-dimensional: a rule that decays what has two dimensions then decays nothing",
+        measurement=(
             "weight decay of all stepped tensors, their shapes as stepped and unsharded, and groups that were meant to decay"
         ),
         repair="decide decay from names and shapes before the model is wrapped (benchbox.optim.plan_groups)",
         references=("VITRA fsdp.py",),
-        reads=("stepped", "options"),
+        sections=("stepped", "options"),
         check=_decay_by_shape,
-        blind=_unknown_shapes,
+        missing_evidence=_unknown_shapes,
     ),
 )

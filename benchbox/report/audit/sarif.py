@@ -10,13 +10,21 @@ from urllib.parse import quote
 
 from benchbox import __version__
 from benchbox.audit.rules import rules
-from benchbox.report.audit.view import by_reason, message, names, plain, suppression, to_json, worst_first
+from benchbox.report.audit.view import (
+    group_by_reason,
+    message,
+    names,
+    escape_unprintable,
+    format_suppression,
+    to_json,
+    sort_by_severity,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from benchbox.audit.findings import Finding
-    from benchbox.audit.judge import Suppressed
+    from benchbox.audit.judge import AppliedSuppression
     from benchbox.audit.rules.base import Rule
     from benchbox.report.audit.view import Audit
 
@@ -33,8 +41,8 @@ def sarif_report(audit: Audit) -> str:
     judgement = audit.judgement
     state = "new" if judgement.known else None
     file = _file(audit.told)
-    results = [_result(finding, file, state) for finding in worst_first(judgement.findings)]
-    results += [_result(finding, file, "unchanged") for finding in worst_first(judgement.known)]
+    results = [_result(finding, file, state) for finding in sort_by_severity(judgement.findings)]
+    results += [_result(finding, file, "unchanged") for finding in sort_by_severity(judgement.known)]
     results += [_suppressed(each, file, state) for each in judgement.suppressed if each.matched]
     run = {
         "tool": {"driver": {"name": "benchbox", "version": __version__, "rules": [_rule(each) for each in rules().values()]}},
@@ -50,8 +58,8 @@ def _rule(rule: Rule) -> dict[str, Any]:
     return {
         "id": rule.code,
         "shortDescription": {"text": rule.title},
-        "fullDescription": {"text": rule.why},
-        "help": {"text": f"Measured: {rule.measured}. Repair: {rule.repair}."},
+        "fullDescription": {"text": rule.rationale},
+        "help": {"text": f"Measured: {rule.measurement}. Repair: {rule.repair}."},
         "defaultConfiguration": {"level": _LEVELS[rule.severity]},
         "properties": {"references": list(rule.references)},
     }
@@ -76,7 +84,7 @@ def _result(finding: Finding, file: str | None, state: str | None) -> dict[str, 
         "ruleIndex": list(rules()).index(finding.code),
         "level": _LEVELS[finding.severity],
         "message": {"text": f"{message(finding)}. Repair: {finding.repair}."},
-        "locations": _locations(names(finding), plain(finding.where), file),
+        "locations": _locations(names(finding), escape_unprintable(finding.where), file),
         "partialFingerprints": {"finding/v1": _fingerprint(finding)},
         "properties": {part: held[part] for part in ("severity", "where", "rank", "evidence")},
     } | _standing(state)
@@ -95,19 +103,21 @@ def _locations(names: list[str], where: str, file: str | None) -> list[dict[str,
 
 def _fingerprint(finding: Finding) -> str:
     """The same for a finding that is there again, whatever was measured this time."""
-    told = "\0".join((finding.code, finding.title, plain(finding.where), *names(finding)))
+    told = "\0".join((finding.code, finding.title, escape_unprintable(finding.where), *names(finding)))
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
-def _suppressed(suppressed: Suppressed, file: str | None, state: str | None) -> dict[str, Any]:
+def _suppressed(suppressed: AppliedSuppression, file: str | None, state: str | None) -> dict[str, Any]:
     rule = rules()[suppressed.code]
     return {
         "ruleId": rule.code,
         "ruleIndex": list(rules()).index(rule.code),
         "level": _LEVELS[rule.severity],
-        "message": {"text": f"{rule.title}. Suppressed for {plain(suppressed.parameters)}"},
-        "locations": _locations([plain(name) for name in suppressed.names], plain(suppressed.parameters), file),
-        "suppressions": [{"kind": "external", "status": "accepted", "justification": plain(suppressed.reason)}],
+        "message": {"text": f"{rule.title}. Suppressed for {escape_unprintable(suppressed.parameters)}"},
+        "locations": _locations(
+            [escape_unprintable(name) for name in suppressed.names], escape_unprintable(suppressed.parameters), file
+        ),
+        "suppressions": [{"kind": "external", "status": "accepted", "justification": escape_unprintable(suppressed.reason)}],
     } | _standing(state)
 
 
@@ -115,19 +125,19 @@ def _notifications(audit: Audit) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
         {
             "level": "note",
-            "message": {"text": f"{code} could not be judged: {plain(reason)}"},
+            "message": {"text": f"{code} could not be judged: {escape_unprintable(reason)}"},
             "associatedRule": {"id": code, "index": list(rules()).index(code)},
         }
-        for reason, codes in by_reason(audit.judgement.not_judged).items()
+        for reason, codes in group_by_reason(audit.judgement.not_judged).items()
         for code in codes
     ]
     found += [
-        {"level": "warning", "message": {"text": f"suppressed: {suppression(each)}"}}
+        {"level": "warning", "message": {"text": f"suppressed: {format_suppression(each)}"}}
         for each in audit.judgement.suppressed
         if not each.matched
     ]
     found += [
-        {"level": "warning", "message": {"text": f"the witness failed on rank {rank}: {plain(problem)}"}}
+        {"level": "warning", "message": {"text": f"the witness failed on rank {rank}: {escape_unprintable(problem)}"}}
         for rank, problem in audit.problems
     ]
     return found

@@ -7,8 +7,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.quantities import quantity
-from benchbox.audit.record import numbers_of
-from benchbox.report.audit.view import by_reason, evidence_rows, plain, span, suppression, worst_first
+from benchbox.audit.record import summarize_numbers
+from benchbox.report.audit.view import (
+    group_by_reason,
+    evidence_rows,
+    escape_unprintable,
+    format_ranks,
+    format_suppression,
+    sort_by_severity,
+)
 from benchbox.report.rows import print_rows, say
 
 if TYPE_CHECKING:
@@ -27,8 +34,8 @@ def print_audit(console: Console, audit: Audit) -> None:
     """Print the subject, what was counted, what was found, and what was not."""
     judgement = audit.judgement
     ranks = len(audit.facts)
-    _paragraph(console, plain(audit.title), style="bold")
-    stepped_by = f", stepped by {plain(audit.chain)}" if audit.chain else ""
+    _paragraph(console, escape_unprintable(audit.title), style="bold")
+    stepped_by = f", stepped by {escape_unprintable(audit.chain)}" if audit.chain else ""
     _paragraph(console, ("1 rank" if ranks == 1 else f"{ranks} ranks") + stepped_by)
     if any(each.entries for each in audit.facts):
         say(console)
@@ -37,7 +44,7 @@ def print_audit(console: Console, audit: Audit) -> None:
         say(console)
         _paragraph(console, told, hanging=2)
     repairs: dict[str, str] = {}
-    for finding in worst_first(judgement.findings):
+    for finding in sort_by_severity(judgement.findings):
         say(console)
         first = repairs.setdefault(finding.repair, finding.code)
         _print_finding(console, finding, finding.repair if first == finding.code else f"as for {first}")
@@ -54,7 +61,15 @@ def _print_census(console: Console, audit: Audit) -> None:
             key = (entry.kind, entry.dtype, entry.device, entry.tensors, entry.elements, entry.bytes)
             ranks.setdefault(key, []).append(entry.rank)
     rows = [
-        (span(held), plain(kind), plain(dtype), plain(device), str(tensors), f"{elements:,}", quantity(size, "bytes"))
+        (
+            format_ranks(held),
+            escape_unprintable(kind),
+            escape_unprintable(dtype),
+            escape_unprintable(device),
+            str(tensors),
+            f"{elements:,}",
+            quantity(size, "bytes"),
+        )
         for (kind, dtype, device, tensors, elements, size), held in ranks.items()
     ]
     headers = ("ranks", "kind", "dtype", "device", "tensors", "elements", "bytes")
@@ -63,7 +78,7 @@ def _print_census(console: Console, audit: Audit) -> None:
 
 def _what_arrived(audit: Audit) -> str:
     """What the steps that were looked at did, over all tensors and ranks; nothing where none was."""
-    numbers = numbers_of(audit.facts)
+    numbers = summarize_numbers(audit.facts)
     edq, lost, stalled = numbers["edq"], numbers["updates_lost"], numbers["second_moment_stalled"]
     parts = []
     if edq is not None:
@@ -74,8 +89,10 @@ def _what_arrived(audit: Audit) -> str:
 
 
 def _print_finding(console: Console, finding: Finding, repair: str) -> None:
-    _paragraph(console, f"{finding.code} {finding.severity}: {plain(finding.title)}", style=_STYLES[finding.severity])
-    rows = [("where", plain(finding.where)), *evidence_rows(finding), ("repair", repair)]
+    _paragraph(
+        console, f"{finding.code} {finding.severity}: {escape_unprintable(finding.title)}", style=_STYLES[finding.severity]
+    )
+    rows = [("where", escape_unprintable(finding.where)), *evidence_rows(finding), ("repair", repair)]
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         _paragraph(console, f"  {name:<{width}}  {text}", hanging=width + 4, style="green" if name == "repair" else "")
@@ -83,19 +100,19 @@ def _print_finding(console: Console, finding: Finding, repair: str) -> None:
 
 def _verdict(audit: Audit) -> Iterator[str]:
     judgement = audit.judgement
-    counts = Counter(finding.severity for finding in worst_first(judgement.findings))
+    counts = Counter(finding.severity for finding in sort_by_severity(judgement.findings))
     told = ", ".join(f"{count} {_plural(severity) if count > 1 else severity}" for severity, count in counts.items())
     yield f"found: {told}" if told else "found: nothing"
     if judgement.clean:
         yield f"clean: {', '.join(judgement.clean)}"
-    for reason, codes in by_reason(judgement.not_judged).items():
-        yield f"not judged: {', '.join(codes)}: {plain(reason)}"
+    for reason, codes in group_by_reason(judgement.not_judged).items():
+        yield f"not judged: {', '.join(codes)}: {escape_unprintable(reason)}"
     for each in judgement.suppressed:
-        yield f"suppressed: {suppression(each)}"
-    for finding in worst_first(judgement.known):
-        yield f"known: {finding.code} {finding.severity} in {plain(finding.where)}: {plain(finding.title)}"
+        yield f"suppressed: {format_suppression(each)}"
+    for finding in sort_by_severity(judgement.known):
+        yield f"known: {finding.code} {finding.severity} in {escape_unprintable(finding.where)}: {escape_unprintable(finding.title)}"
     for rank, problem in audit.problems:
-        yield f"the witness failed on rank {rank}: {plain(problem)}"
+        yield f"the witness failed on rank {rank}: {escape_unprintable(problem)}"
 
 
 def _plural(severity: str) -> str:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from benchbox.audit.findings import Finding
-    from benchbox.audit.judge import Judgement, Suppressed
+    from benchbox.audit.judge import Judgement, AppliedSuppression
     from benchbox.observer.facts import RankFacts
 
 _ORDER = ("error", "unknown", "warning", "info")
@@ -37,12 +37,12 @@ class Audit:
         return [(each.rank, problem) for each in self.facts for problem in each.problems]
 
 
-def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+def sort_by_severity(findings: Iterable[Finding]) -> list[Finding]:
     """By severity, then by code."""
     return sorted(findings, key=lambda finding: (_ORDER.index(finding.severity), finding.code))
 
 
-def by_reason(not_judged: Mapping[str, str]) -> dict[str, list[str]]:
+def group_by_reason(not_judged: Mapping[str, str]) -> dict[str, list[str]]:
     """Codes that were not judged, by the reason they share."""
     found: dict[str, list[str]] = {}
     for code, reason in not_judged.items():
@@ -50,7 +50,7 @@ def by_reason(not_judged: Mapping[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def span(ranks: Iterable[int]) -> str:
+def format_ranks(ranks: Iterable[int]) -> str:
     """`0-3` for neighbours, `0, 2` otherwise."""
     held = sorted(set(ranks))
     if len(held) > 1 and held[-1] - held[0] + 1 == len(held):
@@ -58,19 +58,19 @@ def span(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, held))
 
 
-def plain(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Text from outside, with what is not printable written as an escape: names may hold anything."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
-def value_text(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value of a finding's evidence, as people read it."""
     if isinstance(value, list):
-        texts = [value_text(each) for each in value]
+        texts = [format_value(each) for each in value]
         return ("; " if any("," in text and " " in text for text in texts) else ", ").join(texts)
     if isinstance(value, float):
         return f"{value:.6g}"
-    return f"{value:,}" if isinstance(value, int) else plain(str(value))
+    return f"{value:,}" if isinstance(value, int) else escape_unprintable(str(value))
 
 
 def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
@@ -80,32 +80,32 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
     for key, value in finding.evidence.items():
         if value is None or key == "more":
             continue
-        text = span(value) if key == "ranks" else value_text(value)
-        rows.append((key, counted(text, more) if key == "names" else text))
+        text = format_ranks(value) if key == "ranks" else format_value(value)
+        rows.append((key, append_count(text, more) if key == "names" else text))
     return rows
 
 
-def counted(names: str, more: int | None) -> str:
+def append_count(names: str, more: int | None) -> str:
     """Names, and how many more there are."""
     return f"{names} and {more} more" if more else names
 
 
 def message(finding: Finding) -> str:
     """A finding in one line, for formats that have one."""
-    told = "; ".join(f"{key}: {text}" for key, text in [("where", plain(finding.where)), *evidence_rows(finding)])
-    return f"{plain(finding.title)} ({told})"
+    told = "; ".join(f"{key}: {text}" for key, text in [("where", escape_unprintable(finding.where)), *evidence_rows(finding)])
+    return f"{escape_unprintable(finding.title)} ({told})"
 
 
-def suppression(suppressed: Suppressed) -> str:
+def format_suppression(suppressed: AppliedSuppression) -> str:
     """What a rule was told not to speak of, why, and what that kept from it, in one line."""
-    kept = counted(", ".join(map(plain, suppressed.names)), suppressed.matched - len(suppressed.names))
-    told = f"{suppressed.code} for {plain(suppressed.parameters)} ({plain(suppressed.reason)})"
+    kept = append_count(", ".join(map(escape_unprintable, suppressed.names)), suppressed.matched - len(suppressed.names))
+    told = f"{suppressed.code} for {escape_unprintable(suppressed.parameters)} ({escape_unprintable(suppressed.reason)})"
     return f"{told}: {kept or 'it changes nothing, take it out'}"
 
 
 def names(finding: Finding) -> list[str]:
     """The parameters or buffers that a finding names."""
-    return [plain(str(name)) for name in finding.evidence.get("names", ())]
+    return [escape_unprintable(str(name)) for name in finding.evidence.get("names", ())]
 
 
 def to_json(value: Any) -> str:

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from benchbox.audit.subjects.command.inject import inject, seen
-from benchbox.audit.subjects.command.process_reports import why_nothing
+from benchbox.audit.subjects.command.inject import inject, reports_folder
+from benchbox.audit.subjects.command.process_reports import explain_no_steps
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def python(tmp_path):
             timeout=60,
         )
 
-    run.seen = seen(tmp_path / "witness")
+    run.reports = reports_folder(tmp_path / "witness")
     return run
 
 
@@ -50,13 +50,13 @@ print(torch.whole)
         torch="import builtins\nif not hasattr(builtins, 'ready'): raise RuntimeError('no driver')\nwhole = True\n",
     )
     assert (done.stdout, done.stderr, done.returncode) == ("no driver\nTrue\n", "", 0)
-    assert (python.seen / "torch").exists()
+    assert (python.reports / "torch").exists()
 
 
 def test_a_torch_that_the_witness_cannot_use_is_used_by_the_program_and_the_trouble_is_told(python):
     done = python("import torch; print(torch.answer)", torch="answer = 42\n")
     assert (done.stdout, done.stderr, done.returncode) == ("42\n", "", 0)
-    assert why_nothing(python.seen).startswith(
+    assert explain_no_steps(python.reports).startswith(
         "the witness could not begin: ModuleNotFoundError: No module named 'torch.optim'"
     )
 
@@ -80,14 +80,14 @@ print([each for each in sys.meta_path if "TorchFinder" in type(each).__name__])
 def test_a_process_without_torch_loads_nothing_more_than_the_waiting(python):
     done = python("import sys; print(sorted(name for name in sys.modules if name.startswith('benchbox')))")
     assert done.stdout == "['benchbox_observer', 'benchbox_observer.bootstrap']\n"
-    assert why_nothing(python.seen) == "no Python that the command started imported torch"
+    assert explain_no_steps(python.reports) == "no Python that the command started imported torch"
 
 
 @pytest.mark.parametrize("option", ["-I", "-E", "-S"])
 def test_an_interpreter_that_is_closed_to_us_runs_and_is_known_to_be_closed(python, option):
     done = python("print('runs')", option)
     assert done.stdout == "runs\n"
-    assert why_nothing(python.seen).startswith("no Python of the command could be looked into")
+    assert explain_no_steps(python.reports).startswith("no Python of the command could be looked into")
 
 
 def test_a_sitecustomize_that_fails_fails_as_it_would(python, tmp_path):
@@ -110,4 +110,4 @@ subprocess.run([sys.executable, "-c", "import torch; print(torch.answer)"], env=
     done = python(program, torch="answer = 42\n")
     assert (done.stdout, done.stderr) == ("42\n", "")
     assert {each.name for each in tmp_path.iterdir()} == before
-    assert not (python.seen / "torch").exists()
+    assert not (python.reports / "torch").exists()

@@ -9,7 +9,7 @@ import pytest
 
 from benchbox.audit.judge import judge
 from benchbox.audit.rules import rules
-from benchbox.observer.facts import SECTIONS, Opaque, RankFacts
+from benchbox.observer.facts import SECTIONS, OpaqueOptimizer, RankFacts
 from tests.support.facts import NORM, WEIGHT, course, courses, edq, half, live, numbers, orphan, rank, ranks, stepping, tensor
 from tests.support.near_misses import CLEAN
 from tests.support.rule_cases import FIRES, Facts
@@ -51,14 +51,14 @@ def test_what_one_rank_did_not_see_is_no_reason_to_fire_and_none_to_pass(section
     """A rule that reads this section says why it could not judge; the others still do."""
     facts = [rank(0), rank(1, missing={section: "the film ran out"})]
     judgement = judge(facts)
-    readers = {code for code, rule in rules().items() if section in rule.reads}
+    readers = {code for code, rule in rules().items() if section in rule.sections}
     assert judgement.findings == ()
     assert judgement.not_judged == dict.fromkeys(sorted(readers), "the film ran out")
     assert {*judgement.clean} == rules().keys() - readers
 
 
 def test_every_section_has_a_rule_that_reads_it() -> None:
-    assert {section for rule in rules().values() for section in rule.reads} == SECTIONS.keys()
+    assert {section for rule in rules().values() for section in rule.sections} == SECTIONS.keys()
 
 
 def test_what_is_wrong_on_one_rank_is_found_although_another_saw_nothing() -> None:
@@ -113,13 +113,13 @@ def test_ten_tensors_are_named_and_the_others_counted() -> None:
 
 
 def test_an_optimizer_that_cannot_be_read_is_said_once_for_all_ranks() -> None:
-    (finding,) = judge(ranks(opaque=(Opaque(optimizer="Mystery", reason="unknown"),))).findings
+    (finding,) = judge(ranks(opaque=(OpaqueOptimizer(optimizer="Mystery", reason="unknown"),))).findings
     assert (finding.code, finding.where, finding.evidence["ranks"]) == ("BXP604", "Mystery", [0, 1])
 
 
 def test_each_rule_tells_why_how_it_measures_and_what_to_do() -> None:
     for rule in rules().values():
-        assert all((rule.title, rule.why, rule.measured, rule.repair, rule.references)), rule.code
+        assert all((rule.title, rule.rationale, rule.measurement, rule.repair, rule.references)), rule.code
         assert rule.severity in {"error", "warning"}, "the worst that it can be"
 
 

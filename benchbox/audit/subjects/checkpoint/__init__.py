@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchbox.audit.subjects.checkpoint.distributed import distributed_folders, read_distributed
-from benchbox.audit.subjects.checkpoint.facts import facts_of
+from benchbox.audit.subjects.checkpoint.facts import checkpoint_facts
 from benchbox.audit.subjects.checkpoint.files import (
     lerobot_folder,
     model_files,
@@ -20,7 +20,7 @@ from benchbox.errors import DataError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from benchbox.audit.subjects.checkpoint.stored import Stored
+    from benchbox.audit.subjects.checkpoint.stored import RankCheckpoint
     from benchbox.observer.facts import RankFacts
 
 _KNOWN = (
@@ -35,10 +35,10 @@ def read_checkpoint(path: Path) -> list[RankFacts]:
     Raises:
         DataError: there is no checkpoint, it is damaged, or it could only be read by running what is in it.
     """
-    return facts_of(_read(path))
+    return checkpoint_facts(_read(path))
 
 
-def _read(path: Path) -> list[Stored]:
+def _read(path: Path) -> list[RankCheckpoint]:
     if not path.exists():
         raise DataError(f"{path}: no such file or directory")
     if path.is_file():

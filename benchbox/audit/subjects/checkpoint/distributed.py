@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from benchbox.audit.subjects.checkpoint.files import stored
-from benchbox.audit.subjects.checkpoint.optimizers import joined
+from benchbox.audit.subjects.checkpoint.files import build_rank_checkpoint
+from benchbox.audit.subjects.checkpoint.optimizers import merge_models
 from benchbox.audit.subjects.checkpoint.safe import load_bytes, load_metadata
-from benchbox.audit.subjects.checkpoint.stored import Held, Run, Stored, StoredTensor
+from benchbox.audit.subjects.checkpoint.stored import StoredArray, ElementRange, RankCheckpoint, StoredSteppedTensor
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ Offsets = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Spread(Held):
+class _Spread(StoredArray):
     """A tensor in shards: (writer, shard) by where a shard begins."""
 
-    shards: dict[Offsets, tuple[int, Held]]
+    shards: dict[Offsets, tuple[int, StoredArray]]
 
 
 def distributed_folders(folder: Path) -> list[Path]:
@@ -49,13 +49,13 @@ def distributed_folders(folder: Path) -> list[Path]:
     return [part for pattern in _PARTS for part in sorted(folder.glob(pattern)) if (part / METADATA).is_file()]
 
 
-def read_distributed(folders: Sequence[Path]) -> list[Stored]:
+def read_distributed(folders: Sequence[Path]) -> list[RankCheckpoint]:
     """Model and optimizer of a sharded checkpoint, for each rank that wrote a file of it.
 
     Raises:
         DataError: a file is damaged or missing.
     """
-    models: dict[str, dict[str, Held]] = defaultdict(dict)
+    models: dict[str, dict[str, StoredArray]] = defaultdict(dict)
     optimizers: dict[str, _Optimizer] = defaultdict(_Optimizer)
     writers: set[int] = set()
     for folder in folders:
@@ -67,10 +67,10 @@ def read_distributed(folders: Sequence[Path]) -> list[Stored]:
                 optimizers[_label(path[:place])].state[path[place + 1]][str(path[-1])] = value
             elif (place := _index(path, "param_groups")) is not None:
                 optimizers[_label(path[:place])].groups[path[place + 1]][str(path[-1])] = value
-            elif isinstance(value, Held):
+            elif isinstance(value, StoredArray):
                 models[_label(path[:-1])][str(path[-1])] = value
-    model = {name: value for name, value in joined(models).items() if value.dtype != "uint8" and value.ndim}
-    whole = stored(model, [each.state_dict() for each in optimizers.values()], in_order=False)
+    model = {name: value for name, value in merge_models(models).items() if value.dtype != "uint8" and value.ndim}
+    whole = build_rank_checkpoint(model, [each.state_dict() for each in optimizers.values()], in_order=False)
     ranks = sorted(writers)
     return [
         replace(
@@ -109,7 +109,7 @@ def _label(path: tuple[Any, ...]) -> str:
     return ".".join(str(part) for part in path if part not in _WRAPPERS)
 
 
-def _parts(each: StoredTensor, rank: int) -> Iterator[StoredTensor]:
+def _parts(each: StoredSteppedTensor, rank: int) -> Iterator[StoredSteppedTensor]:
     """What a rank wrote of a stepped tensor: of its weight, or of its state if that is all there is."""
     spread = each.weight or next((value for value in each.state.values() if value.shape), None)
     if spread is None:
@@ -123,19 +123,19 @@ def _parts(each: StoredTensor, rank: int) -> Iterator[StoredTensor]:
         )
 
 
-def _run(live: Run, offsets: Offsets) -> Run:
+def _run(live: ElementRange, offsets: Offsets) -> ElementRange:
     shard = _beside(live.held, offsets)
-    return Run(held=shard, start=0, stop=shard.elements)
+    return ElementRange(held=shard, start=0, stop=shard.elements)
 
 
-def _written_by(rank: int, value: Held) -> Iterator[tuple[Offsets, Held]]:
+def _written_by(rank: int, value: StoredArray) -> Iterator[tuple[Offsets, StoredArray]]:
     if isinstance(value, _Spread):
         for offsets, (writer, shard) in value.shards.items():
             if writer == rank:
                 yield offsets, shard
 
 
-def _beside(value: Held, offsets: Offsets) -> Held:
+def _beside(value: StoredArray, offsets: Offsets) -> StoredArray:
     """The shard at the same place, whoever wrote it; the tensor itself where it has none there, like a step count."""
     return value.shards[offsets][1] if isinstance(value, _Spread) and offsets in value.shards else value
 
@@ -182,7 +182,7 @@ class _Shards:
             shards={},
         )
         for offsets, place in places:
-            shard = Held(
+            shard = StoredArray(
                 dtype=whole.dtype,
                 ndim=ndim,
                 shape=sizes.get(offsets, ()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from benchbox.audit.subjects.checkpoint.numbers import numbers_of
+from benchbox.audit.subjects.checkpoint.numbers import measure_numbers
 from benchbox.audit.subjects.checkpoint.stored import UNKNOWN
 from benchbox.observer.facts import SECTIONS, CensusEntry, LiveTensor, RankFacts, SteppedTensor
 from benchbox.observer.introspect.names import compensating_state
@@ -14,14 +14,14 @@ from benchbox.observer.tensor_facts import number
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from benchbox.audit.subjects.checkpoint.stored import Held, Stored, StoredTensor
+    from benchbox.audit.subjects.checkpoint.stored import StoredArray, RankCheckpoint, StoredSteppedTensor
 
 # Where the tensors were is not asked: what a rank had on its GPU may have been saved from its CPU.
 _DEVICE = "file"
 _SEEN = frozenset({"stepped", "options", "links", "buffers"})
 
 
-def facts_of(ranks: Sequence[Stored]) -> list[RankFacts]:
+def checkpoint_facts(ranks: Sequence[RankCheckpoint]) -> list[RankFacts]:
     """The facts of all ranks, as far as a checkpoint shows them.
 
     Raises:
@@ -31,7 +31,7 @@ def facts_of(ranks: Sequence[Stored]) -> list[RankFacts]:
     return [_facts(stored, missing) for stored in ranks]
 
 
-def _facts(stored: Stored, missing: dict[str, str]) -> RankFacts:
+def _facts(stored: RankCheckpoint, missing: dict[str, str]) -> RankFacts:
     return RankFacts(
         rank=stored.rank,
         world_size=stored.world_size,
@@ -47,7 +47,7 @@ def _facts(stored: Stored, missing: dict[str, str]) -> RankFacts:
     )
 
 
-def _missing(ranks: Sequence[Stored]) -> dict[str, str]:
+def _missing(ranks: Sequence[RankCheckpoint]) -> dict[str, str]:
     """What the checkpoint as a whole does not show: a rank may well have saved no part of the model."""
     missing = {name: "a checkpoint shows no steps" for name in SECTIONS if name not in _SEEN}
     missing["parameters"] = "a checkpoint does not show which tensors the running model computed with"
@@ -67,11 +67,11 @@ def _missing(ranks: Sequence[Stored]) -> dict[str, str]:
     return missing
 
 
-def _entries(stored: Stored) -> Iterator[CensusEntry]:
+def _entries(stored: RankCheckpoint) -> Iterator[CensusEntry]:
     """Each tensor once. Parts of one partition are parts of one tensor of the optimizer, but tensors of their own here."""
     sums: dict[tuple[str, str], Counter[str]] = {}
 
-    def count(kind: str, each: Held) -> None:
+    def count(kind: str, each: StoredArray) -> None:
         found = sums.setdefault((kind, each.dtype), Counter())
         found.update(tensors=1, elements=each.elements, bytes=each.elements * each.element_bytes)
 
@@ -86,7 +86,7 @@ def _entries(stored: Stored) -> Iterator[CensusEntry]:
         yield CensusEntry(rank=stored.rank, kind=kind, dtype=dtype, device=_DEVICE, **found)
 
 
-def _live(stored: Stored, *, buffers: bool) -> Iterator[LiveTensor]:
+def _live(stored: RankCheckpoint, *, buffers: bool) -> Iterator[LiveTensor]:
     stepped = {name for each in stored.stepped for name in (each.name, *each.covers)}
     for name, tensor in stored.model.items():
         if stored.is_buffer(name) == buffers:
@@ -101,7 +101,7 @@ def _live(stored: Stored, *, buffers: bool) -> Iterator[LiveTensor]:
             )
 
 
-def _stepped(each: StoredTensor) -> SteppedTensor:
+def _stepped(each: StoredSteppedTensor) -> SteppedTensor:
     shaped = each.weight or next((value for value in each.state.values() if value.elements > 1), None)
     betas = each.options.get("betas")
     return SteppedTensor(
@@ -123,7 +123,7 @@ def _stepped(each: StoredTensor) -> SteppedTensor:
         state={name: value.dtype for name, value in each.state.items()},
         compensation=compensating_state({name: value.dtype for name, value in each.state.items()}),
         step_count=each.step_count,
-        numbers=numbers_of(each),
+        numbers=measure_numbers(each),
     )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     Shapes = Mapping[str, tuple[int, ...]]
 
 
-class Place(NamedTuple):
+class ParameterSpan(NamedTuple):
     """Elements `start` to `stop` of a partition: those of parameter `name` from its element `begin` on."""
 
     name: str
@@ -26,7 +26,7 @@ class Place(NamedTuple):
     begin: int
 
 
-def runs(group: Shapes, lengths: Sequence[int], rank: int) -> list[Place]:
+def runs(group: Shapes, lengths: Sequence[int], rank: int) -> list[ParameterSpan]:
     """A rank's partition of a group in ZeRO-1 and 2, of the lengths that all ranks saved; nothing if they do not add up."""
     total = sum(prod(shape) for shape in group.values())
     # BF16_Optimizer saves its last partition with the padding: less than a partition of it.
@@ -36,18 +36,18 @@ def runs(group: Shapes, lengths: Sequence[int], rank: int) -> list[Place]:
     return list(_between(group, begin, begin + lengths[rank]))
 
 
-def _between(group: Shapes, begin: int, end: int) -> Iterator[Place]:
+def _between(group: Shapes, begin: int, end: int) -> Iterator[ParameterSpan]:
     """The parameters whose elements, one after another, lie between two positions."""
     position = 0
     for name, shape in group.items():
         size = prod(shape)
         first, last = max(position, begin), min(position + size, end)
         if first < last:
-            yield Place(own_name(name), first - begin, last - begin, first - position)
+            yield ParameterSpan(own_name(name), first - begin, last - begin, first - position)
         position += size
 
 
-def shards(lengths: Sequence[int], rank: int, world: int, shapes: Sequence[Shapes]) -> list[list[Place]]:
+def shards(lengths: Sequence[int], rank: int, world: int, shapes: Sequence[Shapes]) -> list[list[ParameterSpan]]:
     """ZeRO-3 splits groups into sub-groups of whole parameters."""
     every = [(name, prod(shape)) for group in shapes for name, shape in group.items()]
     if sum(-(-size // world) for _, size in every) != sum(lengths):
@@ -55,14 +55,14 @@ def shards(lengths: Sequence[int], rank: int, world: int, shapes: Sequence[Shape
     remaining = iter(every)
     places = []
     for length in lengths:
-        partition: list[Place] = []
+        partition: list[ParameterSpan] = []
         position = 0
         while position < length:
             name, size = next(remaining)
             share = -(-size // world)
             own = min(share, size - rank * share)  # the last ranks' shares end in padding
             if own > 0:
-                partition.append(Place(own_name(name), position, position + own, rank * share))
+                partition.append(ParameterSpan(own_name(name), position, position + own, rank * share))
             position += share
         places.append(partition)
     return places

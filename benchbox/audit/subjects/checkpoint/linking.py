@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from benchbox.audit.subjects.checkpoint.numbers import nearest
-from benchbox.audit.subjects.checkpoint.optimizers import kind_of
-from benchbox.audit.subjects.checkpoint.stored import UNKNOWN, Held, Run, StoredTensor, is_buffer
+from benchbox.audit.subjects.checkpoint.numbers import nearest_candidate
+from benchbox.audit.subjects.checkpoint.optimizers import optimizer_kind
+from benchbox.audit.subjects.checkpoint.stored import UNKNOWN, StoredArray, ElementRange, StoredSteppedTensor, is_buffer
 from benchbox.observer.introspect.names import own_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from benchbox.audit.subjects.checkpoint.optimizers import Saved
+    from benchbox.audit.subjects.checkpoint.optimizers import ParameterState
 
 _FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 
-def stepped_by(optimizer: Sequence[Saved], model: Mapping[str, Held], *, in_order: bool) -> list[StoredTensor]:
+def link_weights(
+    optimizer: Sequence[ParameterState], model: Mapping[str, StoredArray], *, in_order: bool
+) -> list[StoredSteppedTensor]:
     """What an optimizer stepped.
 
     Args:
         model: the weights that lie beside it.
         in_order: whether they are in the order of the model. safetensors sorts them by name.
     """
-    kind = kind_of(optimizer)
+    kind = optimizer_kind(optimizer)
     by_name = {saved.key: saved.name for saved in optimizer if saved.name is not None}
     names = {key: own_name(name) for key, name in by_name.items() if own_name(name) in model}
     taken = set(names.values())
@@ -37,9 +39,11 @@ def stepped_by(optimizer: Sequence[Saved], model: Mapping[str, Held], *, in_orde
     return [found[saved.key] for saved in optimizer]
 
 
-def _named(saved: Saved, name: str, weight: Held, kind: str, *, state_is_own: bool = True) -> StoredTensor:
+def _named(
+    saved: ParameterState, name: str, weight: StoredArray, kind: str, *, state_is_own: bool = True
+) -> StoredSteppedTensor:
     is_master = saved.master is not None
-    return StoredTensor(
+    return StoredSteppedTensor(
         name=name,
         optimizer=kind,
         dtype=saved.master.dtype if saved.master is not None else weight.dtype,
@@ -48,7 +52,7 @@ def _named(saved: Saved, name: str, weight: Held, kind: str, *, state_is_own: bo
         options=saved.options,
         step_count=saved.step_count,
         is_master=is_master,
-        live=Run(held=weight, start=0, stop=weight.elements) if is_master else None,
+        live=ElementRange(held=weight, start=0, stop=weight.elements) if is_master else None,
         live_dtype=weight.dtype,
         ndim=weight.ndim,
         state_is_own=state_is_own,
@@ -56,17 +60,17 @@ def _named(saved: Saved, name: str, weight: Held, kind: str, *, state_is_own: bo
 
 
 def _by_shape(
-    optimizer: Sequence[Saved], model: Mapping[str, Held], kind: str, *, in_order: bool
-) -> dict[int | str, StoredTensor]:
+    optimizer: Sequence[ParameterState], model: Mapping[str, StoredArray], kind: str, *, in_order: bool
+) -> dict[int | str, StoredSteppedTensor]:
     """Numbered parameters, those of one shape together."""
-    weights: dict[tuple[int, ...], dict[str, Held]] = defaultdict(dict)
+    weights: dict[tuple[int, ...], dict[str, StoredArray]] = defaultdict(dict)
     for name, tensor in model.items():
         if _is_weight(tensor):
             weights[tensor.shape][name] = tensor
-    alike: dict[tuple[int, ...] | None, list[Saved]] = defaultdict(list)
+    alike: dict[tuple[int, ...] | None, list[ParameterState]] = defaultdict(list)
     for saved in optimizer:
         alike[saved.shape].append(saved)
-    found: dict[int | str, StoredTensor] = {}
+    found: dict[int | str, StoredSteppedTensor] = {}
     for shape, members in alike.items():
         # Where nothing tells a shape (an optimizer that keeps no state, a parameter that never had a gradient) it can be any.
         candidates = (
@@ -83,11 +87,11 @@ def _by_shape(
     return found
 
 
-def _is_weight(tensor: Held) -> bool:
+def _is_weight(tensor: StoredArray) -> bool:
     return tensor.dtype in _FLOATING
 
 
-def _interchangeable(members: Sequence[Saved]) -> bool:
+def _interchangeable(members: Sequence[ParameterState]) -> bool:
     """Whether nothing but the numbers in their state tells these from one another."""
     first = members[0]
     dtypes = {name: value.dtype for name, value in first.state.items()}
@@ -99,32 +103,34 @@ def _interchangeable(members: Sequence[Saved]) -> bool:
     )
 
 
-def _by_value(members: Sequence[Saved], candidates: Mapping[str, Held], kind: str) -> dict[int | str, StoredTensor]:
+def _by_value(
+    members: Sequence[ParameterState], candidates: Mapping[str, StoredArray], kind: str
+) -> dict[int | str, StoredSteppedTensor]:
     """A master belongs to the weight that it rounds to. One that rounds to none differs from all, whichever is its own: the
     nearest is shown.
     """
-    found: dict[int | str, StoredTensor] = {}
+    found: dict[int | str, StoredSteppedTensor] = {}
     free = dict(candidates)
     for saved in members:
         assert saved.master is not None
-        name, share = nearest(saved.master, free)
+        name, share = nearest_candidate(saved.master, free)
         if share == 0.0:
             found[saved.key] = _named(saved, name, free.pop(name), kind)
     stale = [saved for saved in members if saved.key not in found]
     for saved in stale:
         assert saved.master is not None
-        name, share = nearest(saved.master, free)
+        name, share = nearest_candidate(saved.master, free)
         known = len(stale) == len(free)  # what is left is theirs
         shown = name if known and len(stale) == 1 else f"master {saved.key}"
         found[saved.key] = _named(saved, shown, free[name], kind) if known else _unlinked(saved, {}, kind)
     return found
 
 
-def _unlinked(saved: Saved, candidates: Mapping[str, Held], kind: str) -> StoredTensor:
+def _unlinked(saved: ParameterState, candidates: Mapping[str, StoredArray], kind: str) -> StoredSteppedTensor:
     """Of this one only what it can be is known; its dtype, if that is the same for all of them."""
     dtypes = {weight.dtype for weight in candidates.values()}
     master = saved.master
-    return StoredTensor(
+    return StoredSteppedTensor(
         name=f"parameter {saved.key}" if isinstance(saved.key, int) else saved.key,
         optimizer=kind,
         dtype=master.dtype if master is not None else (dtypes.pop() if len(dtypes) == 1 else UNKNOWN),

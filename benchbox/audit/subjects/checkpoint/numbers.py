@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchbox.observer.facts import Numbers
+from benchbox.observer.facts import UpdateStatistics
 from benchbox.observer.numerics.expected_update import difference
-from benchbox.observer.numerics.probes import SIXTEEN_BIT, Tally
+from benchbox.observer.numerics.probes import SIXTEEN_BIT, WeightedShare
 from benchbox.observer.numerics.rounding import bf16_valued_share, stalled_share
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from benchbox.audit.subjects.checkpoint.stored import Held, StoredTensor
+    from benchbox.audit.subjects.checkpoint.stored import StoredArray, StoredSteppedTensor
 
 _PIECE_ELEMENTS = 2**16  # stay in a core's cache: larger ones take longer
 _FIRST_ELEMENTS = 2**12  # tell two weights from one another
@@ -24,13 +24,13 @@ _FIRST_ELEMENTS = 2**12  # tell two weights from one another
 _HISTORY = ("exp_avg_sq", "exp_avg", "momentum_buffer")
 
 
-def numbers_of(each: StoredTensor) -> Numbers:
+def measure_numbers(each: StoredSteppedTensor) -> UpdateStatistics:
     """Marks of rounding in a stepped tensor and its state, and whether the live weight is what the master rounds to."""
     second, betas = each.state.get("exp_avg_sq"), each.options.get("betas")
     stalled = None
     if second is not None and second.dtype in SIXTEEN_BIT and isinstance(betas, (tuple, list)):
         stalled = stalled_share(second.read(), float(betas[1]))
-    return Numbers(
+    return UpdateStatistics(
         second_moment_stalled=stalled,
         steps_before=None if each.step_count is None else int(each.step_count),
         bf16_valued=_bf16_valued(each),
@@ -38,12 +38,12 @@ def numbers_of(each: StoredTensor) -> Numbers:
     )
 
 
-def _bf16_valued(each: StoredTensor) -> dict[str, float]:
+def _bf16_valued(each: StoredSteppedTensor) -> dict[str, float]:
     """As the facts define it: of float32 elements that are not zero and that had a gradient, as far as the state tells. Of a
     weight that may be one of several the share of all of them: it is 1 only if it is that of each.
     """
     weights = (each.weight,) if each.weight is not None else each.among
-    tallies = {name: Tally() for name in ("weight", *each.state)}
+    tallies = {name: WeightedShare() for name in ("weight", *each.state)}
     past = next((each.state[name] for name in _HISTORY if name in each.state), None)
     for weight in weights:
         _count(tallies["weight"], weight, past if each.weight is not None and each.state_is_own else None)
@@ -53,7 +53,7 @@ def _bf16_valued(each: StoredTensor) -> dict[str, float]:
     return {name: tally.share for name, tally in tallies.items() if tally.share is not None}
 
 
-def _count(tally: Tally, value: Held, past: Held | None) -> None:
+def _count(tally: WeightedShare, value: StoredArray, past: StoredArray | None) -> None:
     if value.dtype != "float32":
         return
     history = _pieces(past) if past is not None and past.shape == value.shape else None
@@ -63,7 +63,7 @@ def _count(tally: Tally, value: Held, past: Held | None) -> None:
         tally.add(bf16_valued_share(counted), counted.numel())
 
 
-def _live_differs(each: StoredTensor) -> float | None:
+def _live_differs(each: StoredSteppedTensor) -> float | None:
     """The share of elements in which the live weight is not the master, rounded to its dtype."""
     if each.live is None or each.weight is None:
         return None
@@ -71,13 +71,13 @@ def _live_differs(each: StoredTensor) -> float | None:
     master = _flat(each.weight)
     if live.numel() != master.numel() or not live.numel():
         return None
-    tally = Tally()
+    tally = WeightedShare()
     for mine, theirs in zip(master.split(_PIECE_ELEMENTS), live.split(_PIECE_ELEMENTS), strict=True):
         tally.add(difference(mine.to(theirs.dtype), theirs), mine.numel())
     return tally.share
 
 
-def nearest(master: Held, candidates: Mapping[str, Held]) -> tuple[str, float]:
+def nearest_candidate(master: StoredArray, candidates: Mapping[str, StoredArray]) -> tuple[str, float]:
     """The candidate most like a master rounded to its dtype, and the share that differs, by the first elements. ("", 1.0) where
     there is none.
     """
@@ -93,9 +93,9 @@ def nearest(master: Held, candidates: Mapping[str, Held]) -> tuple[str, float]:
     return best
 
 
-def _pieces(value: Held) -> Iterator[Tensor]:
+def _pieces(value: StoredArray) -> Iterator[Tensor]:
     yield from _flat(value).split(_PIECE_ELEMENTS)
 
 
-def _flat(value: Held) -> Tensor:
+def _flat(value: StoredArray) -> Tensor:
     return value.read().detach().reshape(-1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from benchbox.audit.subjects.checkpoint.stored import Held, held
+from benchbox.audit.subjects.checkpoint.stored import StoredArray, held
 from benchbox.observer.introspect.names import own_name
 
 if TYPE_CHECKING:
@@ -23,15 +23,15 @@ _AVERAGES = ("ema", "shadow", "swa")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class ParameterState:
     """One parameter as an optimizer's state dictionary has it: by number or by name, with its state and its group's options."""
 
     key: int | str
     group: int
     options: Mapping[str, Any]
-    state: Mapping[str, Held]
+    state: Mapping[str, StoredArray]
     step_count: float | None
-    master: Held | None = None
+    master: StoredArray | None = None
     name: str | None = None  # where the dictionary holds names
 
     @property
@@ -42,7 +42,7 @@ class Saved:
         return next((value.shape for value in self.state.values() if value.shape), None)
 
 
-def is_optimizer(value: object) -> bool:
+def is_optimizer_state(value: object) -> bool:
     """Whether this is what `Optimizer.state_dict` gives."""
     return (
         isinstance(value, Mapping)
@@ -52,7 +52,7 @@ def is_optimizer(value: object) -> bool:
     )
 
 
-def is_model(value: object) -> bool:
+def is_model_state(value: object) -> bool:
     """Whether this is what `Module.state_dict` gives: names, and tensors of which some are floating."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         return False
@@ -61,11 +61,11 @@ def is_model(value: object) -> bool:
     return not extra and any(tensor.is_floating_point() and tensor.ndim for tensor in tensors)
 
 
-def inside(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Mapping[Any, Any]]]:
+def walk_mappings(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Mapping[Any, Any]]]:
     """Every dictionary in what was saved, and the way to it. Optimizers and models are not gone into."""
     if isinstance(value, Mapping):
         yield path, value
-        if is_optimizer(value) or is_model(value):
+        if is_optimizer_state(value) or is_model_state(value):
             return
         items = [(str(key), each) for key, each in value.items()]
     elif isinstance(value, (list, tuple)):
@@ -74,23 +74,25 @@ def inside(value: object, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
         return
     if len(path) < _DEPTH:
         for key, each in items:
-            yield from inside(each, (*path, key))
+            yield from walk_mappings(each, (*path, key))
 
 
-def models_in(value: object) -> dict[str, Held]:
+def collect_models(value: object) -> dict[str, StoredArray]:
     """The tensors of all models, without averages of them. Of several models the names begin with the key of theirs."""
-    found = {path: each for path, each in inside(value) if is_model(each) and not any(_is_average(key) for key in path)}
-    return joined({".".join(path): each for path, each in found.items()})
+    found = {
+        path: each for path, each in walk_mappings(value) if is_model_state(each) and not any(_is_average(key) for key in path)
+    }
+    return merge_models({".".join(path): each for path, each in found.items()})
 
 
-def joined(models: Mapping[str, Mapping[str, Any]]) -> dict[str, Held]:
+def merge_models(models: Mapping[str, Mapping[str, Any]]) -> dict[str, StoredArray]:
     """Tensors by the names they had before wrapping; where there are several models, begun with a label of the model."""
     several = len(models) > 1
     return {
-        f"{label}.{own_name(name)}" if several else own_name(name): value if isinstance(value, Held) else held(value)
+        f"{label}.{own_name(name)}" if several else own_name(name): value if isinstance(value, StoredArray) else held(value)
         for label, model in models.items()
         for name, value in model.items()
-        if isinstance(value, (Tensor, Held))
+        if isinstance(value, (Tensor, StoredArray))
     }
 
 
@@ -98,7 +100,7 @@ def _is_average(key: str) -> bool:
     return any(word in _AVERAGES for word in key.lower().replace("-", "_").split("_"))
 
 
-def saved(optimizer: Mapping[str, Any], beside: Mapping[Any, Any] = {}) -> list[Saved]:
+def read_parameter_states(optimizer: Mapping[str, Any], beside: Mapping[Any, Any] = {}) -> list[ParameterState]:
     """The parameters of an optimizer's state dictionary, in its order."""
     numbered = [
         (key, place, group, _at(group.get("param_names"), index))
@@ -107,14 +109,14 @@ def saved(optimizer: Mapping[str, Any], beside: Mapping[Any, Any] = {}) -> list[
     ]
     masters = _masters(optimizer, len(numbered)) or _masters(beside, len(numbered))
     return [
-        Saved(
+        ParameterState(
             key=key,
             group=place,
             options={option: each for option, each in group.items() if option not in {"params", "param_names"}},
             state={
-                str(name): each if isinstance(each, Held) else held(each)
+                str(name): each if isinstance(each, StoredArray) else held(each)
                 for name, each in _state_of(optimizer, key).items()
-                if isinstance(each, (Tensor, Held))
+                if isinstance(each, (Tensor, StoredArray))
             },
             step_count=_count(_state_of(optimizer, key).get("step", group.get("step"))),
             master=masters[index] if masters else None,
@@ -124,7 +126,7 @@ def saved(optimizer: Mapping[str, Any], beside: Mapping[Any, Any] = {}) -> list[
     ]
 
 
-def kind_of(optimizer: Sequence[Saved]) -> str:
+def optimizer_kind(optimizer: Sequence[ParameterState]) -> str:
     """What the options tell of the class, which no state dictionary names."""
     options = optimizer[0].options if optimizer else {}
     if "betas" in options and "eps" in options:
@@ -132,7 +134,7 @@ def kind_of(optimizer: Sequence[Saved]) -> str:
     return "SGD" if "nesterov" in options else "optimizer"
 
 
-def groups_of(optimizer: Mapping[str, Any]) -> list[tuple[float, int]]:
+def weight_decay_groups(optimizer: Mapping[str, Any]) -> list[tuple[float, int]]:
     """(weight decay, tensors) of each parameter group."""
     return [(float(group.get("weight_decay") or 0.0), len(group["params"])) for group in optimizer["param_groups"]]
 
@@ -142,7 +144,7 @@ def _state_of(optimizer: Mapping[str, Any], key: int | str) -> Mapping[str, Any]
     return state if isinstance(state, Mapping) else {}
 
 
-def _masters(holder: Mapping[Any, Any], count: int) -> list[Held] | None:
+def _masters(holder: Mapping[Any, Any], count: int) -> list[StoredArray] | None:
     for key, value in holder.items():
         if isinstance(key, str) and any(word in key.lower() for word in _MASTER_WORDS):
             tensors = list(_tensors(value))
@@ -161,7 +163,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 def _count(value: object) -> float | None:
     """An optimizer's step count, from a number or a tensor of one."""
-    if isinstance(value, Held):
+    if isinstance(value, StoredArray):
         value = value.read()
     if isinstance(value, Tensor):
         return float(value) if value.numel() == 1 else None

@@ -40,7 +40,7 @@ _DCP = frozenset(
 )
 
 
-class Inert:
+class IgnoredObject:
     """Stands where an object of another class was, and keeps nothing of it."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -60,7 +60,7 @@ def load_file(path: Path) -> Any:
     foreign = _foreign(path) if mapped else []  # the old format is read whole, and only without foreign classes
     if strange := sorted(name for name in foreign if _could_run(name)):
         raise DataError(f"{path}: {_PROGRAM}: it calls {', '.join(strange)}")
-    with safe_globals([(Inert, name) for name in foreign]):
+    with safe_globals([(IgnoredObject, name) for name in foreign]):
         return _loaded(path, path, mmap=mapped)
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from benchbox.observer.facts import Opaque
+    from benchbox.observer.facts import OpaqueOptimizer
 
 # A tensor whose dtype nothing in the checkpoint tells.
 UNKNOWN = "unknown"
@@ -34,7 +34,7 @@ _BUFFERS = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class StoredArray:
     """A tensor in a checkpoint. Its dtype and shape are known; it is read when its numbers are looked at.
 
     `shape` is that of the part which is held here, `ndim` the dimensions of the whole.
@@ -55,16 +55,16 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ElementRange:
     """Elements `start` to `stop` of a tensor, counted in its flattened order."""
 
-    held: Held
+    held: StoredArray
     start: int
     stop: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
+class StoredSteppedTensor:
     """One tensor that an optimizer stepped, or a rank's part of it: a master or the weight itself, its state, its options.
 
     `weight` is None where the checkpoint does not hold it, or does not show which of its tensors (`among`) it is; `dtype` is
@@ -75,13 +75,13 @@ class StoredTensor:
     name: str
     optimizer: str
     dtype: str
-    weight: Held | None
-    among: tuple[Held, ...] = ()
-    state: Mapping[str, Held]
+    weight: StoredArray | None
+    among: tuple[StoredArray, ...] = ()
+    state: Mapping[str, StoredArray]
     options: Mapping[str, object]
     step_count: float | None
     is_master: bool = False
-    live: Run | None = None
+    live: ElementRange | None = None
     live_dtype: str | None = None
     ndim: int | None = None
     covers: tuple[str, ...] = ()
@@ -89,15 +89,15 @@ class StoredTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class RankCheckpoint:
     """What one rank saved. `buffers` names those of the model's tensors that are buffers, None where nothing says so."""
 
     rank: int = 0
     world_size: int = 1
     optimizer_chain: tuple[str, ...] = ()
-    model: Mapping[str, Held]
-    stepped: Sequence[StoredTensor]
-    opaque: Sequence[Opaque] = ()
+    model: Mapping[str, StoredArray]
+    stepped: Sequence[StoredSteppedTensor]
+    opaque: Sequence[OpaqueOptimizer] = ()
     groups: Sequence[tuple[float, int]] = ()
     buffers: frozenset[str] | None = None
 
@@ -110,10 +110,10 @@ def is_buffer(name: str) -> bool:
     return name.rsplit(".", 1)[-1] in _BUFFERS
 
 
-def held(tensor: Tensor) -> Held:
+def held(tensor: Tensor) -> StoredArray:
     """A tensor that is there already, as a rule mapped from its file. Of a DTensor its local part."""
     part = local(tensor).detach()
-    return Held(
+    return StoredArray(
         dtype=dtype_name(part),
         shape=tuple(part.shape),
         ndim=tensor.ndim,

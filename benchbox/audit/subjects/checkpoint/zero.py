@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from benchbox.audit.subjects.checkpoint.layout import Place, runs, shards
-from benchbox.audit.subjects.checkpoint.optimizers import groups_of, is_model, is_optimizer, joined, kind_of, saved
+from benchbox.audit.subjects.checkpoint.layout import ParameterSpan, runs, shards
+from benchbox.audit.subjects.checkpoint.optimizers import (
+    weight_decay_groups,
+    is_model_state,
+    is_optimizer_state,
+    merge_models,
+    optimizer_kind,
+    read_parameter_states,
+)
 from benchbox.audit.subjects.checkpoint.safe import load_file
-from benchbox.audit.subjects.checkpoint.stored import Held, Run, Stored, StoredTensor, held
+from benchbox.audit.subjects.checkpoint.stored import StoredArray, ElementRange, RankCheckpoint, StoredSteppedTensor, held
 from benchbox.errors import DataError
-from benchbox.observer.facts import Opaque
+from benchbox.observer.facts import OpaqueOptimizer
 from benchbox.observer.introspect.names import own_name
 
 if TYPE_CHECKING:
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchbox.audit.subjects.checkpoint.layout import Shapes
-    from benchbox.audit.subjects.checkpoint.optimizers import Saved
+    from benchbox.audit.subjects.checkpoint.optimizers import ParameterState
 
 _OPTIMIZER_FILE = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
 _MODEL_FILE = re.compile(r"^(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt$")
@@ -48,7 +55,7 @@ def zero_folder(folder: Path) -> Path | None:
     return None
 
 
-def read_zero(folder: Path) -> list[Stored]:
+def read_zero(folder: Path) -> list[RankCheckpoint]:
     """Every rank of a ZeRO-1, 2 or 3 checkpoint.
 
     Raises:
@@ -60,14 +67,16 @@ def read_zero(folder: Path) -> list[Stored]:
     models = {(int(match[2]), int(match[1] or 0)): path for path in folder.iterdir() if (match := _MODEL_FILE.match(path.name))}
     if not optimizers or not models:
         raise DataError(f"{folder}: holds no {'*_model_states.pt' if optimizers else '*_optim_states.pt'} of its ranks")
-    ranks: list[Stored] = []
+    ranks: list[RankCheckpoint] = []
     for parallel in sorted({parallel for parallel, _ in optimizers}):
         files = {rank: path for (part, rank), path in optimizers.items() if part == parallel}
         ranks += _read_group(folder, parallel, files, {rank: path for (part, rank), path in models.items() if part == parallel})
     return [replace(each, rank=rank, world_size=len(ranks)) for rank, each in enumerate(ranks)]
 
 
-def _read_group(folder: Path, parallel: int, optimizers: Mapping[int, Path], models: Mapping[int, Path]) -> list[Stored]:
+def _read_group(
+    folder: Path, parallel: int, optimizers: Mapping[int, Path], models: Mapping[int, Path]
+) -> list[RankCheckpoint]:
     """The data-parallel ranks of one part of the model."""
     if 0 not in models:
         raise DataError(f"{folder}: holds no *mp_rank_{parallel:02d}_model_states.pt")
@@ -82,18 +91,18 @@ def _read_group(folder: Path, parallel: int, optimizers: Mapping[int, Path], mod
     stored = []
     for rank, file in enumerate(files):
         module = _model_file(models[rank])["module"] if rank in models else described["module"]
-        model = joined({"": module})
+        model = merge_models({"": module})
         common: dict[str, Any] = {"model": model, "buffers": _buffers(described)}
         if file is None:
             reason = f"the layout of {optimizers[rank].name} is not known here"
-            stored.append(Stored(stepped=(), opaque=(Opaque(optimizer="DeepSpeed", reason=reason),), **common))
+            stored.append(RankCheckpoint(stepped=(), opaque=(OpaqueOptimizer(optimizer="DeepSpeed", reason=reason),), **common))
             continue
-        inner = saved(file.inner, {})
+        inner = read_parameter_states(file.inner, {})
         stored.append(
-            Stored(
-                optimizer_chain=(file.wrapper, kind_of(inner)),
+            RankCheckpoint(
+                optimizer_chain=(file.wrapper, optimizer_kind(inner)),
                 stepped=list(_stepped(file, inner, _places(files, rank, shapes), shapes, model)),
-                groups=groups_of(file.inner),
+                groups=weight_decay_groups(file.inner),
                 **common,
             )
         )
@@ -102,7 +111,11 @@ def _read_group(folder: Path, parallel: int, optimizers: Mapping[int, Path], mod
 
 def _model_file(path: Path) -> Mapping[str, Any]:
     value = load_file(path)
-    if not isinstance(value, dict) or not is_model(value.get("module")) or not isinstance(value.get("param_shapes", []), list):
+    if (
+        not isinstance(value, dict)
+        or not is_model_state(value.get("module"))
+        or not isinstance(value.get("param_shapes", []), list)
+    ):
         raise DataError(f"{path}: holds no model of DeepSpeed")
     return {"param_shapes": None} | value
 
@@ -123,7 +136,7 @@ def _rank_file(path: Path) -> _RankFile | None:
     else:
         masters, inner = state.get("single_partition_of_fp32_groups"), state.get("base_optimizer_state")
         wrapper = "DeepSpeedZeroOptimizer" if "loss_scaler" in state else "BF16_Optimizer"
-    if not isinstance(masters, list) or not isinstance(inner, dict) or not is_optimizer(inner):
+    if not isinstance(masters, list) or not isinstance(inner, dict) or not is_optimizer_state(inner):
         return None
     stepped = sum(len(group["params"]) for group in inner["param_groups"])
     if stepped != len(masters) or not all(isinstance(each, Tensor) for each in masters):
@@ -131,7 +144,7 @@ def _rank_file(path: Path) -> _RankFile | None:
     return _RankFile(masters, inner, "fp32_flat_groups" in state, wrapper)
 
 
-def _places(files: Sequence[_RankFile | None], rank: int, shapes: Sequence[Shapes]) -> list[list[Place]]:
+def _places(files: Sequence[_RankFile | None], rank: int, shapes: Sequence[Shapes]) -> list[list[ParameterSpan]]:
     """What lies in each partition of a rank; nothing where that is not known."""
     file = files[rank]
     assert file is not None
@@ -145,11 +158,11 @@ def _places(files: Sequence[_RankFile | None], rank: int, shapes: Sequence[Shape
 
 def _stepped(
     file: _RankFile,
-    inner: Sequence[Saved],
-    places: Sequence[Sequence[Place]],
+    inner: Sequence[ParameterState],
+    places: Sequence[Sequence[ParameterSpan]],
     shapes: Sequence[Shapes],
-    model: Mapping[str, Held],
-) -> Iterator[StoredTensor]:
+    model: Mapping[str, StoredArray],
+) -> Iterator[StoredSteppedTensor]:
     dimensions = {own_name(name): len(shape) for group in shapes for name, shape in group.items()}
     attribute = "fp32_partitioned_groups_flat" if file.stage3 else "single_partition_of_fp32_groups"
     for index, each in enumerate(inner):
@@ -157,20 +170,25 @@ def _stepped(
         if not places[index]:
             name = f"{file.wrapper}.{attribute}[{index}]"
             covers = tuple(own_name(name) for name in shapes[index]) if len(shapes) == len(file.masters) else ()
-            yield _part(each, master, Place(name, 0, master.numel(), 0), covers, None, None)
+            yield _part(each, master, ParameterSpan(name, 0, master.numel(), 0), covers, None, None)
         for place in places[index]:
             yield _part(each, master, place, (), model.get(place.name), dimensions[place.name])
 
 
 def _part(
-    each: Saved, master: Tensor, place: Place, covers: tuple[str, ...], live: Held | None, ndim: int | None
-) -> StoredTensor:
+    each: ParameterState,
+    master: Tensor,
+    place: ParameterSpan,
+    covers: tuple[str, ...],
+    live: StoredArray | None,
+    ndim: int | None,
+) -> StoredSteppedTensor:
     """A partition, or the part of it that belongs to one parameter, with the same part of the state."""
     size = place.stop - place.start
     whole = tuple(master.shape)
-    return StoredTensor(
+    return StoredSteppedTensor(
         name=place.name,
-        optimizer=kind_of([each]),
+        optimizer=optimizer_kind([each]),
         dtype=held(master).dtype,
         weight=held(master[place.start : place.stop]),
         state={
@@ -181,7 +199,9 @@ def _part(
         step_count=each.step_count,
         is_master=True,
         # ZeRO-3 leaves an empty tensor of the live dtype where a parameter is spread over the ranks.
-        live=Run(held=live, start=place.begin, stop=place.begin + size) if live is not None and live.elements else None,
+        live=ElementRange(held=live, start=place.begin, stop=place.begin + size)
+        if live is not None and live.elements
+        else None,
         live_dtype=None if live is None else live.dtype,
         ndim=ndim,
         covers=covers,

@@ -41,11 +41,11 @@ def inject(folder: Path, steps: int, user: Mapping[str, str]) -> dict[str, str]:
     source = Path(benchbox.observer.__file__).parent
     shutil.copytree(source, injected / "benchbox_observer", ignore=shutil.ignore_patterns("__pycache__"))
     (injected / "sitecustomize.py").write_text(_CUSTOMISATION)
-    seen(folder).mkdir()
+    reports_folder(folder).mkdir()
     path = [str(injected), *filter(None, [user.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(path), OUT: str(seen(folder)), STEPS: str(steps)}
+    return {"PYTHONPATH": os.pathsep.join(path), OUT: str(reports_folder(folder)), STEPS: str(steps)}
 
 
-def seen(folder: Path) -> Path:
+def reports_folder(folder: Path) -> Path:
     """Where the processes of a command leave what they saw, given the folder that was injected."""
     return folder / "seen"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class ProcessReport:
     """What one process saw. `job` is what it knew about the group it belongs to."""
 
     began: float  # unix time in seconds
@@ -38,7 +38,7 @@ class Training:
         return max(facts.world_size for facts in self.ranks)
 
 
-def through(folder: Path) -> int:
+def count_finished_ranks(folder: Path) -> int:
     """The ranks of a training whose every rank has been through its steps, or 0 as long as there is none."""
     found: dict[int, set[int]] = {}
     for mark in folder.glob("through-*"):
@@ -47,21 +47,21 @@ def through(folder: Path) -> int:
     return max((ranks for ranks, there in found.items() if len(there) == ranks), default=0)
 
 
-def trainings(folder: Path) -> list[Training]:
+def read_trainings(folder: Path) -> list[Training]:
     """What was seen in the folder, one entry for each training that took a step, in the order in which they began."""
     sightings = []
     for path in folder.glob("facts-*.json"):
         told = json.loads(path.read_text())
-        sightings.append(Sighting(told["began"], told["job"], RankFacts.from_dict(told["facts"])))
-    return grouped(sightings)
+        sightings.append(ProcessReport(told["began"], told["job"], RankFacts.from_dict(told["facts"])))
+    return group_trainings(sightings)
 
 
-def grouped(sightings: Iterable[Sighting]) -> list[Training]:
+def group_trainings(sightings: Iterable[ProcessReport]) -> list[Training]:
     """Ranks that belong together: of one job and world size, and no rank twice. A rank that comes again begins a new training:
     the command trained twice, or was restarted by its launcher.
     """
-    groups: list[list[Sighting]] = []
-    open_groups: dict[tuple[str, int], list[Sighting]] = {}
+    groups: list[list[ProcessReport]] = []
+    open_groups: dict[tuple[str, int], list[ProcessReport]] = {}
     for sighting in sorted(sightings, key=lambda each: each.began):
         key = (sighting.job, sighting.facts.world_size)
         group = open_groups.get(key)
@@ -72,12 +72,12 @@ def grouped(sightings: Iterable[Sighting]) -> list[Training]:
     return [Training(tuple(sorted((each.facts for each in group), key=lambda facts: facts.rank))) for group in groups]
 
 
-def chosen(found: Sequence[Training]) -> Training:
+def select_training(found: Sequence[Training]) -> Training:
     """The one to be judged: of those with most steps the last, as a restart comes after what failed."""
     return max(reversed(found), key=lambda training: training.steps)
 
 
-def shortcomings(training: Training, *, of: int, steps: int) -> Iterator[str]:
+def list_limitations(training: Training, *, of: int, steps: int) -> Iterator[str]:
     """What a reader must know of the training that was chosen: it is one `of` several, or less than all of it was seen."""
     if of > 1:
         yield f"the command trained {of} times; judged is the last of those with most steps"
@@ -90,7 +90,7 @@ def shortcomings(training: Training, *, of: int, steps: int) -> Iterator[str]:
         yield f"{training.steps} of {steps} steps were seen: the command ended before the others"
 
 
-def why_nothing(folder: Path) -> str:
+def explain_no_steps(folder: Path) -> str:
     """Why no optimizer step was seen, as far as the processes of the command got."""
     for path in sorted(folder.glob("problem-*.json")):
         return f"the witness could not begin: {json.loads(path.read_text())['problem']}"
