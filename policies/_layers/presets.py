@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from benchbox.registry.contracts import Axes
 
-CLOSED = ConfigDict(extra="forbid")
+FORBID_EXTRA = ConfigDict(extra="forbid")
 
 T = TypeVar("T")
 P = TypeVar("P")

@@ -14,15 +14,15 @@ from torch import nn
 from .._layers.nn.decoder import INIT_STD, DecoderConfig, DecoderLayer
 from .._layers.nn.norms import RMSNorm
 from .._layers.nn.units import LayerPair
-from .._layers.sequence.stream import Attention, Block
+from .._layers.sequence.token_sequence import Attention, Block
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from benchbox.registry.contracts import Axes
 
-    from .._layers.families.vision_language import Cache
-    from .._layers.sequence.stream import Stream
+    from .._layers.families.vision_language import KVCache
+    from .._layers.sequence.token_sequence import TokenSequence
 
 
 class GridLayer(DecoderLayer):
@@ -36,20 +36,20 @@ class GridLayer(DecoderLayer):
         super().__init__(config, layer)
         self.rope_stretch = float(stretch)
 
-    def _turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         pairs = self.head_dim // 2
         pair = torch.arange(pairs, device=positions.device)
         axis = torch.where(pair < 5 * pairs // 16 * 3, pair % 3, 0)
-        turns = map(super()._turn, positions.unbind(dim=-1))
+        turns = map(super()._cos_sin, positions.unbind(dim=-1))
         cos, sin = (torch.where(axis == 0, t, torch.where(axis == 1, y, x)) for t, y, x in zip(*turns, strict=True))
         return cos, sin
 
 
 class MixtureLayer(LayerPair):
-    """A layer of both streams. After the last nothing hears of the text (`unheard`)."""
+    """A layer of both streams. After the last nothing hears of the text (`prefix_kv_only`)."""
 
-    def __init__(self, config: DecoderConfig, layer: int, axes: Axes, *, stretch: int, unheard: bool) -> None:
-        super().__init__(config, config, layer, axes, insulated=False, adaptive=False, unheard=unheard)
+    def __init__(self, config: DecoderConfig, layer: int, axes: Axes, *, stretch: int, prefix_kv_only: bool) -> None:
+        super().__init__(config, config, layer, axes, insulated=False, adaptive=False, prefix_kv_only=prefix_kv_only)
         # In place of the pair's own, whose positions have one axis.
         self.expert = GridLayer(config, layer, stretch)
 
@@ -63,7 +63,7 @@ class Mixture(nn.Module):
         self.vocabulary = nn.Embedding(vocabulary, config.width)
         nn.init.normal_(self.vocabulary.weight, std=INIT_STD)
         self.layers = nn.ModuleList(
-            MixtureLayer(config, layer, axes, stretch=stretch, unheard=layer == config.depth - 1)
+            MixtureLayer(config, layer, axes, stretch=stretch, prefix_kv_only=layer == config.depth - 1)
             for layer in range(config.depth)
         )
         self.expert_norm = RMSNorm(config.width, unit=config.unit_norm)
@@ -73,16 +73,16 @@ class Mixture(nn.Module):
         targets = tokens if learned else None
         return Block(name=name, hidden=self.vocabulary(tokens), valid=mask, attention=attention, targets=targets)
 
-    def read(self, text: Stream) -> Cache:
+    def read(self, text: TokenSequence) -> KVCache:
         """Keys and values of the text in every layer."""
-        reading = text.sight().mask(self.kernel), text.positions
+        reading = text.attention_mask().mask(self.kernel), text.positions
         hidden, cache = text.hidden, []
         for layer in self.layers:
             hidden, keys = layer((hidden, *reading))
             cache.append(keys)
         return cache
 
-    def forward(self, text: Stream, tokens: Stream, places: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(self, text: TokenSequence, tokens: TokenSequence, places: Tensor, cache: KVCache | None = None) -> Tensor:
         """What is generated (B, S, W), after its final norm.
 
         Args:
@@ -91,11 +91,11 @@ class Mixture(nn.Module):
             places: (B, S, 3) int64, of the tokens.
             cache: what `read` found in the text, which is then not read again.
         """
-        sight = tokens.sight_after(text).mask(self.kernel)
-        reading = text.sight().mask(self.kernel), text.positions
+        attention_mask = tokens.attention_mask_after(text).mask(self.kernel)
+        reading = text.attention_mask().mask(self.kernel), text.positions
         hidden, generated = text.hidden, tokens.hidden
         for index, layer in enumerate(self.layers):
-            acting = generated, sight, places, None
+            acting = generated, attention_mask, places, None
             if cache is None:
                 hidden, generated = layer((hidden, *reading), acting)
             else:

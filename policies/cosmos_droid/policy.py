@@ -17,14 +17,14 @@ from benchbox.data.normalisation import Normaliser
 from benchbox.errors import UnsupportedError
 from benchbox.registry.contracts import BatchSpec
 
-from .._layers.cost.flops import Tally, Tokens, count_language_action, trains
-from .._layers.families.flow import denoise, embed_time, flow_loss, mix
-from .._layers.families.losses import combine
-from .._layers.families.reading import ACTION, ReadingPolicy
+from .._layers.cost.flops import FlopTally, TokenCount, count_language_action, is_trainable
+from .._layers.families.flow import denoise, embed_time, flow_loss, interpolate
+from .._layers.families.losses import combine_losses
+from .._layers.families.prefix_policy import ACTION, PrefixPolicy
 from .._layers.nn.decoder import DecoderConfig
 from .._layers.nn.precision import Linear
-from .._layers.presets import CLOSED, builder
-from .._layers.sequence.stream import Block, Stream, lay
+from .._layers.presets import FORBID_EXTRA, builder
+from .._layers.sequence.token_sequence import Block, TokenSequence, concat_blocks
 from .latents import CHANNELS, PATCH, SPACE, TIME, TOKEN, encode, grid, patches
 from .mixture import Mixture, MixtureLayer
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from benchbox.registry.contracts import Axes, Batch
 
-    from .._layers.families.vision_language import Cache
+    from .._layers.families.vision_language import KVCache
 
 Side = Annotated[int, Field(gt=0, multiple_of=SPACE * PATCH)]
 Task = Literal["policy", "forward_dynamics", "inverse_dynamics"]
@@ -47,7 +47,7 @@ BASE_FPS = 24  # at this rate a latent frame is one position long
 TIME_CHANNELS = 256
 
 
-@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
+@dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class CosmosConfig:
     """A preset: the sizes of a stream, of what is read and of what is generated.
 
@@ -74,14 +74,14 @@ class CosmosConfig:
 class Known(NamedTuple):
     """What is not denoised in any mode, and how all tokens lie."""
 
-    text: Stream
+    text: TokenSequence
     current: Tensor  # (B, V, 192): the current frame
     state: Tensor  # (B, 1, A), normalised
     valid: Tensor  # (B, S) bool, of current frame, future, state and actions
     places: Tensor  # (B, S, 3) int64, likewise
 
 
-class CosmosDroid(ReadingPolicy):
+class CosmosDroid(PrefixPolicy):
     """One stream reads the prompt, causally. The other generates: the current frame, the future, the state and the actions see
     one another and the prompt. Future and actions share a time. As published, its embedding is added to their tokens; what is
     given has time 0, where published it has none.
@@ -108,14 +108,14 @@ class CosmosDroid(ReadingPolicy):
         """What is given to a sample counts nothing: its sum and number are 0."""
         if act:
             return self.select_actions(batch)
-        batch, _ = self.agreed(batch)
+        batch, _ = self.prepare_batch(batch)
         latents = self.latents(batch)
         known = self.known(batch, latents[:, :1], batch["future_mask"])
         action = self.action_normaliser.normalise(batch["action"], batch["dataset_index"])
         given = self.given(batch["uniform"])
         times = torch.where(given, 0.0, logit_normal(batch["uniform"][:, :1]))  # (B, 2)
-        future, change = mix(patches(latents[:, 1:]), patches(batch["latent_noise"].float()), times[:, 0])
-        action, action_change = mix(action, batch["noise"][:, 0].float(), times[:, 1])
+        future, change = interpolate(patches(latents[:, 1:]), patches(batch["latent_noise"].float()), times[:, 0])
+        action, action_change = interpolate(action, batch["noise"][:, 0].float(), times[:, 1])
 
         predicted, predicted_action = self.velocity(known, future, action, times)
 
@@ -127,7 +127,7 @@ class CosmosDroid(ReadingPolicy):
             "vision": flow_loss(predicted, change, missing, every),
             "action": flow_loss(predicted_action, action_change, done, batch["action_dim_mask"]),
         }
-        return combine({name: (LOSS_WEIGHT * error, count) for name, (error, count) in terms.items()}, per_sample=per_sample)
+        return combine_losses({name: (LOSS_WEIGHT * error, count) for name, (error, count) in terms.items()}, per_sample=per_sample)
 
     def latents(self, batch: Batch) -> Tensor:
         """Of the current frame, and of the future where the batch has it: (B, G, C, 48, h, w) float32, about of unit size."""
@@ -142,7 +142,7 @@ class CosmosDroid(ReadingPolicy):
             current: (B, 1, C, 48, h, w), the latents of the current frame.
             real: (B, F) bool, which frames of the future there are. A latent is there if all of its frames are.
         """
-        text = lay([self.text("prompt", batch, "causal")])
+        text = concat_blocks([self.text("prompt", batch, "causal")])
         rows, columns = (side // (SPACE * PATCH) for side in self.config.image)
         frames = F.pad(real.unflatten(1, (-1, TIME)).all(dim=2), (1, 0), value=True)  # (B, G)
         video = (frames[:, :, None] & batch["image_mask"][:, -1:]).flatten(1).repeat_interleave(rows * columns, dim=1)
@@ -168,7 +168,7 @@ class CosmosDroid(ReadingPolicy):
         return torch.stack((task == TASKS.index("inverse_dynamics"), task == TASKS.index("forward_dynamics")), dim=1)
 
     def velocity(
-        self, known: Known, future: Tensor, action: Tensor, times: Tensor, cache: Cache | None = None
+        self, known: Known, future: Tensor, action: Tensor, times: Tensor, cache: KVCache | None = None
     ) -> tuple[Tensor, Tensor]:
         """Of the future (B, M, 192) and the actions (B, N, A), which are at `times` (B, 2)."""
         moments = embed_time(F.pad(times, (1, 0)).flatten(), TIME_CHANNELS)
@@ -183,7 +183,7 @@ class CosmosDroid(ReadingPolicy):
             ),
             dim=1,
         )
-        tokens = lay([Block(name="generated", hidden=hidden, valid=known.valid, attention="bidirectional")])
+        tokens = concat_blocks([Block(name="generated", hidden=hidden, valid=known.valid, attention="bidirectional")])
         generated = self.model(known.text, tokens, known.places, cache)
         start, steps = known.current.shape[1], action.shape[1]
         return self.latent_out(generated[:, start : start + future.shape[1]]), self.action_out(generated[:, -steps:])
@@ -193,7 +193,7 @@ class CosmosDroid(ReadingPolicy):
         """See `benchbox.registry.contracts.Policy`. The prompt is read once; future and actions are denoised together."""
         if self.config.mode in ("forward_dynamics", "inverse_dynamics"):
             raise UnsupportedError(f"in the mode {self.config.mode} cosmos_droid is not trained to act")
-        batch, _ = self.agreed(batch, acting=True)
+        batch, _ = self.prepare_batch(batch, acting=True)
         noise = patches(batch["latent_noise"]), batch["noise"][:, 0]
         everything = torch.ones_like(noise[1][..., 0], dtype=torch.bool)  # as many frames as steps
         known = self.known(batch, self.latents(batch)[:, :1], everything)
@@ -207,16 +207,16 @@ class CosmosDroid(ReadingPolicy):
         action = denoise(velocity, flat(noise), self.config.denoising_steps)[:, sizes[0] :].view_as(noise[1])
         return self.action_normaliser.denormalise(action, batch["dataset_index"])
 
-    def count_blocks(self, tally: Tally, batch: Batch, present: frozenset[str]) -> dict[str, Tokens]:  # noqa: ARG002
-        return {"prompt": Tokens(batch["prompt_tokens"].shape[1], trains(self.model.vocabulary))}
+    def count_blocks(self, tally: FlopTally, batch: Batch, present: frozenset[str]) -> dict[str, TokenCount]:  # noqa: ARG002
+        return {"prompt": TokenCount(batch["prompt_tokens"].shape[1], is_trainable(self.model.vocabulary))}
 
-    def count_losses(self, tally: Tally, blocks: dict[str, Tokens]) -> None:
+    def count_losses(self, tally: FlopTally, blocks: dict[str, TokenCount]) -> None:
         groups, cameras, _, height, width = self.spec.latent_shape
         frame, steps = cameras * height * width // PATCH**2, self.config.horizon
         moments = tally.through(self.time_out, 3, tally.through(self.time_in, 3, below=False))
         video = tally.through(self.latent_in, (1 + groups) * frame, below=False)
         arm = tally.through(self.action_in, 1 + steps, below=False)
-        tokens = Tokens((1 + groups) * frame + 1 + steps, moments or video or arm)
+        tokens = TokenCount((1 + groups) * frame + 1 + steps, moments or video or arm)
         _, generated = count_language_action(tally, self.model, blocks["prompt"], tokens, None)  # type: ignore[arg-type]
         tally.through(self.latent_out, groups * frame, generated.below)
         tally.through(self.action_out, steps, generated.below)

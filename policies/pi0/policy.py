@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 import torch.nn.functional as F
 
-from .._layers.cost.flops import Tokens
+from .._layers.cost.flops import TokenCount
 from .._layers.families.flow import embed_time
 from .._layers.families.flow_policy import FlowConfig, FlowPolicy, whole
 from .._layers.nn.precision import Linear
 from .._layers.presets import builder
-from .._layers.sequence.stream import lay
+from .._layers.sequence.token_sequence import concat_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from benchbox.registry.contracts import Axes, Batch
 
-    from .._layers.cost.flops import Tally
-    from .._layers.sequence.stream import Block, Stream
+    from .._layers.cost.flops import FlopTally
+    from .._layers.sequence.token_sequence import Block, TokenSequence
 
 
 class Pi0(FlowPolicy):
@@ -40,18 +40,18 @@ class Pi0(FlowPolicy):
     def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:  # noqa: ARG002
         return [self.model.images("images", batch["images"], batch["image_mask"]), self.text("prompt", batch, "continue")]
 
-    def suffix(self, batch: Batch, noisy: Tensor, time: Tensor) -> tuple[Stream, None]:
+    def suffix(self, batch: Batch, noisy: Tensor, time: Tensor) -> tuple[TokenSequence, None]:
         state = self.state_in(self.states(batch)[:, -1:])
         actions = self.action_in(noisy)
         times = embed_time(time, actions.shape[-1])[:, None].expand_as(actions).to(actions.dtype)
         actions = self.time_out(F.silu(self.time_in(torch.cat((actions, times), dim=-1))))
-        return lay([whole("state", state), whole("actions", actions)]), None
+        return concat_blocks([whole("state", state), whole("actions", actions)]), None
 
-    def count_suffix(self, tally: Tally) -> tuple[Tokens, None]:
+    def count_suffix(self, tally: FlopTally) -> tuple[TokenCount, None]:
         horizon = self.config.horizon
         state = tally.through(self.state_in, 1, below=False)
         below = tally.through(self.time_in, horizon, tally.through(self.action_in, horizon, below=False))
-        return Tokens(1 + horizon, tally.through(self.time_out, horizon, below) or state), None
+        return TokenCount(1 + horizon, tally.through(self.time_out, horizon, below) or state), None
 
 
 build = builder(Pi0, FlowConfig)

@@ -14,7 +14,7 @@ from .._layers.presets import builder
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Batch
 
-    from .._layers.sequence.stream import Block
+    from .._layers.sequence.token_sequence import Block
 
 
 class Pi05Mem(MemoryPolicy):

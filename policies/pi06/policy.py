@@ -11,7 +11,7 @@ from .._layers.presets import builder
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Batch, BatchSpec
 
-    from .._layers.sequence.stream import Block
+    from .._layers.sequence.token_sequence import Block
 
 
 class Pi06(FlowPolicy):

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 
-from .._layers.families.losses import combine, text_losses
-from .._layers.families.reading import ReadingConfig, ReadingPolicy
+from .._layers.families.losses import combine_losses, text_losses
+from .._layers.families.prefix_policy import PrefixConfig, PrefixPolicy
 from .._layers.families.vision_language import VisionLanguage
-from .._layers.presets import CLOSED, builder
-from .._layers.sequence.stream import lay
+from .._layers.presets import FORBID_EXTRA, builder
+from .._layers.sequence.token_sequence import concat_blocks
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Axes, Batch, BatchSpec
 
-    from .._layers.sequence.stream import Block
+    from .._layers.sequence.token_sequence import Block
 
 
-@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
-class HighLevelConfig(ReadingConfig):
+@dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
+class HighLevelConfig(PrefixConfig):
     """A preset: the model, and the sizes of what it reads and says."""
 
     memory_tokens: PositiveInt
@@ -29,7 +29,7 @@ class HighLevelConfig(ReadingConfig):
     metadata_tokens: PositiveInt  # of each field
 
 
-class Pi07HighLevel(ReadingPolicy):
+class Pi07HighLevel(PrefixPolicy):
     """Prefix: images, prompt, metadata, "Updated Memory: ", memory, "Subtask: ", response. All text is causal."""
 
     optional: ClassVar[dict[str, str]] = {"metadata": "metadata_mask"}
@@ -53,10 +53,10 @@ class Pi07HighLevel(ReadingPolicy):
         """As published it has no losses by sample: those of `per_sample` stay None."""
         if act:
             return self.select_actions(batch)
-        batch, present = self.agreed(batch)
-        stream = lay(self.blocks(batch, present))
+        batch, present = self.prepare_batch(batch)
+        stream = concat_blocks(self.blocks(batch, present))
         hidden = self.model(stream)
-        return combine(text_losses(stream, self.predicted, lambda name: self.scores(name, stream, hidden)), per_sample=False)
+        return combine_losses(text_losses(stream, self.predicted, lambda name: self.scores(name, stream, hidden)), per_sample=False)
 
     def batch_spec(self) -> BatchSpec:
         config = self.config

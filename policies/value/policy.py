@@ -11,30 +11,30 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from .._layers.cost.flops import Tokens, count_language, laid, trains
-from .._layers.families.losses import combine
-from .._layers.families.reading import ReadingConfig, ReadingPolicy
+from .._layers.cost.flops import TokenCount, count_language, concat_counts, is_trainable
+from .._layers.families.losses import combine_losses
+from .._layers.families.prefix_policy import PrefixConfig, PrefixPolicy
 from .._layers.families.vision_language import VisionLanguage
 from .._layers.nn.precision import Linear
-from .._layers.presets import CLOSED, builder
-from .._layers.sequence.stream import Block, lay
+from .._layers.presets import FORBID_EXTRA, builder
+from .._layers.sequence.token_sequence import Block, concat_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from benchbox.registry.contracts import Axes, Batch, BatchSpec
 
-    from .._layers.cost.flops import Tally
+    from .._layers.cost.flops import FlopTally
 
 
-@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
-class ValueConfig(ReadingConfig):
+@dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
+class ValueConfig(PrefixConfig):
     """A preset: the model, the sizes of what it reads, and the bins of the value."""
 
     bins: PositiveInt
 
 
-class Value(ReadingPolicy):
+class Value(PrefixPolicy):
     """Images and prompt see one another; a learned token that reads them is classified into bins of [-1, 0]."""
 
     config: ValueConfig
@@ -57,22 +57,22 @@ class Value(ReadingPolicy):
         """
         if act:
             return self.select_actions(batch)
-        batch, present = self.agreed(batch)
-        likelihood = self.log_likelihood(batch, present)
-        target = self.bin_of(batch["returns"])
+        batch, present = self.prepare_batch(batch)
+        likelihood = self.log_probabilities(batch, present)
+        target = self.bin_indices(batch["returns"])
         loss = F.nll_loss(likelihood, target, reduction="none")
-        losses = combine({"value": (loss, torch.ones_like(loss))}, per_sample=per_sample)
+        losses = combine_losses({"value": (loss, torch.ones_like(loss))}, per_sample=per_sample)
         with torch.no_grad():
             losses.parts["l1"] = (self.expected(likelihood) - batch["returns"]).abs().mean()
             losses.parts["accuracy"] = (likelihood.argmax(dim=-1) == target).float().mean()
         return losses
 
-    def log_likelihood(self, batch: Batch, present: frozenset[str]) -> Tensor:
+    def log_probabilities(self, batch: Batch, present: frozenset[str]) -> Tensor:
         """Of each bin (B, bins), float32."""
-        hidden = self.model(lay(self.blocks(batch, present)))[:, -1]
+        hidden = self.model(concat_blocks(self.blocks(batch, present)))[:, -1]
         return self.head(self.model.norm(hidden)).float().log_softmax(dim=-1)
 
-    def bin_of(self, returns: Tensor) -> Tensor:
+    def bin_indices(self, returns: Tensor) -> Tensor:
         """Returns (B,) in [-1, 0] to the nearest of the bins (B,) int64, whose centres are evenly spaced from -1 to 0."""
         return ((returns.clamp(-1, 0) + 1) * (self.config.bins - 1)).round().long()
 
@@ -81,12 +81,12 @@ class Value(ReadingPolicy):
         centres = torch.linspace(-1, 0, self.config.bins, device=likelihood.device)
         return (likelihood.exp() * centres).sum(dim=-1)
 
-    def count_blocks(self, tally: Tally, batch: Batch, present: frozenset[str]) -> dict[str, Tokens]:
-        return super().count_blocks(tally, batch, present) | {"value": Tokens(1, trains(self.token))}
+    def count_blocks(self, tally: FlopTally, batch: Batch, present: frozenset[str]) -> dict[str, TokenCount]:
+        return super().count_blocks(tally, batch, present) | {"value": TokenCount(1, is_trainable(self.token))}
 
-    def count_losses(self, tally: Tally, blocks: dict[str, Tokens]) -> None:
-        hidden = count_language(tally, self.model, laid(blocks))
-        tally.through(self.head, 1, hidden.below or trains(self.model.norm))
+    def count_losses(self, tally: FlopTally, blocks: dict[str, TokenCount]) -> None:
+        hidden = count_language(tally, self.model, concat_counts(blocks))
+        tally.through(self.head, 1, hidden.below or is_trainable(self.model.norm))
 
     def batch_spec(self) -> BatchSpec:
         return replace(super().batch_spec(), returns=True)

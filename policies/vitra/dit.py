@@ -12,26 +12,26 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from .._layers.cost.flops import Tokens, trains
+from .._layers.cost.flops import TokenCount, is_trainable
 from .._layers.nn.attention import attend, split_heads
 from .._layers.nn.decoder import INIT_STD
 from .._layers.nn.norms import RMSNorm
 from .._layers.nn.precision import Linear
 from .._layers.nn.unit import Unit
-from .._layers.presets import CLOSED
+from .._layers.presets import FORBID_EXTRA
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from benchbox.registry.contracts import Axes
 
-    from .._layers.cost.flops import Tally
+    from .._layers.cost.flops import FlopTally
 
 EPSILON = 1e-6
 TIME_WIDTH, LONGEST_PERIOD = 256, 10_000  # of the embedding of a step; the latter over 2 pi, in steps
 
 
-@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
+@dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class DitConfig:
     """Sizes of the transformer."""
 
@@ -129,7 +129,7 @@ class Dit(nn.Module):
         samples, draws, horizon, _ = noisy.shape
         given = torch.where(dropped[..., None], self.no_condition, condition[:, None])  # (B, D, V)
         told = self.condition_in(given.flatten(0, 1))  # (B * D, W)
-        modulating = F.silu(told + self.time_in(embed_step(step.flatten())))
+        modulating = F.silu(told + self.time_in(embed_timestep(step.flatten())))
         actions = self.action_in(_beside(noisy, real[:, None].expand_as(noisy)).flatten(0, 1))
         states = self.state_in(_beside(state, known)).repeat_interleave(draws, dim=0)
         x = torch.cat((told[:, None], states[:, None], actions), dim=1) + self.position
@@ -140,7 +140,7 @@ class Dit(nn.Module):
         return self.action_out(x).unflatten(0, (samples, draws))
 
 
-def embed_step(step: Tensor) -> Tensor:
+def embed_timestep(step: Tensor) -> Tensor:
     """Cosines and sines (M, 256) float32 of the step (M,), periods spaced geometrically from 2 pi on; formed in float64."""
     places = torch.arange(TIME_WIDTH // 2, dtype=torch.float64, device=step.device)
     angles = step[:, None] * (-math.log(LONGEST_PERIOD) * places / (TIME_WIDTH // 2)).exp()
@@ -168,7 +168,7 @@ def mlp(*widths: int, activation: nn.Module | None = None) -> nn.Sequential:
     return nn.Sequential(*modules[:-1])
 
 
-def count_mlp(tally: Tally, layers: nn.Sequential, rows: int) -> bool:
+def count_mlp(tally: FlopTally, layers: nn.Sequential, rows: int) -> bool:
     """What an `mlp` costs, of so many rows that need no gradient; whether its answer needs one."""
     below = False
     for layer in layers:
@@ -177,14 +177,14 @@ def count_mlp(tally: Tally, layers: nn.Sequential, rows: int) -> bool:
     return below
 
 
-def count_dit(tally: Tally, dit: Dit, draws: int, below: bool) -> None:
+def count_dit(tally: FlopTally, dit: Dit, draws: int, below: bool) -> None:
     """`Dit.forward`, of so many chunks of a sample; `below` is whether the condition needs a gradient."""
     horizon = len(dit.position) - 2
     told = tally.through(dit.condition_in, draws, below or dit.no_condition.requires_grad)
     modulating = count_mlp(tally, dit.time_in, draws) or told
     actions = count_mlp(tally, dit.action_in, draws * horizon)
     states = count_mlp(tally, dit.state_in, 1)
-    x = Tokens(2 + horizon, told or actions or states or dit.position.requires_grad)
+    x = TokenCount(2 + horizon, told or actions or states or dit.position.requires_grad)
     for layer in dit.layers:
         assert isinstance(layer, DitLayer)
         with tally.unit(layer):
@@ -193,14 +193,14 @@ def count_dit(tally: Tally, dit: Dit, draws: int, below: bool) -> None:
     tally.through(dit.action_out, draws * horizon, x.below or modulated)
 
 
-def _count_layer(tally: Tally, layer: DitLayer, draws: int, x: Tokens, modulating: bool) -> Tokens:
+def _count_layer(tally: FlopTally, layer: DitLayer, draws: int, x: TokenCount, modulating: bool) -> TokenCount:
     rows, width = draws * x.number, layer.output.in_features // layer.heads
     gate = tally.through(layer.attention_norm.modulation, draws, modulating)
     projected = tally.through(layer.query_key_value, rows, x.below or gate)
-    needing = projected or trains(layer.query_norm), projected or trains(layer.key_norm), projected
+    needing = projected or is_trainable(layer.query_norm), projected or is_trainable(layer.key_norm), projected
     sizes = draws * layer.heads, x.number, x.number, width
     attended = tally.attend(layer.output, sizes, needing, fused=layer.kernel != "eager")
     below = tally.through(layer.output, rows, attended) or x.below or gate
     gate = tally.through(layer.mlp_norm.modulation, draws, modulating)
     hidden = tally.through(layer.up, rows, below or gate)
-    return Tokens(x.number, tally.through(layer.down, rows, hidden, kept=gate) or below or gate)
+    return TokenCount(x.number, tally.through(layer.down, rows, hidden, kept=gate) or below or gate)

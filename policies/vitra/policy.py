@@ -1,6 +1,6 @@
 """VITRA: a token that has read images, prompt and field of view tells a diffusion transformer what two hands are to do.
 
-Of an action the left hand's translation is 0-2, its rotation 3-5 and its joints 6-50; the right hand's are 51-53, 54-56 and
+Of an action the left hand's translation is 0-2, its rotary_cos_sin 3-5 and its joints 6-50; the right hand's are 51-53, 54-56 and
 57-101. Dimensions from 102 on are unused: neither read nor learned, and answered with the mean of the dataset.
 """
 
@@ -16,15 +16,15 @@ from torch import nn
 
 from benchbox.data.normalisation import Normaliser
 
-from .._layers.cost.flops import Tokens, count_language, laid, trains
+from .._layers.cost.flops import TokenCount, count_language, concat_counts, is_trainable
 from .._layers.families.context_policy import Probability
-from .._layers.families.losses import combine
-from .._layers.families.reading import ACTION, STATE, ReadingConfig, ReadingPolicy
+from .._layers.families.losses import combine_losses
+from .._layers.families.prefix_policy import ACTION, STATE, PrefixConfig, PrefixPolicy
 from .._layers.families.roles import roles, vision_language_tower
 from .._layers.families.vision_language import VisionLanguage
-from .._layers.presets import CLOSED, builder
+from .._layers.presets import FORBID_EXTRA, builder
 from .._layers.sequence.presence import kept
-from .._layers.sequence.stream import Block, lay
+from .._layers.sequence.token_sequence import Block, concat_blocks
 from .diffusion import add_noise, ddim, guided, step_from_uniform
 from .dit import Dit, DitConfig, DitLayer, count_dit, count_mlp, mlp
 
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 
     from benchbox.registry.contracts import Axes, Batch, BatchSpec, Role
 
-    from .._layers.cost.flops import Tally
+    from .._layers.cost.flops import FlopTally
 
 PARTS = {"left_6d": slice(0, 6), "left_joints": slice(6, 51), "right_6d": slice(51, 57), "right_joints": slice(57, 102)}
 USED = 102  # dimensions of an action
 
 
-@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
+@dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class PartWeights:
     """Of the loss, for either hand."""
 
-    pose: NonNegativeFloat = 1.0  # translation and rotation
+    pose: NonNegativeFloat = 1.0  # translation and rotary_cos_sin
     joints: NonNegativeFloat = 1.0
 
 
-@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
-class VitraConfig(ReadingConfig):
+@dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
+class VitraConfig(PrefixConfig):
     """A preset: the model, the sizes of what it reads, and its diffusion."""
 
     dit: DitConfig
@@ -63,7 +63,7 @@ class VitraConfig(ReadingConfig):
     weights: PartWeights = PartWeights()
 
 
-class Vitra(ReadingPolicy):
+class Vitra(PrefixPolicy):
     """Everything that is read sees everything else. A learned token, the last, gathers what the transformer is told of it."""
 
     reads_state: ClassVar[bool] = True
@@ -108,7 +108,7 @@ class Vitra(ReadingPolicy):
         """
         if act:
             return self.select_actions(batch)
-        batch, present = self.agreed(batch)
+        batch, present = self.prepare_batch(batch)
         condition = self.condition(batch, present)
         draws, steps = self.config.repeated_samples, self.config.diffusion_steps
         noise, uniform = batch["noise"].float(), batch["uniform"]
@@ -122,14 +122,14 @@ class Vitra(ReadingPolicy):
         )
 
         terms, shares = part_losses(predicted, noise, real, self.config.weights)
-        return combine(terms, per_sample=per_sample, shares=shares)
+        return combine_losses(terms, per_sample=per_sample, shares=shares)
 
     @torch.no_grad()
     def select_actions(self, batch: Batch) -> Tensor:
         """See `benchbox.registry.contracts.Policy`. All is read once; each step runs the transformer with the condition and
         without.
         """
-        batch, present = self.agreed(batch, acting=True)
+        batch, present = self.prepare_batch(batch, acting=True)
         condition = self.condition(batch, present)
         noise = batch["noise"][:, 0]
         real = self._used(self._had(batch, 1))[:, None].expand_as(noise)
@@ -146,7 +146,7 @@ class Vitra(ReadingPolicy):
 
     def condition(self, batch: Batch, present: frozenset[str]) -> Tensor:
         """What the last token has gathered: (B, W)."""
-        return self.model.norm(self.model(lay(self.blocks(batch, present)))[:, -1])
+        return self.model.norm(self.model(concat_blocks(self.blocks(batch, present)))[:, -1])
 
     def _known_state(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The current state and what of it is known, both (B, S)."""
@@ -163,14 +163,14 @@ class Vitra(ReadingPolicy):
         """Those of some action dimensions (B, A) that belong to a hand."""
         return dims & (torch.arange(dims.shape[1], device=dims.device) < USED)
 
-    def count_blocks(self, tally: Tally, batch: Batch, present: frozenset[str]) -> dict[str, Tokens]:
+    def count_blocks(self, tally: FlopTally, batch: Batch, present: frozenset[str]) -> dict[str, TokenCount]:
         blocks = super().count_blocks(tally, batch, present)
-        view = Tokens(1, count_mlp(tally, self.field_of_view, 1))
-        return blocks | {"field of view": view, "cognition": Tokens(1, trains(self.cognition))}
+        view = TokenCount(1, count_mlp(tally, self.field_of_view, 1))
+        return blocks | {"field of view": view, "cognition": TokenCount(1, is_trainable(self.cognition))}
 
-    def count_losses(self, tally: Tally, blocks: dict[str, Tokens]) -> None:
-        hidden = count_language(tally, self.model, laid(blocks))
-        count_dit(tally, self.dit, self.config.repeated_samples, hidden.below or trains(self.model.norm))
+    def count_losses(self, tally: FlopTally, blocks: dict[str, TokenCount]) -> None:
+        hidden = count_language(tally, self.model, concat_counts(blocks))
+        count_dit(tally, self.dit, self.config.repeated_samples, hidden.below or is_trainable(self.model.norm))
 
     def layer_units(self) -> tuple[type[nn.Module], ...]:
         return *super().layer_units(), DitLayer

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from ..presets import CLOSED
+from ..presets import FORBID_EXTRA
 from ..sequence.presence import kept
 from .flow_policy import FlowConfig
 from .memory_policy import MemoryPolicy
@@ -17,13 +17,13 @@ from .memory_policy import MemoryPolicy
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Batch, BatchSpec
 
-    from ..sequence.stream import Block
+    from ..sequence.token_sequence import Block
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
-class Drops:
+@dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
+class DropProbabilities:
     """How often training leaves out what a robot may not have: probabilities."""
 
     history: Probability = 0.3
@@ -33,13 +33,13 @@ class Drops:
     metadata_field: Probability = 0.05  # each field by itself
 
 
-@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
+@dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class ContextConfig(FlowConfig):
     """A flow policy's sizes, and those of its metadata."""
 
     metadata_fields: PositiveInt
     metadata_tokens: PositiveInt  # of each field
-    drops: Drops = Drops()
+    drops: DropProbabilities = DropProbabilities()
 
 
 class ContextPolicy(MemoryPolicy):

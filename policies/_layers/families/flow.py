@@ -24,7 +24,7 @@ def time_from_uniform(uniform: Tensor) -> Tensor:
     return uniform.float() ** (1 / 1.5) * 0.999 + 0.001
 
 
-def mix(action: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
+def interpolate(action: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor, Tensor]:
     """The point at `time` (B,) between `action` (time 0) and `noise` (time 1), both (B, N, A), and the velocity there."""
     share = time[:, None, None]
     return share * noise + (1 - share) * action, noise - action

@@ -12,17 +12,17 @@ from torch import nn
 
 from benchbox.data.normalisation import Normaliser
 
-from ..cost.flops import Tally, Tokens, count_language_action, laid, trains
+from ..cost.flops import FlopTally, TokenCount, count_language_action, concat_counts, is_trainable
 from ..nn.discrete import DiscreteActions
 from ..nn.precision import Linear
 from ..nn.siglip import SiglipLayer
 from ..nn.units import LayerPair
-from ..presets import CLOSED
-from ..sequence.stream import Block, Stream, lay, select
-from .flow import TimeCondition, denoise, flow_loss, mix, time_from_uniform
-from .losses import combine, text_losses
-from .reading import ACTION, ReadingConfig, ReadingPolicy
-from .vision_language import ActingConfig, VisionLanguageAction
+from ..presets import FORBID_EXTRA
+from ..sequence.token_sequence import Block, TokenSequence, concat_blocks, select
+from .flow import TimeCondition, denoise, flow_loss, interpolate, time_from_uniform
+from .losses import combine_losses, text_losses
+from .prefix_policy import ACTION, PrefixConfig, PrefixPolicy
+from .vision_language import VisionLanguageActionConfig, VisionLanguageAction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from benchbox.registry.contracts import Axes, Batch, BatchSpec
 
 
-@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
-class FlowConfig(ReadingConfig):
+@dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
+class FlowConfig(PrefixConfig):
     """The same of a policy that acts. Without FAST tokens the backbone learns no actions."""
 
-    model: ActingConfig
+    model: VisionLanguageActionConfig
     fast_tokens: NonNegativeInt = 0
     fast_vocab: PositiveInt = 2048
     denoising_steps: PositiveInt = 10
     knowledge_insulation: bool = True
 
 
-class FlowPolicy(ReadingPolicy):
-    """A `ReadingPolicy` with an action expert, trained by flow matching, and FAST tokens that teach its backbone."""
+class FlowPolicy(PrefixPolicy):
+    """A `PrefixPolicy` with an action expert, trained by flow matching, and FAST tokens that teach its backbone."""
 
     predicted: ClassVar[tuple[str, ...]] = ("response",)
     adaptive: ClassVar[bool] = True  # time conditions the expert's norms
@@ -52,9 +52,9 @@ class FlowPolicy(ReadingPolicy):
 
     def __init__(self, config: FlowConfig, axes: Axes) -> None:
         super().__init__(config, axes)
-        scored = bool(self.predicted) or config.fast_tokens > 0
+        predicts_text = bool(self.predicted) or config.fast_tokens > 0
         self.model = VisionLanguageAction(
-            config.model, axes, insulated=config.knowledge_insulation, adaptive=self.adaptive, scored=scored
+            config.model, axes, insulated=config.knowledge_insulation, adaptive=self.adaptive, predicts_text=predicts_text
         )
         self.discrete = DiscreteActions(config.fast_vocab, config.model.backbone.width) if config.fast_tokens else None
         width = config.model.expert.width
@@ -63,26 +63,26 @@ class FlowPolicy(ReadingPolicy):
         self.time = TimeCondition(width) if self.adaptive else None
         self.action_normaliser = Normaliser(config.action_dim, self.spec.action_normalisation)
 
-    def suffix(self, batch: Batch, noisy: Tensor, time: Tensor) -> tuple[Stream, Tensor | None]:  # noqa: ARG002
+    def suffix(self, batch: Batch, noisy: Tensor, time: Tensor) -> tuple[TokenSequence, Tensor | None]:  # noqa: ARG002
         """The expert's tokens, actions last, at a point (B, N, A) and a time (B,), and the condition of its norms."""
         assert self.time is not None
-        return lay([whole("actions", self.action_in(noisy))]), self.time(time)
+        return concat_blocks([whole("actions", self.action_in(noisy))]), self.time(time)
 
     def forward(self, batch: Batch, *, per_sample: bool = False, act: bool = False) -> Any:
         if act:
             return self.select_actions(batch)
-        batch, present = self.agreed(batch)
-        prefix = lay([*self.blocks(batch, present), *self._discrete(batch)])
+        batch, present = self.prepare_batch(batch)
+        prefix = concat_blocks([*self.blocks(batch, present), *self._fast_blocks(batch)])
         action = self.action_normaliser.normalise(batch["action"], batch["dataset_index"])
         time = time_from_uniform(batch["uniform"][:, 0])
-        noisy, velocity = mix(action, batch["noise"][:, 0].float(), time)
+        noisy, velocity = interpolate(action, batch["noise"][:, 0].float(), time)
 
         hidden, acting = self.model(prefix, *self.suffix(batch, noisy, time))
 
         predicted = self.action_out(acting[:, -self.config.horizon :])
         terms = {"flow": flow_loss(predicted, velocity, batch["action_is_pad"], batch["action_dim_mask"])}
         terms |= text_losses(prefix, self.predicted, lambda name: self.scores(name, prefix, hidden))
-        losses = combine(terms, per_sample=per_sample)
+        losses = combine_losses(terms, per_sample=per_sample)
         if self.discrete is not None:
             # Tokens that did not fit are actions the backbone is never taught: said in every step's metrics.
             losses.parts["fast_truncated"] = batch["fast_truncated"].float().mean()
@@ -91,8 +91,8 @@ class FlowPolicy(ReadingPolicy):
     @torch.no_grad()
     def select_actions(self, batch: Batch) -> Tensor:
         """See `benchbox.registry.contracts.Policy`. The prefix is read once; each denoising step runs the expert alone."""
-        batch, present = self.agreed(batch, acting=True)
-        prefix = lay(self.blocks(batch, present))
+        batch, present = self.prepare_batch(batch, acting=True)
+        prefix = concat_blocks(self.blocks(batch, present))
         cache = self.model.read(prefix)
 
         def velocity(point: Tensor, time: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ class FlowPolicy(ReadingPolicy):
         action = denoise(velocity, batch["noise"][:, 0], self.config.denoising_steps)
         return self.action_normaliser.denormalise(action, batch["dataset_index"])
 
-    def _discrete(self, batch: Batch) -> list[Block]:
+    def _fast_blocks(self, batch: Batch) -> list[Block]:
         """The FAST tokens, which the expert must not read."""
         if self.discrete is None:
             return []
@@ -111,33 +111,33 @@ class FlowPolicy(ReadingPolicy):
         hidden = self.discrete(tokens)
         return [Block(name="fast", hidden=hidden, valid=valid, attention="causal", readable=False, targets=tokens)]
 
-    def scores(self, name: str, stream: Stream, hidden: Tensor) -> Tensor:
+    def scores(self, name: str, stream: TokenSequence, hidden: Tensor) -> Tensor:
         if name != "fast" or self.discrete is None:
             return super().scores(name, stream, hidden)
-        return self.discrete(self.model.norm(select(hidden, stream.predictors(name))), scores=True)
+        return self.discrete(self.model.norm(select(hidden, stream.predictor_indices(name))), scores=True)
 
-    def count_blocks(self, tally: Tally, batch: Batch, present: frozenset[str]) -> dict[str, Tokens]:
+    def count_blocks(self, tally: FlopTally, batch: Batch, present: frozenset[str]) -> dict[str, TokenCount]:
         blocks = super().count_blocks(tally, batch, present)
         if self.discrete is not None:
-            blocks["fast"] = Tokens(batch["fast_tokens"].shape[1], trains(self.discrete.embedding))
+            blocks["fast"] = TokenCount(batch["fast_tokens"].shape[1], is_trainable(self.discrete.embedding))
         return blocks
 
-    def count_suffix(self, tally: Tally) -> tuple[Tokens, bool | None]:
+    def count_suffix(self, tally: FlopTally) -> tuple[TokenCount, bool | None]:
         """What `suffix` costs: its tokens, and whether the condition needs a gradient."""
         assert self.time is not None
         below = tally.through(self.action_in, self.config.horizon, below=False)
         condition = tally.through(self.time.outer, 1, tally.through(self.time.inner, 1, below=False))
-        return Tokens(self.config.horizon, below), condition
+        return TokenCount(self.config.horizon, below), condition
 
-    def count_losses(self, tally: Tally, blocks: dict[str, Tokens]) -> None:
-        hidden, acting = count_language_action(tally, self.model, laid(blocks), *self.count_suffix(tally))
+    def count_losses(self, tally: FlopTally, blocks: dict[str, TokenCount]) -> None:
+        hidden, acting = count_language_action(tally, self.model, concat_counts(blocks), *self.count_suffix(tally))
         tally.through(self.action_out, self.config.horizon, acting.below)
-        self.count_scores(tally, blocks, hidden)
+        self.count_logits(tally, blocks, hidden)
 
-    def count_scores(self, tally: Tally, blocks: dict[str, Tokens], hidden: Tokens) -> None:
-        super().count_scores(tally, blocks, hidden)
+    def count_logits(self, tally: FlopTally, blocks: dict[str, TokenCount], hidden: TokenCount) -> None:
+        super().count_logits(tally, blocks, hidden)
         if self.discrete is not None:
-            tally.through(self.discrete.head, blocks["fast"].number, hidden.below or trains(self.model.norm))
+            tally.through(self.discrete.head, blocks["fast"].number, hidden.below or is_trainable(self.model.norm))
 
     def layer_units(self) -> tuple[type[nn.Module], ...]:
         return SiglipLayer, LayerPair

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ..sequence.stream import Stream
+    from ..sequence.token_sequence import TokenSequence
 
 
 def token_loss(logits: Tensor, tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,7 +29,7 @@ def token_loss(logits: Tensor, tokens: Tensor, valid: Tensor) -> tuple[Tensor, T
     return torch.where(valid, loss, 0.0).sum(dim=1), valid.sum(dim=1).float()
 
 
-def text_losses(stream: Stream, names: Sequence[str], scores: Callable[[str], Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+def text_losses(stream: TokenSequence, names: Sequence[str], scores: Callable[[str], Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     """The token loss of each learned block of a stream, and of those of `names` that are not in it: a sum and a count of 0, so
     that every step has the same terms.
     """
@@ -41,7 +41,7 @@ def text_losses(stream: Stream, names: Sequence[str], scores: Callable[[str], Te
     return losses
 
 
-def combine(terms: dict[str, tuple[Tensor, Tensor]], *, per_sample: bool, shares: Mapping[str, Tensor] | None = None) -> Losses:
+def combine_losses(terms: dict[str, tuple[Tensor, Tensor]], *, per_sample: bool, shares: Mapping[str, Tensor] | None = None) -> Losses:
     """Add the terms, each the mean over samples of sum / count; a sample that counts nothing contributes 0 to its mean.
 
     With `shares` (B,) of each term the total is of each sample so much of it; the parts and sums that are reported stay whole.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from ..cost.flops import Tokens
+from ..cost.flops import TokenCount
 from ..nn.precision import Linear
-from ..sequence.stream import Attention, Block
+from ..sequence.token_sequence import Attention, Block
 from .flow_policy import FlowConfig, FlowPolicy
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Axes, Batch
 
-    from ..cost.flops import Tally
+    from ..cost.flops import FlopTally
 
 
 class MemoryPolicy(FlowPolicy):
@@ -29,8 +29,8 @@ class MemoryPolicy(FlowPolicy):
         hidden = self.state_in(self.states(batch))
         return Block(name="states", hidden=hidden, valid=batch["history_mask"], attention=attention)
 
-    def count_blocks(self, tally: Tally, batch: Batch, present: frozenset[str]) -> dict[str, Tokens]:
+    def count_blocks(self, tally: FlopTally, batch: Batch, present: frozenset[str]) -> dict[str, TokenCount]:
         blocks = super().count_blocks(tally, batch, present)
         steps = batch["state"].shape[1]
-        blocks["states"] = Tokens(steps, tally.through(self.state_in, steps, below=False))
+        blocks["states"] = TokenCount(steps, tally.through(self.state_in, steps, below=False))
         return blocks

@@ -16,8 +16,8 @@ from ..nn.projector import PooledProjector
 from ..nn.siglip import Siglip, SiglipConfig
 from ..nn.units import BackboneLayer, LayerPair
 from ..nn.vocabulary import Vocabulary
-from ..presets import CLOSED
-from ..sequence.stream import Attention, Block
+from ..presets import FORBID_EXTRA
+from ..sequence.token_sequence import Attention, Block
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from benchbox.registry.contracts import Axes
 
     from ..nn.unit import Unit
-    from ..sequence.attention_mask import Sight
-    from ..sequence.stream import Stream
+    from ..sequence.attention_mask import AttentionMask
+    from ..sequence.token_sequence import TokenSequence
 
 
-@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
+@dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class ExpertConfig:
     """Where the expert differs from the backbone it attends to."""
 
@@ -40,7 +40,7 @@ class ExpertConfig:
     mlp: PositiveInt
 
 
-@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
+@dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class VisionLanguageConfig:
     """Sizes of the tower and the backbone. With `pool`, as in Gemma 3, squares of pool x pool patches become one token."""
 
@@ -55,8 +55,8 @@ class VisionLanguageConfig:
         return self.vision.tokens // (self.pool or 1) ** 2
 
 
-@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
-class ActingConfig(VisionLanguageConfig):
+@dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
+class VisionLanguageActionConfig(VisionLanguageConfig):
     """The same, and the expert."""
 
     expert: ExpertConfig
@@ -97,19 +97,19 @@ class VisionLanguage(nn.Module):
         hidden = self.vocabulary(tokens)
         return Block(name=name, hidden=hidden, valid=mask, attention=attention, targets=tokens if learned else None)
 
-    def forward(self, stream: Stream) -> Tensor:
+    def forward(self, stream: TokenSequence) -> Tensor:
         """The stream (B, P, W) through every layer, before the final norm (`norm`, for those tokens that are read)."""
-        masks, positions, hidden = self._masks(stream.sight()), stream.positions, stream.hidden
+        masks, positions, hidden = self._masks(stream.attention_mask()), stream.positions, stream.hidden
         for layer, window in zip(self.layers, self.windows, strict=True):
             hidden = layer(hidden, masks[window], positions)
         return hidden
 
-    def _masks(self, sight: Sight) -> dict[int | None, Tensor | BlockMask]:
+    def _masks(self, attention_mask: AttentionMask) -> dict[int | None, Tensor | BlockMask]:
         """One mask for each window that a layer has."""
-        return {window: sight.mask(self.kernel, window) for window in dict.fromkeys(self.windows)}
+        return {window: attention_mask.mask(self.kernel, window) for window in dict.fromkeys(self.windows)}
 
 
-Cache = list["tuple[Tensor, Tensor]"]  # keys and values (B, G, P, D) of each layer
+KVCache = list["tuple[Tensor, Tensor]"]  # keys and values (B, G, P, D) of each layer
 
 
 class VisionLanguageAction(VisionLanguage):
@@ -119,18 +119,18 @@ class VisionLanguageAction(VisionLanguage):
     Without texts to predict (`scored`) only the expert reads the prefix, and of the last layer only keys and values.
     """
 
-    def __init__(self, config: ActingConfig, axes: Axes, *, insulated: bool, adaptive: bool, scored: bool) -> None:
+    def __init__(self, config: VisionLanguageActionConfig, axes: Axes, *, insulated: bool, adaptive: bool, predicts_text: bool) -> None:
         expert = replace(config.backbone, width=config.expert.width, mlp=config.expert.mlp)
 
         def pair(layer: int) -> LayerPair:
-            unheard = not scored and layer == config.backbone.depth - 1
-            return LayerPair(config.backbone, expert, layer, axes, insulated=insulated, adaptive=adaptive, unheard=unheard)
+            prefix_kv_only = not predicts_text and layer == config.backbone.depth - 1
+            return LayerPair(config.backbone, expert, layer, axes, insulated=insulated, adaptive=adaptive, prefix_kv_only=prefix_kv_only)
 
         super().__init__(config, axes, pair)
-        self.norm.requires_grad_(scored)
+        self.norm.requires_grad_(predicts_text)
         self.expert_norm = AdaRMSNorm(expert.width) if adaptive else RMSNorm(expert.width)
 
-    def forward(self, prefix: Stream, suffix: Stream | None = None, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, prefix: TokenSequence, suffix: TokenSequence | None = None, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """Both streams through every layer.
 
         Args:
@@ -143,30 +143,30 @@ class VisionLanguageAction(VisionLanguage):
             after its own.
         """
         assert suffix is not None
-        masks, suffix_masks = self._masks(prefix.sight()), self._masks(suffix.sight_after(prefix))
+        masks, suffix_masks = self._masks(prefix.attention_mask()), self._masks(suffix.attention_mask_after(prefix))
         positions, suffix_positions = prefix.positions, suffix.positions_after(prefix)
         hidden, acting = prefix.hidden, suffix.hidden
         for layer, window in zip(self.layers, self.windows, strict=True):
             hidden, acting = layer(
                 (hidden, masks[window], positions), (acting, suffix_masks[window], suffix_positions, condition)
             )
-        return hidden, self._expert_normed(acting, condition)
+        return hidden, self._norm_expert(acting, condition)
 
-    def read(self, prefix: Stream) -> Cache:
+    def read(self, prefix: TokenSequence) -> KVCache:
         """The prefix through every layer, once; what suffixes need of it."""
-        masks, positions, hidden = self._masks(prefix.sight()), prefix.positions, prefix.hidden
-        cache: Cache = []
+        masks, positions, hidden = self._masks(prefix.attention_mask()), prefix.positions, prefix.hidden
+        cache: KVCache = []
         for layer, window in zip(self.layers, self.windows, strict=True):
             hidden, keys = layer((hidden, masks[window], positions))
             cache.append(keys)
         return cache
 
-    def act(self, prefix: Stream, cache: Cache, suffix: Stream, condition: Tensor | None) -> Tensor:
+    def act(self, prefix: TokenSequence, cache: KVCache, suffix: TokenSequence, condition: Tensor | None) -> Tensor:
         """The suffix (B, S, V) after its final norm, given what `read` found in the prefix."""
-        masks, positions, hidden = self._masks(suffix.sight_after(prefix)), suffix.positions_after(prefix), suffix.hidden
+        masks, positions, hidden = self._masks(suffix.attention_mask_after(prefix)), suffix.positions_after(prefix), suffix.hidden
         for layer, window, keys in zip(self.layers, self.windows, cache, strict=True):
             hidden = layer(None, (hidden, masks[window], positions, condition), keys)
-        return self._expert_normed(hidden, condition)
+        return self._norm_expert(hidden, condition)
 
-    def _expert_normed(self, hidden: Tensor, condition: Tensor | None) -> Tensor:
+    def _norm_expert(self, hidden: Tensor, condition: Tensor | None) -> Tensor:
         return self.expert_norm(hidden) if condition is None else self.expert_norm(hidden, condition)[0]

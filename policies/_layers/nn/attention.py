@@ -27,7 +27,7 @@ def attend(
         query: (B, H, Q, D).
         key: (B, G, K, D) with G dividing H: each key head serves H / G query heads.
         value: (B, G, K, D).
-        visible: what `Sight.mask` gives for the kernel: (B, Q, K) bool, True where the query sees the key, or a block mask for
+        visible: what `AttentionMask.mask` gives for the kernel: (B, Q, K) bool, True where the query sees the key, or a block mask for
             `flex`; or None when every query sees every key. A query that sees no key gets a finite, meaningless answer.
         kernel: `eager` forms the scores and their softmax in float32; `sdpa` leaves them to torch's fused kernels; `flex` is
             torch's FlexAttention, which skips blocks of the mask that nobody sees, and `sdpa` where there is no mask.
@@ -43,7 +43,7 @@ def attend(
             )
         return attended.transpose(1, 2).flatten(2)
     heads = query.shape[1]
-    key, value = _serve(key, heads), _serve(value, heads)
+    key, value = repeat_kv(key, heads), repeat_kv(value, heads)
     mask = None if visible is None else visible[:, None]  # (B, 1, Q, K)
     if kernel == "eager" or softcap is not None:
         scores = torch.matmul(query, key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
@@ -57,7 +57,7 @@ def attend(
     return attended.transpose(1, 2).flatten(2)
 
 
-def _serve(x: Tensor, heads: int) -> Tensor:
+def repeat_kv(x: Tensor, heads: int) -> Tensor:
     """Repeat the G key or value heads to `heads`; a view when G is 1. (`enable_gqa` would rule out the masked CUDA kernels.)"""
     batch, groups, length, width = x.shape
     if groups == heads:

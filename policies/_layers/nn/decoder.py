@@ -9,11 +9,11 @@ from pydantic import PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from ..presets import CLOSED
+from ..presets import FORBID_EXTRA
 from .attention import split_heads
 from .norms import AdaRMSNorm, RMSNorm
 from .precision import Linear
-from .rope import rotate, rotation
+from .rope import apply_rotary, rotary_cos_sin
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 INIT_STD = 0.02
 
 
-@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
+@dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
     """Sizes of a stream, and what later generations added to the layers of the first Gemma, which the defaults are.
 
@@ -106,20 +106,20 @@ class DecoderLayer(nn.Module):
     def before(self, x: Tensor, positions: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Query (B, H, L, D), key and value (B, G, L, D) of `x` (B, L, W), and the gate of what attention will answer."""
         normed, gate = _norm(self.attention_norm, x, condition)
-        turn = self._turn(positions)
-        query = rotate(_optional(self.query_norm, split_heads(self.query(normed), self.heads)), *turn)
+        turn = self._cos_sin(positions)
+        query = apply_rotary(_optional(self.query_norm, split_heads(self.query(normed), self.heads)), *turn)
         return query, *self._keys(normed, turn), gate
 
     def keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Key and value alone, of a layer that only others read."""
-        return self._keys(self.attention_norm(x), self._turn(positions))
+        return self._keys(self.attention_norm(x), self._cos_sin(positions))
 
     def _keys(self, normed: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        key = rotate(_optional(self.key_norm, split_heads(self.key(normed), self.kv_heads)), *turn)
+        key = apply_rotary(_optional(self.key_norm, split_heads(self.key(normed), self.kv_heads)), *turn)
         return key, split_heads(self.value(normed), self.kv_heads)
 
-    def _turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return rotation(positions, self.head_dim, self.rope_base, self.rope_stretch)
+    def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return rotary_cos_sin(positions, self.head_dim, self.rope_base, self.rope_stretch)
 
     def after(self, x: Tensor, attended: Tensor, gate: Tensor | None, condition: Tensor | None) -> Tensor:
         """The layer's answer (B, L, W), given its input and what attention answered (B, L, H * D)."""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def rotation(positions: Tensor, width: int, base: float, stretch: float = 1.0) -> tuple[Tensor, Tensor]:
+def rotary_cos_sin(positions: Tensor, width: int, base: float, stretch: float = 1.0) -> tuple[Tensor, Tensor]:
     """Cosine and sine (B, 1, L, D/2) float32 of position / stretch * base^(-2i/D), for integer `positions` (B, L) and heads of
     `width` D.
 
@@ -22,7 +22,7 @@ def rotation(positions: Tensor, width: int, base: float, stretch: float = 1.0) -
     return angles.cos(), angles.sin()
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each pair (i, i + D/2) of `x` (B, H, L, D) in float32; answers in the dtype of `x`."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

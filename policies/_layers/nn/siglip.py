@@ -11,7 +11,7 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from ..presets import CLOSED
+from ..presets import FORBID_EXTRA
 from .attention import attend, split_heads
 from .precision import LayerNorm, Linear, to_weight
 from .unit import Unit
@@ -25,7 +25,7 @@ EPSILON = 1e-6
 SHORTEST_PERIOD, LONGEST_PERIOD = 4e-3, 40.0  # of the time embedding, in frames
 
 
-@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
+@dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class SiglipConfig:
     """Sizes of the tower. `image` and `patch` are in pixels; an image gives (image // patch)^2 tokens."""
 
@@ -71,11 +71,11 @@ class SiglipLayer(Unit):
         of its T: (V * T, patches, W) to those last frames (V * Q, patches, W).
         """
         normed = self.attention_norm(x if past is None else x + embed_frames(past.shape[2], x))
-        projected = self.query(latest(normed, past)), self.key(normed), self.value(normed)
+        projected = self.query(last_frames(normed, past)), self.key(normed), self.value(normed)
         query, key, value = (split_heads(part, self.heads) for part in projected)
         if past is not None:
             value = self._over_time(query, key, value, past)
-        x = latest(x, past) + self.output(attend(query, latest(key, past), value, None, self.kernel))
+        x = last_frames(x, past) + self.output(attend(query, last_frames(key, past), value, None, self.kernel))
         return x + self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
 
     def _over_time(self, query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class Siglip(nn.Module):
         return (before & valid[:, None, :]) | torch.eye(frames, dtype=torch.bool, device=device)
 
 
-def latest(x: Tensor, past: Tensor | None) -> Tensor:
+def last_frames(x: Tensor, past: Tensor | None) -> Tensor:
     """Of frames of videos (V * T, ...) those that `past` (V, Q, T) has rows for, the last Q of each; of images all."""
     return x if past is None else x.unflatten(0, (len(past), -1))[:, -past.shape[1] :].flatten(0, 1)
 

@@ -49,7 +49,7 @@ class LayerPair(_Reader):
 
     The prefix attends to itself. The suffix attends to the prefix, which it sees as keys and values of the same layer, and to
     itself. With `insulated` those keys and values are detached: the flow loss then leaves the backbone alone. Where nothing
-    hears of the prefix after this layer (`unheard`) it goes no further, and what would take it further is not trained.
+    hears of the prefix after this layer (`prefix_kv_only`) it goes no further, and what would take it further is not trained.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class LayerPair(_Reader):
         *,
         insulated: bool,
         adaptive: bool,
-        unheard: bool,
+        prefix_kv_only: bool,
     ) -> None:
         super().__init__(backbone, layer, axes)
         self.expert = DecoderLayer(expert, layer, adaptive=adaptive)
         self.insulated = insulated
-        self.unheard = unheard
-        if unheard:
+        self.prefix_kv_only = prefix_kv_only
+        if prefix_kv_only:
             self.backbone.requires_grad_(False)
             for read in (self.backbone.attention_norm, self.backbone.key, self.backbone.key_norm, self.backbone.value):
                 if read is not None:
@@ -98,7 +98,7 @@ class LayerPair(_Reader):
         return hidden, self._act(suffix, keys)
 
     def _read(self, hidden: Tensor, visible: Visible, positions: Tensor) -> tuple[Tensor, Keys]:
-        if self.unheard:
+        if self.prefix_kv_only:
             return hidden, self.backbone.keys(hidden, positions)
         hidden, key, value = self._through(hidden, visible, positions)
         return hidden, (key, value)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class AttentionMask:
     """A query sees a key iff the key's group is not later than its own and both are valid.
 
     Padding sees itself, and nobody sees it: a row without any key is undefined in some fused kernels. Queries are among the

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from benchbox.errors import ConfigurationError, DataError, Problem
 from benchbox.registry.weights import Loaded, weight_files
 
-from .published_names import POSITION, TRANSPOSED, VOCABULARY, our_names
+from .published_names import POSITION, TRANSPOSED, VOCABULARY, parameter_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ def place(policy: nn.Module, shapes: Mapping[str, tuple[int, ...]], path: Path) 
     Raises:
         ConfigurationError: as `load_published`, for what `path` names.
     """
-    parameters, known = dict(policy.named_parameters()), our_names(shapes)
+    parameters, known = dict(policy.named_parameters()), parameter_names(shapes)
     sources: dict[str, list[str]] = {}
     for name in shapes:
         ours = name if name in parameters else known.get(name)

@@ -70,7 +70,7 @@ _SANDWICH = {
 _LAYER = re.compile(r"(encoder\.|gemma_expert\.|)layers\.(\d+)\.(.+)")
 
 
-def our_names(published: Collection[str]) -> dict[str, str]:
+def parameter_names(published: Collection[str]) -> dict[str, str]:
     """Where the tensors of a file belong in a policy whose `model` is a vision-language model; without those unknown here."""
     sandwich = any(".pre_feedforward_layernorm." in name for name in published)
     decoder = _DECODER_LAYER | (_SANDWICH if sandwich else {})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from benchbox_policies.vitra.dit import Dit, DitConfig, DitLayer, embed_step
+from benchbox_policies.vitra.dit import Dit, DitConfig, DitLayer, embed_timestep
 
 from benchbox.registry.contracts import Axes
 
@@ -160,7 +160,7 @@ def test_a_layer_is_what_the_paper_says():
 
 
 def test_the_step_is_told_in_cosines_and_sines_of_falling_frequency():
-    embedded = embed_step(torch.tensor([0, 7]))
+    embedded = embed_timestep(torch.tensor([0, 7]))
     assert embedded.dtype == torch.float32
     assert embedded[0].tolist() == [1.0] * 128 + [0.0] * 128
     angles = [7 * 10_000 ** (-place / 128) for place in range(128)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from benchbox_policies._layers.families.flow import denoise
 from benchbox_policies._layers.families.flow_policy import FlowPolicy
-from benchbox_policies._layers.sequence.stream import lay
+from benchbox_policies._layers.sequence.token_sequence import concat_blocks
 
 from tests.support.policy_batches import POLICIES, awake, build, make_batch
 
@@ -32,8 +32,8 @@ def test_euler_steps_of_a_constant_velocity_end_where_the_line_does():
 def test_the_expert_beside_a_cached_prefix_gives_what_it_gives_beside_the_prefix_itself(name):
     policy, batch = awake(name, cams=2)
     policy.eval()
-    batch, present = policy.agreed(batch, acting=True)
-    prefix = lay(policy.blocks(batch, present))
+    batch, present = policy.prepare_batch(batch, acting=True)
+    prefix = concat_blocks(policy.blocks(batch, present))
     for time in (1.0, 0.3):
         suffix, condition = policy.suffix(batch, batch["noise"][:, 0], torch.full((4,), time))
         _, together = policy.model(prefix, suffix, condition)

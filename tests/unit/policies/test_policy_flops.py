@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from benchbox.measure.flops import FlopCounter
-from benchbox.observer.hooks.dispatch import Watch, in_backward, recomputing
+from benchbox.observer.hooks.dispatch import OperationDispatchMode, in_backward, is_recomputing
 from benchbox.registry.freezing import FREEZES
 from benchbox.theory.flops import Cost, total, training_cost
 from tests.support.policy_batches import POLICIES, build, make_batch
@@ -45,14 +45,14 @@ class TowerCounter:
     def _at(self, tower: str) -> None:
         self._tower = tower
 
-    def saw(self, *seen: Any) -> None:
-        if in_backward() and not recomputing():
-            self.whole[self._ran.get(torch._C._current_autograd_node()._sequence_nr(), "")].saw(*seen)
+    def on_operation(self, *seen: Any) -> None:
+        if in_backward() and not is_recomputing():
+            self.whole[self._ran.get(torch._C._current_autograd_node()._sequence_nr(), "")].on_operation(*seen)
             return
         self._ran[torch.autograd._get_sequence_nr() - 1] = self._tower
-        self.whole[self._tower].saw(*seen)
+        self.whole[self._tower].on_operation(*seen)
         if not in_backward():
-            self.forward[self._tower].saw(*seen)
+            self.forward[self._tower].on_operation(*seen)
 
     @property
     def costs(self) -> dict[str, Cost]:
@@ -91,7 +91,7 @@ def freeze(policy: Policy, freezes: Callable[[Role], bool]) -> None:
 def held_against_what_is_counted(policy: Policy, batch: Batch) -> Cost:
     """The formula's total, after it was found right: in all by torch's counter, and part by part of every tower."""
     costs = training_cost(policy.work(batch))
-    with torchs_counter() as counter, Watch(TowerCounter(policy)) as watch:
+    with torchs_counter() as counter, OperationDispatchMode(TowerCounter(policy)) as watch:
         policy(batch).total.backward()
     (towers,) = watch._observers
     cost = total(costs)

@@ -4,10 +4,10 @@ import math
 
 import scipy.stats
 import torch
-from benchbox_policies._layers.families.flow import embed_time, flow_loss, mix, time_from_uniform
-from benchbox_policies._layers.families.losses import combine, token_loss
+from benchbox_policies._layers.families.flow import embed_time, flow_loss, interpolate, time_from_uniform
+from benchbox_policies._layers.families.losses import combine_losses, token_loss
 from benchbox_policies._layers.nn.norms import AdaRMSNorm
-from benchbox_policies._layers.nn.rope import rotate, rotation
+from benchbox_policies._layers.nn.rope import apply_rotary, rotary_cos_sin
 
 
 def test_times_are_beta_distributed_and_never_zero():
@@ -18,7 +18,7 @@ def test_times_are_beta_distributed_and_never_zero():
 
 def test_time_one_is_noise_time_zero_is_action_and_the_velocity_leads_from_one_to_the_other():
     action, noise = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
-    mixed, velocity = mix(action, noise, torch.tensor([1.0, 0.0]))
+    mixed, velocity = interpolate(action, noise, torch.tensor([1.0, 0.0]))
     torch.testing.assert_close(mixed[0], noise[0])
     torch.testing.assert_close(mixed[1], action[1])
     torch.testing.assert_close(mixed - torch.tensor([1.0, 0.0])[:, None, None] * velocity, action)
@@ -44,7 +44,7 @@ def test_padded_steps_and_missing_dimensions_are_neither_summed_nor_counted():
 def test_token_loss_of_no_tokens_is_exactly_zero_and_so_is_its_gradient():
     logits = torch.randn(2, 3, 5, requires_grad=True)
     total, count = token_loss(logits, torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.bool))
-    losses = combine({"response": (total, count)}, per_sample=False)
+    losses = combine_losses({"response": (total, count)}, per_sample=False)
     losses.total.backward()
     assert losses.total == 0
     assert not logits.grad.any()
@@ -55,7 +55,7 @@ def test_the_loss_is_the_sum_of_means_over_samples_of_masked_means():
         "a": (torch.tensor([6.0, 0.0]), torch.tensor([3.0, 0.0])),
         "b": (torch.tensor([1.0, 5.0]), torch.tensor([1.0, 2.0])),
     }
-    losses = combine(terms, per_sample=True)
+    losses = combine_losses(terms, per_sample=True)
     assert losses.total == (2 + 0) / 2 + (1 + 2.5) / 2
     assert losses.parts == {"a": 1.0, "b": 1.75}
     assert losses.per_sample["b"][0].tolist() == [1.0, 5.0]
@@ -65,7 +65,7 @@ def test_rotated_products_depend_on_the_distance_between_positions_alone():
     query, key = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
 
     def product(i: int, j: int) -> torch.Tensor:
-        turned = [rotate(x, *rotation(torch.tensor([[place]]), 16, 1e4)) for x, place in ((query, i), (key, j))]
+        turned = [apply_rotary(x, *rotary_cos_sin(torch.tensor([[place]]), 16, 1e4)) for x, place in ((query, i), (key, j))]
         return (turned[0] * turned[1]).sum()
 
     torch.testing.assert_close(product(5, 2), product(103, 100), atol=1e-4, rtol=1e-4)

@@ -11,7 +11,7 @@ import transformers
 from benchbox_policies._layers.nn.decoder import DecoderConfig
 from benchbox_policies._layers.nn.norms import RMSNorm
 from benchbox_policies._layers.nn.units import BackboneLayer
-from benchbox_policies._layers.sequence.attention_mask import Sight
+from benchbox_policies._layers.sequence.attention_mask import AttentionMask
 from torch import nn
 
 from benchbox.registry.contracts import Axes
@@ -80,7 +80,7 @@ class Decoder(nn.Module):
         size, length, _ = hidden.shape
         order = torch.arange(length)
         positions, valid = order.expand(size, -1), torch.ones(size, length, dtype=torch.bool)
-        sight = Sight(
+        attention_mask = AttentionMask(
             query_groups=order,
             key_groups=order,
             query_valid=valid,
@@ -89,7 +89,7 @@ class Decoder(nn.Module):
             key_positions=positions,
         )
         for layer, window in zip(self.layers, self.windows, strict=True):
-            hidden = layer(hidden, sight.mask(self.attention, window), positions)
+            hidden = layer(hidden, attention_mask.mask(self.attention, window), positions)
         return self.norm(hidden)
 
 

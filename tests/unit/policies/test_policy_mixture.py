@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 from benchbox_policies._layers.nn.decoder import DecoderConfig, DecoderLayer
-from benchbox_policies._layers.sequence.stream import Block, Stream, lay
+from benchbox_policies._layers.sequence.token_sequence import Block, TokenSequence, concat_blocks
 from benchbox_policies._layers.weights.published import load_published
 from benchbox_policies.cosmos_droid.mixture import GridLayer, Mixture
 from torch import nn
@@ -35,11 +35,11 @@ def prompt() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(0, VOCABULARY, (2, 9)), mask
 
 
-def generated(length: int = 5) -> tuple[Stream, torch.Tensor]:
+def generated(length: int = 5) -> tuple[TokenSequence, torch.Tensor]:
     valid = torch.ones(2, length, dtype=torch.bool)
     valid[0, 2] = False
     block = Block(name="generated", hidden=torch.randn(2, length, 64), valid=valid, attention="bidirectional")
-    return lay([block]), torch.randint(0, 100, (2, length, 3))
+    return concat_blocks([block]), torch.randint(0, 100, (2, length, 3))
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -68,7 +68,7 @@ def test_what_is_read_of_a_text_is_what_qwen3_keeps_of_it(attention, tmp_path):
     assert all("expert" in name for name in loaded.missing)
     tokens, mask = prompt()
     expected = oracle(input_ids=tokens, attention_mask=mask, use_cache=True).past_key_values.layers
-    cache = model.read(lay([model.text("prompt", tokens, mask, "causal")]))
+    cache = model.read(concat_blocks([model.text("prompt", tokens, mask, "causal")]))
     assert len(cache) == len(expected) == 3
     for (key, value), layer in zip(cache, expected, strict=True):
         for found, wanted in ((key, layer.keys), (value, layer.values)):
@@ -86,7 +86,7 @@ def test_three_axes_are_rotated_as_in_qwen3_vl(head_dim, sections):
         )
     )
     expected = oracle(torch.zeros(()), places.permute(2, 0, 1))
-    for found, wanted in zip(GridLayer(config, 0, stretch=60)._turn(60 * places), expected, strict=True):
+    for found, wanted in zip(GridLayer(config, 0, stretch=60)._cos_sin(60 * places), expected, strict=True):
         torch.testing.assert_close(found[:, 0], wanted[..., : head_dim // 2], rtol=1e-5, atol=1e-5)
 
 
@@ -107,7 +107,7 @@ def test_the_text_is_causal_and_does_not_see_what_is_generated():
     torch.manual_seed(0)
     model = Mixture(CONFIG, VOCABULARY, Axes(), stretch=60)
     tokens, mask = prompt()
-    text = lay([model.text("prompt", tokens, mask, "causal")])
+    text = concat_blocks([model.text("prompt", tokens, mask, "causal")])
     stream, places = generated()
     seen = []
     for layer in model.layers:
@@ -121,7 +121,7 @@ def test_the_text_is_causal_and_does_not_see_what_is_generated():
     assert all(torch.equal(*pair) for pair in zip(beside, seen[3:], strict=True))
     later = tokens.clone()
     later[:, 5:] = (later[:, 5:] + 1) % VOCABULARY
-    before, after = (model.read(lay([model.text("prompt", some, mask, "causal")])) for some in (tokens, later))
+    before, after = (model.read(concat_blocks([model.text("prompt", some, mask, "causal")])) for some in (tokens, later))
     for (key, value), (other_key, other_value) in zip(before, after, strict=True):
         assert torch.equal(key[:, :, :5], other_key[:, :, :5])
         assert torch.equal(value[:, :, :5], other_value[:, :, :5])
@@ -133,7 +133,7 @@ def test_what_is_generated_sees_all_of_itself_and_the_text_but_no_padding():
     model = Mixture(CONFIG, VOCABULARY, Axes(), stretch=60)
     tokens, mask = prompt()
     block = model.text("prompt", tokens, mask, "causal")
-    text, (stream, places) = lay([block]), generated()
+    text, (stream, places) = concat_blocks([block]), generated()
     for hidden in (block.hidden, stream.hidden):
         hidden.retain_grad() if hidden.requires_grad else hidden.requires_grad_()
     model(text, stream, places)[:, 0].square().sum().backward()

@@ -99,5 +99,5 @@ def test_the_high_level_says_memory_and_then_subtask_after_their_cues():
     assert list(prefix.spans) == ["images", "prompt", "metadata", "memory cue", "memory", "response cue", "response"]
     assert policy.batch_spec().cues == {"memory": "Updated Memory: ", "response": "Subtask: "}
     assert set(policy(everything(policy, 1)).parts) == {"memory", "response"}
-    first = prefix.predictors("memory")[0, 0].item()
+    first = prefix.predictor_indices("memory")[0, 0].item()
     assert first == prefix.spans["memory cue"].stop - 1, "the first word is predicted from the end of the cue"

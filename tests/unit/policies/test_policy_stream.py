@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchbox_policies._layers.sequence.stream import Block, Stream, lay, select
+from benchbox_policies._layers.sequence.token_sequence import Block, TokenSequence, concat_blocks, select
 
 LENGTHS = {"image": 3, "prompt": 4, "response": 2, "fast": 3}
 VALID = {
@@ -16,7 +16,7 @@ GROUPS = [1, 1, 1, 1, 1, 1, 1, 2, 3, 4, 5, 6]
 
 
 def example():
-    return lay(
+    return concat_blocks(
         [
             Block(
                 name=name,
@@ -33,7 +33,7 @@ def example():
 def test_a_query_sees_a_key_whose_group_is_not_later_if_both_are_valid():
     prefix = example()
     valid = torch.cat([torch.tensor(VALID[name], dtype=torch.bool) for name in LENGTHS], dim=1)
-    visible = prefix.sight().dense()
+    visible = prefix.attention_mask().dense()
     for b in range(2):
         for i in range(12):
             for j in range(12):
@@ -46,7 +46,7 @@ def test_a_bidirectional_block_after_another_is_not_seen_by_it():
         Block(name=name, hidden=torch.zeros(1, 2, 1), valid=torch.ones(1, 2, dtype=torch.bool), attention="bidirectional")
         for name in ("first", "second")
     ]
-    visible = lay(blocks).sight().dense()[0].int().tolist()
+    visible = concat_blocks(blocks).attention_mask().dense()[0].int().tolist()
     assert visible == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
 
 
@@ -56,8 +56,8 @@ def test_padding_takes_no_position():
     assert positions[1, 3:8].tolist() == [0, 1, 2, 3, 4]
 
 
-def suffix(*lengths: int) -> Stream:
-    return lay(
+def suffix(*lengths: int) -> TokenSequence:
+    return concat_blocks(
         [
             Block(
                 name=f"part {index}",
@@ -72,20 +72,20 @@ def suffix(*lengths: int) -> Stream:
 
 def test_the_suffix_reads_valid_readable_tokens_and_itself_and_its_positions_follow_theirs():
     prefix = example()
-    visible = suffix(2).sight_after(prefix).dense()
+    visible = suffix(2).attention_mask_after(prefix).dense()
     assert visible.shape == (2, 2, 14)
     assert visible[0, 0].int().tolist() == visible[0, 1].int().tolist() == [1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 1]
     assert suffix(2).positions_after(prefix).tolist() == [[5, 6], [5, 6]]
 
 
 def test_a_part_of_the_suffix_is_not_seen_by_the_parts_before_it():
-    visible = suffix(1, 2).sight_after(example()).dense()
+    visible = suffix(1, 2).attention_mask_after(example()).dense()
     assert visible[0, :, 12:].int().tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 1]]
 
 
 def test_through_a_window_only_near_positions_are_seen_and_padding_in_between_does_not_count():
     prefix = example()
-    everything, near = prefix.sight().dense(), prefix.sight().dense(window=3)
+    everything, near = prefix.attention_mask().dense(), prefix.attention_mask().dense(window=3)
     distance = (prefix.positions[:, :, None] - prefix.positions[:, None, :]).abs()
     assert torch.equal(near, (everything & (distance < 3)) | torch.eye(12, dtype=torch.bool))
     assert near[0, 9, 4], "tokens 4 and 9 stand side by side: what is between them is padding"
@@ -95,8 +95,8 @@ def test_through_a_window_only_near_positions_are_seen_and_padding_in_between_do
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_block_mask_lets_through_what_the_dense_mask_does(window):
     prefix = example()
-    for sight in (prefix.sight(), suffix(1, 2).sight_after(prefix)):
-        dense, block = sight.dense(window), sight.mask("flex", window)
+    for attention_mask in (prefix.attention_mask(), suffix(1, 2).attention_mask_after(prefix)):
+        dense, block = attention_mask.dense(window), attention_mask.mask("flex", window)
         found = [
             [
                 [bool(block.mask_mod(*map(torch.tensor, (b, 0, q, k)))) for k in range(dense.shape[2])]
@@ -109,7 +109,7 @@ def test_a_block_mask_lets_through_what_the_dense_mask_does(window):
 
 def test_a_token_is_predicted_by_the_last_valid_token_before_it():
     prefix = example()
-    assert prefix.predictors("fast").tolist() == [[4, 9, 10], [7, 9, 9]]
-    assert prefix.predictors("response")[1].tolist() == [6, 7]
-    places = prefix.predictors("fast")
+    assert prefix.predictor_indices("fast").tolist() == [[4, 9, 10], [7, 9, 9]]
+    assert prefix.predictor_indices("response")[1].tolist() == [6, 7]
+    places = prefix.predictor_indices("fast")
     assert torch.equal(select(prefix.hidden, places)[1, 2], prefix.hidden[1, 9])

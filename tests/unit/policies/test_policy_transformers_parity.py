@@ -11,7 +11,7 @@ from benchbox_policies._layers.families.vision_language import VisionLanguage, V
 from benchbox_policies._layers.nn.decoder import DecoderConfig
 from benchbox_policies._layers.nn.siglip import SiglipConfig
 from benchbox_policies._layers.nn.units import LayerPair
-from benchbox_policies._layers.sequence.stream import lay
+from benchbox_policies._layers.sequence.token_sequence import concat_blocks
 from benchbox_policies._layers.weights.published import load_published
 from torch import nn
 
@@ -218,14 +218,14 @@ def read(model, pixels, tokens, attention):
 
 
 def normed(model: VisionLanguage, blocks) -> torch.Tensor:
-    return model.norm(model(lay(blocks)))
+    return model.norm(model(concat_blocks(blocks)))
 
 
 @torch.no_grad()
 def test_a_plain_expert_is_gemma_too_reading_the_prefix_through_its_keys_and_values():
     """Expert and backbone with the same weights, in one group, are one Gemma over prefix and suffix."""
     config = BACKBONE
-    pair = LayerPair(config, config, 0, Axes(), insulated=False, adaptive=False, unheard=False)
+    pair = LayerPair(config, config, 0, Axes(), insulated=False, adaptive=False, prefix_kv_only=False)
     pair.expert.load_state_dict(pair.backbone.state_dict())
     hidden = torch.randn(2, 7, config.width)
     see, positions = torch.ones(2, 7, 7, dtype=torch.bool), torch.arange(7).expand(2, -1)

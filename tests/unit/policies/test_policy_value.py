@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchbox.measure.kernels import KernelNames
-from benchbox.observer.hooks.dispatch import Watch
+from benchbox.observer.hooks.dispatch import OperationDispatchMode
 from tests.support.policy_batches import awake, build, make_batch
 
 
@@ -21,8 +21,8 @@ def test_full_is_siglip_a_projection_and_gemma_3_270m():
 
 
 @pytest.mark.parametrize(("returns", "bin_of"), [(-1.0, 0), (0.0, 50), (-0.5, 25), (-0.031, 48), (-2.0, 0)])
-def test_a_return_falls_into_the_nearest_bin(returns, bin_of):
-    assert build("value").bin_of(torch.tensor([returns])).item() == bin_of
+def test_a_return_falls_into_the_nearest_bin(returns, bin_indices):
+    assert build("value").bin_indices(torch.tensor([returns])).item() == bin_indices
 
 
 def test_the_expected_value_lies_between_the_bins_it_is_torn_between():
@@ -59,6 +59,6 @@ def test_error_and_accuracy_are_reported_and_not_in_the_loss():
 def test_the_distribution_over_bins_is_not_taken_for_attention():
     policy, batch = awake("value")
     kernels = KernelNames()
-    with Watch(kernels):
+    with OperationDispatchMode(kernels):
         policy(batch)
     assert kernels.attention == "sdpa:flash_cpu"

@@ -308,7 +308,7 @@ def test_a_policy_that_knows_a_batch_by_heart_does_what_is_in_it():
 
 
 def test_parts_are_the_hands_end_to_end():
-    """Translation, rotation and joints of the left hand, then of the right."""
+    """Translation, rotary_cos_sin and joints of the left hand, then of the right."""
     covered = [dim for dims in PARTS.values() for dim in range(dims.start, dims.stop)]
     assert covered == list(range(102))
     assert [dims.stop - dims.start for dims in PARTS.values()] == [6, 45, 6, 45]

@@ -13,12 +13,12 @@ from benchbox.data.normalisation import Normaliser
 from benchbox.errors import UnsupportedError
 from benchbox.registry.contracts import BatchSpec
 
-from ..cost.flops import Tally, Tokens, count_images, count_language, laid, trains
+from ..cost.flops import FlopTally, TokenCount, count_images, count_language, concat_counts, is_trainable
 from ..nn.siglip import SiglipLayer
 from ..nn.units import BackboneLayer
-from ..presets import CLOSED
+from ..presets import FORBID_EXTRA
 from ..sequence.presence import require
-from ..sequence.stream import Attention, Block, Stream, select
+from ..sequence.token_sequence import Attention, Block, TokenSequence, select
 from ..weights.published import load_published
 from .roles import roles, vision_language_tower
 from .vision_language import VisionLanguageConfig
@@ -39,8 +39,8 @@ STATE, ACTION = "observation.state", "action"  # as datasets name them
 TEXTS = ("prompt", "response", "memory", "metadata")
 
 
-@dataclass(config=CLOSED, frozen=True, slots=True, kw_only=True)
-class ReadingConfig:
+@dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
+class PrefixConfig:
     """A preset: the model, and the sizes of what it reads."""
 
     model: VisionLanguageConfig
@@ -52,7 +52,7 @@ class ReadingConfig:
     history: PositiveInt = 1
 
 
-class ReadingPolicy(nn.Module):
+class PrefixPolicy(nn.Module):
     """See `benchbox.registry.contracts.Policy`. A policy says what its prefix is made of (`blocks`), what of that may be
     missing (`optional`) and what it needs of a batch (`batch_spec`).
     """
@@ -77,7 +77,7 @@ class ReadingPolicy(nn.Module):
         """The batch without what this step is trained to do without, by its `uniform` numbers."""
         return batch
 
-    def agreed(self, batch: Batch, *, acting: bool = False) -> tuple[Batch, frozenset[str]]:
+    def prepare_batch(self, batch: Batch, *, acting: bool = False) -> tuple[Batch, frozenset[str]]:
         """The batch to read, and which optional blocks of it some rank has.
 
         Raises:
@@ -102,18 +102,18 @@ class ReadingPolicy(nn.Module):
         """Normalised states (B, T, S) float32."""
         return self.state_normaliser.normalise(batch["state"], batch["dataset_index"])
 
-    def scores(self, name: str, stream: Stream, hidden: Tensor) -> Tensor:
+    def scores(self, name: str, stream: TokenSequence, hidden: Tensor) -> Tensor:
         """Logits (B, L, V) float32 of the tokens of a block, given the hidden states (B, P, W) of the stream."""
-        return self.model.vocabulary(self.model.norm(select(hidden, stream.predictors(name))), scores=True)
+        return self.model.vocabulary(self.model.norm(select(hidden, stream.predictor_indices(name))), scores=True)
 
     def work(self, batch: Batch) -> list[Product]:
         """See `benchbox.registry.contracts.Policy`."""
-        batch, present = self.agreed(batch)
-        tally = Tally(self, len(batch["images"]))
+        batch, present = self.prepare_batch(batch)
+        tally = FlopTally(self, len(batch["images"]))
         self.count_losses(tally, self.count_blocks(tally, batch, present))
         return tally.products
 
-    def count_blocks(self, tally: Tally, batch: Batch, present: frozenset[str]) -> dict[str, Tokens]:
+    def count_blocks(self, tally: FlopTally, batch: Batch, present: frozenset[str]) -> dict[str, TokenCount]:
         """What `blocks` costs: the tokens of each, one block for every field of images or text that the spec asks for."""
         _, frames, cameras = batch["images"].shape[:3]
         blocks = {"images": count_images(tally, self.model, cameras, frames)}
@@ -121,18 +121,18 @@ class ReadingPolicy(nn.Module):
             blocks["subgoal"] = count_images(tally, self.model, cameras)
         texts = [name for name in TEXTS if f"{name}_tokens" in batch and (name in present or name not in self.optional)]
         for name in (*texts, *(f"{name}_cue" for name in self.spec.cues)):
-            blocks[name] = Tokens(batch[f"{name}_tokens"][0].numel(), trains(self.model.vocabulary))
+            blocks[name] = TokenCount(batch[f"{name}_tokens"][0].numel(), is_trainable(self.model.vocabulary))
         return blocks
 
-    def count_losses(self, tally: Tally, blocks: dict[str, Tokens]) -> None:
+    def count_losses(self, tally: FlopTally, blocks: dict[str, TokenCount]) -> None:
         """What the losses of these blocks cost."""
-        self.count_scores(tally, blocks, count_language(tally, self.model, laid(blocks)))
+        self.count_logits(tally, blocks, count_language(tally, self.model, concat_counts(blocks)))
 
-    def count_scores(self, tally: Tally, blocks: dict[str, Tokens], hidden: Tokens) -> None:
+    def count_logits(self, tally: FlopTally, blocks: dict[str, TokenCount], hidden: TokenCount) -> None:
         """What `scores` costs."""
         for name in self.predicted:
             if name in blocks:
-                tally.through(self.model.vocabulary, blocks[name].number, hidden.below or trains(self.model.norm))
+                tally.through(self.model.vocabulary, blocks[name].number, hidden.below or is_trainable(self.model.norm))
 
     def select_actions(self, batch: Batch) -> Tensor:  # noqa: ARG002
         raise UnsupportedError(f"{type(self).__name__} does not act")

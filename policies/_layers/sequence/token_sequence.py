@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from .attention_mask import Sight
+from .attention_mask import AttentionMask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class TokenSequence:
     """Blocks laid end to end."""
 
     hidden: Tensor  # (B, P, W)
@@ -50,9 +50,9 @@ class Stream:
         """(B, P) int64; padding takes no position of its own."""
         return self.valid.long().cumsum(dim=1) - 1
 
-    def sight(self) -> Sight:
+    def attention_mask(self) -> AttentionMask:
         """What its tokens see of one another."""
-        return Sight(
+        return AttentionMask(
             query_groups=self.groups,
             key_groups=self.groups,
             query_valid=self.valid,
@@ -61,15 +61,15 @@ class Stream:
             key_positions=self.positions,
         )
 
-    def positions_after(self, prefix: Stream) -> Tensor:
+    def positions_after(self, prefix: TokenSequence) -> Tensor:
         """(B, S) int64, counted from the end of what can be read of the prefix: inference has no other prefix."""
         return self.positions + prefix.readable.sum(dim=1, keepdim=True)
 
-    def sight_after(self, prefix: Stream) -> Sight:
+    def attention_mask_after(self, prefix: TokenSequence) -> AttentionMask:
         """What the tokens of this suffix see of the readable prefix (all of it) and, after it, of one another."""
         positions = self.positions_after(prefix)
         groups = self.groups + prefix.groups[-1]
-        return Sight(
+        return AttentionMask(
             query_groups=groups,
             key_groups=torch.cat((prefix.groups, groups)),
             query_valid=self.valid,
@@ -79,7 +79,7 @@ class Stream:
             first=len(prefix.groups),
         )
 
-    def predictors(self, name: str) -> Tensor:
+    def predictor_indices(self, name: str) -> Tensor:
         """(B, L) int64: for each token of a causal block, where in the stream the last valid token before it stands."""
         span = self.spans[name]
         places = torch.arange(self.valid.shape[1], device=self.valid.device)
@@ -87,7 +87,7 @@ class Stream:
         return last[:, span.start - 1 : span.stop - 1]
 
 
-def lay(blocks: Sequence[Block]) -> Stream:
+def concat_blocks(blocks: Sequence[Block]) -> TokenSequence:
     """Lay blocks end to end."""
     spans: dict[str, slice] = {}
     offset = 0
@@ -95,7 +95,7 @@ def lay(blocks: Sequence[Block]) -> Stream:
         length = block.hidden.shape[1]
         spans[block.name] = slice(offset, offset + length)
         offset += length
-    return Stream(
+    return TokenSequence(
         hidden=torch.cat([block.hidden for block in blocks], dim=1),
         valid=torch.cat([block.valid for block in blocks], dim=1),
         readable=torch.cat([block.valid & block.readable for block in blocks], dim=1),
