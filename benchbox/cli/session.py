@@ -55,12 +55,15 @@ def session_subject(request: SessionRequest) -> Subject:
         shutil.rmtree(folder)
         raise KeyboardInterrupt
     if record["status"] != "ok":
-        error = record["error"] or {}
-        where = "".join(f" {key} {error[key]}" for key in ("rank", "phase") if error.get(key) is not None)
-        raise CellFailedError(f"{record['status']}{where}: {error.get('type')}: {error.get('message')}; logs: {folder}")
+        error = record["error"]
+        assert error is not None
+        where = "" if error["rank"] is None else f" rank {error['rank']}"
+        where += "" if error["phase"] is None else f" phase {error['phase']}"
+        raise CellFailedError(f"{record['status']}{where}: {error['type']}: {error['message']}; logs: {folder}")
     facts = read_facts(left, cell.world_size)
     shutil.rmtree(folder)
     observed = record["observed"]
+    assert observed is not None  # of every launch that ended ok
     return Subject(
         name=f"{observed['backend']} with {cell.recipe}",
         title=f"{cell.policy} {cell.size}, {observed['backend']}, {cell.recipe}, beta2 {cell.optim.betas[1]}",

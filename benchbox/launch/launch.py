@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from benchbox.audit.record import build_precision_record, read_facts
 from benchbox.errors import RecordError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from benchbox.launch.job import Launcher
     from benchbox.launch.supervise.trace import Trace
     from benchbox.spec.cell import Cell, MeasureSpec
+    from benchbox.store.rank_result import RankResult
+    from benchbox.store.record import ErrorRecord, LaunchRecord, Precision
 
 
 def launch_cell(
@@ -34,7 +36,7 @@ def launch_cell(
     policy_dirs: Sequence[Path] = (),
     on_progress: Callable[[Sequence[Trace]], None] = ignore_progress,
     stop: Callable[[], bool] = never_stop,
-) -> dict[str, Any]:
+) -> LaunchRecord:
     """Measure a cell once, in a process group of its own, and return the launch record, which is not yet stored.
 
     A launch that fails is a record too. `folder` is made anew for what the ranks leave; `on_move` and `stop` as in `run_group`.
@@ -71,7 +73,7 @@ def launch_cell(
         measure=measure,
         rank_results=_results(job),
         status=outcome.status,
-        error=outcome.error,
+        error=cast("ErrorRecord | None", outcome.error),
         started_at=started_at,
         duration_s=time.monotonic() - began,
         environment=environment,
@@ -79,20 +81,20 @@ def launch_cell(
     )
 
 
-def _precision(job: Job) -> dict[str, Any] | None:
+def _precision(job: Job) -> Precision | None:
     """What the audit makes of what the ranks saw; None unless all of them came to see anything."""
     try:
-        return build_precision_record(read_facts(job.folder, job.ranks))
+        return cast("Precision", build_precision_record(read_facts(job.folder, job.ranks)))
     except RecordError:
         return None
 
 
-def _results(job: Job) -> list[dict[str, Any]]:
+def _results(job: Job) -> list[RankResult]:
     """What ranks wrote at their end; a rank that wrote nothing, or nothing whole, is missing and counts as such."""
-    results = []
+    results: list[RankResult] = []
     for rank in range(job.ranks):
         try:
-            results.append(read_json(job.result(rank)))
+            results.append(cast("RankResult", read_json(job.result(rank))))
         except RecordError:
             continue
     return results

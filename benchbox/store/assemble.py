@@ -1,19 +1,33 @@
-"""Results of ranks and the outcome of their group -> one launch record."""
+"""Merging the results of all ranks and the outcome of their process group into one launch record."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from benchbox.store.record import SCHEMA_VERSION
+from benchbox.store.record import (
+    SCHEMA_VERSION,
+    CollectiveRecord,
+    ErrorRecord,
+    Flops,
+    LaunchRecord,
+    Memory,
+    ObservedRecord,
+    Peak,
+    Phase,
+    Precision,
+    StepTime,
+    Throughput,
+    TowerFlops,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from benchbox.spec.cell import Cell, MeasureSpec
+    from benchbox.store.rank_result import RankResult
 
-Rank = Mapping[str, Any]
-
-# Ranks rightly differ in these, so the record keeps one value a rank; a difference in any other observation is a mismatch.
+# Ranks may differ in these, so the record keeps one value per rank. A difference in any other observation is a mismatch.
 _OBSERVED_PER_RANK = ("shard_numel", "device")
 
 
@@ -22,28 +36,31 @@ def assemble_record(
     cell: Cell,
     launch: int,
     measure: MeasureSpec,
-    rank_results: Sequence[Rank],
+    rank_results: Sequence[RankResult],
     status: str,
-    error: Mapping[str, Any] | None,
+    error: ErrorRecord | None,
     started_at: str,
     duration_s: float,
     environment: Mapping[str, Any] | None,
-    precision: Mapping[str, Any] | None,
-) -> dict[str, Any]:
-    """The launch record (`benchbox.store.record.LaunchRecord`).
+    precision: Precision | None,
+) -> LaunchRecord:
+    """Return the launch record of a process group.
 
-    `rank_results` are the `rank<r>.json` that were written, in any order, `precision` what the audit made of what they saw.
-    When some rank wrote none, every measured key is null: part of a group is not a measurement. A group that claims `ok` is
-    believed only if its ranks agree: on the number of steps (else `desync`), and with each other and the request on what was
-    observed (else `mismatch`).
+    When the result of any rank is missing, every measured key is null: part of a group is not a measurement. A status of `ok`
+    is replaced if the ranks disagree on the number of steps (`desync`), or with each other or the request on what was observed
+    (`mismatch`).
+
+    Args:
+        rank_results: contents of the `rank<r>.json` files that were written, in any order.
+        precision: the audit's judgement of the facts that the ranks recorded.
     """
     ranks = sorted(rank_results, key=lambda result: int(result["rank"]))
     complete = [result["rank"] for result in ranks] == list(range(cell.world_size))
     if status == "ok":
-        doubt = _doubt(ranks, complete, cell.world_size, measure.steps)
-        if doubt is not None:
-            status, error = doubt
-    first = ranks[0] if ranks else {}
+        contradiction = _contradiction(ranks, complete, cell.world_size, measure.steps)
+        if contradiction is not None:
+            status, error = contradiction
+    rank_0 = ranks[0] if ranks else None
     merged = ranks if complete else []
     times = _step_time(merged)
     return {
@@ -52,7 +69,7 @@ def assemble_record(
         "cell": cell.to_dict(),
         "launch": launch,
         "status": status,
-        "error": dict(error) if error is not None else None,
+        "error": error,
         "warmup_steps": measure.warmup_steps,
         "steps": measure.steps,
         "observed": _observed(merged),
@@ -66,21 +83,21 @@ def assemble_record(
         "mfu": _lowest([result.get("mfu") for result in merged]),
         "hfu": _lowest([result.get("hfu") for result in merged]),
         "mfu_reason": next((result["mfu_reason"] for result in merged if result.get("mfu_reason")), None),
-        "precision": dict(precision) if precision is not None and merged else None,
+        "precision": precision if merged else None,
         "samples": [result["samples"] for result in merged] if merged and all("samples" in r for r in merged) else None,
-        "loss": first.get("loss") if complete else None,  # the global mean: every rank holds the same
-        "grad_norm": first.get("grad_norm") if complete else None,
-        "environment": {**(environment or {}), **(first.get("environment") or {})} or None,
-        "config": first.get("config") or cell.to_dict(),
+        "loss": rank_0.get("loss") if complete and rank_0 else None,  # the global mean, so all ranks have the same
+        "grad_norm": rank_0.get("grad_norm") if complete and rank_0 else None,
+        "environment": {**(environment or {}), **((rank_0.get("environment") if rank_0 else None) or {})} or None,
+        "config": (rank_0.get("config") if rank_0 else None) or cell.to_dict(),
         "started_at": started_at,
         "duration_s": duration_s,
     }
 
 
-def _doubt(ranks: Sequence[Rank], complete: bool, world_size: int, steps: int) -> tuple[str, dict[str, Any]] | None:
-    """Status and error of a group whose results belie its `ok`, or None when they bear it out."""
+def _contradiction(ranks: Sequence[RankResult], complete: bool, world_size: int, steps: int) -> tuple[str, ErrorRecord] | None:
+    """Return status and error of a group whose results contradict its `ok`, or None when they are consistent."""
 
-    def failure(kind: str, message: str, rank: int | None = None) -> dict[str, Any]:
+    def failure(kind: str, message: str, rank: int | None = None) -> ErrorRecord:
         return {"type": kind, "message": message, "rank": rank, "phase": None, "traceback": None}
 
     if not complete:
@@ -94,94 +111,106 @@ def _doubt(ranks: Sequence[Rank], complete: bool, world_size: int, steps: int) -
         return "desync", failure("DesyncError", f"ranks measured different numbers of steps: {counts}")
     if counts[0] != steps:
         return "mismatch", failure("MismatchError", f"{counts[0]} steps were measured and {steps} requested")
-    for key in _shared_keys(ranks):
-        seen = [result["observed"].get(key) for result in ranks]
-        other = next((rank for rank, value in enumerate(seen) if value != seen[0]), None)
-        if other is not None:
-            message = f"ranks disagree on observed {key}: {seen[0]!r} on rank 0, {seen[other]!r} on rank {other}"
-            return "mismatch", failure("MismatchError", message, other)
+    if not all(result.get("observed") for result in ranks):
+        return None
+    for key in ranks[0]["observed"]:
+        if key in _OBSERVED_PER_RANK:
+            continue
+        values = [result["observed"].get(key) for result in ranks]
+        deviating = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+        if deviating is not None:
+            message = f"ranks disagree on observed {key}: {values[0]!r} on rank 0, {values[deviating]!r} on rank {deviating}"
+            return "mismatch", failure("MismatchError", message, deviating)
     return None
 
 
-def _shared_keys(ranks: Sequence[Rank]) -> list[str]:
-    if not all(result.get("observed") for result in ranks):
-        return []
-    return [key for key in ranks[0]["observed"] if key not in _OBSERVED_PER_RANK]
-
-
-def _observed(ranks: Sequence[Rank]) -> dict[str, Any] | None:
+def _observed(ranks: Sequence[RankResult]) -> ObservedRecord | None:
     if not ranks or not all(result.get("observed") for result in ranks):
         return None
     per_rank = {key: [result["observed"].get(key) for result in ranks] for key in _OBSERVED_PER_RANK}
-    return {**ranks[0]["observed"], **per_rank}
+    return cast("ObservedRecord", {**ranks[0]["observed"], **per_rank})
 
 
-def _step_time(ranks: Sequence[Rank]) -> dict[str, Any] | None:
+def _step_time(ranks: Sequence[RankResult]) -> StepTime | None:
     per_rank = [list(result.get("step_time_s") or []) for result in ranks]
     if not per_rank or not per_rank[0] or len({len(steps) for steps in per_rank}) > 1:
         return None
     return {"per_rank": per_rank, "slowest": [max(step) for step in zip(*per_rank, strict=True)]}
 
 
-def _phases(ranks: Sequence[Rank]) -> dict[str, Any] | None:
+def _phases(ranks: Sequence[RankResult]) -> dict[str, Phase] | None:
     if not ranks or not all(result.get("phases_s") for result in ranks):
         return None
     shared = [phase for phase in ranks[0]["phases_s"] if all(phase in result["phases_s"] for result in ranks)]
     return {phase: {"per_rank": [list(result["phases_s"][phase]) for result in ranks]} for phase in shared}
 
 
-def _throughput(cell: Cell, times: Mapping[str, Any]) -> dict[str, Any]:
-    own = cell.batch * cell.accumulation
+def _throughput(cell: Cell, times: StepTime) -> Throughput:
     return {
-        "global_samples_per_s": own * cell.world_size / median(times["slowest"]),
-        "per_rank_samples_per_s": [own / median(steps) for steps in times["per_rank"]],
+        "global_samples_per_s": cell.samples_per_step / median(times["slowest"]),
+        "per_rank_samples_per_s": [cell.batch * cell.accumulation / median(steps) for steps in times["per_rank"]],
     }
 
 
-def _memory(ranks: Sequence[Rank]) -> dict[str, Any] | None:
-    found = [result.get("memory") for result in ranks]
-    if not found or not all(found):
+def _memory(ranks: Sequence[RankResult]) -> Memory | None:
+    if not ranks or not all(result.get("memory") for result in ranks):
         return None
-    peaks = [{key: memory[key] for key in ("allocated_peak_bytes", "reserved_peak_bytes")} for memory in found if memory]
-    # The rank named is the one whose device had to hold most: by reserved bytes where they are known, else by allocated ones.
+    memories = [result["memory"] for result in ranks]
+    peaks: list[Peak] = [
+        {"allocated_peak_bytes": memory["allocated_peak_bytes"], "reserved_peak_bytes": memory["reserved_peak_bytes"]}
+        for memory in memories
+    ]
+    # The worst rank is the one whose device needed most memory: by reserved bytes where they are known, else by allocated ones.
     # Each figure is the largest over all ranks, so that neither hides behind the other.
-    largest = {key: _largest([peak[key] for peak in peaks]) for key in peaks[0]}
-    by = "allocated_peak_bytes" if largest["reserved_peak_bytes"] is None else "reserved_peak_bytes"
-    worst = max(range(len(peaks)), key=lambda rank: peaks[rank][by] or 0)
+    allocated = _largest([peak["allocated_peak_bytes"] for peak in peaks])
+    reserved = _largest([peak["reserved_peak_bytes"] for peak in peaks])
+    sizes = [peak["allocated_peak_bytes"] if reserved is None else peak["reserved_peak_bytes"] for peak in peaks]
+    worst = max(range(len(peaks)), key=lambda rank: sizes[rank] or 0)
     return {
-        "source": ranks[0]["memory"]["source"],
-        "reason": ranks[0]["memory"].get("reason"),
+        "source": memories[0]["source"],
+        "reason": memories[0].get("reason"),
         "per_rank": peaks,
-        "worst": {"rank": worst, **largest},
+        "worst": {"rank": worst, "allocated_peak_bytes": allocated, "reserved_peak_bytes": reserved},
     }
 
 
-def _collectives(ranks: Sequence[Rank]) -> dict[str, Any] | None:
+def _collectives(ranks: Sequence[RankResult]) -> dict[str, CollectiveRecord] | None:
     if not ranks or any(result.get("collectives") is None for result in ranks):
         return None
-    largest: dict[str, dict[str, int]] = {}
+    largest: dict[str, CollectiveRecord] = {}
     for result in ranks:
-        for name, seen in result["collectives"].items():
+        for name, calls in result["collectives"].items():
             entry = largest.setdefault(name, {"count": 0, "bytes": 0})
-            for key in entry:
-                entry[key] = max(entry[key], seen[key])
+            entry["count"] = max(entry["count"], calls["count"])
+            entry["bytes"] = max(entry["bytes"], calls["bytes"])
     return largest
 
 
-def _flops(ranks: Sequence[Rank]) -> dict[str, Any] | None:
+def _flops(ranks: Sequence[RankResult]) -> Flops | None:
     if not ranks or any(result.get("flops") is None for result in ranks):
         return None
-    seen = [result["flops"] for result in ranks]
-    counted = {key: _sum([flops.get(key) for flops in seen]) for key in ("model_flops_per_step", "recomputed_flops_per_step")}
-    formulas = [flops.get("per_tower") for flops in seen]
-    per_tower = None
-    if all(formulas):
-        towers = formulas[0]
-        per_tower = {
-            tower: {part: sum(formula[tower][part] for formula in formulas) for part in parts}
-            for tower, parts in towers.items()
+    flops_of_ranks = [result["flops"] for result in ranks]
+    return {
+        "model_flops_per_step": _sum([flops.get("model_flops_per_step") for flops in flops_of_ranks]),
+        "recomputed_flops_per_step": _sum([flops.get("recomputed_flops_per_step") for flops in flops_of_ranks]),
+        "reason": next((flops["reason"] for flops in flops_of_ranks if flops.get("reason")), None),
+        "per_tower": _towers([flops.get("per_tower") for flops in flops_of_ranks]),
+    }
+
+
+def _towers(formulas: Sequence[dict[str, TowerFlops] | None]) -> dict[str, TowerFlops] | None:
+    """Return the cost of every tower, summed over ranks; None when a rank does not know it."""
+    known = [formula for formula in formulas if formula]
+    if len(known) < len(formulas):
+        return None
+    return {
+        tower: {
+            "forward": sum(formula[tower]["forward"] for formula in known),
+            "backward": sum(formula[tower]["backward"] for formula in known),
+            "recomputed": sum(formula[tower]["recomputed"] for formula in known),
         }
-    return {**counted, "reason": next((flops["reason"] for flops in seen if flops.get("reason")), None), "per_tower": per_tower}
+        for tower in known[0]
+    }
 
 
 def _lowest(values: Sequence[float | None]) -> float | None:

@@ -1,11 +1,11 @@
-"""Append-only event files: a rank writes, the launcher reads while it runs. One JSON object a line."""
+"""Append-only event files: a rank writes, the launcher reads while the rank runs. One JSON object per line."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from benchbox.errors import RecordError
 from benchbox.store.files import strict
@@ -14,8 +14,33 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+class _EventFields(TypedDict, total=False):
+    """Fields that only some kinds of events have."""
+
+    pid: int  # start
+    stage: str | None  # progress, heartbeat, error
+    step: int | None
+    of: int | None  # steps of the stage
+    phase: str | None
+    since: float  # heartbeat: unix time at which this state was entered
+    status: str  # error: one of STATUSES
+    type: str  # error: class name of the exception
+    message: str
+    traceback: str
+    secondary: bool  # error: a collective failed, probably because another rank did
+    signal: str  # terminated
+
+
+class RankEvent(_EventFields):
+    """One line of a rank's event file. `event` is start, progress, heartbeat, error, terminated or done."""
+
+    t: float  # unix time
+    rank: int
+    event: str
+
+
 class EventWriter:
-    """Writes one rank's events. Safe to share between threads: a line is a single append by the kernel."""
+    """Writer of one rank's events. Safe to share between threads: the kernel appends a line in one piece."""
 
     def __init__(self, path: Path, rank: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -23,7 +48,7 @@ class EventWriter:
         self._rank = rank
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append `{"t": now, "rank": r, "event": event, **fields}`; what JSON cannot hold is written as text."""
+        """Append `{"t": now, "rank": r, "event": event, **fields}`; values that JSON cannot represent are written as text."""
         line = json.dumps({"t": time.time(), "rank": self._rank, "event": event, **strict(fields)}, default=str)
         os.write(self._descriptor, line.encode() + b"\n")
 
@@ -31,10 +56,10 @@ class EventWriter:
         os.close(self._descriptor)
 
 
-def read_events(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """Events written since `offset` (bytes), and the offset to continue from.
+def read_events(path: Path, offset: int = 0) -> tuple[list[RankEvent], int]:
+    """Return the events written since `offset` (bytes), and the offset to continue from.
 
-    A file that does not exist yet has no events. A last line without its newline is still being written: it is left for the
+    A file that does not exist yet has no events. A final line without its newline is still being written and is left for the
     next call.
 
     Raises:
@@ -46,16 +71,16 @@ def read_events(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]
             text = stream.read()
     except FileNotFoundError:
         return [], offset
-    whole = text[: text.rfind(b"\n") + 1]
-    events = []
+    complete = text[: text.rfind(b"\n") + 1]
+    events: list[RankEvent] = []
     position = offset
-    for line in whole.splitlines(keepends=True):
+    for line in complete.splitlines(keepends=True):
         try:
             event = json.loads(line)
         except ValueError:
             event = None
         if not isinstance(event, dict) or "event" not in event:
             raise RecordError(f"{path}: the line at byte {position} is not an event")
-        events.append(event)
+        events.append(cast("RankEvent", event))
         position += len(line)
     return events, position

@@ -1,56 +1,64 @@
 """The launch record, key by key. A public surface: keys are added, never renamed, and a new meaning gets a new key.
 
-Times are seconds, memory is bytes, `per_rank` lists are in rank order. An unknown value is null, and where a reader could
-wonder why, a `reason` stands beside it. A number that JSON cannot hold (NaN, infinity) is null.
+Times are seconds, memory is bytes, `per_rank` lists are in rank order. An unknown value is null, and a `reason` key gives the
+cause where it is not obvious. A number that JSON cannot represent (NaN, infinity) is null.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
 
 from benchbox.errors import RecordError
 from benchbox.registry.statuses import STATUSES
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 SCHEMA_VERSION = 1
 
+# `Cell.to_dict()`. Its fields are declared once, in `benchbox.spec.cell.Cell`, so they are not repeated as a TypedDict here.
+CellDict = Mapping[str, Any]
 
-class Error(TypedDict):
-    """Why a launch did not end ok."""
+
+class ErrorRecord(TypedDict):
+    """Cause of a launch that did not end ok."""
 
     type: str  # class name of the exception, or Killed, LaunchError, MissingRank, ...
     message: str
     rank: int | None
     phase: str | None
     traceback: str | None
+    stage: NotRequired[str | None]  # of the job, where the rank reported it
+    step: NotRequired[int | None]
 
 
-class Weights(TypedDict):
-    """What the policy took of published weights. One name stands for those of all layers."""
+class WeightsRecord(TypedDict):
+    """Published weights that the policy was initialised with. One name stands for the parameters of all layers."""
 
-    loaded: int  # parameters
-    missing: list[str]  # parameters that are as they were initialised
-    unexpected: list[str]  # published tensors without a place in the policy
-    fitted: dict[str, str]  # parameter -> what was done to fit one of another size
+    loaded: int  # number of parameters
+    missing: list[str]  # parameters that kept their random initialisation
+    unexpected: list[str]  # published tensors that the policy has no parameter for
+    fitted: dict[str, str]  # parameter -> how a tensor of another size was adapted to it
 
 
-class Observed(TypedDict):
-    """Read from live objects, never from configuration. A value the ranks do not share is a list in rank order."""
+class ObservedOnEveryRank(TypedDict):
+    """Observations that must be the same on all ranks."""
 
     backend: str
     model_class: str
     optimizer_chain: list[str]  # outermost first
-    sharding: str
-    shard_numel: list[int | None]  # parameter elements held, one a rank
-    trainable_numel: int  # parameter elements of the whole policy that train, added up over shards
-    total_numel: int  # and all there are; before `trainable_numel` was recorded, those that train
+    sharding: str | None
+    trainable_numel: NotRequired[int]  # trainable parameter elements of the whole policy, summed over shards
+    total_numel: int  # all parameter elements; the trainable ones in records without `trainable_numel`
     attention_kernel: str | None
     checkpointed_modules: int | None
     world_size: int
-    device: list[str]  # one a rank
-    weights: NotRequired[Weights | None]  # null where none were asked for
+    weights: NotRequired[WeightsRecord | None]  # null when none were requested
+
+
+class ObservedRecord(ObservedOnEveryRank):
+    """Values read from live objects, never from the configuration. Values that differ between ranks are lists in rank order."""
+
+    shard_numel: list[int | None]  # parameter elements on each rank
+    device: list[str]
 
 
 class StepTime(TypedDict):
@@ -74,20 +82,20 @@ class Throughput(TypedDict):
 
 
 class Peak(TypedDict):
-    """Peak memory of one rank since the warm-up boundary."""
+    """Peak memory of one rank since the end of the warm-up."""
 
     allocated_peak_bytes: int | None
     reserved_peak_bytes: int | None
 
 
 class WorstPeak(Peak):
-    """The largest figures over ranks, and the rank that had to hold most (by reserved bytes where they are known)."""
+    """The largest figures over ranks, and the rank that needed most (by reserved bytes where they are known)."""
 
     rank: int
 
 
 class Memory(TypedDict):
-    """Peak memory, and what was counted: `torch.cuda` is device memory, `tensor_storage` bytes of live tensors on the host."""
+    """Peak memory, and its source: `torch.cuda` is device memory, `tensor_storage` bytes of live tensors on the host."""
 
     source: str
     reason: str | None  # why a figure is null
@@ -95,15 +103,15 @@ class Memory(TypedDict):
     worst: WorstPeak
 
 
-class Collective(TypedDict):
-    """One operation in one step: the largest over ranks."""
+class CollectiveRecord(TypedDict):
+    """Calls of one collective in one step: the largest figures over ranks."""
 
     count: int
     bytes: int
 
 
 class TowerFlops(TypedDict):
-    """Of one part of the policy, by formula. `recomputed` is not part of the other two."""
+    """FLOPs of one part of the policy, by formula. `recomputed` is not included in the other two."""
 
     forward: int
     backward: int
@@ -111,55 +119,82 @@ class TowerFlops(TypedDict):
 
 
 class Flops(TypedDict):
-    """Floating-point operations of one step, summed over ranks: what was counted, and by formula what each tower costs."""
+    """Floating-point operations of one step: the number counted, and the cost of each tower by formula.
+
+    In a launch record they are sums over ranks.
+    """
 
     model_flops_per_step: int | None
     recomputed_flops_per_step: NotRequired[int | None]
     reason: str | None
-    per_tower: NotRequired[dict[str, TowerFlops] | None]  # null where the policy does not say what it costs
+    per_tower: NotRequired[dict[str, TowerFlops] | None]  # null where the policy declares no cost
+
+
+class CensusRecord(TypedDict):
+    """Count of the tensors of one kind, dtype and device on one rank."""
+
+    rank: int
+    kind: str
+    dtype: str
+    device: str
+    tensors: int
+    elements: int
+    bytes: int
+
+
+class FindingRecord(TypedDict):
+    """A rule of the precision audit that fired."""
+
+    code: str
+    severity: str
+    title: str
+    where: str
+    rank: int | None
+    evidence: dict[str, Any]
+    repair: str
 
 
 class Precision(TypedDict):
-    """What every rank's parameters, gradients and optimizer states are made of, and the rules that fired."""
+    """Dtypes of every rank's parameters, gradients and optimizer states, and the rules that fired."""
 
-    census: list[dict[str, Any]]  # rank, kind, dtype, device, tensors, elements, bytes
-    findings: list[dict[str, Any]]  # code, severity, title, where, rank, evidence, repair
-    not_judged: dict[str, str]  # rule -> why it could not be judged
-    numbers: dict[str, float | None]  # edq, updates_lost, second_moment_stalled: over all ranks
-    problems: list[str]  # what the witnesses themselves failed at: then what they say is not the whole
+    census: list[CensusRecord]
+    findings: list[FindingRecord]
+    not_judged: NotRequired[dict[str, str]]  # rule -> why it could not be judged
+    numbers: NotRequired[dict[str, float | None]]  # edq, updates_lost, second_moment_stalled: over all ranks
+    problems: NotRequired[list[str]]  # failures of the observers: when there are any, the other keys are incomplete
 
 
-class _Later(TypedDict, total=False):
+class _LaterKeys(TypedDict, total=False):
     """Keys that the first records of this schema lack."""
 
-    hfu: float | None  # hardware FLOPs utilisation: recomputation is in it; as `mfu` otherwise
+    hfu: float | None  # hardware FLOPs utilisation: includes recomputation, otherwise as `mfu`
 
 
-class LaunchRecord(_Later):
-    """One fresh process group running one cell."""
+class LaunchRecord(_LaterKeys):
+    """Measurement of one fresh process group running one cell."""
 
     schema_version: int
     cell_id: str
-    cell: dict[str, Any]  # Cell.to_dict()
+    cell: CellDict
     launch: int  # from 1
     status: str  # one of STATUSES
-    error: Error | None
+    error: ErrorRecord | None
     warmup_steps: int
-    steps: int  # measured steps asked for
-    observed: Observed | None
+    steps: int  # measured steps requested
+    observed: ObservedRecord | None
     step_time_s: StepTime | None
     phases_s: dict[str, Phase] | None
     fused_phases: dict[str, str]  # phase -> why it has no time of its own
     throughput: Throughput | None
     memory: Memory | None
-    collectives: dict[str, Collective] | None
+    collectives: dict[str, CollectiveRecord] | None
     flops: Flops | None
     mfu: float | None  # model FLOPs utilisation, the lowest over ranks
     mfu_reason: str | None  # why mfu and hfu are null
     precision: Precision | None
     samples: list[int] | None  # consumed in the measured steps, counted by every rank
-    loss: list[float | None] | None  # every step from the first warm-up step, mean over the global batch
-    grad_norm: list[float | None] | None  # the same steps, before clipping
+    loss: Sequence[float | None] | None  # every step from the first warm-up step, mean over the global batch
+    grad_norm: Sequence[float | None] | None  # the same steps, before clipping
     environment: dict[str, Any] | None
     config: dict[str, Any]  # fully resolved
     started_at: str  # ISO 8601, UTC
@@ -169,11 +204,16 @@ class LaunchRecord(_Later):
 REQUIRED = frozenset(LaunchRecord.__required_keys__)
 
 
+def samples_per_step(cell: CellDict) -> int:
+    """Return the number of samples that all ranks together consume in one optimizer step."""
+    return int(cell["batch"] * cell["accumulation"] * cell["world_size"])
+
+
 def check_version(value: Mapping[str, Any], where: str) -> None:
-    """Refuse a file that a newer benchbox wrote, or none.
+    """Raise RecordError if a file has no schema version or was written by a newer benchbox.
 
     Raises:
-        RecordError: and what to do about it.
+        RecordError: the message says what to do.
     """
     version = value.get("schema_version")
     if not isinstance(version, int):
@@ -183,7 +223,7 @@ def check_version(value: Mapping[str, Any], where: str) -> None:
 
 
 def check_record(value: Mapping[str, Any], where: str) -> None:
-    """Refuse what is not a launch record this version can read.
+    """Raise RecordError unless `value` is a launch record that this version can read.
 
     Raises:
         RecordError: a newer schema, an unknown status, or missing keys.
