@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from benchbox.observer.hooks.dispatch import recomputing
+from benchbox.observer.hooks.dispatch import is_recomputing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ class FlopCounter:
         self.total = 0
         self.recomputed = 0
 
-    def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
+    def on_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
         packet = getattr(operation, "overloadpacket", operation)
         if packet in _BACKWARD:
             shapes = [tensor.shape for tensor in arguments[:4]]  # of the output's gradient, query, key, value
@@ -66,7 +66,7 @@ class FlopCounter:
         else:
             return
         self.total += flops
-        if recomputing():
+        if is_recomputing():
             self.recomputed += flops
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from benchbox.observer.hooks.dispatch import in_backward, name_of
+from benchbox.observer.hooks.dispatch import in_backward, operation_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,8 +42,8 @@ class KernelNames:
         parts += [name for name, ran in (("flex", self._flex), ("eager", self._eager)) if ran]
         return "+".join(parts) or None
 
-    def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:  # noqa: ARG002
-        name = name_of(operation)
+    def on_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:  # noqa: ARG002
+        name = operation_name(operation)
         if name in _SDPA:
             self._sdpa.add(_SDPA[name])
         elif name == _EAGER:

@@ -10,19 +10,19 @@ from torch import Tensor, UntypedStorage
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from benchbox.observer.hooks.dispatch import Watch
+from benchbox.observer.hooks.dispatch import OperationDispatchMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def reset_peak(device: torch.device) -> None:
+def reset_peak_memory(device: torch.device) -> None:
     """Forget peaks so far: the next `peak` is that of what follows. Nothing to forget on a device that does not count."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak(device: torch.device) -> dict[str, Any] | None:
+def peak_memory(device: torch.device) -> dict[str, Any] | None:
     """The record's `memory` for one rank since `reset_peak`, or None on a device that counts nothing by itself."""
     if device.type != "cuda":
         return None
@@ -51,7 +51,7 @@ class TensorStorageTracker:
         self._live: dict[int, tuple[int, weakref.ref[UntypedStorage]]] = {}  # bytes by storage
         self.current_bytes = 0
         self.peak_bytes = 0
-        self._watch = Watch(self)
+        self._watch = OperationDispatchMode(self)
         for root in roots:
             self._note(root.to_local() if isinstance(root, DTensor) else root)
 
@@ -73,7 +73,7 @@ class TensorStorageTracker:
         self._watch.__exit__(*exception)
         UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
-    def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:  # noqa: ARG002
+    def on_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:  # noqa: ARG002
         for leaf in tree_leaves((arguments, options, result)):
             if isinstance(leaf, Tensor):
                 self._note(leaf)

@@ -184,7 +184,7 @@ def _forget(state: RankState) -> None:
     pass
 
 
-class Position:
+class ProgressTracker:
     """Remembers where the main thread stands, for a heartbeat thread to read, and tells `keep` of every move.
 
     `state` is replaced as a whole, so that a reader never sees half a change. After an exception it stays where it was raised.
@@ -225,7 +225,7 @@ class Position:
             self._move(self.state.step, None)
 
 
-class Together:
+class CombinedInstrument:
     """Several instruments as one: entered in the order given, left in the reverse."""
 
     def __init__(self, *instruments: Instrument) -> None:

@@ -14,8 +14,8 @@ from benchbox.measure.kernels import KernelNames, Recomputation
 from benchbox.measure.memory import TensorStorageTracker
 from benchbox.measure.phases import NONE, Instrument
 from benchbox.observer.hooks.collectives import CollectiveCounter
-from benchbox.observer.hooks.dispatch import Watch
-from benchbox.observer.hooks.matmuls import ProductDtypes
+from benchbox.observer.hooks.dispatch import OperationDispatchMode
+from benchbox.observer.hooks.matmuls import MatmulDtypes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,9 +66,9 @@ def probe(
 
     Call it after a few steps: it shows a step as it is once optimizer state and buckets exist.
     """
-    collectives, flops, kernels, products = CollectiveCounter(), FlopCounter(), KernelNames(), ProductDtypes()
+    collectives, flops, kernels, products = CollectiveCounter(), FlopCounter(), KernelNames(), MatmulDtypes()
     taken: list[Any] = []
-    with Recomputation(session.model, units) as recomputation, Watch(collectives, flops, kernels, products):
+    with Recomputation(session.model, units) as recomputation, OperationDispatchMode(collectives, flops, kernels, products):
         session.step(_noted(micro_batches, taken), instruments)
     return ProbeResult(
         collectives=collectives.counts,

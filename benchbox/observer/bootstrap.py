@@ -1,4 +1,4 @@
-"""What a foreign interpreter runs before the program: it waits for torch, then has its optimizer steps witnessed.
+"""What a foreign interpreter runs before the program: it waits for torch, then has its optimizer steps observed.
 
 A process that never imports torch pays one function call per import, one that imports it and trains nothing the import of this
 package. Nothing that fails here reaches the program: it is written down where the facts would be.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from .observer import Witness
+    from .observer import StepObserver
 
 # The variables that say which folder to write to, and how many steps to look at.
 OUT = "BENCHBOX_OBSERVER_OUT"
@@ -28,7 +28,7 @@ _steps = int(os.environ.get(STEPS, "0"))
 
 
 def start(customisation: str) -> None:
-    """Have torch witnessed as soon as this process imports it, then run the `sitecustomize` that stands behind ours.
+    """Have torch observed as soon as this process imports it, then run the `sitecustomize` that stands behind ours.
 
     Args:
         customisation: the file of our own `sitecustomize`. Its folder leaves `sys.path`: the program finds it as it would be
@@ -96,7 +96,7 @@ def _begin() -> None:
 
 
 class _Record:
-    """What the witness of this process saw, as a file. It belongs to the process that stepped first: a child that is forked
+    """What the observer of this process saw, as a file. It belongs to the process that stepped first: a child that is forked
     later has the hooks too, and nothing to say.
     """
 
@@ -107,7 +107,7 @@ class _Record:
 
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        from .observer import Witness
+        from .observer import StepObserver
 
         # A compiled model remarks on our global hooks; the program may have made errors of warnings.
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
@@ -115,8 +115,8 @@ class _Record:
         self._process: int | None = None
         self._started_in = os.getpid()
         self._done = False
-        self._witness = Witness(source="command", steps=steps, on_done=self._saw_all)
-        self._witness.install()
+        self._observer = StepObserver(source="command", steps=steps, on_done=self._saw_all)
+        self._observer.install()
         self._hook = register_optimizer_step_post_hook(self._stepped)
         atexit.register(self._at_exit)
 
@@ -124,18 +124,18 @@ class _Record:
         """Write in each step that is looked at closely: a rank whose neighbour fails is killed, and can write nothing then."""
         if self._process is None:
             self._process = os.getpid()
-        if self._witness.looked_closely:
+        if self._observer.looked_closely:
             self._write()
 
-    def _saw_all(self, _: Witness) -> None:
+    def _saw_all(self, _: StepObserver) -> None:
         self._done = True
         self._hook.remove()
         self._write()
         if self._process == os.getpid():
-            _leave_mark("through-{}-{}".format(*self._witness.rank))
+            _leave_mark("through-{}-{}".format(*self._observer.rank))
 
     def _at_exit(self) -> None:
-        if self._process is None and self._started_in == os.getpid() and self._witness.every_step_skipped:
+        if self._process is None and self._started_in == os.getpid() and self._observer.every_step_skipped:
             self._process = os.getpid()
         if self._done or self._process != os.getpid():
             return
@@ -146,7 +146,7 @@ class _Record:
         # After an exception a neighbour may be missing from a collective, and reading any tensor of a GPU would wait for it.
         if not (hasattr(sys, "last_type") and torch.cuda.is_initialized()):
             with contextlib.suppress(Exception):
-                self._witness.remove()
+                self._observer.remove()
             self._write()
 
     def _write(self) -> None:
@@ -155,7 +155,7 @@ class _Record:
         # What tells this group of ranks from others that the command may start.
         job = [os.environ.get(each, "") for each in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")]
         try:
-            _save("facts", {"began": self._began, "job": " ".join(job), "facts": self._witness.facts().to_dict()})
+            _save("facts", {"began": self._began, "job": " ".join(job), "facts": self._observer.facts().to_dict()})
         except Exception as problem:  # noqa: BLE001
             _confess(problem)
 

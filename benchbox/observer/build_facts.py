@@ -1,4 +1,4 @@
-"""From what a witness noted to the facts it gives."""
+"""From what an observer noted to the facts it gives."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .facts import REDUCTIONS, CensusEntry, RankFacts, Scaler, Schedule, StepCourse
-from .introspect.tensors import local
+from .facts import REDUCTIONS, CensusEntry, RankFacts, Scaler, Schedule, StepFacts
+from .introspect.tensors import local_shard
 from .introspect.wrappers import configured_reduction, prepared_by, setup_of
 from .state import named
-from .tensor_facts import buffers, number, opaque, parameters, stepped_tensors, strangers
+from .tensor_facts import buffers, float_or_none, opaque, parameters, stepped_tensors, strangers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +65,7 @@ def testimony(book: Notebook, rank: int, world_size: int, problems: tuple[str, .
 def _flows(book: Notebook, rank: int, model: nn.Module | None) -> Iterator[CensusEntry]:
     """What one step computed and reduced in: matrix products of its forward pass, and its reductions over ranks."""
     parameter = None if model is None else next(model.parameters(), None)
-    device = "unknown" if parameter is None else str(local(parameter).device)
+    device = "unknown" if parameter is None else str(local_shard(parameter).device)
     for dtype, (count, elements, size) in book.operations.products.seen.items():
         yield CensusEntry(rank=rank, kind="product", dtype=dtype, device=device, tensors=count, elements=elements, bytes=size)
     for found in book.operations.collectives.by_dtype():
@@ -96,10 +96,10 @@ def _count(book: Notebook, stepping: Sequence[Stepping]) -> None:
             book.sizes.count("master", tensor, tensor)
 
 
-def _course(notes: StepNotes, reached: Mapping[str, set[int]]) -> StepCourse:
+def _course(notes: StepNotes, reached: Mapping[str, set[int]]) -> StepFacts:
     """Without rates of schedules whose optimizers take no part in this step: a generator's, whose critic steps more often."""
     waiting = {name for name, optimizers in reached.items() if optimizers and not optimizers & notes.rates.keys()}
-    return StepCourse(
+    return StepFacts(
         step=notes.step,
         micro_batches=notes.micro_batches,
         rates=notes.named_rates(),
@@ -140,7 +140,7 @@ def _scaler(book: Notebook, model: nn.Module | None) -> Scaler | None:
 
 
 def _default_decay(stepping: Stepping) -> float | None:
-    return number(stepping.optimizer.defaults.get("weight_decay"))
+    return float_or_none(stepping.optimizer.defaults.get("weight_decay"))
 
 
 def _missing(book: Notebook, stepping: Sequence[Stepping], model: nn.Module | None) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What a witness writes down: plain facts of one rank, free of torch, so that rules read them anywhere.
+"""What an observer writes down: plain facts of one rank, free of torch, so that rules read them anywhere.
 
 A fact is something that was seen. What could not be seen is not left empty: `RankFacts.missing` names it, with the reason.
 """
@@ -61,7 +61,7 @@ class CensusEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
+class UpdateStatistics:
     """What the steps that were looked at closely did to one stepped tensor, on this rank's part of it.
 
     Large tensors are judged by a sample of their elements. An update is what the optimizer's arithmetic gives in float32 from
@@ -121,11 +121,11 @@ class SteppedTensor:
     compensation: str | None = None  # what keeps updates of 16-bit tensors from being lost, if anything does
     offload: str | None = None  # a declared offload of masters or state to another device, in the words of its setting
     step_count: float | None = None  # the optimizer's own, after the last step seen
-    numbers: Numbers = field(default_factory=Numbers)
+    numbers: UpdateStatistics = field(default_factory=UpdateStatistics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opaque:
+class OpaqueOptimizer:
     """An optimizer that the census cannot read, and why: what it does is unknown, and unknown never passes."""
 
     optimizer: str
@@ -149,7 +149,7 @@ class LiveTensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepCourse:
+class StepFacts:
     """One optimizer step as it went. Rates are those in force when the tensors were stepped, one a parameter group."""
 
     step: int  # from 1, of those seen
@@ -177,7 +177,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class CollectiveUse:
     """Collectives of one kind and dtype in one step; `bytes` as in `benchbox.observer.hooks.collectives`."""
 
     operation: str  # all_reduce, reduce_scatter, all_gather, ...
@@ -188,7 +188,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Configured:
+class ConfiguredReduction:
     """A dtype that something says it reduces gradients in, and who says so."""
 
     source: str
@@ -235,7 +235,7 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedByAccelerate:
     """What accelerate knows of optimizers: those it wrapped, those that step without it, and its accumulation."""
 
     accumulation: int
@@ -264,27 +264,27 @@ class RankFacts:
     optimizer_chain: tuple[str, ...] = ()
     entries: tuple[CensusEntry, ...] = ()
     stepped: tuple[SteppedTensor, ...] = ()
-    opaque: tuple[Opaque, ...] = ()
+    opaque: tuple[OpaqueOptimizer, ...] = ()
     parameters: tuple[LiveTensor, ...] = ()
     buffers: tuple[LiveTensor, ...] = ()
     accumulated_in: tuple[str, ...] = ()  # dtypes of gradients that later micro-batches of the same step were added to
-    collectives: tuple[Collective, ...] = ()
-    reduction: Configured | None = None
-    steps: tuple[StepCourse, ...] = ()
+    collectives: tuple[CollectiveUse, ...] = ()
+    reduction: ConfiguredReduction | None = None
+    steps: tuple[StepFacts, ...] = ()
     schedules: tuple[Schedule, ...] = ()
     scaler: Scaler | None = None
     products: dict[str, int] = field(default_factory=dict)  # matrix products of the forward pass by dtype
     autocast: Autocast | None = None
     loads: tuple[StateLoad, ...] = ()
     setup: Setup | None = None
-    prepared: Prepared | None = None
+    prepared: PreparedByAccelerate | None = None
     groups: tuple[tuple[float, int], ...] = ()  # weight decay and number of tensors of each parameter group, empty ones too
     strangers: tuple[str, ...] = ()  # tensors that optimizers hold, that had no gradient and are no parameter of the model
     default_decay: float | None = None  # the weight decay the optimizer was built with, where groups name none
     default_dtype: str | None = None
     contract: Contract | None = None
     missing: dict[str, str] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()  # what the witness itself failed at
+    problems: tuple[str, ...] = ()  # what the observer itself failed at
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -303,7 +303,7 @@ class RankFacts:
         values["groups"] = tuple((decay, tensors) for decay, tensors in values.get("groups", ()))
         if values["prepared"] is not None:
             found = values["prepared"]
-            values["prepared"] = Prepared(
+            values["prepared"] = PreparedByAccelerate(
                 accumulation=found.accumulation, wrapped=tuple(found.wrapped), unknown=tuple(found.unknown)
             )
         return cls(**values)
@@ -312,20 +312,20 @@ class RankFacts:
 _MANY: dict[str, Any] = {
     "entries": CensusEntry,
     "stepped": SteppedTensor,
-    "opaque": Opaque,
+    "opaque": OpaqueOptimizer,
     "parameters": LiveTensor,
     "buffers": LiveTensor,
-    "collectives": Collective,
-    "steps": StepCourse,
+    "collectives": CollectiveUse,
+    "steps": StepFacts,
     "schedules": Schedule,
     "loads": StateLoad,
 }
 _ONE: dict[str, Any] = {
-    "reduction": Configured,
+    "reduction": ConfiguredReduction,
     "scaler": Scaler,
     "autocast": Autocast,
     "setup": Setup,
-    "prepared": Prepared,
+    "prepared": PreparedByAccelerate,
     "contract": Contract,
 }
 
@@ -333,14 +333,14 @@ _ONE: dict[str, Any] = {
 def _rebuilt(kind: Any, held: Mapping[str, Any]) -> Any:
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in held.items()}
     if kind is SteppedTensor:
-        values["numbers"] = Numbers(**values["numbers"])
+        values["numbers"] = UpdateStatistics(**values["numbers"])
     for name, value in values.items():
         if isinstance(value, dict):
             values[name] = {key: tuple(each) if isinstance(each, list) else each for key, each in value.items()}
     return kind(**values)
 
 
-def all_stepped(facts: Iterable[RankFacts]) -> Iterator[tuple[int, SteppedTensor]]:
+def all_stepped_tensors(facts: Iterable[RankFacts]) -> Iterator[tuple[int, SteppedTensor]]:
     """(rank, tensor) for every stepped tensor of every rank that holds a part of it."""
     for each in facts:
         for tensor in each.stepped:
@@ -348,7 +348,7 @@ def all_stepped(facts: Iterable[RankFacts]) -> Iterator[tuple[int, SteppedTensor
                 yield each.rank, tensor
 
 
-def edq(numbers: Iterable[Numbers]) -> float | None:
+def edq(numbers: Iterable[UpdateStatistics]) -> float | None:
     """Effective descent quality, <u, what arrived> / |u|^2, over several tensors: 1 when every update arrives (Collage,
     arXiv:2405.03637). None where no update was computed.
     """

@@ -1,4 +1,4 @@
-"""The witness itself: which steps it looks at, and how closely."""
+"""The observer itself: which steps it looks at, and how closely."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .facts import SECTIONS, RankFacts
 from .hooks.steps import StepWindows
 from .introspect.discovery import Surroundings, look_around
 from .introspect.master_matching import matched
-from .introspect.names import links, live_parameters, storage_of
-from .introspect.tensors import local
+from .introspect.names import find_links, live_parameters, storage_of
+from .introspect.tensors import local_shard
 from .introspect.wrappers import optimizer_chain
 from .numerics.probes import Look, can_look_at
 from .state import Notebook, StepNotes, Stepping, tensors_of
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 
 def _guarded(method: Callable[..., None]) -> Callable[..., None]:
-    """A witness that stumbles says so and leaves; the training goes on."""
+    """An observer that stumbles says so and leaves; the training goes on."""
 
     @functools.wraps(method)
-    def careful(self: Witness, *args: Any) -> None:
+    def careful(self: StepObserver, *args: Any) -> None:
         try:
             with torch.no_grad():
                 method(self, *args)
@@ -53,12 +53,12 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {said} ({last.name}, line {last.lineno})"
 
 
-class Witness:
+class StepObserver:
     """Watches the first `steps` optimizer steps taken while it is installed, then removes itself.
 
-        with Witness(source="command", steps=20) as witness:
+        with StepObserver(source="command", steps=20) as observer:
             train()
-        facts = witness.facts()
+        facts = observer.facts()
 
     The first, the middle and the last of them are looked at closely; through the step after the middle one every operation is
     seen. Between those a step costs a few Python calls. It only reads: no tensor, random state or result of the training
@@ -69,7 +69,7 @@ class Witness:
         model, optimizer, schedules: the wrapped model, the outermost optimizer and the schedules. Those not given are looked
             for among the objects of the process when the first step is taken.
         contract: what was declared, for the facts to carry.
-        on_done: called once, with this witness, when the steps have been seen.
+        on_done: called once, with this observer, when the steps have been seen.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Witness:
         optimizer: Any = None,
         schedules: Sequence[Any] | None = None,
         contract: Contract | None = None,
-        on_done: Callable[[Witness], None] | None = None,
+        on_done: Callable[[StepObserver], None] | None = None,
     ) -> None:
         self._book = Notebook(source, contract, optimizer, Surroundings(schedules=list(schedules or ())))
         self._given = (model, optimizer, schedules)
@@ -94,7 +94,7 @@ class Witness:
         self._rank: tuple[int, int] | None = None
         self._testimony: RankFacts | None = None
 
-    def __enter__(self) -> Witness:  # noqa: PYI034 (Self came with Python 3.11)
+    def __enter__(self) -> StepObserver:  # noqa: PYI034 (Self came with Python 3.11)
         self.install()
         return self
 
@@ -123,7 +123,7 @@ class Witness:
             self._book.steps[-1].norm = (norm, max_norm)
 
     def facts(self) -> RankFacts:
-        """What was seen so far. Once the witness has left it no longer changes, and the training's objects are let go."""
+        """What was seen so far. Once the observer has left it no longer changes, and the training's objects are let go."""
         return self._testimony or self._written()
 
     @property
@@ -261,7 +261,7 @@ class Witness:
 
     def _link(self, optimizer: Optimizer, stepping: Stepping) -> None:
         """Which live parameter stands behind each tensor. Done at each close look: DeepSpeed fills its groups late."""
-        found = list(links(stepping.chain, self._book.live))
+        found = list(find_links(stepping.chain, self._book.live))
         if not found:
             stepped = tensors_of(optimizer)
             if not any(self._book.is_live(tensor) for tensor in stepped):
@@ -292,7 +292,7 @@ class Witness:
         self._watch_bystanders()
         for tensor, link in [(link.stepped, link) for link in self._book.links.values()]:
             look = self._book.looks.get(id(tensor))
-            if look is not None and link.live is not None and look.steps and local(link.live).numel():
+            if look is not None and link.live is not None and look.steps and local_shard(link.live).numel():
                 look.against_live(tensor, link.live, first=False)
 
     def _done(self) -> None:
@@ -322,5 +322,5 @@ class Witness:
         except Exception as error:  # noqa: BLE001 (as for the hooks: whatever it is, it is not the training's)
             rank, world_size = self.rank
             problems = (*self._problems, f"writing down: {_told(error)}")
-            missing = dict.fromkeys(SECTIONS, "the witness failed before it could say")
+            missing = dict.fromkeys(SECTIONS, "the observer failed before it could say")
             return RankFacts(rank=rank, world_size=world_size, source=self._book.source, missing=missing, problems=problems)

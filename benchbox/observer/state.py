@@ -1,4 +1,4 @@
-"""What a witness notes while it watches."""
+"""What an observer notes while it watches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .hooks.calls import Calls
 from .hooks.forward import ForwardWatch
 from .hooks.operations import OperationWatch
 from .introspect.names import compensation, storage_of
-from .introspect.tensors import dtype_name, local
+from .introspect.tensors import dtype_name, local_shard
 from .numerics.census import Sizes
 from .numerics.expected_update import sample
 from .numerics.probes import MOST_ELEMENTS, can_look_at
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .facts import Contract
     from .hooks.steps import Stepped
     from .introspect.discovery import Surroundings
-    from .introspect.names import Link
+    from .introspect.names import MasterLink
     from .numerics.probes import Look
 
 
@@ -95,7 +95,7 @@ class Stepping:
 
     def note(self, tensor: Tensor, group: Mapping[str, Any], place: int, state: Mapping[str, Any]) -> None:
         options = {name: value for name, value in group.items() if name != "params"}
-        gradient = None if tensor.grad is None else dtype_name(local(tensor.grad))
+        gradient = None if tensor.grad is None else dtype_name(local_shard(tensor.grad))
         self.held[id(tensor)] = Held(tensor, options, place, dict(state), compensation(self.optimizer, state), gradient)
 
     def groups(self) -> list[tuple[float, int]]:
@@ -123,7 +123,7 @@ class Bystanders:
         for parameter in parameters:
             if id(parameter) in self.moved or not can_look_at(parameter):
                 continue
-            now = sample(local(parameter), MOST_ELEMENTS)
+            now = sample(local_shard(parameter), MOST_ELEMENTS)
             _, before = self._seen.setdefault(id(parameter), (parameter, now))
             if not torch.equal(before, now):
                 self.moved.add(id(parameter))
@@ -150,7 +150,7 @@ class Notebook:
     steps: list[StepNotes] = field(default_factory=list)
     stepping: dict[int, Stepping] = field(default_factory=dict)  # by optimizer: those that step tensors themselves
     looks: dict[int, Look] = field(default_factory=dict)  # by stepped tensor
-    links: dict[int, Link] = field(default_factory=dict)  # by stepped tensor
+    links: dict[int, MasterLink] = field(default_factory=dict)  # by stepped tensor
     bystanders: Bystanders = field(default_factory=Bystanders)
     live: dict[int, str] = field(default_factory=dict)  # names of the models' parameters
     live_storages: set[int] = field(default_factory=set)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .facts import LiveTensor, Opaque, SteppedTensor
-from .introspect.names import dimensions, is_known, offload, own_name
-from .introspect.tensors import dtype_name, local
+from .facts import LiveTensor, OpaqueOptimizer, SteppedTensor
+from .introspect.names import dimensions, is_known, offload, unwrapped_name
+from .introspect.tensors import dtype_name, local_shard
 from .introspect.wrappers import optimizer_chain
 from .numerics.expected_update import betas_of, is_decoupled
 from .numerics.probes import Look, numbers
@@ -28,7 +28,7 @@ def stepped_tensors(book: Notebook, stepping: Sequence[Stepping]) -> Iterator[St
         parts: dict[tuple[Any, ...], list[Held]] = defaultdict(list)
         for held in each.held.values():
             name = _name(book, held, type(each.optimizer).__name__)
-            parts[name, dtype_name(local(held.tensor)), number(held.options.get("weight_decay"))].append(held)
+            parts[name, dtype_name(local_shard(held.tensor)), float_or_none(held.options.get("weight_decay"))].append(held)
         for (name, _, _), members in parts.items():
             yield _stepped(book, each, name, members, shapes)
 
@@ -42,11 +42,11 @@ def _stepped(
     book: Notebook, stepping: Stepping, name: str, members: Sequence[Held], shapes: Mapping[int, int]
 ) -> SteppedTensor:
     first = members[0]
-    tensor, options = local(first.tensor), first.options
+    tensor, options = local_shard(first.tensor), first.options
     link = book.links.get(id(first.tensor))
     is_live = book.is_live(first.tensor)
-    stands_for = tensor if is_live else (local(link.live) if link is not None and link.live is not None else None)
-    tensors = {key: local(value) for key, value in first.state.items() if isinstance(value, Tensor)}
+    stands_for = tensor if is_live else (local_shard(link.live) if link is not None and link.live is not None else None)
+    tensors = {key: local_shard(value) for key, value in first.state.items() if isinstance(value, Tensor)}
     covered = link.covers if link is not None else ((name, id(first.tensor)),)
     step = first.state.get("step", options.get("step"))
     return SteppedTensor(
@@ -55,16 +55,16 @@ def _stepped(
         dtype=dtype_name(tensor),
         device=str(tensor.device),
         shape=tuple(tensor.shape),
-        elements=sum(local(held.tensor).numel() for held in members),
+        elements=sum(local_shard(held.tensor).numel() for held in members),
         live=is_live,
         live_dtype=None if stands_for is None else dtype_name(stands_for),
         live_device=None if stands_for is None else str(stands_for.device),
         live_ndim=max((shapes[place] for _, place in covered if place in shapes), default=None),
         covers=tuple(covers for covers, _ in covered) if link is not None else (),
-        lr=number(options.get("lr")),
+        lr=float_or_none(options.get("lr")),
         betas=betas_of(options),
-        eps=number(options.get("eps")),
-        weight_decay=number(options.get("weight_decay")),
+        eps=float_or_none(options.get("eps")),
+        weight_decay=float_or_none(options.get("weight_decay")),
         decoupled_decay=is_decoupled(stepping.optimizer, options),
         gradient_dtype=first.gradient,
         state={key: dtype_name(value) for key, value in tensors.items()},
@@ -76,19 +76,19 @@ def _stepped(
     )
 
 
-def number(value: Any) -> float | None:
+def float_or_none(value: Any) -> float | None:
     """None of what is not a number: Adafactor's eps is a pair."""
     return float(value) if isinstance(value, (int, float, Tensor)) else None
 
 
-def opaque(book: Notebook, stepping: Sequence[Stepping]) -> Iterator[Opaque]:
+def opaque(book: Notebook, stepping: Sequence[Stepping]) -> Iterator[OpaqueOptimizer]:
     for each in stepping:
         if not is_known(each.optimizer) and not all(held.compensation for held in each.held.values()):
             reason = "its arithmetic is unknown: it may hold masters or compensate rounding where nobody can see"
-            yield Opaque(optimizer=type(each.optimizer).__name__, reason=reason)
+            yield OpaqueOptimizer(optimizer=type(each.optimizer).__name__, reason=reason)
     if not stepping and book.outermost is not None:
         innermost = optimizer_chain(book.outermost)[-1]
-        yield Opaque(optimizer=type(innermost).__name__, reason="it made no step that torch's optimizer hooks saw")
+        yield OpaqueOptimizer(optimizer=type(innermost).__name__, reason="it made no step that torch's optimizer hooks saw")
 
 
 def parameters(book: Notebook) -> Iterator[LiveTensor]:
@@ -99,9 +99,9 @@ def parameters(book: Notebook) -> Iterator[LiveTensor]:
             for name, parameter in module._parameters.items():  # noqa: SLF001
                 if parameter is None:
                     continue
-                held = local(parameter)
+                held = local_shard(parameter)
                 yield LiveTensor(
-                    name=own_name(f"{prefix}.{name}" if prefix else name),
+                    name=unwrapped_name(f"{prefix}.{name}" if prefix else name),
                     dtype=dtype_name(held),
                     device=str(held.device),
                     elements=held.numel(),
@@ -127,7 +127,7 @@ def buffers(book: Notebook) -> Iterator[LiveTensor]:
             for name, buffer in module._buffers.items():  # noqa: SLF001
                 if buffer is not None:
                     yield LiveTensor(
-                        name=own_name(f"{prefix}.{name}" if prefix else name),
+                        name=unwrapped_name(f"{prefix}.{name}" if prefix else name),
                         dtype=dtype_name(buffer),
                         device=str(buffer.device),
                         elements=buffer.numel(),

@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 import torch
 
-from benchbox.measure.phases import NONE, PHASES, PhaseClock, Position, Together
+from benchbox.measure.phases import NONE, PHASES, PhaseClock, ProgressTracker, CombinedInstrument
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell, DataSpec
@@ -63,8 +63,8 @@ def test_instruments_cost_at_most_one_percent_of_a_step_of_pi05_small(benchmark,
     """
     session, stream = stepping
     clock = PhaseClock(session.device)
-    position = Position(keep=RankStateFile(tmp_path / "state").write)  # as the worker has it
-    instruments = Together(clock, position)
+    position = ProgressTracker(keep=RankStateFile(tmp_path / "state").write)  # as the worker has it
+    instruments = CombinedInstrument(clock, position)
     ratios: list[float] = []
     bare_s: list[float] = []
 

@@ -1,4 +1,4 @@
-"""What the witness costs steps that it does not look at closely: between those, and after it has left."""
+"""What the observer costs steps that it does not look at closely: between those, and after it has left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import optimizer as hooks
 
-from benchbox.observer.observer import Witness
+from benchbox.observer.observer import StepObserver
 
 ROUNDS = 9
 ALLOWED = 0.02
@@ -39,7 +39,7 @@ def step():
 
 
 def forget_hooks():
-    """A witness that leaves inside one of torch's hooks leaves that one behind, idle: to step without it, it is taken out."""
+    """An observer that leaves inside one of torch's hooks leaves that one behind, idle: to step without it, it is taken out."""
     hooks._global_optimizer_pre_hooks.clear()
 
 
@@ -68,24 +68,24 @@ def test_steps_that_are_not_looked_at_cost_at_most_two_percent_more(benchmark, c
             step()
         return (time.process_time() - before) / 3
 
-    def compared(where, witness, untimed):
+    def compared(where, observer, untimed):
         """Bare, watched, watched, bare: a drift within a round cancels."""
         bare = timed()
-        witness.install()
+        observer.install()
         for _ in range(untimed):
             step()
         watched = timed() + timed()
         shares[where].append(own_cost_s(step.optimizer) / bare)
-        witness.remove()
+        observer.remove()
         forget_hooks()
         bare += timed()
         ratios[where].append(watched / bare)
 
     def one_round():
-        between = Witness(source="command", steps=NEVER)
+        between = StepObserver(source="command", steps=NEVER)
         compared("between", between, untimed=3)
         assert between.saw_steps > 3
-        after = Witness(source="command", steps=1)
+        after = StepObserver(source="command", steps=1)
         compared("after", after, untimed=3)
         assert after.saw_steps == 1
 

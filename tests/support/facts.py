@@ -1,4 +1,4 @@
-"""Facts as a witness would give them, made by hand: of a training with nothing wrong, to be changed in one place."""
+"""Facts as an observer would give them, made by hand: of a training with nothing wrong, to be changed in one place."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from benchbox.observer.facts import (
     Autocast,
     CensusEntry,
-    Collective,
-    Configured,
+    CollectiveUse,
+    ConfiguredReduction,
     Contract,
     LiveTensor,
-    Numbers,
-    Prepared,
+    UpdateStatistics,
+    PreparedByAccelerate,
     RankFacts,
     Scaler,
     Schedule,
     Setup,
     StateLoad,
-    StepCourse,
+    StepFacts,
     SteppedTensor,
 )
 
@@ -31,7 +31,7 @@ FEW = {"elements": 32, "shape": (32,)}
 HALF_MOMENTS = {"step": "float32", "exp_avg": "bfloat16", "exp_avg_sq": "bfloat16"}
 
 
-def numbers(**changes: Any) -> Numbers:
+def numbers(**changes: Any) -> UpdateStatistics:
     """Of a tensor that was resumed after ten steps and takes every update."""
     held = {
         "steps": 3,
@@ -46,12 +46,12 @@ def numbers(**changes: Any) -> Numbers:
         "live_differs_first": 0.0,
         "live_differs": 0.0,
     }
-    return Numbers(**(held | changes))
+    return UpdateStatistics(**(held | changes))
 
 
 def tensor(name: str = WEIGHT, **changes: Any) -> SteppedTensor:
     """A float32 master of a bfloat16 matrix. Changes that `Numbers` has go there."""
-    own = {key: changes.pop(key) for key in list(changes) if key in Numbers.__dataclass_fields__}
+    own = {key: changes.pop(key) for key in list(changes) if key in UpdateStatistics.__dataclass_fields__}
     held = {
         "optimizer": "AdamW",
         "dtype": "float32",
@@ -95,7 +95,7 @@ def buffer(name: str, dtype: str) -> LiveTensor:
     return LiveTensor(name=name, dtype=dtype, device="cpu", elements=16, ndim=1)
 
 
-def course(step: int, **changes: Any) -> StepCourse:
+def course(step: int, **changes: Any) -> StepFacts:
     """A step at the rate that its schedule gives."""
     held = {
         "micro_batches": 1,
@@ -106,10 +106,10 @@ def course(step: int, **changes: Any) -> StepCourse:
         "max_norm": 1.0,
         "stepped_norm": 0.5,
     }
-    return StepCourse(step=step, **(held | changes))
+    return StepFacts(step=step, **(held | changes))
 
 
-def courses(count: int = 6, **changes: Any) -> tuple[StepCourse, ...]:
+def courses(count: int = 6, **changes: Any) -> tuple[StepFacts, ...]:
     """Steps; a change that can be called is given the number of the step."""
     return tuple(
         course(step, **{key: value(step) if callable(value) else value for key, value in changes.items()})
@@ -131,7 +131,7 @@ def rank(number: int = 0, **changes: Any) -> RankFacts:
         "buffers": (buffer("rotary.inv_freq", "float32"),),
         "accumulated_in": ("float32",),
         "collectives": (reduction("float32"), reduction("float32", elements=1, operation="all_reduce")),
-        "reduction": Configured(source="FSDP1 reduce_dtype", dtype="float32"),
+        "reduction": ConfiguredReduction(source="FSDP1 reduce_dtype", dtype="float32"),
         "steps": courses(),
         "schedules": (Schedule(name="LambdaLR", optimizer="AdamW", reaches=True),),
         "scaler": None,
@@ -146,7 +146,7 @@ def rank(number: int = 0, **changes: Any) -> RankFacts:
             mixed_precision="bf16",
             source="accelerate",
         ),
-        "prepared": Prepared(accumulation=1, wrapped=("AdamW",), unknown=()),
+        "prepared": PreparedByAccelerate(accumulation=1, wrapped=("AdamW",), unknown=()),
         "groups": ((0.1, 1), (0.0, 1)),
         "default_decay": 0.01,
         "default_dtype": "float32",
@@ -175,8 +175,8 @@ def loading(**changes: dict[str, tuple[str, ...]]) -> list[RankFacts]:
     return ranks(loads=(replace(load, **changes),))
 
 
-def reduction(dtype: str, *, elements: int = 1000, operation: str = "reduce_scatter") -> Collective:
-    return Collective(operation=operation, dtype=dtype, count=1, elements=elements, bytes=4 * elements)
+def reduction(dtype: str, *, elements: int = 1000, operation: str = "reduce_scatter") -> CollectiveUse:
+    return CollectiveUse(operation=operation, dtype=dtype, count=1, elements=elements, bytes=4 * elements)
 
 
 def scaler(steps: int, skipped: int) -> Scaler:

@@ -1,11 +1,11 @@
-"""Small trainings, and what a witness that is handed nothing sees of them."""
+"""Small trainings, and what an observer that is handed nothing sees of them."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from benchbox.observer.observer import Witness
+from benchbox.observer.observer import StepObserver
 
 ELEMENTS = 2 * (8 * 8 + 8)
 
@@ -34,10 +34,10 @@ def train(model, optimizer, steps, schedule=None, accumulation=1):
 
 
 def seen(model, optimizer, steps=6, **options):
-    """What a witness that is handed nothing finds out."""
-    with Witness(source="command", steps=steps) as witness:
+    """What an observer that is handed nothing finds out."""
+    with StepObserver(source="command", steps=steps) as observer:
         train(model, optimizer, steps, **options)
-    return witness.facts()
+    return observer.facts()
 
 
 def table(facts):

@@ -31,7 +31,7 @@ class Calls:
         self.loads: list[StateLoad] = []
         self.scaler: str | None = None
         self.scaled_steps = 0
-        self.steps_taken = 0  # by optimizers, as the witness counts them
+        self.steps_taken = 0  # by optimizers, as the observer counts them
         self.skipped = 0
         self._norms: list[tuple[Any, float, frozenset[int]]] = []
         self._restore: list[tuple[Any, str, Any]] = []

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..facts import Collective
-from .dispatch import name_of
+from ..facts import CollectiveUse
+from .dispatch import operation_name
 
 _NAMESPACES = frozenset({"c10d", "_c10d_functional"})
 _NAMES = {
@@ -57,10 +57,10 @@ class CollectiveCounter:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], list[int]] = {}  # by name and dtype: count, elements, bytes
 
-    def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
+    def on_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
         if getattr(operation, "namespace", None) not in _NAMESPACES:
             return
-        raw = name_of(operation)
+        raw = operation_name(operation)
         if raw in _NO_COLLECTIVE:
             return
         name = _NAMES.get(raw, raw)
@@ -73,10 +73,10 @@ class CollectiveCounter:
         counted[1] += sum(tensor.numel() for tensor in largest)
         counted[2] += sum(tensor.numel() * tensor.element_size() for tensor in largest)
 
-    def by_dtype(self) -> list[Collective]:
+    def by_dtype(self) -> list[CollectiveUse]:
         """What was seen, one entry a kind and dtype."""
         return [
-            Collective(operation=name, dtype=dtype, count=count, elements=elements, bytes=size)
+            CollectiveUse(operation=name, dtype=dtype, count=count, elements=elements, bytes=size)
             for (name, dtype), (count, elements, size) in self._seen.items()
         ]
 

@@ -9,14 +9,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Observer(Protocol):
-    def saw(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
+    def on_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
         """Called after each operation with plain local tensors.
 
         `operation` is an `OpOverload` or, where torch keeps a kernel whole (FlexAttention), a `HigherOrderOperator`.
         """
 
 
-class Watch(TorchDispatchMode):
+class OperationDispatchMode(TorchDispatchMode):
     """Shows observers every operation inside the with block, forward, backward and optimizer alike.
 
     It slows a step down a great deal: never around one that is timed.
@@ -46,17 +46,17 @@ class Watch(TorchDispatchMode):
         options = kwargs or {}
         result = func(*args, **options)
         for observer in self._observers:
-            observer.saw(func, args, options, result)
+            observer.on_operation(func, args, options, result)
         return result
 
 
-def name_of(operation: Any) -> str:
+def operation_name(operation: Any) -> str:
     """Without namespace and overload."""
     name: str = getattr(operation, "overloadpacket", operation).__name__
     return name
 
 
-def recomputing() -> bool:
+def is_recomputing() -> bool:
     """Whether the running operation repeats a forward inside the backward pass, as activation checkpointing does.
 
     Backward itself runs without recording gradients; a forward that is repeated in it records them again.

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..facts import Autocast
-from ..introspect.tensors import dtype_name, is_a
+from ..introspect.tensors import dtype_name, has_class_named
 from .dispatch import in_backward
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class ForwardWatch:
 def _gradients(module: nn.Module) -> Iterator[torch.Tensor]:
     """Where a micro-batch has left gradients for the next to be added to: on the parameters, or in DeepSpeed's own buffers."""
     optimizer: Any = getattr(module, "optimizer", None)
-    if is_a(optimizer, "BF16_Optimizer"):  # it clears what is on the parameters before each backward pass
+    if has_class_named(optimizer, "BF16_Optimizer"):  # it clears what is on the parameters before each backward pass
         yield from optimizer.fp32_groups_gradients_flat
         return
     for buffers in ("averaged_gradients", "all_grad_tensors"):  # of ZeRO-3; of ZeRO-1 and 2

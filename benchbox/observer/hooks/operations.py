@@ -9,8 +9,8 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .collectives import CollectiveCounter
-from .dispatch import Watch
-from .matmuls import ProductDtypes
+from .dispatch import OperationDispatchMode
+from .matmuls import MatmulDtypes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,9 +25,9 @@ class OperationWatch:
     """
 
     def __init__(self) -> None:
-        self.collectives, self.products = CollectiveCounter(), ProductDtypes()
+        self.collectives, self.products = CollectiveCounter(), MatmulDtypes()
         self.missing: str | None = NOT_SEEN
-        self._watch: Watch | None = None
+        self._watch: OperationDispatchMode | None = None
 
     def enter(self) -> None:
         if self._watch is not None or self.missing != NOT_SEEN:
@@ -35,7 +35,7 @@ class OperationWatch:
         if (objection := _objection()) is not None:
             self.missing = objection
             return
-        self._watch = Watch(self.collectives, self.products)
+        self._watch = OperationDispatchMode(self.collectives, self.products)
         self._watch.__enter__()
 
     def leave(self) -> None:
@@ -71,7 +71,7 @@ class _Cast(torch.Tensor):
 
 def _casts_to_subclasses() -> bool:
     """Whether a tensor can be turned into one of a subclass while operations are watched; torch 2.4 cannot."""
-    with Watch():
+    with OperationDispatchMode():
         try:
             torch.zeros(()).as_subclass(_Cast)
         except RuntimeError:

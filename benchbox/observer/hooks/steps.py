@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..introspect.tensors import local
+from ..introspect.tensors import local_shard
 from ..introspect.wrappers import optimizer_chain
 from ..numerics.probes import can_look_at
 
@@ -127,7 +127,7 @@ class StepWindows:
         if self.step or self._listener.saw_forward or not tensors:
             return False
         gradients = [tensor.grad for _, _, tensor in tensors if tensor.grad is not None and can_look_at(tensor)]
-        return len(gradients) == len(tensors) and not any(local(gradient).any() for gradient in gradients)
+        return len(gradients) == len(tensors) and not any(local_shard(gradient).any() for gradient in gradients)
 
     def _wraps(self, optimizer: Optimizer) -> bool:
         return id(optimizer) in self.wrappers or len(optimizer_chain(optimizer)) > 1

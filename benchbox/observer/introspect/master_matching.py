@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..numerics.expected_update import sample
 from ..numerics.probes import can_look_at
-from .names import Link
-from .tensors import local
+from .names import MasterLink
+from .tensors import local_shard
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _COMPARED = 64  # elements: enough to tell tensors apart that were trained, or drawn at random
 
 
-def matched(stepped: Sequence[Tensor], live: Sequence[Named], linked: Collection[int]) -> Iterator[Link]:
+def matched(stepped: Sequence[Tensor], live: Sequence[Named], linked: Collection[int]) -> Iterator[MasterLink]:
     """Links by shapes, or else by values.
 
     Args:
@@ -32,13 +32,13 @@ def matched(stepped: Sequence[Tensor], live: Sequence[Named], linked: Collection
     trainable = [(name, parameter) for name, parameter in live if parameter.requires_grad]
     if [tensor.shape for tensor in stepped] == [parameter.shape for _, parameter in trainable]:
         for tensor, (name, parameter) in zip(stepped, trainable, strict=True):
-            yield Link(tensor, name, parameter.detach(), ((name, id(parameter)),))
+            yield MasterLink(tensor, name, parameter.detach(), ((name, id(parameter)),))
     else:
         free = [tensor for tensor in stepped if id(tensor) not in linked]
         yield from _by_value(free, [(name, parameter) for name, parameter in trainable if id(parameter) not in linked])
 
 
-def _by_value(stepped: Iterable[Tensor], live: Iterable[Named]) -> Iterator[Link]:
+def _by_value(stepped: Iterable[Tensor], live: Iterable[Named]) -> Iterator[MasterLink]:
     """Each tensor is linked to the parameter that it rounds to. Where several are alike, as norms are before they are trained,
     it stands for one of them.
     """
@@ -61,10 +61,10 @@ def _by_value(stepped: Iterable[Tensor], live: Iterable[Named]) -> Iterator[Link
         (name, parameter), *others = alike
         told = not others and len(tensors) == 1
         for tensor in tensors:
-            yield Link(tensor, f"{name} or one alike" if others else name, parameter.detach() if told else None, covers)
+            yield MasterLink(tensor, f"{name} or one alike" if others else name, parameter.detach() if told else None, covers)
 
 
 def _print(tensor: Tensor, dtype: torch.dtype) -> tuple[object, ...]:
     """What is the same of a parameter and of what rounds to it."""
-    held = local(tensor)
+    held = local_shard(tensor)
     return tuple(held.shape), dtype, *sample(held, _COMPARED).to(dtype).tolist()

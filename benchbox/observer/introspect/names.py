@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 
-from .tensors import dtype_name, is_a, local
+from .tensors import dtype_name, has_class_named, local_shard
 from .wrappers import fsdp1_handles
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _PARTITIONS = (
 _KNOWN_MODULES = ("torch.optim.", "deepspeed.ops.adam.")
 
 
-class Link(NamedTuple):
+class MasterLink(NamedTuple):
     """A tensor that is stepped, what it stands for, and the live tensor (or part of one) that it is rounded into."""
 
     stepped: Tensor
@@ -37,7 +37,7 @@ class Link(NamedTuple):
     covers: tuple[tuple[str, int], ...] = ()  # (name, id) of the parameters in a partition
 
 
-def own_name(wrapped_name: str) -> str:
+def unwrapped_name(wrapped_name: str) -> str:
     """A parameter's name in the unwrapped model."""
     return ".".join(part for part in wrapped_name.split(".") if part not in _WRAPPER_PARTS)
 
@@ -45,7 +45,7 @@ def own_name(wrapped_name: str) -> str:
 def live_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Parameters of a wrapped model, by the names they had before it was wrapped."""
     for path, parameter in model.named_parameters():
-        yield own_name(path), parameter
+        yield unwrapped_name(path), parameter
 
 
 def dimensions(model: nn.Module) -> dict[int, int]:
@@ -53,7 +53,7 @@ def dimensions(model: nn.Module) -> dict[int, int]:
 
     FSDP1 leaves a rank flat pieces and ZeRO-3 empty tensors; both remember the shapes.
     """
-    found = {id(p): len(getattr(p, "ds_shape", p.shape)) for p in model.parameters() if not is_a(p, "FlatParameter")}
+    found = {id(p): len(getattr(p, "ds_shape", p.shape)) for p in model.parameters() if not has_class_named(p, "FlatParameter")}
     for handle in fsdp1_handles(model):
         flat = handle.flat_param
         for parameter, shape in zip(getattr(flat, "_params", None) or (), flat._shapes, strict=False):  # noqa: SLF001
@@ -65,7 +65,7 @@ def is_known(optimizer: Optimizer) -> bool:
     return f"{type(optimizer).__module__}.".startswith(_KNOWN_MODULES)
 
 
-def links(chain: Sequence[Any], live: Mapping[int, str]) -> Iterator[Link]:
+def find_links(chain: Sequence[Any], live: Mapping[int, str]) -> Iterator[MasterLink]:
     """The tensors that optimizers of a chain declare to step in place of parameters.
 
     Args:
@@ -77,13 +77,13 @@ def links(chain: Sequence[Any], live: Mapping[int, str]) -> Iterator[Link]:
             yield from _declared_links(declared(optimizer), live)
 
 
-def _zero_links(optimizer: Any, live: Mapping[int, str]) -> Iterator[Link]:
+def _zero_links(optimizer: Any, live: Mapping[int, str]) -> Iterator[MasterLink]:
     for masters, rounded, covered in _PARTITIONS:
         for index, tensor in enumerate(getattr(optimizer, masters, None) or ()):
             group = _at(getattr(optimizer, covered, ()), index) or ()
             covers = tuple((live.get(id(each), "?"), id(each)) for each in group)
             name = f"{type(optimizer).__name__}.{masters}[{index}]"
-            yield Link(tensor, name, _own_part(_at(getattr(optimizer, rounded, ()), index), tensor), covers)
+            yield MasterLink(tensor, name, _own_part(_at(getattr(optimizer, rounded, ()), index), tensor), covers)
 
 
 def _at(found: Any, index: int) -> Any:
@@ -99,7 +99,7 @@ def _own_part(rounded: Any, stepped: Tensor) -> Tensor | None:
     return rounded if isinstance(rounded, Tensor) and rounded.numel() == stepped.numel() else None
 
 
-def _declared_links(pairs: Iterable[tuple[Tensor, Tensor]], live: Mapping[int, str]) -> Iterator[Link]:
+def _declared_links(pairs: Iterable[tuple[Tensor, Tensor]], live: Mapping[int, str]) -> Iterator[MasterLink]:
     """From (live parameter, tensor stepped for it or for the next part of it)."""
     done: dict[int, int] = {}
     for parameter, tensor in pairs:
@@ -108,7 +108,7 @@ def _declared_links(pairs: Iterable[tuple[Tensor, Tensor]], live: Mapping[int, s
         name = live.get(id(parameter))
         if name is not None:
             part = parameter.detach().reshape(-1)[start : start + tensor.numel()] if parameter.is_contiguous() else None
-            yield Link(tensor, name, part, ((name, id(parameter)),))
+            yield MasterLink(tensor, name, part, ((name, id(parameter)),))
 
 
 def compensation(optimizer: Optimizer, state: Mapping[str, Any]) -> str | None:
@@ -142,5 +142,5 @@ def offload(chain: Sequence[Any]) -> str | None:
 
 def storage_of(tensor: Tensor) -> int:
     """Where a tensor's elements lie: 0 where there are none, as in the empty shards of FSDP."""
-    held = local(tensor)
+    held = local_shard(tensor)
     return held.untyped_storage().data_ptr() if held.device.type != "meta" and held.numel() else 0

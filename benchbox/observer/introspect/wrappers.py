@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..facts import Configured, Prepared, Setup
-from .tensors import is_a
+from ..facts import ConfiguredReduction, PreparedByAccelerate, Setup
+from .tensors import has_class_named
 
 _FSDP1_NAMES = {
     "FULL_SHARD": "fsdp1_full",
@@ -26,7 +26,7 @@ _FSDP1_NAMES = {
 _COMPRESSING = (("bf16_compress", torch.bfloat16), ("fp16_compress", torch.float16))
 
 
-def ranks() -> int:
+def world_size() -> int:
     """Ranks of the process group; 1 without one."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
@@ -45,28 +45,28 @@ def zero_optimizer(chain: list[Any]) -> Any:
     return next((link for link in chain if type(link).__name__.startswith("DeepSpeedZeroOptimizer")), None)
 
 
-def identify(model: nn.Module, chain: list[Any]) -> tuple[str, str | None]:
+def identify_backend(model: nn.Module, chain: list[Any]) -> tuple[str, str | None]:
     """(backend, sharding) of a wrapped model and the optimizers around the one that steps it."""
     zero = zero_optimizer(chain)
     if zero is not None:
         return _identify_zero(zero)
-    if any(is_a(link, "BF16_Optimizer") for link in chain):  # ZeRO-1 whose gradients accumulate in float32
-        return "zero1", f"optimizer state partitioned over {ranks()} ranks"
-    if is_a(model, "DeepSpeedEngine"):
+    if any(has_class_named(link, "BF16_Optimizer") for link in chain):  # ZeRO-1 whose gradients accumulate in float32
+        return "zero1", f"optimizer state partitioned over {world_size()} ranks"
+    if has_class_named(model, "DeepSpeedEngine"):
         return "deepspeed, no ZeRO", None
     if fsdp1_units(model):
         return _identify_fsdp1(model)
-    if any(is_a(module, "FSDPModule") for module in model.modules()):
+    if any(has_class_named(module, "FSDPModule") for module in model.modules()):
         return _identify_fsdp2(model)
-    if any(is_a(module, "DistributedDataParallel") for module in model.modules()):
+    if any(has_class_named(module, "DistributedDataParallel") for module in model.modules()):
         return "ddp", "replicated"
-    if ranks() > 1:
+    if world_size() > 1:
         return "unwrapped", "nothing reduces gradients over ranks"
     return "single", None
 
 
 def fsdp1_units(model: nn.Module) -> list[Any]:
-    return [module for module in model.modules() if is_a(module, "FullyShardedDataParallel")]
+    return [module for module in model.modules() if has_class_named(module, "FullyShardedDataParallel")]
 
 
 def fsdp1_handles(model: nn.Module) -> list[Any]:
@@ -77,10 +77,10 @@ def fsdp1_handles(model: nn.Module) -> list[Any]:
 
 def _identify_zero(zero: Any) -> tuple[str, str]:
     if type(zero).__name__.endswith("Stage3"):
-        return "zero3", f"parameters, gradients and optimizer state partitioned over {ranks()} ranks"
+        return "zero3", f"parameters, gradients and optimizer state partitioned over {world_size()} ranks"
     if zero.partition_gradients:
-        return "zero2", f"gradients and optimizer state partitioned over {ranks()} ranks"
-    return "zero1", f"optimizer state partitioned over {ranks()} ranks"
+        return "zero2", f"gradients and optimizer state partitioned over {world_size()} ranks"
+    return "zero1", f"optimizer state partitioned over {world_size()} ranks"
 
 
 def _identify_fsdp1(model: nn.Module) -> tuple[str, str]:
@@ -95,11 +95,11 @@ def _identify_fsdp2(model: nn.Module) -> tuple[str, str]:
     parameters: list[Any] = list(model.parameters())
     layouts = {
         (tuple(str(placement) for placement in parameter.placements), tuple(parameter.device_mesh.shape))
-        if is_a(parameter, "DTensor")
+        if has_class_named(parameter, "DTensor")
         else (("plain",), ())
         for parameter in parameters
     }
-    units = sum(is_a(module, "FSDPModule") for module in model.modules())
+    units = sum(has_class_named(module, "FSDPModule") for module in model.modules())
     sharding = (
         "; ".join(f"{', '.join(placements)} on mesh {shape}" for placements, shape in sorted(layouts)) + f" in {units} units"
     )
@@ -116,7 +116,7 @@ def _identify_fsdp2(model: nn.Module) -> tuple[str, str]:
 
 def setup_of(model: nn.Module, chain: list[Any], accelerator: Any = None) -> Setup:
     """Who shards and reduces, and what accelerate was told about it, if it is there."""
-    backend, sharding = identify(model, chain)
+    backend, sharding = identify_backend(model, chain)
     told = {} if accelerator is None else _told(accelerator)
     return Setup(backend=backend, model_class=type(model).__name__, sharding=sharding, **told)
 
@@ -134,35 +134,35 @@ def _told(accelerator: Any) -> dict[str, str | None]:
     return told
 
 
-def prepared_by(accelerator: Any, stepping: list[Any]) -> Prepared:
+def prepared_by(accelerator: Any, stepping: list[Any]) -> PreparedByAccelerate:
     """What accelerate wrapped, of the optimizers that step."""
     wrapped = [optimizer for held in getattr(accelerator, "_optimizers", ()) for optimizer in optimizer_chain(held)]
     unknown = [type(each).__name__ for each in stepping if all(each is not known for known in wrapped)]
-    return Prepared(
+    return PreparedByAccelerate(
         accumulation=int(getattr(accelerator, "gradient_accumulation_steps", 1)),
         wrapped=tuple(dict.fromkeys(type(each).__name__ for each in wrapped)),
         unknown=tuple(unknown),
     )
 
 
-def configured_reduction(model: nn.Module) -> Configured | None:
+def configured_reduction(model: nn.Module) -> ConfiguredReduction | None:
     """The dtype that gradients are said to be reduced in, by the wrapper's own policy; None where nothing says it."""
-    if is_a(model, "DeepSpeedEngine"):
+    if has_class_named(model, "DeepSpeedEngine"):
         return _configured("DeepSpeed communication_data_type", getattr(model, "communication_data_type", None))
     if handles := fsdp1_handles(model):
         reduce = {getattr(handle, "_reduce_dtype", None) for handle in handles}
         return _configured("FSDP1 reduce_dtype", reduce.pop()) if len(reduce) == 1 else None
     for module in model.modules():
-        if is_a(module, "FSDPModule"):
+        if has_class_named(module, "FSDPModule"):
             policy = getattr(module._get_fsdp_state(), "_mp_policy", None)  # type: ignore[operator] # noqa: SLF001
             dtype = getattr(policy, "reduce_dtype", None) or getattr(policy, "param_dtype", None)
             return _configured("FSDP2 reduce_dtype", dtype)
-        if is_a(module, "DistributedDataParallel"):
+        if has_class_named(module, "DistributedDataParallel"):
             hooks = [getattr(hook, "__name__", "") for hook, _ in getattr(module, "_comm_hooks", ())]
             told = [(name, dtype) for name in hooks for mark, dtype in _COMPRESSING if name.startswith(mark)]
             return _configured(f"DDP communication hook {told[0][0]}", told[0][1]) if told else None
     return None
 
 
-def _configured(source: str, dtype: Any) -> Configured | None:
-    return Configured(source=source, dtype=str(dtype).removeprefix("torch.")) if isinstance(dtype, torch.dtype) else None
+def _configured(source: str, dtype: Any) -> ConfiguredReduction | None:
+    return ConfiguredReduction(source=source, dtype=str(dtype).removeprefix("torch.")) if isinstance(dtype, torch.dtype) else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from ..facts import CensusEntry
-from ..introspect.tensors import dtype_name, local
+from ..introspect.tensors import dtype_name, local_shard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Sizes:
 
     def count(self, kind: str, owner: Tensor, tensor: Tensor) -> None:
         """`owner` is the parameter or stepped tensor that `tensor` is the gradient, the state or the value of."""
-        held = local(tensor)
+        held = local_shard(tensor)
         size = _Size(dtype_name(held), str(held.device), held.numel(), held.numel() * held.element_size())
         self._sizes[kind, id(owner)] = size
 

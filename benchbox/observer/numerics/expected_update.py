@@ -119,7 +119,7 @@ def sample(tensor: Tensor, most: int) -> Tensor:
     return flat[::stride].clone()
 
 
-def difference(first: Tensor, second: Tensor) -> float:
+def differing_share(first: Tensor, second: Tensor) -> float:
     """The share of elements that differ; of NaNs, those that only one of them has."""
     same = (first == second) | (torch.isnan(first) & torch.isnan(second))
     return 1.0 - same.double().mean().item() if first.numel() else 0.0

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..facts import Numbers
-from ..introspect.tensors import dtype_name, local
-from .expected_update import betas_of, difference, expected_update, sample, value_of
+from ..facts import UpdateStatistics
+from ..introspect.tensors import dtype_name, local_shard
+from .expected_update import betas_of, differing_share, expected_update, sample, value_of
 from .rounding import bf16_valued_share, stalled_share
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ def can_look_at(tensor: Tensor) -> bool:
     """Whether elements of a tensor and its gradient can be compared one by one: real numbers, dense, and really there."""
     return all(
         held.is_floating_point() and held.layout == torch.strided and held.device.type != "meta"
-        for held in (local(each) for each in (tensor, tensor.grad) if each is not None)
+        for held in (local_shard(each) for each in (tensor, tensor.grad) if each is not None)
     )
 
 
-class Tally:
+class WeightedShare:
     """A share as a count of elements, so that shares of several tensors add up."""
 
     def __init__(self) -> None:
@@ -55,11 +55,11 @@ class Look:
         self.updates = self.lost = 0
         self.squared = self.dot = 0.0
         self.gradient_squared: float | None = None
-        self.second_moment_zero, self.second_moment_stalled = Tally(), Tally()
-        self.differs_first = Tally()
+        self.second_moment_zero, self.second_moment_stalled = WeightedShare(), WeightedShare()
+        self.differs_first = WeightedShare()
         self.differs: float | None = None
         self.steps_before: int | None = None
-        self.bf16_valued: dict[str, Tally] = defaultdict(Tally)
+        self.bf16_valued: dict[str, WeightedShare] = defaultdict(WeightedShare)
         self.first_window = self.last_window = 0
         self._start: Tensor | None = None
         self._moved = self._without_update = False
@@ -72,7 +72,7 @@ class Look:
         count = state.get("step", options.get("step"))
         self.steps_before = 0 if count is None else int(float(count))
         self.first_window = window
-        held = local(tensor).detach()
+        held = local_shard(tensor).detach()
         self._start = sample(held, MOST_ELEMENTS)
         states = _alike(held, state)
         for name, value in {"weight": held, **states}.items():
@@ -83,10 +83,10 @@ class Look:
 
     def against_live(self, tensor: Tensor, live: Tensor, *, first: bool) -> None:
         """Between steps: whether the live tensor holds what the one that is stepped rounds to."""
-        mine, theirs = sample(local(tensor), MOST_ELEMENTS), sample(local(live), MOST_ELEMENTS)
+        mine, theirs = sample(local_shard(tensor), MOST_ELEMENTS), sample(local_shard(live), MOST_ELEMENTS)
         if mine.numel() != theirs.numel() or theirs.device.type == "meta":
             return
-        share = difference(mine.to(device=theirs.device, dtype=theirs.dtype), theirs)
+        share = differing_share(mine.to(device=theirs.device, dtype=theirs.dtype), theirs)
         if first:
             self.differs_first.add(share, mine.numel())
         else:
@@ -94,8 +94,8 @@ class Look:
 
     def before(self, optimizer: Any, options: Mapping[str, Any], tensor: Tensor, state: Mapping[str, Any]) -> None:
         """Right before a step that is looked at."""
-        held = local(tensor).detach()
-        whole = local(tensor.grad).detach()  # type: ignore[arg-type]
+        held = local_shard(tensor).detach()
+        whole = local_shard(tensor.grad).detach()  # type: ignore[arg-type]
         precision = torch.promote_types(whole.dtype, torch.float32)
         self.gradient_squared = torch.linalg.vector_norm(whole, dtype=precision).item() ** 2 if whole.numel() else 0.0
         gradient = sample(whole, MOST_ELEMENTS)
@@ -108,7 +108,7 @@ class Look:
 
     def after(self, options: Mapping[str, Any], tensor: Tensor, state: Mapping[str, Any], window: int) -> None:
         """Right after it."""
-        held = local(tensor).detach()
+        held = local_shard(tensor).detach()
         self.last_window = window
         stored = sample(held, MOST_ELEMENTS)
         if self._start is None or self._before is None or self._with_gradient is None:
@@ -145,11 +145,11 @@ class Look:
         return self.last_window - self.first_window + 1 if pinned else 0
 
 
-def numbers(looks: Iterable[Look]) -> Numbers:
+def numbers(looks: Iterable[Look]) -> UpdateStatistics:
     """Of one tensor, from the looks at its parts."""
     looks = list(looks)
-    tallies: dict[str, Tally] = defaultdict(Tally)
-    zero, stalled, differs_first = Tally(), Tally(), Tally()
+    tallies: dict[str, WeightedShare] = defaultdict(WeightedShare)
+    zero, stalled, differs_first = WeightedShare(), WeightedShare(), WeightedShare()
     for look in looks:
         for name, tally in look.bf16_valued.items():
             tallies[name].add(tally.share, tally.of)
@@ -158,7 +158,7 @@ def numbers(looks: Iterable[Look]) -> Numbers:
         differs_first.add(look.differs_first.share, look.differs_first.of)
     gradients = [look.gradient_squared for look in looks if look.gradient_squared is not None]
     differs = [look.differs for look in looks if look.differs is not None]
-    return Numbers(
+    return UpdateStatistics(
         steps=max(look.steps for look in looks),
         updates=sum(look.updates for look in looks),
         updates_lost=sum(look.lost for look in looks),
@@ -183,5 +183,5 @@ def _has_history(states: Mapping[str, Tensor], part: Tensor) -> Tensor:
 
 def _alike(held: Tensor, state: Mapping[str, Any]) -> dict[str, Tensor]:
     """State tensors that hold one number for each element of the tensor, as this rank has them."""
-    found = {name: local(value).detach() for name, value in state.items() if isinstance(value, Tensor) and name != "step"}
+    found = {name: local_shard(value).detach() for name, value in state.items() if isinstance(value, Tensor) and name != "step"}
     return {name: value for name, value in found.items() if value.shape == held.shape and held.numel()}

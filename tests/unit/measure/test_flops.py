@@ -7,14 +7,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from benchbox.measure.flops import DEVICE_PEAKS, FlopCounter, utilisation
-from benchbox.observer.hooks.dispatch import Watch
+from benchbox.observer.hooks.dispatch import OperationDispatchMode
 
 H200 = "NVIDIA H200"
 
 
 def counted(function):
     counter = FlopCounter()
-    with Watch(counter):
+    with OperationDispatchMode(counter):
         function().sum().backward()
     return counter
 

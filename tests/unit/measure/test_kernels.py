@@ -10,8 +10,8 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
 from benchbox.measure.kernels import KernelNames, Recomputation
-from benchbox.observer.hooks.dispatch import Watch
-from benchbox.observer.hooks.matmuls import ProductDtypes
+from benchbox.observer.hooks.dispatch import OperationDispatchMode
+from benchbox.observer.hooks.matmuls import MatmulDtypes
 
 
 def eager(q, k, v):
@@ -26,7 +26,7 @@ def unfused(q, k, v):
 def observed(*attentions):
     q = torch.randn(1, 2, 4, 8, requires_grad=True)
     kernels = KernelNames()
-    with Watch(kernels):
+    with OperationDispatchMode(kernels):
         for attention in attentions:
             attention(q, q, q).sum().backward()
     return kernels
@@ -47,7 +47,7 @@ def test_torchs_unfused_kernel_is_told_from_an_eager_softmax():
 def test_flex_attention_runs_under_the_watch_and_is_named():
     """It is no operation like others: torch refuses to run it under a mode that does not say it can."""
     kernels, q = KernelNames(), torch.randn(1, 2, 16, 8)
-    with Watch(kernels):
+    with OperationDispatchMode(kernels):
         attended = flex_attention(q, q, q)
     torch.testing.assert_close(attended, F.scaled_dot_product_attention(q, q, q), rtol=1e-5, atol=1e-5)
     assert kernels.attention == "flex"
@@ -56,7 +56,7 @@ def test_flex_attention_runs_under_the_watch_and_is_named():
 @torch.no_grad()
 def test_compiled_flex_attention_is_named_by_the_mark_around_its_call():
     kernels = KernelNames()
-    with Watch(kernels), record_function("flex_attention"):
+    with OperationDispatchMode(kernels), record_function("flex_attention"):
         pass
     assert kernels.attention == "flex"
 
@@ -70,7 +70,7 @@ def test_compiled_code_stays_compiled_while_it_is_watched():
         return lambda *arguments: runs.append("compiled") or graph(*arguments)
 
     compiled = torch.compile(lambda x: x * 2 + 1, backend=backend)
-    with Watch(KernelNames()):
+    with OperationDispatchMode(KernelNames()):
         compiled(torch.ones(3))
     assert runs == ["compiled"]
 
@@ -84,8 +84,8 @@ def test_no_attention_has_no_name():
 
 
 def test_dtypes_of_products_are_those_that_ran():
-    layer, products = nn.Linear(4, 4), ProductDtypes()
-    with Watch(products), torch.autocast("cpu", dtype=torch.bfloat16):
+    layer, products = nn.Linear(4, 4), MatmulDtypes()
+    with OperationDispatchMode(products), torch.autocast("cpu", dtype=torch.bfloat16):
         layer(torch.ones(2, 4))
     assert products.forward == {"bfloat16": 1}
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from benchbox.measure.memory import TensorStorageTracker, peak
+from benchbox.measure.memory import TensorStorageTracker, peak_memory
 
 KIB = 1024
 
@@ -97,4 +97,4 @@ def test_the_second_step_agrees_with_torchs_own_tracker():
 
 
 def test_a_device_without_counters_has_no_peak_of_its_own():
-    assert peak(torch.device("cpu")) is None
+    assert peak_memory(torch.device("cpu")) is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchbox.measure import phases
-from benchbox.measure.phases import NONE, PHASES, PhaseClock, Position, Together
+from benchbox.measure.phases import NONE, PHASES, PhaseClock, ProgressTracker, CombinedInstrument
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_the_real_clock_measures_seconds():
 
 
 def test_position_numbers_steps_within_a_stage_and_names_the_phase():
-    position = Position()
+    position = ProgressTracker()
     position.enter("measure", of=2)
     assert position.state[:4] == ("measure", None, 2, None)
     with position.step():
@@ -99,22 +99,22 @@ def test_position_numbers_steps_within_a_stage_and_names_the_phase():
 
 
 def test_position_stays_where_an_exception_was_raised():
-    position = Position()
+    position = ProgressTracker()
     with pytest.raises(RuntimeError), position.step(), position.phase("clip"):
         raise RuntimeError
     assert (position.state.step, position.state.phase) == (1, "clip")
 
 
 def test_position_says_since_when(monkeypatch):
-    position = Position()
+    position = ProgressTracker()
     monkeypatch.setattr(phases.time, "time", lambda: 1234.5)
     with position.step(), position.phase("forward"):
         assert position.state.since == 1234.5
 
 
 def test_together_every_instrument_sees_the_same_step_and_its_failure(ticks):
-    clock, position = PhaseClock(torch.device("cpu")), Position()
-    both = Together(clock, position)
+    clock, position = PhaseClock(torch.device("cpu")), ProgressTracker()
+    both = CombinedInstrument(clock, position)
     a_step(both, ticks)
     with pytest.raises(RuntimeError), both.step(), both.phase("sync"):
         raise RuntimeError

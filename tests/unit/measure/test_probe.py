@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-from benchbox.measure.phases import NONE, Position
+from benchbox.measure.phases import NONE, ProgressTracker
 from benchbox.measure.probe import probe
 
 
@@ -41,7 +41,7 @@ def batches():
 
 
 def test_one_probe_sees_kernels_flops_and_memory_and_reports_progress():
-    steps, position = Steps(), Position()
+    steps, position = Steps(), ProgressTracker()
     steps.step(batches())
     seen = probe(steps, batches(), (Layer,), torch.device("cpu"), position)
     assert seen.attention_kernel == "sdpa:flash_cpu"

@@ -1,4 +1,4 @@
-"""What a witness finds out about a training that hands it nothing."""
+"""What an observer finds out about a training that hands it nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchbox.observer.introspect.names import own_name
-from benchbox.observer.observer import Witness
+from benchbox.observer.introspect.names import unwrapped_name
+from benchbox.observer.observer import StepObserver
 from benchbox.optim.masters import MasterWeightOptimizer
 from tests.support.observed_trainings import ELEMENTS, layers, seen, table, train
 
@@ -119,12 +119,12 @@ def test_a_flat_tensor_that_live_parameters_view_is_no_master():
     for parameter, part in zip(model.parameters(), flat.detach().split([64, 8, 64, 8]), strict=True):
         parameter.data = part.view_as(parameter)
     optimizer = torch.optim.AdamW([flat])
-    with Witness(source="command", steps=2) as witness:
+    with StepObserver(source="command", steps=2) as observer:
         for _ in range(2):
             model(torch.ones(1, 8, dtype=torch.bfloat16)).sum().backward()
             flat.grad = torch.ones_like(flat)
             optimizer.step()
-    facts = witness.facts()
+    facts = observer.facts()
     assert [each.live for each in facts.stepped] == [True]
     assert not {"master", "master_gradient"} & {entry.kind for entry in facts.entries}
 
@@ -157,9 +157,9 @@ def test_an_optimizer_that_no_hook_sees_is_opaque():
 
     model = layers()
     duck = Duck(model.parameters())
-    with Witness(source="session", steps=2, model=model, optimizer=duck) as witness:
+    with StepObserver(source="session", steps=2, model=model, optimizer=duck) as observer:
         train(model, duck, 2)
-    facts = witness.facts()
+    facts = observer.facts()
     assert facts.stepped == ()
     assert "no step" in facts.opaque[0].reason
     assert facts.missing["stepped"] == "no optimizer step was seen"
@@ -200,14 +200,14 @@ def test_a_schedule_bound_to_a_discarded_optimizer_is_told_from_one_that_reaches
 def test_micro_batches_clipping_and_the_dtype_that_accumulates_are_seen():
     model = layers(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    with Witness(source="command", steps=4) as witness:
+    with StepObserver(source="command", steps=4) as observer:
         for _ in range(4):
             for _ in range(3):
                 model(torch.ones(2, 8, dtype=torch.bfloat16)).sum().backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.5)
             optimizer.step()
             optimizer.zero_grad()
-    facts = witness.facts()
+    facts = observer.facts()
     assert [step.micro_batches for step in facts.steps if step.micro_batches] == [3, 3, 3]
     assert facts.accumulated_in == ("bfloat16",)
     assert facts.steps[-1].max_norm == 0.5
@@ -218,28 +218,28 @@ def test_micro_batches_clipping_and_the_dtype_that_accumulates_are_seen():
 def test_loading_moments_into_16_bit_parameters_is_seen_to_cast_them():
     model = layers(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters())
-    with Witness(source="command", steps=2) as witness:
+    with StepObserver(source="command", steps=2) as observer:
         train(model, optimizer, 1)
         saved = copy.deepcopy(optimizer.state_dict())
         for state in saved["state"].values():
             state["exp_avg"] = state["exp_avg"].float()
         optimizer.load_state_dict(saved)
         train(model, optimizer, 1)
-    (load,) = witness.facts().loads
+    (load,) = observer.facts().loads
     assert (load.given["exp_avg"], load.held["exp_avg"]) == (("float32",), ("bfloat16",))
 
 
 def test_autocast_and_the_dtype_of_products_are_seen():
     model = layers()
     optimizer = torch.optim.AdamW(model.parameters())
-    with Witness(source="command", steps=4) as witness:
+    with StepObserver(source="command", steps=4) as observer:
         for _ in range(4):
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 loss = model(torch.ones(2, 8)).float().sum()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    facts = witness.facts()
+    facts = observer.facts()
     assert facts.autocast.active
     assert facts.autocast.dtype == "bfloat16"
     assert facts.products == {"bfloat16": 2}
@@ -284,4 +284,4 @@ def test_two_optimizers_that_take_turns_make_one_step_together():
 
 @pytest.mark.parametrize("wrapped", ["module.tower.weight", "_fsdp_wrapped_module.tower._checkpoint_wrapped_module.weight"])
 def test_wrappers_leave_no_trace_in_names(wrapped):
-    assert own_name(wrapped) == "tower.weight"
+    assert unwrapped_name(wrapped) == "tower.weight"

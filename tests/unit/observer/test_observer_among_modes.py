@@ -1,4 +1,4 @@
-"""The witness watches operations by a dispatch mode; a training may have modes of its own."""
+"""The observer watches operations by a dispatch mode; a training may have modes of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchbox.observer.observer import Witness
+from benchbox.observer.observer import StepObserver
 
 STEPS = 6
 
@@ -22,7 +22,7 @@ def trained(counted: set[int]):
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
 
-    with Witness(source="command", steps=STEPS) as witness:
+    with StepObserver(source="command", steps=STEPS) as observer:
         for index in range(1, STEPS + 3):
             if index in counted:
                 with FlopCounterMode(display=False) as counter:
@@ -31,7 +31,7 @@ def trained(counted: set[int]):
             else:
                 step()
     assert _get_current_dispatch_mode() is None
-    return witness.facts(), counts
+    return observer.facts(), counts
 
 
 def test_operations_are_seen_beside_a_mode_that_comes_and_goes_in_other_steps():

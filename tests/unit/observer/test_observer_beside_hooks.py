@@ -1,4 +1,4 @@
-"""The witness beside optimizer hooks that are not its own."""
+"""The observer beside optimizer hooks that are not its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from benchbox.observer.observer import Witness
+from benchbox.observer.observer import StepObserver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def process_of_its_own() -> Iterator[None]:
-    """A witness that leaves in the middle of others may leave one hook that does nothing; the tests that follow have none."""
+    """An observer that leaves in the middle of others may leave one hook that does nothing; the tests that follow have none."""
     hooks = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
     before = [dict(each) for each in hooks]
     yield
@@ -31,13 +31,13 @@ def process_of_its_own() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("process_of_its_own")
-def test_hooks_that_follow_those_of_the_witness_are_called_when_it_leaves_in_the_middle_of_them():
+def test_hooks_that_follow_those_of_the_observer_are_called_when_it_leaves_in_the_middle_of_them():
     """torch raises when hooks are removed while it goes through them, and one that is last in line hides that."""
     weight = torch.nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     called = []
-    witness = Witness(source="command", steps=2)
-    witness.install()
+    observer = StepObserver(source="command", steps=2)
+    observer.install()
     others = [
         register_optimizer_step_pre_hook(lambda *_: called.append("before")),
         register_optimizer_step_post_hook(lambda *_: called.append("after")),
@@ -50,4 +50,4 @@ def test_hooks_that_follow_those_of_the_witness_are_called_when_it_leaves_in_the
         for other in others:
             other.remove()
     assert called == ["before", "after"] * 5
-    assert len(witness.facts().steps) == 2
+    assert len(observer.facts().steps) == 2

@@ -1,4 +1,4 @@
-"""A witness changes nothing, and goes without a trace."""
+"""An observer changes nothing, and goes without a trace."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.modules.module import _global_forward_pre_hooks
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from benchbox.observer.facts import RankFacts
-from benchbox.observer.observer import Witness
+from benchbox.observer.observer import StepObserver
 from benchbox.optim.masters import MasterWeightOptimizer
 from tests.support.observed_trainings import layers, seen, train
 
@@ -24,7 +24,7 @@ def test_watching_changes_no_bit_of_the_training():
         model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.GELU(), nn.Linear(32, 8)).to(torch.bfloat16)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         losses = []
-        with Witness(source="command", steps=8 if watched else 0):
+        with StepObserver(source="command", steps=8 if watched else 0):
             for _ in range(12):
                 loss = model(torch.randn(4, 8, dtype=torch.bfloat16)).square().mean()
                 loss.backward()
@@ -41,38 +41,38 @@ def test_watching_changes_no_bit_of_the_training():
 
 
 @pytest.mark.parametrize("ending", ["steps over", "left early", "training fails"])
-def test_nothing_of_the_witness_stays_behind(ending):
+def test_nothing_of_the_observer_stays_behind(ending):
     originals = (torch.nn.utils.clip_grad_norm_, torch.optim.Optimizer.load_state_dict, torch.amp.GradScaler.step)
     hooks = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks, _global_forward_pre_hooks]
     before = [list(each) for each in hooks]
     model = layers()
     optimizer = torch.optim.AdamW(model.parameters())
-    witness = Witness(source="command", steps=4)
+    observer = StepObserver(source="command", steps=4)
     if ending == "steps over":
-        witness.install()
+        observer.install()
         train(model, optimizer, 6)
     elif ending == "left early":
-        with witness:
+        with observer:
             train(model, optimizer, 3)
     else:
-        with pytest.raises(RuntimeError), witness:  # noqa: PT012
+        with pytest.raises(RuntimeError), observer:  # noqa: PT012
             train(model, optimizer, 1)
             raise RuntimeError
     left = [len(each) - len(old) for each, old in zip(hooks, before, strict=True)]
     assert left == [0, 0, 0]
     assert originals == (torch.nn.utils.clip_grad_norm_, torch.optim.Optimizer.load_state_dict, torch.amp.GradScaler.step)
-    assert witness.facts().stepped
+    assert observer.facts().stepped
 
 
-def test_a_witness_that_stumbles_says_so_and_the_training_goes_on(monkeypatch):
+def test_an_observer_that_stumbles_says_so_and_the_training_goes_on(monkeypatch):
     def broken(*_):
-        raise ZeroDivisionError("in the witness")
+        raise ZeroDivisionError("in the observer")
 
     monkeypatch.setattr("benchbox.observer.observer.Look.before", broken)
     model = layers()
     optimizer = torch.optim.AdamW(model.parameters())
     facts = seen(model, optimizer)
-    assert "ZeroDivisionError: in the witness" in facts.problems[0]
+    assert "ZeroDivisionError: in the observer" in facts.problems[0]
     assert optimizer.state[model[0].weight]["step"] == 6
 
 

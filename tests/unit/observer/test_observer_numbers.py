@@ -10,7 +10,7 @@ from torch import nn
 
 from benchbox.observer.facts import edq
 from benchbox.observer.numerics.expected_update import expected_update
-from benchbox.observer.observer import Witness
+from benchbox.observer.observer import StepObserver
 from tests.support.observed_trainings import layers, seen, train
 
 
@@ -45,12 +45,12 @@ def test_updates_that_bfloat16_loses_are_counted(rate, lowest, highest):
     with torch.no_grad():
         model.weight.normal_(std=0.02)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0)
-    with Witness(source="command", steps=6) as witness:
+    with StepObserver(source="command", steps=6) as observer:
         for _ in range(6):
             model(torch.randn(8, 256, dtype=torch.bfloat16)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    numbers = witness.facts().stepped[0].numbers
+    numbers = observer.facts().stepped[0].numbers
     assert lowest <= edq([numbers]) <= highest
     share = numbers.updates_lost / numbers.updates
     assert share < 0.35 if rate == 1e-3 else share > 0.7
@@ -60,13 +60,13 @@ def test_updates_that_bfloat16_loses_are_counted(rate, lowest, highest):
 def test_a_norm_weight_that_cannot_move_is_pinned_and_one_that_can_is_not():
     model = nn.LayerNorm(64).to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0)
-    with Witness(source="command", steps=8) as witness:
+    with StepObserver(source="command", steps=8) as observer:
         for step in range(8):
             torch.manual_seed(step)
             model(torch.randn(4, 64, dtype=torch.bfloat16)).sub(3).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    pinned = {each.name: each.numbers.pinned_steps for each in witness.facts().stepped}
+    pinned = {each.name: each.numbers.pinned_steps for each in observer.facts().stepped}
     assert pinned == {"weight": 8, "bias": 0}, "the bias starts at 0, where every update arrives"
 
 
@@ -97,10 +97,10 @@ def test_what_kahan_summation_puts_aside_counts_as_arrived(rate):
 
 
 def seen_on(model, optimizer, width):
-    with Witness(source="command", steps=6) as witness:
+    with StepObserver(source="command", steps=6) as observer:
         for step in range(6):
             torch.manual_seed(step)
             model(torch.randn(8, width, dtype=torch.bfloat16)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    return witness.facts()
+    return observer.facts()

@@ -1,23 +1,23 @@
-"""Tensors whose elements the witness cannot compare, beside one whose elements it can."""
+"""Tensors whose elements the observer cannot compare, beside one whose elements it can."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from benchbox.observer.observer import Witness
+from benchbox.observer.observer import StepObserver
 
 
 def test_complex_and_sparse_tensors_are_counted_and_do_not_keep_the_others_from_being_looked_at():
     plain, turned = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4, dtype=torch.complex64))
     table = nn.Embedding(8, 4, sparse=True)
     optimizer = torch.optim.SGD([plain, turned, table.weight], lr=0.1)
-    with Witness(source="command", steps=3) as witness:
+    with StepObserver(source="command", steps=3) as observer:
         for _ in range(3):
             optimizer.zero_grad()
             ((plain * turned.abs()).sum() + table(torch.tensor([1, 2])).sum()).backward()
             optimizer.step()
-    facts = witness.facts()
+    facts = observer.facts()
     assert facts.problems == ()
     looked_at = {tensor.dtype: tensor.numbers.steps for tensor in facts.stepped if tensor.shape == (4,)}
     assert looked_at == {"float32": 3, "complex64": 0}

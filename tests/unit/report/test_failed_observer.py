@@ -1,4 +1,4 @@
-"""A witness that failed has passed nothing, wherever that is shown."""
+"""An observer that failed has passed nothing, wherever that is shown."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def findings_column(record):
     return table.rows[0][place]
 
 
-def test_a_record_keeps_what_witnesses_failed_at_and_the_report_does_not_call_it_none():
+def test_a_record_keeps_what_observers_failed_at_and_the_report_does_not_call_it_none():
     record = example_record()
     assert findings_column(record).text == "none"
     record["precision"] = build_precision_record([rank(0), rank(1, problems=(TROUBLE,))])
     assert record["precision"]["problems"] == [f"rank 1: {TROUBLE}"]
     shown = findings_column(record)
-    assert (shown.text, shown.remark) == ("witness failed", f"rank 1: {TROUBLE}")
+    assert (shown.text, shown.remark) == ("observer failed", f"rank 1: {TROUBLE}")
 
 
-def test_a_subject_whose_witness_stumbled_failed():
+def test_a_subject_whose_observer_stumbled_failed():
     assert observer_failure([rank(0), rank(1)]) is None
-    assert observer_failure([rank(0), rank(1, problems=(TROUBLE,))]) == f"the witness stopped watching on rank 1: {TROUBLE}"
+    assert observer_failure([rank(0), rank(1, problems=(TROUBLE,))]) == f"the observer stopped watching on rank 1: {TROUBLE}"
