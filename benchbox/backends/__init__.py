@@ -1,1 +1,1 @@
-"""Who shards and reduces. One `Accelerator` underneath each; what runs is read back from live objects."""
+"""Backends: sharding and gradient reduction, each over one `Accelerator`; the one that runs is read back from live objects."""

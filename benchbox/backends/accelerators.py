@@ -1,7 +1,7 @@
-"""Where an `Accelerator` is made, and the one place that knows how to get a sharding one without a GPU.
+"""Construction of an `Accelerator` for each backend, on GPUs and on CPUs.
 
 On CUDA accelerate does everything by itself. On CPU, `Accelerator(cpu=True, fsdp_plugin=...)` silently drops the plugin and
-runs DDP, so the state is set by hand after construction, here and nowhere else; `observe` checks what came of it.
+runs DDP, so the state is set by hand after construction, here and nowhere else; `observe` checks the result.
 """
 
 from __future__ import annotations
@@ -24,14 +24,20 @@ from accelerate.utils import (
 
 
 def single_accelerator() -> Accelerator:
-    """For one process. A launcher's variables would make accelerate wrap even that in DDP, so they are taken away."""
+    """Return an accelerator of one process.
+
+    The variables of a launcher would make accelerate wrap even one process in DDP, so they are removed.
+    """
     for variable in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(variable, None)
     return Accelerator(cpu=not torch.cuda.is_available())
 
 
 def ddp_accelerator() -> Accelerator:
-    """For ranks under a launcher. Gradients are views into DDP's buckets: held beside them they would take their size twice."""
+    """Return an accelerator for ranks under a launcher.
+
+    Gradients are views into DDP's buckets: as tensors of their own they would take their memory twice.
+    """
     handlers = [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]
     return Accelerator(cpu=not torch.cuda.is_available(), kwargs_handlers=handlers)
 
@@ -39,10 +45,10 @@ def ddp_accelerator() -> Accelerator:
 def fsdp_accelerator(
     plugin: FullyShardedDataParallelPlugin, parallelism: ParallelismConfig | None = None, *, upcasts: bool = False
 ) -> Accelerator:
-    """For FSDP1 and FSDP2; `parallelism` gives a hybrid mesh.
+    """Return an accelerator for FSDP1 or FSDP2; `parallelism` gives a hybrid mesh.
 
-    With `upcasts` accelerate is told of mixed precision, and then stores bfloat16 parameters in float32 when it prepares them.
-    Its autocast stays off: the plugin's policy says what computes.
+    With `upcasts` accelerate is configured for mixed precision, and then stores bfloat16 parameters in float32 when it prepares
+    them. Its autocast stays off: the plugin's policy sets the compute dtype.
     """
     precision: dict[str, Any] = {}
     if upcasts:
@@ -51,7 +57,8 @@ def fsdp_accelerator(
         return Accelerator(fsdp_plugin=plugin, parallelism_config=parallelism, **precision)
     accelerator = Accelerator(cpu=True, **precision)
     state = accelerator.state
-    # Both states are told, because accelerate copies the one over the other now and then. It says cpu:0, which FSDP refuses.
+    # Both states are changed, because accelerate copies one over the other now and then. Their device, cpu:0, is one that FSDP
+    # refuses.
     changes = {"distributed_type": DistributedType.FSDP, "device": torch.device("cpu")}
     for shared in (state.__dict__, PartialState._shared_state):  # noqa: SLF001
         shared.update(changes)
@@ -63,7 +70,10 @@ def fsdp_accelerator(
 
 
 def deepspeed_accelerator(plugin: Any, accumulation: int) -> Accelerator:
-    """For ZeRO. `cpu=True` would drop the plugin; the environment the backend asks for makes the rest work on CPU."""
+    """Return an accelerator for ZeRO.
+
+    `cpu=True` would drop the plugin; on CPU the environment variables of the backend do what is needed instead.
+    """
     handlers = [] if torch.cuda.is_available() else [InitProcessGroupKwargs(backend="gloo", timeout=timedelta(minutes=30))]
     mixed_precision = "bf16" if plugin.deepspeed_config["bf16"]["enabled"] else "no"
     return Accelerator(
@@ -75,6 +85,6 @@ def deepspeed_accelerator(plugin: Any, accumulation: int) -> Accelerator:
 
 
 def device_of(accelerator: Accelerator) -> torch.device:
-    """The device of this rank: `cuda:<local rank>` or plain `cpu`."""
+    """Return the device of this rank: `cuda:<local rank>` or plain `cpu`."""
     device: torch.device = accelerator.device
     return torch.device("cpu") if device.type == "cpu" else device

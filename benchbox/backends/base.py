@@ -29,7 +29,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """What a backend must know of a step before it is built: DeepSpeed and accelerate fix these at construction."""
+    """Sizes of a step that a backend must know before it is built: DeepSpeed and accelerate fix them at construction."""
 
     batch: int
     accumulation: int
@@ -40,8 +40,8 @@ class StepShape:
 class Prepared:
     """A policy made ready to step. Nothing in it is ever rebound.
 
-    `model` is what to call, `optimizer` what accelerate returned, `stepping` the optimizer the schedule is built on: the one
-    whose learning rates are read when the step is taken.
+    `model` is the wrapped policy to call, `optimizer` what accelerate returned, `stepping` the optimizer that the schedule is
+    built on: its learning rates are in force in a step.
     """
 
     model: nn.Module
@@ -57,7 +57,7 @@ class Backend(ABC):
     """
 
     name: ClassVar[str]
-    # Phases this backend cannot tell apart, and why; their time is in the phase named in the reason.
+    # Phases that this backend cannot time separately, and why; their time is in the phase that the reason names.
     fused_phases: ClassVar[dict[str, str]] = {}
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Backend(ABC):
 
     @staticmethod
     def environment() -> dict[str, str]:
-        """Environment variables that must be set before accelerate or deepspeed look at them."""
+        """Return the environment variables that must be set before accelerate or deepspeed look at them."""
         return {}
 
     @property
@@ -77,7 +77,7 @@ class Backend(ABC):
         return backend_info(self.name)
 
     def prepare(self, policy: Policy, recipe: Recipe, optim: OptimSpec, shape: StepShape) -> Prepared:
-        """Groups by name, then shard or wrap, then masters, then optimizer, then the schedule on that optimizer.
+        """Make groups by name, then shard or wrap, then masters, then optimizer, then the schedule on that optimizer.
 
         Args:
             policy: built in float32, statistics loaded.
@@ -92,11 +92,11 @@ class Backend(ABC):
     def _prepare(self, policy: Any, recipe: Recipe, optim: OptimSpec, plans: list[GroupPlan]) -> Prepared: ...
 
     def context(self, *, boundary: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
-        """Around forward and backward of one micro-batch; at `boundary` gradients are reduced over ranks."""
+        """Return the context of forward and backward of one micro-batch; at `boundary` gradients are reduced over ranks."""
         return nullcontext()
 
     def compute(self) -> AbstractContextManager[Any]:
-        """Around forward: autocast, for recipes that compute in another dtype than they store."""
+        """Return the context of forward: autocast, where the recipe computes in another dtype than it stores."""
         if self._recipe.storage == self._recipe.compute:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=DTYPES[self._recipe.compute])
@@ -115,7 +115,7 @@ class Backend(ABC):
         self.grad_norm = norm
 
     def _sum_over_shards(self, value: Tensor) -> Tensor:
-        """Replicated gradients are whole on every rank; sharding backends sum over the ranks that share one copy."""
+        """Sum over the ranks that share one copy of the gradients. Replicated gradients are complete on every rank."""
         return value
 
     def step(self) -> None:
@@ -126,40 +126,16 @@ class Backend(ABC):
 
     @property
     def max_grad_norm(self) -> float:
-        """What gradients are clipped to."""
+        """The norm that gradients are clipped to."""
         return self._shape.max_grad_norm
 
     def observe(self) -> Observed:
-        """What is there, read from the live objects and never from the configuration."""
+        """Return what runs, read from the live objects and never from the configuration."""
         return observe(self.prepared.model, self.prepared.optimizer, self.device)
 
     def mean_over_ranks(self, value: Tensor) -> Tensor:
-        """The mean of a small float32 tensor over all ranks."""
+        """Return the mean of a small float32 tensor over all ranks, computed in place."""
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(value)
             value /= dist.get_world_size()
         return value
-
-
-def adamw(groups: list[dict[str, Any]], optim: OptimSpec, recipe: Recipe) -> Optimizer:
-    """The recipe's AdamW over groups that carry their own rate and decay: torch's fused one, or one that compensates rounding.
-
-    Raises:
-        ImportError: the recipe needs a module that is not installed (`Recipe.missing` says so without trying).
-    """
-    arguments = adamw_arguments(optim)
-    if recipe.compensation == "stochastic rounding":
-        from benchbox.optim.stochastic import StochasticAdamW
-
-        return StochasticAdamW(groups, **arguments)
-    if recipe.compensation == "Kahan summation":
-        import optimi
-
-        kahan: Optimizer = optimi.AdamW(groups, **arguments, kahan_sum=True)
-        return kahan
-    return torch.optim.AdamW(groups, **arguments, fused=True)
-
-
-def adamw_arguments(optim: OptimSpec) -> dict[str, Any]:
-    """What every AdamW is told."""
-    return {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay}

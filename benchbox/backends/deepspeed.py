@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from benchbox.backends.base import Backend, Prepared, adamw
+from benchbox.backends.base import Backend, Prepared
+from benchbox.backends.optimizers import build_optimizer
 from benchbox.observer.introspect.names import live_parameters
 from benchbox.optim import bind_groups, build_schedule
 
@@ -20,8 +21,10 @@ _DEFAULT_BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's own default for reduce and
 
 
 class _Zero(Backend):
-    """accelerate's engine wrapper steps inside `backward`; here backward and step are called one by one, so that their times
-    are their own. Clipping stays inside DeepSpeed's optimizer step and is declared so.
+    """ZeRO under accelerate's engine.
+
+    accelerate's engine wrapper steps inside `backward`; here backward and step are called one by one, so that each has its own
+    time. Clipping stays inside DeepSpeed's optimizer step, as `fused_phases` declares.
     """
 
     stage: ClassVar[int]
@@ -48,7 +51,7 @@ class _Zero(Backend):
         accelerator = deepspeed_accelerator(plugin, self._shape.accumulation)
         self.device = device_of(accelerator)
         policy.to(self.device)
-        basic = adamw(bind_groups(plans, dict(live_parameters(policy))), optim, recipe)
+        basic = build_optimizer(recipe, bind_groups(plans, dict(live_parameters(policy))), optim)
         engine, optimizer = accelerator.prepare(policy, basic)
         self._engine = engine
         # DeepSpeed replaces the tensors in the groups of this same AdamW by its partitions, and steps it.
@@ -92,7 +95,7 @@ class _Zero(Backend):
         self._engine.backward(loss)  # divides by the accumulation itself
 
     def clip(self) -> None:
-        """Nothing of its own: see `fused_phases`."""
+        """Do nothing: DeepSpeed clips in its step, see `fused_phases`."""
 
     def step(self) -> None:
         """Clip, step the partitions, gather the updated parameters."""
@@ -100,7 +103,7 @@ class _Zero(Backend):
         self.grad_norm = torch.as_tensor(self._engine.get_global_grad_norm(), dtype=torch.float32, device=self.device)
 
     def zero_grad(self) -> None:
-        """DeepSpeed clears gradients in its step."""
+        """Do nothing: DeepSpeed clears gradients in its step."""
 
 
 class Zero1(_Zero):

@@ -10,16 +10,16 @@ from torch.utils.cpp_extension import _get_build_directory
 
 
 def build_extension() -> None:
-    """Build and load it now, one rank after another.
+    """Build and load the extension, one rank after another.
 
-    torch guards a build by a file, and a process killed in the middle leaves that file behind: every later build then waits
-    for nobody. The kernel gives this lock back however its holder ends, so whoever has it knows such a file to be stale.
+    torch guards a build with a lock file. A process that is killed during the build leaves the file behind, and every later
+    build then waits for ever. The kernel releases `flock` however its holder ends: with it held, such a file is stale.
     """
     builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
     if builder is None:
         return
     folder = Path(_get_build_directory(builder.name, verbose=False))
-    with (folder.parent / f"{builder.name}.building").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with (folder.parent / f"{builder.name}.building").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         (folder / "lock").unlink(missing_ok=True)
         builder.load(verbose=False)

@@ -1,4 +1,4 @@
-"""FSDP1: flat parameters, sharded unit by unit. A flat parameter trains as a whole, so what is frozen gets units of its own."""
+"""FSDP1: flat parameters, sharded unit by unit. A flat parameter trains as one, so frozen modules get units of their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Sha
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 from benchbox.backends.accelerators import device_of, fsdp_accelerator
-from benchbox.backends.base import DTYPES, Backend, Prepared, adamw
+from benchbox.backends.base import DTYPES, Backend, Prepared
+from benchbox.backends.optimizers import build_optimizer
 from benchbox.observer.introspect.names import live_parameters
 from benchbox.optim import bind_groups, build_schedule
 
@@ -37,13 +38,13 @@ class _Fsdp1(Backend):
         accelerator = fsdp_accelerator(plugin, upcasts=recipe.stepped is None)
         self.device = device_of(accelerator)
         # The shards keep the dtype wrapped here. Casting float32 weights before wrapping is what put Adam's state in bfloat16,
-        # unless accelerate is told of mixed precision and upcasts them, as it is for a recipe that leaves masters to it.
+        # unless accelerate is configured for mixed precision and upcasts them, as for a recipe that leaves masters to it.
         policy.to(device=self.device, dtype=DTYPES[recipe.stepped or recipe.storage])
         for module in units:
             if is_frozen(module):
-                module.to(DTYPES[recipe.storage])  # nobody steps it
+                module.to(DTYPES[recipe.storage])  # it is never stepped
         model = accelerator.prepare_model(policy)
-        stepping = adamw(bind_groups(plans, dict(live_parameters(model))), optim, recipe)
+        stepping = build_optimizer(recipe, bind_groups(plans, dict(live_parameters(model))), optim)
         optimizer = accelerator.prepare_optimizer(stepping, device_placement=False)
         return Prepared(model, optimizer, stepping, build_schedule(stepping, optim))
 
@@ -60,36 +61,38 @@ class _Fsdp1(Backend):
 
 
 def sharded_modules(policy: nn.Module, layers: tuple[type[nn.Module], ...]) -> set[nn.Module]:
-    """The modules to shard at: layers, and what is frozen beside what trains.
+    """Return the modules to shard at: layers, and frozen modules next to trained ones.
 
-    In a flat parameter of both, autograd computes gradients of all of it. So each module that has frozen parameters of its own
-    is sharded apart, since it is called; a larger one may not be.
+    In a flat parameter of both, autograd computes gradients of all its elements. So each module that directly has frozen
+    parameters is sharded by itself: such a module is certainly called, which a larger one around it may not be.
     """
-    found = set()
+    units = set()
 
     def visit(module: nn.Module, *, mixed: bool) -> None:
-        """`mixed`: whether something trains in the unit that the module would be in."""
+        """Collect the units within a module; `mixed` is whether something trains in the unit that it would be in."""
         if isinstance(module, layers):
-            found.add(module)
+            units.add(module)
             mixed = not is_frozen(module)
         elif mixed and is_frozen(module) and any(True for _ in module.parameters(recurse=False)):
-            found.add(module)
+            units.add(module)
             mixed = False
         for child in module.children():
             visit(child, mixed=mixed)
 
     visit(policy, mixed=True)
-    return found
+    return units
 
 
 def is_frozen(module: nn.Module) -> bool:
-    """Whether it has parameters, and none of them trains."""
+    """Return whether the module has parameters and none of them trains."""
     return {parameter.requires_grad for parameter in module.parameters()} == {False}
 
 
 def _mixed_precision(recipe: Recipe) -> MixedPrecision | None:
-    """Sharded weights in one dtype, gathered and reduced in another. Inputs are left alone: the policy casts them where they
-    enter a product, and noise, times and normalisation statistics must stay float32.
+    """Return the policy of FSDP1: shards in one dtype, gathered and reduced in another.
+
+    Inputs are not cast: the policy casts them where they enter a matrix product, and noise, times and normalisation statistics
+    must stay float32.
     """
     if recipe.storage == recipe.stepped:
         return None

@@ -1,4 +1,4 @@
-"""FSDP2: parameters are DTensors; HSDP is the same on a two-dimensional mesh."""
+"""FSDP2, whose parameters are DTensors, and HSDP: FSDP2 on a two-dimensional mesh."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from benchbox.backends.accelerators import device_of, fsdp_accelerator
-from benchbox.backends.base import DTYPES, Backend, Prepared, adamw
+from benchbox.backends.base import DTYPES, Backend, Prepared
+from benchbox.backends.optimizers import build_optimizer
 from benchbox.observer.introspect.names import live_parameters
 from benchbox.optim import bind_groups, build_schedule
 
@@ -41,9 +42,9 @@ class Fsdp2(Backend):
         policy.to(device=self.device, dtype=DTYPES[recipe.stepped or recipe.storage])
         for parameter in policy.parameters():
             if not parameter.requires_grad:
-                parameter.data = parameter.data.to(DTYPES[recipe.storage])  # nobody steps it
+                parameter.data = parameter.data.to(DTYPES[recipe.storage])  # it is never stepped
         # accelerate prepares the two together: it shards the model in place and points the optimizer at the DTensors.
-        stepping = adamw(bind_groups(plans, dict(live_parameters(policy))), optim, recipe)
+        stepping = build_optimizer(recipe, bind_groups(plans, dict(live_parameters(policy))), optim)
         model, optimizer = accelerator.prepare(policy, stepping)
         return Prepared(model, optimizer, stepping, build_schedule(stepping, optim))
 
@@ -63,7 +64,7 @@ class Fsdp2(Backend):
 
 
 class Hsdp(Fsdp2):
-    """Shards within pairs of ranks, replicates across the pairs."""
+    """FSDP2 that shards within pairs of ranks and replicates across the pairs."""
 
     name = "hsdp"
 
@@ -82,7 +83,7 @@ def _no_reduction(model: FSDPModule) -> Iterator[None]:
 
 
 def _mixed_precision(recipe: Recipe) -> MixedPrecisionPolicy:
-    """As for FSDP1: shards and optimizer in the stepped dtype, gather and reduction in the storage dtype, inputs left alone."""
+    """Return the policy of FSDP2, as for FSDP1: shards in the stepped dtype, gathered and reduced in the storage dtype."""
     if recipe.storage == recipe.stepped:
         return MixedPrecisionPolicy(cast_forward_inputs=False)
     dtype = DTYPES[recipe.storage]

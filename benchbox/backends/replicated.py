@@ -1,4 +1,4 @@
-"""One process, and DDP: every rank holds everything."""
+"""One process, and DDP: every rank holds all parameters, gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from benchbox.backends.accelerators import ddp_accelerator, device_of, single_accelerator
-from benchbox.backends.base import DTYPES, Backend, Prepared, adamw, adamw_arguments
+from benchbox.backends.base import DTYPES, Backend, Prepared
+from benchbox.backends.optimizers import build_master_optimizer, build_optimizer
 from benchbox.observer.introspect.names import live_parameters
 from benchbox.optim import MasterWeightOptimizer, bind_groups, build_schedule
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from torch.optim import Optimizer
 
     from benchbox.optim import GroupPlan
     from benchbox.registry.recipes import Recipe
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _Replicated(Backend):
-    """Keeps no masters of its own, so a recipe that asks for masters gets `MasterWeightOptimizer`."""
+    """Backend without masters of its own: a recipe that asks for masters gets `MasterWeightOptimizer`."""
 
     @abstractmethod
     def _accelerator(self) -> Accelerator: ...
@@ -32,7 +33,7 @@ class _Replicated(Backend):
         accelerator = self._accelerator()
         self.device = device_of(accelerator)
         policy.to(self.device)
-        # Before the cast: what the cast rounds away is just what masters are for.
+        # Before the cast: masters must hold what the cast rounds away.
         trained = {name for plan in plans for name in plan.names} if recipe.masters else ()
         full = {name: parameter.detach().clone() for name, parameter in policy.named_parameters() if name in trained}
         policy.to(DTYPES[recipe.storage])
@@ -40,11 +41,9 @@ class _Replicated(Backend):
         groups = bind_groups(plans, dict(live_parameters(model)))
         if recipe.masters:
             masters = [full[name] for plan in plans for name in plan.names]
-            stepping: torch.optim.Optimizer = MasterWeightOptimizer(
-                groups, torch.optim.AdamW, masters=masters, **adamw_arguments(optim), fused=True
-            )
+            stepping: Optimizer = build_master_optimizer(recipe, groups, optim, masters)
         else:
-            stepping = adamw(groups, optim, recipe)
+            stepping = build_optimizer(recipe, groups, optim)
         optimizer = accelerator.prepare_optimizer(stepping, device_placement=False)
         return Prepared(model, optimizer, stepping, build_schedule(stepping, optim))
 

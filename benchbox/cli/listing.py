@@ -1,4 +1,4 @@
-"""`benchbox list`: what there is to name in a matrix."""
+"""`benchbox list`: the names that a matrix can use."""
 
 import json
 import textwrap
@@ -13,7 +13,7 @@ Rows = list[dict[str, Any]]
 
 
 class Listing(StrEnum):
-    """What can be listed."""
+    """Registry to list."""
 
     policies = "policies"
     backends = "backends"
@@ -29,22 +29,22 @@ def register(app: typer.Typer) -> None:
 
 
 def list_registered(
-    kind: Annotated[Listing, typer.Argument(help="What to list.", show_default=False)],
+    kind: Annotated[Listing, typer.Argument(help="Registry to list.", show_default=False)],
     policy_dirs: PolicyDirOption,
     form: FormatOption = Format.text,
 ) -> None:
-    """Print the policies, backends, recipes, freezing presets, metrics or rules there are."""
+    """Print the available policies, backends, recipes, freezing presets, metrics or rules."""
     if kind is Listing.policies:
         rows = _policies(policy_dirs)
     else:
-        others = {
+        listings = {
             Listing.backends: _backends,
             Listing.recipes: _recipes,
             Listing.freezing: _freezing,
             Listing.metrics: _metrics,
             Listing.rules: _rules,
         }
-        rows = others[kind]()
+        rows = listings[kind]()
     if form is Format.json:
         print(json.dumps(rows, indent=2))
         return
@@ -53,17 +53,17 @@ def list_registered(
             print(f"{row['name']}  {row['severity']:<8} {row['title']}")
         return
     for row in rows:
-        name, *rest = (", ".join(value) if isinstance(value, list) else value for value in row.values())
+        name, *details = (", ".join(value) if isinstance(value, list) else value for value in row.values())
         print(name)
-        for text in filter(None, rest):
+        for text in filter(None, details):
             print(textwrap.indent(textwrap.fill(str(text), 76, break_on_hyphens=False, break_long_words=False), "    "))
 
 
 def _policies(folders: PolicyDirOption) -> Rows:
     from benchbox.registry.policies import find_policies
 
-    found = find_policies(folders).values()
-    return [{"name": entry.name, "sizes": list(entry.presets), "folder": str(entry.folder)} for entry in found]
+    entries = find_policies(folders).values()
+    return [{"name": entry.name, "sizes": list(entry.presets), "folder": str(entry.folder)} for entry in entries]
 
 
 def _backends() -> Rows:
@@ -73,7 +73,7 @@ def _backends() -> Rows:
 
 
 def _recipes() -> Rows:
-    from benchbox.registry.recipes import RECIPES
+    from benchbox.registry.recipes import recipes
 
     return [
         {
@@ -81,7 +81,7 @@ def _recipes() -> Rows:
             "summary": recipe.summary,
             "dtypes": f"stored {recipe.storage}, computed {recipe.compute}, stepped {recipe.stepped or 'as the backend keeps'}",
         }
-        for recipe in RECIPES.values()
+        for recipe in recipes().values()
     ]
 
 
@@ -92,12 +92,12 @@ def _freezing() -> Rows:
 
 
 def _metrics() -> Rows:
-    from benchbox.registry.metrics import METRICS
+    from benchbox.registry.metrics import metrics
 
     better = {"lower": "lower is better", "higher": "higher is better", "none": "neither way is better"}
     return [
         {"name": metric.name, "unit": metric.unit, "direction": better[metric.direction], "formula": metric.formula}
-        for metric in METRICS.values()
+        for metric in metrics().values()
     ]
 
 

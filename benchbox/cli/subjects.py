@@ -1,4 +1,4 @@
-"""Checkpoints and commands, as `benchbox audit-precision` is asked about them: from words to the facts of every rank."""
+"""Checkpoints and commands as subjects of `benchbox audit-precision`: from command-line options to the facts of every rank."""
 
 import os
 import shlex
@@ -19,38 +19,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What was audited: `name` in short, `title` for people, `told` for programs. `failure` says how it failed by itself."""
+    """Audited training run or checkpoint."""
 
-    name: str
-    title: str
-    told: Mapping[str, Any]
+    name: str  # short, for error messages
+    title: str  # for people
+    metadata: Mapping[str, Any]  # for programs
     facts: Sequence["RankFacts"]
-    failure: str | None = None
+    failure: str | None = None  # of the subject itself, whatever the rules find
 
 
 def check_recipe(name: str) -> None:
-    """Refuse a recipe that there is not.
-
-    Raises:
-        ConfigurationError: and what was probably meant.
-    """
+    """Raise ConfigurationError, with a suggestion, for an unknown recipe."""
     from benchbox.registry.names import did_you_mean
-    from benchbox.registry.recipes import RECIPES
+    from benchbox.registry.recipes import recipes
 
-    if name not in RECIPES:
-        raise ConfigurationError(Problem("--recipe", f"unknown recipe {name!r}", did_you_mean(name, RECIPES)))
+    if name not in recipes():
+        raise ConfigurationError(Problem("--recipe", f"unknown recipe {name!r}", did_you_mean(name, recipes())))
 
 
-def _declared(facts: Sequence["RankFacts"], recipe: str | None) -> list["RankFacts"]:
-    """The facts with what a known recipe declares; without one nothing is."""
+def _with_contract(facts: Sequence["RankFacts"], recipe: str | None) -> list["RankFacts"]:
+    """Return the facts with the contract of a recipe, or unchanged where no recipe is given."""
     from benchbox.audit.subjects.contract import contract
-    from benchbox.registry.recipes import RECIPES
+    from benchbox.registry.recipes import recipes
 
-    return [each if recipe is None else replace(each, contract=contract(RECIPES[recipe])) for each in facts]
+    return [rank if recipe is None else replace(rank, contract=contract(recipes()[recipe])) for rank in facts]
 
 
 def checkpoint_subject(path: Path, *, recipe: str | None) -> Subject:
-    """Read what a checkpoint holds. `recipe` is what it is declared to come from.
+    """Read the facts of a checkpoint.
+
+    Args:
+        path: file or folder of the checkpoint.
+        recipe: declared precision of the training that wrote it.
 
     Raises:
         ConfigurationError: there is no such recipe.
@@ -63,25 +63,26 @@ def checkpoint_subject(path: Path, *, recipe: str | None) -> Subject:
     return Subject(
         name=str(path),
         title=f"checkpoint {path}",
-        told={"kind": "checkpoint", "path": str(path), "recipe": recipe},
-        facts=_declared(read_checkpoint(path), recipe),
+        metadata={"kind": "checkpoint", "path": str(path), "recipe": recipe},
+        facts=_with_contract(read_checkpoint(path), recipe),
     )
 
 
 def command_subject(
-    command: Sequence[str], *, steps: int, stop: bool, quiet_stdout: bool, recipe: str | None, say: Callable[[str], None]
+    command: Sequence[str], *, steps: int, stop: bool, quiet_stdout: bool, recipe: str | None, notify: Callable[[str], None]
 ) -> Subject:
-    """Run a command with a witness in every Python it starts.
+    """Run a command with an observer in every Python it starts.
 
     Args:
-        steps: how many optimizer steps to look at.
-        stop: end the command when every rank has been through them.
-        quiet_stdout: our stdout is for the report alone.
-        recipe: what the command is declared to be.
-        say: told, while the command runs and after it, what it does not say itself.
+        command: program and arguments.
+        steps: number of optimizer steps to observe.
+        stop: end the command once every rank has taken these steps.
+        quiet_stdout: keep stdout for the report; the command's goes to stderr.
+        recipe: declared precision of the command.
+        notify: receives one-line notes while the command runs and after it.
 
     Raises:
-        CellFailedError: no step was seen.
+        CellFailedError: no optimizer step was observed.
         ConfigurationError: there is no such command or recipe.
     """
     from benchbox.audit.subjects.command.inject import inject, reports_folder
@@ -98,51 +99,51 @@ def command_subject(
         check_recipe(recipe)
     announced = False
 
-    def enough() -> bool:
+    def should_stop() -> bool:
         nonlocal announced
         if not announced and (ranks := count_finished_ranks(reports_folder(folder))):
             announced = True
-            say(f"{steps} steps seen on {_ranks(ranks)}; the command {'is ended' if stop else 'runs on'}")
+            notify(f"{steps} steps seen on {_ranks(ranks)}; the command {'is ended' if stop else 'runs on'}")
         return announced and stop
 
     with tempfile.TemporaryDirectory(prefix="benchbox-audit-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         variables = inject(folder, steps, os.environ)
-        ending = run_command(command, variables=variables, quiet_stdout=quiet_stdout, enough=enough)
-        found = read_trainings(reports_folder(folder))
-        if not found:
-            first = f"the command failed ({ending.failure}), and " if ending.failure else ""
-            raise CellFailedError(f"{first}no optimizer step was seen: {explain_no_steps(reports_folder(folder))}")
-    training = select_training(found)
-    for note in list_limitations(training, of=len(found), steps=steps):
-        say(note)
+        result = run_command(command, variables=variables, quiet_stdout=quiet_stdout, should_stop=should_stop)
+        trainings = read_trainings(reports_folder(folder))
+        if not trainings:
+            cause = f"the command failed ({result.failure}), and " if result.failure else ""
+            raise CellFailedError(f"{cause}no optimizer step was seen: {explain_no_steps(reports_folder(folder))}")
+    training = select_training(trainings)
+    for note in list_limitations(training, of=len(trainings), steps=steps):
+        notify(note)
     return Subject(
         name="the command",
         title=f"{shlex.join(command)}: {training.steps} {'step' if training.steps == 1 else 'steps'} seen",
-        told={
+        metadata={
             "kind": "command",
             "command": list(command),
-            "exit_code": ending.code,
-            "stopped": ending.stopped,
+            "exit_code": result.exit_code,
+            "stopped": result.stopped,
             "steps": training.steps,
             "ranks": [facts.rank for facts in training.ranks],
             "world_size": training.world_size,
             "recipe": recipe,
         },
-        facts=_declared(training.ranks, recipe),
-        failure=_failure(ending, training),
+        facts=_with_contract(training.ranks, recipe),
+        failure=_failure(result, training),
     )
 
 
-def _failure(ending: "CommandResult", training: "Training") -> str | None:
-    """What kept the command, or us, from going through with it."""
-    return f"the command failed: {ending.failure}" if ending.failure else observer_failure(training.ranks)
+def _failure(result: "CommandResult", training: "Training") -> str | None:
+    """Return the failure of the command or of an observer in it, if any."""
+    return f"the command failed: {result.failure}" if result.failure else observer_failure(training.ranks)
 
 
 def observer_failure(ranks: Sequence["RankFacts"]) -> str | None:
-    """What a witness failed at: what it then says is not the whole, and nothing has passed."""
-    found = [f"rank {facts.rank}: {facts.problems[0]}" for facts in ranks if facts.problems]
-    return f"the witness stopped watching on {found[0]}" if found else None
+    """Return the first failure of an observer, after which its facts are incomplete and the audit cannot pass, or None."""
+    problems = [f"rank {facts.rank}: {facts.problems[0]}" for facts in ranks if facts.problems]
+    return f"the observer stopped watching on {problems[0]}" if problems else None
 
 
 def _ranks(count: int) -> str:

@@ -1,7 +1,8 @@
-"""Policies by name: folders with a `policy.py` and a `presets.yaml`, in `--policy-dir`, `./policies`, or the bundled copy.
+"""Policies by name: folders with a `policy.py` and a `presets.yaml`.
 
-All search folders together form one package, `benchbox_policies`, so that a policy anywhere can import the shared building
-blocks as `from .._layers.nn.attention import ...`. `benchbox` itself never names a policy.
+They are searched for in `--policy-dir`, `./policies`, the bundled folder, and the packages that installed distributions name in
+the entry-point group `benchbox.policies`. All these folders together form one package, `benchbox_policies`, so that a policy
+anywhere can import the shared building blocks as `from .._layers.nn.attention import ...`. `benchbox` itself names no policy.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 import sys
 import types
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from benchbox.errors import ConfigurationError, Problem
+from benchbox.registry.extensions import extension_folders
 from benchbox.registry.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -24,13 +27,14 @@ if TYPE_CHECKING:
 
     from benchbox.registry.contracts import Axes, Policy
 
+GROUP = "benchbox.policies"
 PACKAGE = "benchbox_policies"
 PRESETS = "presets.yaml"
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyEntry:
-    """A policy folder: its name, where it is, and its presets (`tiny`, `small`, `full`, ...) as read from `presets.yaml`."""
+    """A policy: its name, its folder, and its presets (`tiny`, `small`, `full`, ...) as read from `presets.yaml`."""
 
     name: str
     folder: Path
@@ -38,33 +42,62 @@ class PolicyEntry:
 
 
 def search_path(extra: Sequence[Path] = ()) -> list[Path]:
-    """Folders that may hold policies, first match wins."""
+    """Return the folders that may hold policies. Where two hold a policy of one name, the first counts.
+
+    Raises:
+        ConfigurationError: a registered package is not installed, or holds a policy of the name of a bundled one.
+    """
+    candidates = [*extra, Path.cwd() / "policies", *_bundled(), *_registered()]
+    return list(dict.fromkeys(folder for folder in (path.resolve() for path in candidates) if folder.is_dir()))
+
+
+def _bundled() -> list[Path]:
+    """Return where the bundled policies are: in an installed benchbox, or in a checkout."""
     package = Path(__file__).resolve().parent.parent
-    candidates = [*extra, Path.cwd() / "policies", package / "_bundled" / "policies", package.parent / "policies"]
-    found: list[Path] = []
-    for candidate in candidates:
-        resolved = candidate.resolve()
-        if resolved.is_dir() and resolved not in found:
-            found.append(resolved)
-    return found
+    return [package / "_bundled" / "policies", package.parent / "policies"]
+
+
+@cache
+def _registered() -> tuple[Path, ...]:
+    """Return the folders of the entry-point group `benchbox.policies`.
+
+    They come last on the search path, so that `_layers` is always the bundled one.
+    """
+    owners = {folder.name: "bundled with benchbox" for root in _bundled() for folder in _policy_folders(root)}
+    roots, problems = extension_folders(GROUP), []
+    for root in roots:
+        for folder in _policy_folders(root):
+            if folder.name in owners:
+                message = f"a policy named {folder.name!r} exists already, {owners[folder.name]}"
+                problems.append(Problem(str(folder), message, "rename it, or uninstall the package that holds it"))
+            owners.setdefault(folder.name, f"in {folder}")
+    if problems:
+        raise ConfigurationError(problems)
+    return tuple(roots)
 
 
 def find_policies(extra: Sequence[Path] = ()) -> dict[str, PolicyEntry]:
-    """Every policy by name. Reads YAML, imports nothing.
+    """Return every policy by name. Reads YAML, imports nothing.
 
     Raises:
-        ConfigurationError: a `presets.yaml` cannot be read.
+        ConfigurationError: a `presets.yaml` cannot be read, or a registered package is broken.
     """
     return {name: _entry(folder) for name, folder in _folders(extra).items()}
 
 
 def _folders(extra: Sequence[Path]) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    """Return the folder of every policy by name."""
+    folders: dict[str, Path] = {}
     for root in search_path(extra):
-        for folder in sorted(root.iterdir()):
-            if (folder / "policy.py").is_file() and (folder / PRESETS).is_file():
-                found.setdefault(folder.name, folder)
-    return found
+        for folder in _policy_folders(root):
+            folders.setdefault(folder.name, folder)
+    return folders
+
+
+def _policy_folders(root: Path) -> list[Path]:
+    if not root.is_dir():
+        return []
+    return [path for path in sorted(root.iterdir()) if (path / "policy.py").is_file() and (path / PRESETS).is_file()]
 
 
 def _entry(folder: Path) -> PolicyEntry:
@@ -84,15 +117,15 @@ def _read_presets(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def policy_entry(name: str, extra: Sequence[Path] = ()) -> PolicyEntry:
-    """The policy of that name.
+    """Return the policy of that name.
 
     Raises:
         ConfigurationError: there is none, or its `presets.yaml` cannot be read.
     """
-    known = _folders(extra)
-    if name not in known:
-        raise ConfigurationError(Problem("", f"unknown policy {name!r}", did_you_mean(name, known)))
-    return _entry(known[name])
+    folders = _folders(extra)
+    if name not in folders:
+        raise ConfigurationError(Problem("", f"unknown policy {name!r}", did_you_mean(name, folders)))
+    return _entry(folders[name])
 
 
 def build_policy(name: str, size: str, axes: Axes, extra: Sequence[Path] = ()) -> Policy:

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any
+
+from benchbox.errors import ConfigurationError, Problem
+from benchbox.registry.extensions import load_target, with_extensions
+from benchbox.registry.names import did_you_mean
+
+GROUP = "benchbox.recipes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,7 +19,11 @@ class Recipe:
     """A precision arrangement. Storage is the dtype of live parameters, compute that of matrix products, stepped that of the
     tensors (masters, where there are any) and moments the optimizer updates; None leaves it to the backend, whatever it keeps.
 
-    `compensation` is what keeps 16-bit parameters, stepped without masters, from losing small updates.
+    `optimizer` is the target, `module:attribute`, of what builds the optimizer: called with parameter groups and the keyword
+    arguments lr, betas, eps and weight_decay, it returns a `torch.optim.Optimizer`. Where backends keep masters for the recipe
+    it must be an optimizer class or a `functools.partial` of one.
+
+    `compensation` names what keeps 16-bit parameters, stepped without masters, from losing small updates.
     """
 
     name: str
@@ -20,22 +31,35 @@ class Recipe:
     storage: str
     compute: str
     stepped: str | None
-    compensation: Literal["stochastic rounding", "Kahan summation"] | None = None
-    needs: str | None = None  # a module of the optional extra `lowbit`
+    optimizer: str = "benchbox.backends.optimizers:fused_adamw"
+    compensation: str | None = None
+    requires: str | None = None  # a module that is not among the dependencies of benchbox
+    install: str = ""  # the command that installs it
 
     @property
     def masters(self) -> bool:
-        """Whether the optimizer is to step float32 copies of 16-bit live parameters."""
+        """Return whether the optimizer is to step float32 copies of 16-bit live parameters."""
         return self.stepped is not None and self.stepped != self.storage
 
     def missing(self) -> str | None:
-        """What must be installed before this recipe can run, or None. Nothing is imported."""
-        if self.needs is None or find_spec(self.needs) is not None:
+        """Return what must be installed before this recipe can run, or None. Nothing is imported."""
+        if self.requires is None or find_spec(self.requires) is not None:
             return None
-        return f"recipe {self.name} needs the module {self.needs}, which is not installed: pip install 'benchbox[lowbit]'"
+        remedy = f": {self.install}" if self.install else ""
+        return f"recipe {self.name} needs the module {self.requires}, which is not installed{remedy}"
+
+    def load_optimizer(self) -> Any:
+        """Return what builds the optimizer. Imports torch.
+
+        Raises:
+            ConfigurationError: it cannot be imported.
+        """
+        return load_target(self.optimizer, f"recipe {self.name}")
 
 
-RECIPES: dict[str, Recipe] = {
+_LOWBIT = "pip install 'benchbox[lowbit]'"
+
+BUILT_IN_RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe(
@@ -65,8 +89,10 @@ RECIPES: dict[str, Recipe] = {
             storage="bfloat16",
             compute="bfloat16",
             stepped="bfloat16",
+            optimizer="benchbox.optim.stochastic:StochasticAdamW",
             compensation="stochastic rounding",
-            needs="torchao",
+            requires="torchao",
+            install=_LOWBIT,
         ),
         Recipe(
             name="bf16_kahan",
@@ -76,8 +102,10 @@ RECIPES: dict[str, Recipe] = {
             storage="bfloat16",
             compute="bfloat16",
             stepped="bfloat16",
+            optimizer="benchbox.backends.optimizers:kahan_adamw",
             compensation="Kahan summation",
-            needs="optimi",
+            requires="optimi",
+            install=_LOWBIT,
         ),
         Recipe(
             name="bf16_naive",
@@ -96,3 +124,24 @@ RECIPES: dict[str, Recipe] = {
         ),
     )
 }
+
+
+@cache
+def recipes() -> dict[str, Recipe]:
+    """Return every recipe by name: the built-in ones, then those of the entry-point group `benchbox.recipes`.
+
+    Raises:
+        ConfigurationError: an entry point is broken.
+    """
+    return with_extensions(GROUP, Recipe, BUILT_IN_RECIPES)
+
+
+def recipe_by_name(name: str) -> Recipe:
+    """Return the recipe of that name.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if name not in recipes():
+        raise ConfigurationError(Problem("", f"unknown recipe {name!r}", did_you_mean(name, recipes())))
+    return recipes()[name]

@@ -18,12 +18,12 @@ from benchbox.registry.backends import backend_info
 from benchbox.registry.contracts import Axes
 from benchbox.registry.freezing import FREEZES
 from benchbox.registry.policies import build_policy
-from benchbox.registry.recipes import RECIPES
+from benchbox.registry.recipes import recipe_by_name
 from benchbox.session.step import Session
 
 if TYPE_CHECKING:
     from benchbox.backends.base import Backend
-    from benchbox.data.loader import Stream
+    from benchbox.data.loader import MicroBatchStream
     from benchbox.registry.contracts import Policy
     from benchbox.registry.weights import Loaded
     from benchbox.spec.cell import Cell
@@ -53,7 +53,7 @@ def policy_on_paper(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
     return policy
 
 
-def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0) -> Stream:
+def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0) -> MicroBatchStream:
     """The micro-batches this rank trains on, as the policy wants them, from optimizer step `start_step` on. To be closed.
 
     Raises:
@@ -95,7 +95,7 @@ def build_session(cell: Cell, policy: Policy, statistics: Statistics) -> Session
     freeze(policy, policy.parameter_roles(), FREEZES[cell.freeze])
     policy.load_statistics(list(statistics))
     shape = StepShape(batch=cell.batch, accumulation=cell.accumulation, max_grad_norm=cell.optim.max_grad_norm)
-    backend.prepare(policy, RECIPES[cell.recipe], cell.optim, shape)
+    backend.prepare(policy, recipe_by_name(cell.recipe), cell.optim, shape)
     return Session(backend, accumulation=cell.accumulation, loaded=loaded)
 
 
@@ -108,7 +108,7 @@ def _load_weights(cell: Cell, policy: Policy) -> Loaded | None:
 
 
 def _built(cell: Cell, policy_dirs: Sequence[Path], device: torch.device) -> Policy:
-    axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing)  # type: ignore[arg-type]
+    axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing)
     with device:
         return build_policy(cell.policy, cell.size, axes, policy_dirs)
 

@@ -1,11 +1,12 @@
-"""Requested against observed: a cell that is not what it was asked to be fails, whatever speed it reached."""
+"""Comparison of requested and observed: a cell that ran anything other than what was requested fails, whatever its speed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from benchbox.errors import MismatchError
-from benchbox.registry.recipes import RECIPES
+from benchbox.registry.backends import backend_info
+from benchbox.registry.recipes import recipe_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,11 +15,9 @@ if TYPE_CHECKING:
     from benchbox.observer.facts import SteppedTensor
     from benchbox.spec.cell import Cell
 
-_SHARDS_OPTIMIZER = frozenset({"fsdp1_full", "fsdp1_grad_op", "fsdp2", "hsdp", "zero1", "zero2", "zero3"})
-
 
 def check_backend(cell: Cell, observed: Observed) -> None:
-    """Before the first step.
+    """Compare a cell with what was observed before its first step.
 
     Raises:
         MismatchError: another backend runs, over another number of ranks, nothing is really sharded, or nothing frozen.
@@ -30,7 +29,7 @@ def check_backend(cell: Cell, observed: Observed) -> None:
         )
     if observed.world_size != cell.world_size:
         raise MismatchError(f"requested {cell.world_size} ranks, observed {observed.world_size}")
-    if cell.backend in _SHARDS_OPTIMIZER and observed.shard_numel >= observed.trainable_numel:
+    if backend_info(cell.backend).shards_optimizer and observed.shard_numel >= observed.trainable_numel:
         raise MismatchError(
             f"{cell.backend} steps {observed.shard_numel} elements on this rank and the policy trains "
             f"{observed.trainable_numel}: nothing is sharded"
@@ -40,7 +39,7 @@ def check_backend(cell: Cell, observed: Observed) -> None:
 
 
 def check_step(cell: Cell, *, kernel: str | None, checkpointed: int | None, stepped: Iterable[SteppedTensor]) -> None:
-    """After a step was looked at.
+    """Compare a cell with what was observed in a step.
 
     Raises:
         MismatchError: another attention kernel ran, checkpointing did not happen (or did unasked), or the optimizer stepped
@@ -49,8 +48,8 @@ def check_step(cell: Cell, *, kernel: str | None, checkpointed: int | None, step
     if kernel is not None and kernel.split(":")[0] != cell.attention:
         raise MismatchError(f"requested {cell.attention} attention, observed {kernel}")
     if checkpointed is not None and bool(checkpointed) != cell.checkpointing:
-        asked = "on" if cell.checkpointing else "off"
-        raise MismatchError(f"requested checkpointing {asked}, observed {checkpointed} modules run twice")
-    wanted = RECIPES[cell.recipe].stepped
-    if wanted is not None and (wrong := sorted({tensor.dtype for tensor in stepped} - {wanted})):
-        raise MismatchError(f"recipe {cell.recipe} steps {wanted} tensors, observed {', '.join(wrong)}")
+        requested = "on" if cell.checkpointing else "off"
+        raise MismatchError(f"requested checkpointing {requested}, observed {checkpointed} modules run twice")
+    dtype = recipe_by_name(cell.recipe).stepped
+    if dtype is not None and (other_dtypes := sorted({tensor.dtype for tensor in stepped} - {dtype})):
+        raise MismatchError(f"recipe {cell.recipe} steps {dtype} tensors, observed {', '.join(other_dtypes)}")

@@ -1,24 +1,23 @@
-"""The `measure` job of a rank: warm up, measure, then look closely at one more step, and write down what was seen."""
+"""The `measure` job of a rank: warm up, time steps, observe further steps that are not timed, and write the results."""
 
 from __future__ import annotations
 
 import math
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from benchbox.audit.record import facts_file
-from benchbox.audit.subjects.session import witness_session
+from benchbox.audit.subjects.session import observe_session
 from benchbox.errors import NonFiniteError
 from benchbox.measure.environment import environment
-from benchbox.measure.memory import peak, reset_peak
-from benchbox.measure.phases import PhaseClock, Together
+from benchbox.measure.memory import peak_memory, reset_peak_memory
+from benchbox.measure.phases import CombinedInstrument, PhaseClock
 from benchbox.measure.probe import probe
-from benchbox.registry.recipes import RECIPES
+from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, open_cell_data, policy_on_paper
 from benchbox.spec.cell import Cell, MeasureSpec
@@ -28,109 +27,133 @@ from benchbox.worker.expected import check_backend, check_step
 from benchbox.worker.reporting import Reporter
 
 if TYPE_CHECKING:
-    from benchbox.measure.phases import Position
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
+    from benchbox.data.loader import Stream
+    from benchbox.measure.phases import Instrument, ProgressTracker
     from benchbox.registry.contracts import Batch, Policy
-    from benchbox.session import StepResult
+    from benchbox.session import Session, StepResult
     from benchbox.store.events import EventWriter
+    from benchbox.store.rank_result import RankResult
+    from benchbox.store.record import TowerFlops
+    from benchbox.worker.job_file import MeasureJobFile
 
 
-def measure(job: dict[str, Any], rank: int, position: Position, events: EventWriter) -> None:
-    """Write `facts-rank<r>.json`, what the audit judges, and `rank<r>.json`.
+def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: EventWriter) -> None:
+    """Write `facts-rank<r>.json`, the input of the audit, and `rank<r>.json`, the result of this rank.
 
     Raises:
         MismatchError: what runs is not what was requested.
         NonFiniteError: a loss or gradient norm is not finite.
     """
     cell, spec = Cell.from_dict(job["cell"]), MeasureSpec(**job["measure"])
-    report = Reporter(position, events)
-    report.stage("build")
-    policy_dirs = [Path(each) for each in job["policy_dirs"]]
-    on_paper, policy = policy_on_paper(cell, policy_dirs), build_cell_policy(cell, policy_dirs)
+    reporter = Reporter(tracker, events)
+    reporter.enter_stage("build")
+    policy_dirs = [Path(directory) for directory in job["policy_dirs"]]
+    meta_policy, policy = policy_on_paper(cell, policy_dirs), build_cell_policy(cell, policy_dirs)
     units = policy.layer_units()
     with closing(open_cell_data(cell, policy, rank)) as stream:
-        report.stage("prepare")
+        reporter.enter_stage("prepare")
         session = build_session(cell, policy, stream.statistics)
         observed = session.backend.observe()
         check_backend(cell, observed)
         device = session.device
 
-        report.stage("warmup", spec.warmup_steps)
-        taken = [_reported(session.step(stream, position), report) for _ in range(spec.warmup_steps)]
-        _meet(device)
-        reset_peak(device)
+        reporter.enter_stage("warmup", spec.warmup_steps)
+        warmup = _run_steps(session, stream, spec.warmup_steps, tracker, reporter)
+        _synchronize_ranks(device)
+        reset_peak_memory(device)
 
-        report.stage("measure", spec.steps)
+        reporter.enter_stage("measure", spec.steps)
         clock = PhaseClock(device)
-        instruments = Together(clock, position)
-        measured = [_reported(session.step(stream, instruments), report) for _ in range(spec.steps)]
+        measured = _run_steps(session, stream, spec.steps, CombinedInstrument(clock, tracker), reporter)
         times = clock.drain()
-        memory = peak(device)
-        series = _series([*taken, *measured])
+        memory = peak_memory(device)
+        results = [*warmup, *measured]
+        losses = _read_finite("loss", [result.loss for result in results])
+        grad_norms = _read_finite("grad_norm", [result.grad_norm for result in results])
 
-        report.stage("probe")
-        facts = witness_session(session, stream, RECIPES[cell.recipe], position)
-        seen = probe(session, stream, units, device, position)
-        check_step(cell, kernel=seen.attention_kernel, checkpointed=seen.checkpointed_modules, stepped=facts.stepped)
+        reporter.enter_stage("probe")
+        facts = observe_session(session, stream, recipe_by_name(cell.recipe), tracker)
+        probed = probe(session, stream, units, device, tracker)
+        check_step(cell, kernel=probed.attention_kernel, checkpointed=probed.checkpointed_modules, stepped=facts.stepped)
 
-        report.stage("write")
-        result = {
+        reporter.enter_stage("write")
+        rank_result: RankResult = {
             "rank": rank,
             "world_size": cell.world_size,
             "observed": {
-                **observed.to_dict(),
-                "attention_kernel": seen.attention_kernel,
-                "checkpointed_modules": seen.checkpointed_modules,
+                "backend": observed.backend,
+                "model_class": observed.model_class,
+                "optimizer_chain": observed.optimizer_chain,
+                "sharding": observed.sharding,
+                "shard_numel": observed.shard_numel,
+                "trainable_numel": observed.trainable_numel,
+                "total_numel": observed.total_numel,
+                "world_size": observed.world_size,
+                "device": observed.device,
+                "attention_kernel": probed.attention_kernel,
+                "checkpointed_modules": probed.checkpointed_modules,
                 "weights": None if session.loaded is None else session.loaded.to_dict(),
             },
             "step_time_s": times.step_s,
             "phases_s": times.phases_s,
             "fused_phases": session.backend.fused_phases,
             "samples": sum(result.samples for result in measured),
-            **series,
-            "memory": memory or seen.memory,
-            "collectives": seen.collectives,
-            "flops": {**seen.flops, "per_tower": _by_formula(on_paper, seen.micro_batches, device)},
-            **seen.utilisation(times.step_s),
+            "loss": losses,
+            "grad_norm": grad_norms,
+            "memory": memory or probed.memory,
+            "collectives": probed.collectives,
+            "flops": {**probed.flops, "per_tower": _tower_flops(meta_policy, probed.micro_batches, device)},
+            **probed.utilisation(times.step_s),
             "environment": environment(),
             "config": cell.to_dict(),
         }
         write_json(Path(job["out"]) / facts_file(rank), facts.to_dict())
-        write_json(Path(job["out"]) / f"rank{rank}.json", result)
+        write_json(Path(job["out"]) / f"rank{rank}.json", rank_result)
 
 
-def _by_formula(policy: Policy, micro_batches: list[Batch], device: torch.device) -> dict[str, dict[str, int]] | None:
-    """What a step of these micro-batches costs on this rank, tower by tower; None for a policy that does not say.
+def _run_steps(session: Session, stream: Stream, count: int, instruments: Instrument, reporter: Reporter) -> list[StepResult]:
+    results = []
+    for _ in range(count):
+        results.append(session.step(stream, instruments))
+        reporter.report_progress()
+    return results
 
-    Asked of a policy that no backend has sharded: there the sizes of layers can be seen. Every rank asks.
+
+def _tower_flops(policy: Policy, micro_batches: list[Batch], device: torch.device) -> dict[str, TowerFlops] | None:
+    """Return the cost of a step with these micro-batches on this rank, by tower; None if the policy declares no cost.
+
+    `policy` must not be sharded: the formulas need the full sizes of its layers.
     """
     if not hasattr(policy, "work"):
         return None
     batches = ({name: tensor.to(device) for name, tensor in batch.items()} for batch in micro_batches)
     costs = summed(training_cost(policy.work(batch)) for batch in batches)
-    return {tower: asdict(cost) for tower, cost in costs.items()}
+    return {
+        tower: {"forward": cost.forward, "backward": cost.backward, "recomputed": cost.recomputed}
+        for tower, cost in costs.items()
+    }
 
 
-def _reported(result: StepResult, report: Reporter) -> StepResult:
-    report.said()
-    return result
-
-
-def _meet(device: torch.device) -> None:
-    """Begin measuring together, with nothing of the warm-up still running."""
+def _synchronize_ranks(device: torch.device) -> None:
+    """Wait until this device has finished the warm-up, then for all ranks, so that they start measuring together."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     if dist.is_initialized():
         dist.barrier()
 
 
-def _series(results: list[StepResult]) -> dict[str, list[float]]:
-    """Losses and gradient norms of all steps, read only now: reading one inside the loop would wait for the device."""
-    series = {
-        "loss": [float(result.loss) for result in results],
-        "grad_norm": [float(result.grad_norm) for result in results],
-    }
-    for name, values in series.items():
-        for step, value in enumerate(values):
-            if not math.isfinite(value):
-                raise NonFiniteError(f"step {step}: {name} is {value}")
-    return series
+def _read_finite(name: str, values: Iterable[Tensor]) -> list[float]:
+    """Read one value per step from the device. To be called after the loop, since every read waits for the device.
+
+    Raises:
+        NonFiniteError: a value is NaN or infinite.
+    """
+    numbers = [float(value) for value in values]
+    for step, number in enumerate(numbers):
+        if not math.isfinite(number):
+            raise NonFiniteError(f"step {step}: {name} is {number}")
+    return numbers

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from benchbox.audit.judge import judge
-from benchbox.observer.facts import RankFacts, all_stepped
+from benchbox.observer.facts import RankFacts, all_stepped_tensors
 from benchbox.registry.backends import backends
-from benchbox.registry.recipes import RECIPES
+from benchbox.registry.recipes import recipe_by_name
 from benchbox.spec.cell import OptimSpec
 from tests.support.ranks import run_cells, tiny_cell
 
@@ -117,7 +117,7 @@ def test_the_schedule_advances_once_a_step(results: dict, backend: str) -> None:
     fast."""
     wanted = [1e-3 * min(1.0, (step + 1) / 5) for step in range(STEPS)]
     own_optimizer = [
-        recipe for recipe in backends()[backend].recipes if recipe == "bf16_master" or RECIPES[recipe].compensation
+        recipe for recipe in backends()[backend].recipes if recipe == "bf16_master" or recipe_by_name(recipe).compensation
     ]
     for recipe, split in [(recipe, f"{4 // RANKS[backend]}x1") for recipe in own_optimizer] + [("fp32", "1x4")]:
         for step, rates in enumerate(results[backend, recipe, split]["lr"]):
@@ -128,9 +128,9 @@ def test_the_schedule_advances_once_a_step(results: dict, backend: str) -> None:
 def test_the_optimizer_steps_what_the_recipe_says(results: dict, backend: str, recipe: str) -> None:
     """Weights and moments have the declared dtype, on every rank. `bf16_naive` declares none: the same cast is wrong where
     nothing keeps masters and right where DeepSpeed does, or where accelerate upcasts what it shards."""
-    stepped = [tensor for _, tensor in all_stepped(results[backend, recipe, f"{4 // RANKS[backend]}x1"]["facts"])]
+    stepped = [tensor for _, tensor in all_stepped_tensors(results[backend, recipe, f"{4 // RANKS[backend]}x1"]["facts"])]
     keeps_masters = backend not in ("single", "ddp")
-    wanted = RECIPES[recipe].stepped or ("float32" if keeps_masters else "bfloat16")
+    wanted = recipe_by_name(recipe).stepped or ("float32" if keeps_masters else "bfloat16")
     assert {tensor.dtype for tensor in stepped} == {wanted}
     assert {tensor.state[moment] for tensor in stepped for moment in ("exp_avg", "exp_avg_sq")} == {wanted}
 

@@ -13,7 +13,7 @@ from benchbox.observer.facts import RankFacts
 from benchbox.registry.contracts import Axes
 from benchbox.registry.freezing import FREEZES
 from benchbox.registry.policies import build_policy
-from benchbox.registry.recipes import RECIPES
+from benchbox.registry.recipes import recipe_by_name
 from tests.support.ranks import RANK_SCRIPTS, run_ranks, tiny_cell
 
 pytestmark = pytest.mark.ranks
@@ -63,7 +63,7 @@ def test_what_is_frozen_stays_bit_for_bit_and_the_rest_moves(results: Results, k
     result = results[key]
     expected = trains(key[1])
     assert set(result["moved"]) == set(result["with_gradient"]) == expected
-    assert {dtype for name, dtype in result["stored"].items() if name not in expected} == {RECIPES[key[2]].storage}
+    assert {dtype for name, dtype in result["stored"].items() if name not in expected} == {recipe_by_name(key[2]).storage}
     assert result["first_moment_elements"] == result["observed"]["shard_numel"]
 
 

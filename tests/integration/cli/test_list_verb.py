@@ -8,12 +8,12 @@ import pytest
 from benchbox.audit.rules import rules
 from benchbox.registry.backends import backends
 from benchbox.registry.freezing import FREEZES
-from benchbox.registry.metrics import METRICS
-from benchbox.registry.recipes import RECIPES
+from benchbox.registry.metrics import metrics
+from benchbox.registry.recipes import recipes
 
 
 @pytest.mark.parametrize(
-    ("kind", "names"), [("backends", backends()), ("recipes", RECIPES), ("freezing", FREEZES), ("metrics", METRICS)]
+    ("kind", "names"), [("backends", backends()), ("recipes", recipes()), ("freezing", FREEZES), ("metrics", metrics())]
 )
 def test_everything_that_can_be_named_is_listed(benchbox, kind, names):
     text = benchbox("list", kind).stdout
@@ -61,9 +61,9 @@ def test_rules_are_listed_one_a_line_and_each_can_be_explained(benchbox):
     assert [row["name"] for row in rows] == list(rules())
     lines = benchbox("list", "rules").stdout.splitlines()
     assert [line.split()[:2] for line in lines] == [[row["name"], row["severity"]] for row in rows]
-    told = benchbox("explain", "bxp101").stdout
-    assert told.startswith(f"BXP101 error: {rules()['BXP101'].title}\n")
-    flat = " ".join(told.split())
+    text = benchbox("explain", "bxp101").stdout
+    assert text.startswith(f"BXP101 error: {rules()['BXP101'].title}\n")
+    flat = " ".join(text.split())
     for part in (rules()["BXP101"].rationale, rules()["BXP101"].measurement, rules()["BXP101"].repair, "OpenTau#181"):
         assert part in flat
 

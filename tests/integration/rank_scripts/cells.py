@@ -1,8 +1,8 @@
 """Runs several cells one after another in one process group, so that a test pays for starting ranks once.
 
 `python -m torch.distributed.run --nproc_per_node N rank_scripts/cells.py JOB.json`, the job being `{"cells": [{"cell": ...,
-"steps": n}, ...], "out": folder, "witness": bool, "act": bool}`. For each cell rank 0 writes `<index>.json`: the losses
-and gradient norms of every step, what was observed, and the collectives of one more step. With `witness` every rank
+"steps": n}, ...], "out": folder, "observer": bool, "act": bool}`. For each cell rank 0 writes `<index>.json`: the losses
+and gradient norms of every step, what was observed, and the collectives of one more step. With `observer` every rank
 writes `<index>-facts-<rank>.json`: what one saw of some more steps. With `act` the wrapped policy acts once before it
 is trained, on every rank on the same samples. Beside it stands `<index>.pt`, for cells in float32: the whole gradient
 of the first step by the name of each trained parameter, averaged over ranks and micro-steps, before clipping.
@@ -23,15 +23,15 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.utils.data import default_collate
 
-from benchbox.audit.subjects.session import witness_session
+from benchbox.audit.subjects.session import observe_session
 from benchbox.data.synthetic import SyntheticSamples
 from benchbox.errors import UnsupportedError
 from benchbox.observer.facts import RankFacts  # noqa: TC001
 from benchbox.observer.hooks.collectives import CollectiveCounter
-from benchbox.observer.hooks.dispatch import Watch
-from benchbox.observer.introspect.names import own_name
+from benchbox.observer.hooks.dispatch import OperationDispatchMode
+from benchbox.observer.introspect.names import unwrapped_name
 from benchbox.registry.contracts import BatchSpec  # noqa: TC001
-from benchbox.registry.recipes import RECIPES
+from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import Session, build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell
@@ -43,7 +43,7 @@ def main(job_file: str) -> None:
     rank = int(os.environ["RANK"])
     for index, told in enumerate(job["cells"]):
         cell = Cell.from_dict(told["cell"])
-        result, gradient, facts = run(cell, told["steps"], rank, witness=job["witness"], act=job["act"])
+        result, gradient, facts = run(cell, told["steps"], rank, observer=job["observer"], act=job["act"])
         if facts is not None:
             (Path(job["out"]) / f"{index}-facts-{rank}.json").write_text(json.dumps(facts.to_dict()))
         if rank == 0:
@@ -57,7 +57,7 @@ def main(job_file: str) -> None:
 
 
 def run(
-    cell: Cell, steps: int, rank: int, *, witness: bool, act: bool
+    cell: Cell, steps: int, rank: int, *, observer: bool, act: bool
 ) -> tuple[dict, dict[str, torch.Tensor], RankFacts | None]:
     policy = build_cell_policy(cell)
     spec = policy.batch_spec()
@@ -69,9 +69,9 @@ def run(
         taken = [session.step(stream, reader)]
         taken += [session.step(stream) for _ in range(steps - 1)]
         collectives = CollectiveCounter()
-        with Watch(collectives):
+        with OperationDispatchMode(collectives):
             session.step(stream)
-        facts = witness_session(session, stream, RECIPES[cell.recipe]) if witness else None
+        facts = observe_session(session, stream, recipe_by_name(cell.recipe)) if observer else None
     result = {
         "cell": cell.to_dict(),
         "observed": observed,
@@ -125,7 +125,7 @@ class GradientReader:
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         if name == self._when and self._wanted:
-            self.gradient = {own_name(name): value for name, value in whole_gradients(self._session.model)}
+            self.gradient = {unwrapped_name(name): value for name, value in whole_gradients(self._session.model)}
         return nullcontext()
 
 

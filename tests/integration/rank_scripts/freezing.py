@@ -3,7 +3,7 @@
 
 For each cell rank 0 writes `<index>.json`: the losses, what was observed, which parameters differ from the start, which had a
 gradient or master in the last step, the dtypes they are stored in, and how many elements are here of Adam's first moment.
-Where there may be masters every rank writes `<index>-facts-<rank>.json`, what a witness saw of some more steps.
+Where there may be masters every rank writes `<index>-facts-<rank>.json`, what an observer saw of some more steps.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from benchbox.audit.subjects.session import witness_session
+from benchbox.audit.subjects.session import observe_session
 from benchbox.observer.facts import RankFacts  # noqa: TC001
-from benchbox.observer.introspect.names import links, live_parameters
+from benchbox.observer.introspect.names import find_links, live_parameters
 from benchbox.observer.introspect.wrappers import fsdp1_handles, optimizer_chain
-from benchbox.registry.recipes import RECIPES
+from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import Session, build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell
@@ -65,8 +65,8 @@ def run(cell: Cell, steps: int, rank: int) -> tuple[dict, RankFacts | None]:
             "with_gradient": sorted(reader.names),
             "first_moment_elements": sum(local(state["exp_avg"]).numel() for state in moments),
         }
-        recipe = RECIPES[cell.recipe]
-        facts = witness_session(session, stream, recipe) if recipe.masters else None
+        recipe = recipe_by_name(cell.recipe)
+        facts = observe_session(session, stream, recipe) if recipe.masters else None
     return result, facts
 
 
@@ -85,7 +85,7 @@ class WithGradient:
         if name == self._when:
             prepared = self._session.backend.prepared
             live = {id(parameter): name for name, parameter in live_parameters(prepared.model)}
-            linked = links(optimizer_chain(prepared.optimizer), live)
+            linked = find_links(optimizer_chain(prepared.optimizer), live)
             held = {covered for link in linked for _, covered in link.covers}
             flat = [handle.flat_param for handle in fsdp1_handles(prepared.model)]
             held |= {id(parameter) for each in flat if each.grad is not None for parameter in each._params}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchbox.errors import ConfigurationError, Problem
-from benchbox.registry.recipes import RECIPES
+from benchbox.registry.recipes import recipes
 from benchbox.spec import load_matrix
 from tests.support.good_matrix import GOOD
 
@@ -31,7 +31,7 @@ APPENDED = [
     ("accumulation: 0", "m.yaml:8:15: accumulation must be at least 1, not 0"),
     ("checkpointing: yes", 'm.yaml:8:16: checkpointing must be true or false, not "yes"; write true or false'),
     ("attention: flash", 'm.yaml:8:12: unknown attention "flash"; one of eager, flex, sdpa'),
-    ("recipe: fp16", "m.yaml:8:9: unknown recipe 'fp16'; one of " + ", ".join(sorted(RECIPES))),
+    ("recipe: fp16", "m.yaml:8:9: unknown recipe 'fp16'; one of " + ", ".join(sorted(recipes()))),
     ("freeze: vision", "m.yaml:8:9: unknown freeze preset 'vision'; did you mean 'freeze_vision'?"),
     ("batch: 3", "m.yaml:7:3: batch is an axis and also stands at the top level, at m.yaml:8:1; keep one"),
     (
