@@ -1,4 +1,4 @@
-"""What an audit is to look at: which rules, what is suppressed and why, and what was there before."""
+"""Scope of an audit: selected rules, suppressions with their reasons, and a baseline of earlier findings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pydantic import Field, ValidationError
 from benchbox.audit.rules import rules
 from benchbox.errors import ConfigurationError, Problem, RecordError
 from benchbox.registry.names import did_you_mean
-from benchbox.spec.fields import Strict
 from benchbox.spec.problems import in_order, problems_of
 from benchbox.spec.source import read_source
+from benchbox.spec.types import Strict
 from benchbox.store.files import read_json
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suppression:
-    """Parameters (by a glob over their names) that a rule says nothing of, and why."""
+    """Parameters, as a glob over their names, that a rule does not report, and the reason."""
 
     rule: str
     parameters: str
@@ -35,30 +35,34 @@ class Suppression:
 
 @dataclass(frozen=True, slots=True)
 class BaselineFinding:
-    """What makes a finding the same as an earlier one: rule, severity, title and place, and the tensors it is about. Of many,
-    a finding names some and counts the others.
+    """A finding of an earlier audit, as far as new ones are compared with it.
+
+    `identity` is its rule, severity, title and place; `names` are the tensors it names, and `more` counts the others.
     """
 
-    kind: tuple[str, ...]
+    identity: tuple[str, ...]
     names: frozenset[str]
     more: int
 
     @classmethod
-    def of(cls, finding: Mapping[str, Any]) -> BaselineFinding:
-        """From a finding as JSON holds it."""
+    def from_dict(cls, finding: Mapping[str, Any]) -> BaselineFinding:
+        """Read a finding from its JSON form."""
         evidence = finding.get("evidence") or {}
-        kind = tuple(str(finding.get(part)) for part in ("code", "severity", "title", "where"))
-        return cls(kind, frozenset(map(str, evidence.get("names") or ())), int(evidence.get("more") or 0))
+        identity = tuple(str(finding.get(key)) for key in ("code", "severity", "title", "where"))
+        return cls(identity, frozenset(map(str, evidence.get("names") or ())), int(evidence.get("more") or 0))
 
-    def includes(self, other: BaselineFinding) -> bool:
-        """Whether the other is about no more than this, and the tensors it names are named here or may be among the counted."""
-        fewer = len(other.names) + other.more <= len(self.names) + self.more
-        return self.kind == other.kind and fewer and len(other.names - self.names) <= self.more
+    def includes(self, finding: BaselineFinding) -> bool:
+        """Return whether a finding is no larger than this one, and each tensor it names is named or may be counted here."""
+        no_larger = len(finding.names) + finding.more <= len(self.names) + self.more
+        return self.identity == finding.identity and no_larger and len(finding.names - self.names) <= self.more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """`select` and `ignore` hold beginnings of codes: `BXP2` is every rule of that family. Without `select` all are taken."""
+    """Rules and findings to consider.
+
+    `select` and `ignore` hold prefixes of codes: `BXP2` is every rule of that family. Without `select` all rules are selected.
+    """
 
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
@@ -68,26 +72,26 @@ class Selection:
     def selects(self, code: str) -> bool:
         return (not self.select or code.startswith(self.select)) and not code.startswith(self.ignore or ("-",))
 
-    def knows(self, finding: Finding) -> bool:
-        """Whether the baseline has this finding: the same rule at the same place, about nothing else than then."""
-        found = BaselineFinding.of(finding.to_dict())
-        return any(known.includes(found) for known in self.baseline)
+    def in_baseline(self, finding: Finding) -> bool:
+        """Return whether the baseline includes this finding: the same rule at the same place, on no further tensors."""
+        candidate = BaselineFinding.from_dict(finding.to_dict())
+        return any(earlier.includes(candidate) for earlier in self.baseline)
 
 
-def codes(given: Iterable[str], option: str) -> tuple[str, ...]:
-    """Codes, or beginnings of codes, from comma-separated lists.
+def parse_codes(values: Iterable[str], option: str) -> tuple[str, ...]:
+    """Split comma-separated lists of codes or prefixes of codes.
 
     Raises:
-        ConfigurationError: no rule's code begins so.
+        ConfigurationError: no rule's code begins with one of them.
     """
-    found = tuple(part.strip().upper() for each in given for part in each.split(",") if part.strip())
-    for code in found:
-        if not any(known.startswith(code) for known in rules()):
+    codes = tuple(part.strip().upper() for value in values for part in value.split(",") if part.strip())
+    for code in codes:
+        if not any(rule_code.startswith(code) for rule_code in rules()):
             raise ConfigurationError(Problem(option, f"no rule is called {code!r}", did_you_mean(code, rules())))
-    return found
+    return codes
 
 
-class _Entry(Strict):
+class _SuppressionEntry(Strict):
     rule: Text
     """The code of a rule."""
     parameters: Text
@@ -96,9 +100,9 @@ class _Entry(Strict):
     """Why the rule is wrong here: for whoever reads this file next year."""
 
 
-class _File(Strict):
-    suppress: list[_Entry]
-    """What rules must not speak of."""
+class _SuppressionFile(Strict):
+    suppress: list[_SuppressionEntry]
+    """Parameters that rules do not report."""
 
 
 def load_suppressions(path: Path) -> tuple[Suppression, ...]:
@@ -113,12 +117,12 @@ def load_suppressions(path: Path) -> tuple[Suppression, ...]:
     source = read_source(path)
     problems = list(source.problems)
     try:
-        entries = _File.model_validate(source.values).suppress
+        entries = _SuppressionFile.model_validate(source.values).suppress
     except ValidationError as error:
-        raise ConfigurationError(in_order([*problems, *problems_of(error, _File, source)])) from None
-    for place, entry in enumerate(entries):
+        raise ConfigurationError(in_order([*problems, *problems_of(error, _SuppressionFile, source)])) from None
+    for index, entry in enumerate(entries):
         if entry.rule not in rules():
-            where = source.where(("suppress", place, "rule"))
+            where = source.where(("suppress", index, "rule"))
             problems.append(Problem(where, f"unknown rule {entry.rule!r}", did_you_mean(entry.rule, rules())))
     if problems:
         raise ConfigurationError(in_order(problems))
@@ -126,17 +130,17 @@ def load_suppressions(path: Path) -> tuple[Suppression, ...]:
 
 
 def load_baseline(path: Path) -> frozenset[BaselineFinding]:
-    """The findings of an earlier audit, from what `audit-precision --format json` printed.
+    """Read the findings of an earlier audit from the output of `audit-precision --format json`.
 
     Raises:
-        ConfigurationError: the file is none of these.
+        ConfigurationError: the file is not such a report.
     """
     try:
-        held = read_json(path)
+        report = read_json(path)
     except RecordError as error:
         raise ConfigurationError(Problem("--baseline", str(error))) from None
-    found = held.get("findings")
-    if not isinstance(found, list) or not all(isinstance(each, dict) and "code" in each for each in found):
+    findings = report.get("findings")
+    if not isinstance(findings, list) or not all(isinstance(finding, dict) and "code" in finding for finding in findings):
         hint = "make one with benchbox audit-precision ... --format json"
         raise ConfigurationError(Problem("--baseline", f"{path} holds no findings of an audit", hint))
-    return frozenset(BaselineFinding.of(each) for each in [*found, *held.get("known", ())])
+    return frozenset(BaselineFinding.from_dict(finding) for finding in [*findings, *report.get("known", ())])

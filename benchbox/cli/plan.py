@@ -1,4 +1,4 @@
-"""`benchbox plan`: what a run would do, before anything runs."""
+"""`benchbox plan`: the cells and launches of a run, without running it."""
 
 import shutil
 import sys
@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(matrix: MatrixArgument, sets: SetOption, policy_dirs: PolicyDirOption, only: OnlyOption = "") -> None:
-    """Print the cells of a matrix, and what is skipped and why."""
+    """Print the cells of a matrix, and the skipped ones with reasons."""
     from benchbox.plan import plan as plan_cells
     from benchbox.spec import load_matrix, parse_overrides
 
@@ -33,22 +33,22 @@ def plan(matrix: MatrixArgument, sets: SetOption, policy_dirs: PolicyDirOption, 
 
 def print_plan(matrix: "Matrix", planned: "Plan") -> None:
     """Print a plan: as a table on a terminal, as aligned plain lines elsewhere."""
-    from benchbox.analysis.summary import varying
+    from benchbox.analysis.summary import varying_fields
     from benchbox.spec.matrix import describe
 
-    everything = [*planned.cells, *(skip.cell for skip in planned.skipped)]
-    values = [cell.to_dict() for cell in everything]
-    fields = [field for field in varying(values) if field not in {"data", "optim"}]
+    all_cells = [*planned.cells, *(skip.cell for skip in planned.skipped)]
+    values = [cell.to_dict() for cell in all_cells]
+    fields = [field for field in varying_fields(values) if field not in {"data", "optim"}]
     constant = {key: value for key, value in values[0].items() if key not in {*fields, "data", "optim"}}
     data = {"data": matrix.data.path or matrix.data.kind, "tokenizer": matrix.data.tokenizer}
-    _wrapped(f"{matrix.name}: in every cell {describe({**constant, **data})}")
+    _print_wrapped(f"{matrix.name}: in every cell {describe({**constant, **data})}")
     if planned.cells:
         print()
-        _table(planned.cells, fields)
+        _print_table(planned.cells, fields)
     if planned.skipped:
         print("\nskipped")
         for skip in planned.skipped:
-            _wrapped(f"  {describe({field: getattr(skip.cell, field) for field in fields})}: {skip.reason}")
+            _print_wrapped(f"  {describe({field: getattr(skip.cell, field) for field in fields})}: {skip.reason}")
     launches, steps = matrix.measure.launches, matrix.measure.steps
     print(
         f"\n{len(planned.cells)} cells x {launches} launches = {len(planned.cells) * launches} launches"
@@ -56,20 +56,20 @@ def print_plan(matrix: "Matrix", planned: "Plan") -> None:
     )
 
 
-def _wrapped(text: str, indent: int = 4) -> None:
+def _print_wrapped(text: str, indent: int = 4) -> None:
     print(textwrap.fill(text, 80, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False))
 
 
-def _table(cells: "Sequence[Cell]", fields: "Sequence[str]") -> None:
-    """Aligned columns; on a terminal too narrow for them a wrapped line a cell, since a folded table cannot be read."""
-    from benchbox.spec.matrix import describe, word
+def _print_table(cells: "Sequence[Cell]", fields: "Sequence[str]") -> None:
+    """Print aligned columns, or one wrapped line per cell on a terminal too narrow for the columns."""
+    from benchbox.spec.matrix import describe, to_yaml_word
 
-    rows = [["cell", *fields], *([cell.cell_id, *(word(getattr(cell, field)) for field in fields)] for cell in cells)]
+    rows = [["cell", *fields], *([cell.cell_id, *(to_yaml_word(getattr(cell, field)) for field in fields)] for cell in cells)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if sys.stdout.isatty() and max(map(len, lines)) > shutil.get_terminal_size().columns:
         for cell in cells:
-            _wrapped(f"{cell.cell_id}  {describe({field: getattr(cell, field) for field in fields})}", indent=14)
+            _print_wrapped(f"{cell.cell_id}  {describe({field: getattr(cell, field) for field in fields})}", indent=14)
         return
     typer.secho(lines[0], bold=True)  # plain where there is no terminal
     print("\n".join(lines[1:]))

@@ -7,52 +7,52 @@ Conditions are joined by commas, and all of them must hold:
     backend in [zero2, ddp]    it has one of these
     recipe not in [bf16_pure]  it has none of these
 
-Values are YAML, fields are those of a cell. A value that no cell has is refused, since it can only be a slip.
+Values are YAML, fields are those of a cell. A value that no cell has is refused, since it must be a mistake.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.names import did_you_mean
-from benchbox.spec.cell import Cell
-from benchbox.spec.matrix import word
+from benchbox.spec.cell import POINT_FIELDS
+from benchbox.spec.matrix import to_yaml_word
 from benchbox.spec.overrides import split_at_commas
 from benchbox.spec.source import parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-FIELDS = tuple(field.name for field in fields(Cell) if field.name not in {"data", "optim"})
+    from benchbox.spec.cell import Cell
+
+FIELDS = tuple(field.name for field in POINT_FIELDS)
 CONDITION = re.compile(r"(?P<field>\w+)\s*(?P<relation>!=|=|\bnot\s+in\b|\bin\b)\s*(?P<value>.+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One condition: whether a field's value is (or is not) one of some values."""
+    """A condition: the value of a field is (or is not) one of some values."""
 
     text: str
     field: str
     values: tuple[Any, ...]
     negated: bool
 
-    def holds(self, cell: Cell) -> bool:
-        return self.names(getattr(cell, self.field)) != self.negated
-
-    def names(self, value: Any) -> bool:
-        return any(same(value, own) for own in self.values)
+    def accepts(self, cell: Cell) -> bool:
+        """Return whether the condition is true of a cell."""
+        return contains(self.values, getattr(cell, self.field)) != self.negated
 
 
-def same(one: Any, other: Any) -> bool:
-    """Equality in which types count: in Python 1 == True, and a cell with one camera is not one with cams=true."""
-    return type(one) is type(other) and one == other
+def contains(values: Iterable[Any], value: Any) -> bool:
+    """Return whether the value is among `values`, with its type: in Python 1 == True, and cams=1 is not cams=true."""
+    return any(type(candidate) is type(value) and candidate == value for candidate in values)
 
 
 def select(expression: str, cells: Iterable[Cell]) -> list[Cell]:
-    """The cells that an expression selects, in their order; all of them when it is empty.
+    """Return the cells that an expression selects, in their order; all of them when it is empty.
 
     Raises:
         ConfigurationError: it is not an expression, names an unknown field, a value no cell has, or selects nothing.
@@ -70,34 +70,36 @@ def select(expression: str, cells: Iterable[Cell]) -> list[Cell]:
     problems += [problem for condition in conditions for problem in _unknown_values(condition, cells)]
     if problems:
         raise ConfigurationError(problems)
-    chosen = [cell for cell in cells if all(condition.holds(cell) for condition in conditions)]
+    chosen = [cell for cell in cells if all(condition.accepts(cell) for condition in conditions)]
     if not chosen:
         raise ConfigurationError(Problem(f"--only {expression}", f"selects none of the {len(cells)} cells"))
     return chosen
 
 
 def _condition(text: str) -> Condition:
-    place = f"--only {text}"
+    position = f"--only {text}"
     match = CONDITION.fullmatch(text)
     if match is None:
-        raise ConfigurationError(Problem(place, "is not a condition", "write it as backend=zero2 or backend in [zero2, ddp]"))
+        raise ConfigurationError(
+            Problem(position, "is not a condition", "write it as backend=zero2 or backend in [zero2, ddp]")
+        )
     field = match["field"]
     if field not in FIELDS:
-        raise ConfigurationError(Problem(place, f"unknown field {field!r}", did_you_mean(field, FIELDS)))
-    read = parse(match["value"], place, place=place)
-    if read.problems:
-        raise ConfigurationError(read.problems)
-    value = read.values
+        raise ConfigurationError(Problem(position, f"unknown field {field!r}", did_you_mean(field, FIELDS)))
+    parsed = parse(match["value"], position, position=position)
+    if parsed.problems:
+        raise ConfigurationError(parsed.problems)
+    value = parsed.values
     listed = match["relation"].endswith("in")
     if listed != isinstance(value, list) or isinstance(value, dict):
         hint = f"write it as {field} in [...]" if isinstance(value, list) else "after 'in' comes a list: [a, b]"
-        raise ConfigurationError(Problem(place, "is not a condition", hint))
+        raise ConfigurationError(Problem(position, "is not a condition", hint))
     return Condition(text, field, tuple(value) if listed else (value,), match["relation"].startswith(("!", "not")))
 
 
 def _unknown_values(condition: Condition, cells: list[Cell]) -> Iterator[Problem]:
-    present = tuple(dict.fromkeys(getattr(cell, condition.field) for cell in cells))
+    existing = tuple(dict.fromkeys(getattr(cell, condition.field) for cell in cells))
     for value in condition.values:
-        if not any(same(value, own) for own in present):
-            message = f"no cell has {condition.field} {word(value)}"
-            yield Problem(f"--only {condition.text}", message, f"there is {', '.join(map(word, present))}")
+        if not contains(existing, value):
+            message = f"no cell has {condition.field} {to_yaml_word(value)}"
+            yield Problem(f"--only {condition.text}", message, f"there is {', '.join(map(to_yaml_word, existing))}")

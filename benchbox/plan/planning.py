@@ -1,4 +1,4 @@
-"""Which cells of a matrix run, in which order, and why the others do not."""
+"""Plan of a run: the cells of a matrix that can run, in order, and the reasons why others cannot."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run does: the cells in order, each different, and what it leaves out."""
+    """Cells to run in order, all different, and the skipped ones."""
 
     cells: tuple[Cell, ...]
     skipped: tuple[Skip, ...]
 
 
 def plan(matrix: Matrix, only: str = "") -> Plan:
-    """The cells of a matrix that can run, in the order of the file. `only` narrows them (see `plan.only`).
+    """Return the cells of a matrix that can run, in the order of the file. `only` selects among them (see `plan.only`).
 
     Raises:
         ConfigurationError: `only` is not an expression, or selects nothing.
@@ -51,8 +51,8 @@ def plan(matrix: Matrix, only: str = "") -> Plan:
 
 
 def launches(planned: Plan, measure: MeasureSpec) -> list[tuple[Cell, int]]:
-    """Every launch as (cell, number from 1): the first of every cell, then the second of every cell, and so on.
+    """Return every launch as (cell, number from 1): the first of every cell, then the second of every cell, and so on.
 
-    Interleaved, so that a machine that slows down over an hour slows every cell and not the last ones.
+    Interleaved, so that a machine that slows down over an hour slows every cell and not only the last ones.
     """
     return [(cell, number) for number in range(1, measure.launches + 1) for cell in planned.cells]

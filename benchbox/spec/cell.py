@@ -1,18 +1,27 @@
-"""A cell: one point of a matrix, fully resolved, named by the hash of what it holds."""
+"""A cell: one point of a matrix, fully resolved, identified by the hash of its configuration.
 
-from __future__ import annotations
+A field of a cell is declared here and nowhere else: matrix files, axes, `--only`, the editor schema, tables and labels follow.
+Its annotation is the type that a matrix file is checked with, so annotations are evaluated.
+"""
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from benchbox.registry.contracts import Kernel
+from benchbox.spec.types import BackendName, Batch, Count, FreezeName, PolicyName, RecipeName, Seed, Size, WeightsPath
 
 BYTES = "bytes"  # the tokenizer that needs no file
 
-# Fields that came after records were published, and their defaults: there a cell keeps the id it always had.
-_LATER = {"freeze": "full", "weights": None}
-_LATER_OF_DATA = {"tokenizer": BYTES}
+# Metadata of a field that was added after records were published: at its default it is left out of the id, and ids stay.
+ADDED_LATER = {"added_later": True}
+
+
+def about(description: str) -> dict[str, str]:
+    """Return the metadata of a field that a matrix file can set, with what an editor shows about it."""
+    return {"description": description}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +42,12 @@ class OptimSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec:
-    """Where samples come from: the shipped sample dataset, a LeRobot dataset, or generated noise; and what reads its text."""
+    """Source of the samples: the shipped dataset, a LeRobot dataset, or generated noise; and the tokenizer of its text."""
 
     kind: str = "sample"  # sample | lerobot | synthetic
     path: str | None = None  # of the LeRobot dataset
     workers: int = 1  # loader processes a rank
-    tokenizer: str = BYTES  # or the path of a tokenizer.json, or of its folder
+    tokenizer: str = field(default=BYTES, metadata=ADDED_LATER)  # or the path of a tokenizer.json, or of its folder
 
     @property
     def tokenizer_file(self) -> Path | None:
@@ -50,7 +59,7 @@ class DataSpec:
 
     @property
     def reading(self) -> str:
-        """What text is read as, in a line."""
+        """One line on how text is tokenized."""
         if self.kind == "synthetic":
             return "text: random tokens"
         if self.tokenizer == BYTES:
@@ -62,57 +71,79 @@ class DataSpec:
 class Cell:
     """One point of a matrix. `batch` is per rank and micro-step; a step consumes batch x accumulation x world_size samples."""
 
-    policy: str
-    size: str
-    backend: str
-    world_size: int
-    batch: int
-    cams: int = 1
-    attention: str = "sdpa"
-    checkpointing: bool = False
-    recipe: str = "bf16_master"
-    freeze: str = "full"
-    weights: str | None = None  # published ones to start from: a safetensors file, or a folder of them
-    accumulation: int = 1
-    seed: int = 0
+    policy: PolicyName = field(metadata=about("The policy: a folder of `policies/`."))
+    size: Size = field(metadata=about("A preset of the policy: tiny, small, full."))
+    backend: BackendName = field(metadata=about("How parameters are sharded and gradients reduced."))
+    world_size: Count = field(metadata=about("Ranks of a process group."))
+    batch: Batch = field(metadata=about("Samples per rank and micro-step."))
+    cams: Count = field(default=1, metadata=about("Cameras of every sample."))
+    attention: Kernel = field(default="sdpa", metadata=about("How attention is computed; flex needs a GPU."))
+    checkpointing: bool = field(default=False, metadata=about("Whether activations are recomputed in the backward pass."))
+    recipe: RecipeName = field(default="bf16_master", metadata=about("The precision recipe."))
+    freeze: FreezeName = field(
+        default="full", metadata=about("Which parts of the policy train: full is all of it.") | ADDED_LATER
+    )
+    weights: WeightsPath | None = field(
+        default=None,
+        metadata=about("Published weights to start from: a safetensors file or a folder of them.") | ADDED_LATER,
+    )
+    accumulation: Count = field(default=1, metadata=about("Micro-steps per optimizer step."))
+    seed: Seed = field(default=0, metadata=about("Seed of the parameters and the data order."))
     data: DataSpec = field(default_factory=DataSpec)
     optim: OptimSpec = field(default_factory=OptimSpec)
 
     @property
     def cell_id(self) -> str:
         """Twelve hexadecimal digits of the SHA-256 of the resolved configuration."""
-        hashed = _without(self.to_dict(), _LATER)
-        hashed["data"] = _without(hashed["data"], _LATER_OF_DATA)
-        text = json.dumps(hashed, sort_keys=True, separators=(",", ":"))
+        text = json.dumps(_identifying_values(self, self.to_dict()), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     @property
+    def samples_per_rank(self) -> int:
+        """Samples that one rank consumes in an optimizer step."""
+        return self.batch * self.accumulation
+
+    @property
     def samples_per_step(self) -> int:
-        return self.batch * self.accumulation * self.world_size
+        """Samples that all ranks together consume in an optimizer step."""
+        return self.samples_per_rank * self.world_size
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values; `Cell.from_dict` reads them back to an equal cell, and what an older benchbox wrote as well."""
+        """Return plain JSON values, which `from_dict` reads back to an equal cell."""
         values = asdict(self)
         values["optim"]["betas"] = list(values["optim"]["betas"])
         return values
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Cell:
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Return the cell of `to_dict`; a field that an older benchbox did not write has its default."""
         optim = dict(values["optim"])
         optim["betas"] = tuple(optim["betas"])
         return cls(**{**values, "data": DataSpec(**values["data"]), "optim": OptimSpec(**optim)})
 
 
-def _without(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
+# The fields that a matrix file sets by their name, as opposed to the nested `data` and `optim`.
+POINT_FIELDS = tuple(declared for declared in fields(Cell) if "description" in declared.metadata)
+
+
+def _identifying_values(spec: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a spec that enter the id: without fields that were added later and have their default."""
+    identifying = {}
+    for declared in fields(spec):
+        value = values[declared.name]
+        if declared.metadata.get("added_later") and value == declared.default:
+            continue
+        nested = getattr(spec, declared.name)
+        identifying[declared.name] = _identifying_values(nested, value) if is_dataclass(nested) else value
+    return identifying
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureSpec:
-    """How long to look. The launch, not the step, is the statistical sample."""
+    """Length of a measurement. The launch, not the step, is the statistical sample."""
 
     warmup_steps: int = 5
     steps: int = 10
     launches: int = 3
     timeout_s: float = 600.0  # of one launch, start to end
-    hang_after_s: float = 120.0  # without any rank reporting progress, once the first one has begun to step
+    hang_after_s: float = 120.0  # without progress of any rank, once the first rank has begun to step

@@ -1,4 +1,4 @@
-"""From a file to a `Matrix`, or to everything that is wrong with it."""
+"""Loading of a matrix file: a `Matrix`, or every problem of the file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from benchbox.errors import ConfigurationError
 from benchbox.registry.policies import find_policies
 from benchbox.spec.cell import DataSpec, MeasureSpec, OptimSpec
-from benchbox.spec.checks import meaning, structure
-from benchbox.spec.fields import Point
+from benchbox.spec.checks import check_cells, check_structure
+from benchbox.spec.fields import POINT_TYPES
 from benchbox.spec.matrix import Axis, Matrix
 from benchbox.spec.overrides import apply_overrides
 from benchbox.spec.problems import in_order, problems_of
@@ -37,13 +37,13 @@ def load_matrix(path: str | Path, overrides: Mapping[str, str] | None = None, po
     try:
         parsed = MatrixFile.model_validate(source.values, context={"policies": policies})
     except ValidationError as error:
-        unreadable = {problem.where for problem in problems}  # what stands there is not what the file says
+        unreadable = {problem.where for problem in problems}  # the value read there is not the one in the file
         problems += [problem for problem in problems_of(error, MatrixFile, source) if problem.where not in unreadable]
-    problems += structure(source)
+    problems += check_structure(source)
     if problems:
         raise ConfigurationError(in_order(problems))
     matrix = _matrix(parsed, Path(path), source)
-    if problems := meaning(matrix, source, policies):
+    if problems := check_cells(matrix, source, policies):
         raise ConfigurationError(in_order(problems))
     return matrix
 
@@ -66,13 +66,13 @@ def _matrix(parsed: MatrixFile, path: Path, source: Source) -> Matrix:
 
 
 def _axes(parsed: MatrixFile, in_file: Mapping[str, Any]) -> tuple[Axis, ...]:
-    """The axes in the order of the file, which decides the order of cells."""
-    found = []
+    """Return the axes in the order of the file, which decides the order of cells."""
+    axes = []
     for name in in_file:
         values = getattr(parsed.axes, name)
-        points = [{name: value} for value in values] if name in Point.model_fields else [point.given() for point in values]
-        found.append(Axis(name=name, points=tuple(points)))
-    return tuple(found)
+        points = [{name: value} for value in values] if name in POINT_TYPES else [point.given() for point in values]
+        axes.append(Axis(name=name, points=tuple(points)))
+    return tuple(axes)
 
 
 def optim_spec(optim: OptimFile) -> OptimSpec:

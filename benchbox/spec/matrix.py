@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """What varies: one field with its values, or several fields whose values move together, as a list of partial points."""
+    """One field with its values, or several fields whose values move together, as a list of partial points."""
 
     name: str
     points: tuple[Mapping[str, Any], ...]
@@ -48,8 +48,8 @@ class Matrix:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def cells(self) -> Iterator[Cell]:
-        """Every cell in the order of the file, the first axis slowest, then the included ones. Some may be equal."""
-        if self.axes or not self.include:  # without axes, `include` alone says what there is
+        """Yield every cell in the order of the file, the first axis slowest, then the included ones. Some may be equal."""
+        if self.axes or not self.include:  # without axes, the cells are those of `include`
             for points in itertools.product(*(axis.points for axis in self.axes)):
                 cell = self._cell({key: value for point in points for key, value in point.items()})
                 if not any(matches(cell, point) for point in self.exclude):
@@ -61,15 +61,15 @@ class Matrix:
 
 
 def matches(cell: Cell, point: Mapping[str, Any]) -> bool:
-    """Whether a cell agrees with every field of a partial point."""
+    """Return whether a cell agrees with every field of a partial point."""
     return all(getattr(cell, key) == value for key, value in point.items())
 
 
-def word(value: Any) -> str:
-    """A value of a cell as it stands in a matrix file."""
+def to_yaml_word(value: Any) -> str:
+    """Return a value of a cell as it is written in a matrix file."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def describe(point: Mapping[str, Any]) -> str:
-    """`backend=zero2 cams=4`."""
-    return " ".join(f"{key}={word(value)}" for key, value in point.items())
+    """Return a point as text: `backend=zero2 cams=4`."""
+    return " ".join(f"{key}={to_yaml_word(value)}" for key, value in point.items())

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def split_at_commas(text: str) -> list[str]:
-    """The parts between commas that stand outside brackets and quotes."""
+    """Split at the commas outside brackets and quotes."""
     parts, depth, quote = [""], 0, ""
     for character in text:
         if quote:
@@ -33,35 +33,37 @@ def split_at_commas(text: str) -> list[str]:
 
 
 def parse_overrides(texts: Iterable[str]) -> dict[str, str]:
-    """Each `key=value` of the `--set` options, later ones winning. Keys are dotted, values are YAML, null takes a key out.
+    """Return the value of each key of the `--set` options; of several, the last. Values are YAML, null removes a key.
 
     Raises:
         ConfigurationError: a part is not `key=value`.
     """
-    found: dict[str, str] = {}
+    overrides: dict[str, str] = {}
     problems = []
     for part in (part for text in texts for part in split_at_commas(text)):
         key, equals, value = part.partition("=")
         if not equals or not all(step.strip() for step in key.split(".")):
             problems.append(Problem(f"--set {part}", "is not key=value", "write it as --set measure.steps=3"))
-        found[key.strip()] = value.strip()
+        overrides[key.strip()] = value.strip()
     if problems:
         raise ConfigurationError(problems)
-    return found
+    return overrides
 
 
 def apply_overrides(source: Source, overrides: Mapping[str, str]) -> list[Problem]:
-    """Lay the overrides over the values of a file, whose places then point to `--set`. Returns what was wrong with them."""
+    """Replace values of a file by the overrides, whose positions are then their `--set`. Return the overrides' problems."""
     problems = []
     for key, text in overrides.items():
-        place, keys = f"--set {key}={text}", tuple(key.split("."))
+        position, keys = f"--set {key}={text}", tuple(key.split("."))
         parents = [keys[:depth] for depth in range(1, len(keys))]
         blocked = next((parent for parent in parents if not isinstance(source.at(parent, {}), dict)), None)
         if blocked:
-            problems.append(Problem(place, f"{'.'.join(blocked)} is not a mapping here", f"set {'.'.join(blocked)} as a whole"))
+            problems.append(
+                Problem(position, f"{'.'.join(blocked)} is not a mapping here", f"set {'.'.join(blocked)} as a whole")
+            )
             continue
         try:
-            value = parse(text, place, place=place)
+            value = parse(text, position, position=position)
         except ConfigurationError as error:
             problems.extend(error.problems)
             continue

@@ -1,4 +1,4 @@
-"""What pydantic found wrong, in words, at a place in the file."""
+"""Messages for the errors of pydantic, each at its line and column in the file."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ BOUNDS = {
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], source: Source) -> list[Problem]:
-    """One problem for each thing that pydantic refused in a file of that model."""
-    found: dict[str, Problem] = {}
+    """Return one problem for each error of pydantic in a file of that model."""
+    problems: dict[str, Problem] = {}
     for detail in error.errors(include_url=False):
         loc = tuple(part for part in detail["loc"] if not str(part).startswith("<"))
         if detail["type"] == "extra_forbidden":
@@ -46,50 +46,50 @@ def problems_of(error: ValidationError, model: type[BaseModel], source: Source) 
             problem = Problem(source.where(loc, key=True), f"unknown key {loc[-1]!r}", hint)
         else:
             problem = _problem(detail["type"], loc, detail, source)
-        # A scalar axis under a wrong name is wrong once, not once a value.
-        found.setdefault(f"{problem.where} {problem.message}", problem)
-    return list(found.values())
+        # An axis with a wrong name is one problem, however many values it has.
+        problems.setdefault(f"{problem.where} {problem.message}", problem)
+    return list(problems.values())
 
 
 def in_order(problems: Iterable[Problem]) -> list[Problem]:
-    """Top to bottom; what has no line (the command line) comes last."""
+    """Sort problems from top to bottom of the file; those of the command line, which have no line, come last."""
 
-    def place(problem: Problem) -> tuple[bool, int, int]:
+    def position(problem: Problem) -> tuple[bool, int, int]:
         line, column = (["", "", *problem.where.rsplit(":", 2)])[-2:]
         return (False, int(line), int(column)) if line.isdigit() and column.isdigit() else (True, 0, 0)
 
-    return sorted(problems, key=place)
+    return sorted(problems, key=position)
 
 
-def named(keys: Keys) -> str:
-    """`axes.batch[1]`."""
+def dotted_path(keys: Keys) -> str:
+    """Return the path of a value as text: `axes.batch[1]`."""
     text = ""
     for key in keys:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
     return text
 
 
-def shown(value: Any) -> str:
-    """A value as it would stand in the file, shortened."""
+def shorten(value: Any) -> str:
+    """Return a value as it would be written in the file, at most 40 characters long."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 40 else text[:37] + "..."
 
 
 def _problem(kind: str, loc: Keys, detail: Mapping[str, Any], source: Source) -> Problem:
     context, value = detail.get("ctx", {}), detail["input"]
-    name, where = named(loc), source.where(loc)
+    name, where = dotted_path(loc), source.where(loc)
     if loc[:1] == ("axes",) and 2 <= len(loc) <= 3 and loc[1] not in Point.model_fields and kind in KINDS:
-        # Not a list of points, so not a zipped axis: the name of a field was meant.
+        # It is not a list of points, so not a zipped axis: this must be a misspelt field.
         hint = did_you_mean(str(loc[1]), Point.model_fields) or "a zipped axis is a list of mappings"
         return Problem(source.where(loc[:2], key=True), f"unknown axis {loc[1]!r}", hint)
     match kind:
         case "refused":
             return Problem(where, context["message"], context["hint"])
         case "missing":
-            return Problem(source.where(loc[:-1]), f"{named(loc[:-1]) or 'the file'} needs the key {loc[-1]!r}")
+            return Problem(source.where(loc[:-1]), f"{dotted_path(loc[:-1]) or 'the file'} needs the key {loc[-1]!r}")
         case "literal_error":
             words = re.findall(r"'([^']*)'", context["expected"])
-            return Problem(where, f"unknown {loc[-1]} {shown(value)}", did_you_mean(str(value), words))
+            return Problem(where, f"unknown {loc[-1]} {shorten(value)}", did_you_mean(str(value), words))
         case "too_short" if context["min_length"] == 1:
             return Problem(where, f"{name} is empty", "give at least one value, or take the key out")
         case "too_short" | "too_long":
@@ -98,12 +98,12 @@ def _problem(kind: str, loc: Keys, detail: Mapping[str, Any], source: Source) ->
         case "string_too_short":
             return Problem(where, f"{name} is empty")
         case "string_pattern_mismatch":
-            return Problem(where, f"{name} {shown(value)} is not a name", "use letters, digits, '.', '_' and '-'")
+            return Problem(where, f"{name} {shorten(value)} is not a name", "use letters, digits, '.', '_' and '-'")
     if kind in BOUNDS:
-        words_, key = BOUNDS[kind]
-        return Problem(where, f"{name} must be {words_} {context[key]}, not {shown(value)}")
+        relation, key = BOUNDS[kind]
+        return Problem(where, f"{name} must be {relation} {context[key]}, not {shorten(value)}")
     if kind in KINDS:
-        return Problem(where, f"{name} must be {KINDS[kind]}, not {shown(value)}", _conversion(kind, value))
+        return Problem(where, f"{name} must be {KINDS[kind]}, not {shorten(value)}", _conversion(kind, value))
     return Problem(where, f"{name}: {detail['msg']}")
 
 
@@ -118,7 +118,7 @@ def _conversion(kind: str, value: Any) -> str | None:
 
 
 def _keys_at(model: type[BaseModel], loc: Keys) -> Iterable[str]:
-    """The keys that the mapping at `loc` of a file of that model may have."""
+    """Return the keys that the mapping at `loc` of a file of that model may have."""
     for key in loc:
         if isinstance(key, str):
             hints = get_type_hints(model)
@@ -127,7 +127,7 @@ def _keys_at(model: type[BaseModel], loc: Keys) -> Iterable[str]:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model that a field holds, alone, in a list, or as one of several possibilities."""
+    """Return the model within a type: the type itself, the items of a list, or one member of a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next(filter(None, map(_model_in, get_args(annotation))), None)

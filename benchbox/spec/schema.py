@@ -1,17 +1,18 @@
-"""The matrix file as pydantic models: what `matrices/schema.json` is generated from."""
+"""Pydantic models of the matrix file, from which `matrices/schema.json` is generated."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, create_model, model_validator
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from benchbox.registry.metrics import METRICS
+from benchbox.registry.metrics import metrics
 from benchbox.spec.cell import DataSpec, MeasureSpec, OptimSpec
-from benchbox.spec.fields import ABSENT, Count, Fraction, MetricName, Point, Strict, known, refuse, searched
+from benchbox.spec.fields import POINT_TYPES, Point
+from benchbox.spec.types import ABSENT, Count, Fraction, MetricName, Strict, check_name, refusal, reject_search
 
-# Defaults are those of the dataclasses that cells are made of. Any: a field here may hold less than there.
+# Defaults are those of the dataclasses. Any: the type of a key in the file may be narrower than that of the field.
 _DATA: Any = DataSpec()
 _OPTIM: Any = OptimSpec()
 _MEASURE: Any = MeasureSpec()
@@ -23,11 +24,11 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 class DataFile(Strict):
     lerobot: Annotated[str, Field(min_length=1)] = ABSENT
-    """Root folder of a LeRobot dataset; the shipped one when it is not given."""
+    """Root folder of a LeRobot dataset; the shipped one when it is absent."""
     tokenizer: Annotated[str, Field(min_length=1)] = _DATA.tokenizer
     """A tokenizer.json of Hugging Face, or its folder; without one every byte of a text is a token."""
     workers: Annotated[int, Field(ge=0, le=64)] = _DATA.workers
-    """Loader processes a rank."""
+    """Loader processes per rank."""
 
 
 class OptimFile(Strict):
@@ -36,7 +37,7 @@ class OptimFile(Strict):
     eps: Positive = _OPTIM.eps
     weight_decay: NonNegative = _OPTIM.weight_decay
     head_lr: NonNegative = ABSENT
-    """Learning rate of the action head; that of the rest when it is not given."""
+    """Learning rate of the action head; that of the other parameters when it is absent."""
     max_grad_norm: Positive = _OPTIM.max_grad_norm
     schedule: Literal["constant", "warmup_constant", "warmup_cosine"] = _OPTIM.schedule
     warmup_steps: Annotated[int, Field(ge=0)] = _OPTIM.warmup_steps
@@ -48,25 +49,25 @@ class MeasureFile(Strict):
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = _MEASURE.warmup_steps
     """Steps before measuring starts."""
     steps: Count = _MEASURE.steps
-    """Measured steps a launch."""
+    """Measured steps per launch."""
     launches: Annotated[int, Field(ge=1, le=1000)] = _MEASURE.launches
-    """Fresh process groups a cell: the sample size of every statistic."""
+    """Fresh process groups per cell: the sample size of every statistic."""
     timeout_s: Positive = _MEASURE.timeout_s
     """Seconds that one launch may take, start to end."""
     hang_after_s: Positive = _MEASURE.hang_after_s
-    """Seconds without progress of any rank after which a launch is called hung."""
+    """Seconds without progress of any rank after which a launch counts as hung."""
 
 
 def _word_or_number(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise refuse("expect must be a word or a number")
+        raise refusal("expect must be a word or a number")
     return value
 
 
 class ThresholdFile(Strict):
     metric: MetricName
     where: Point = ABSENT
-    """The cells this is demanded of; all of them when it is not given."""
+    """The cells that the threshold applies to; all of them when it is absent."""
     expect: Annotated[str | float, BeforeValidator(_word_or_number)] = ABSENT
     """The metric equals this."""
     min: float = ABSENT
@@ -76,23 +77,23 @@ class ThresholdFile(Strict):
     """How much worse than the baseline it may be: 5% or 0.05."""
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> ThresholdFile:
-        metric, given = METRICS[self.metric], self.model_fields_set
-        if not given & {"expect", "min", "max", "max_regression"}:
-            raise refuse(f"demands nothing of {self.metric}", "give expect, min, max, or vs: baseline with max_regression")
-        if ("vs" in given) != ("max_regression" in given):
-            raise refuse("vs and max_regression go together", "vs: baseline, max_regression: 5%")
-        if "max_regression" in given and metric.direction == "none":
-            raise refuse(f"{self.metric} has no better direction to regress from", "give expect, min or max")
-        if {"min", "max"} <= given and self.min > self.max:
-            raise refuse(f"min {self.min} is above max {self.max}: nothing passes")
-        if not metric.is_number and given & {"min", "max"}:
-            raise refuse(f"{self.metric} is a word, not a number", "give expect")
-        if "expect" in given:
+    def _check_demand(self) -> ThresholdFile:
+        metric, keys = metrics()[self.metric], self.model_fields_set
+        if not keys & {"expect", "min", "max", "max_regression"}:
+            raise refusal(f"demands nothing of {self.metric}", "give expect, min, max, or vs: baseline with max_regression")
+        if ("vs" in keys) != ("max_regression" in keys):
+            raise refusal("vs and max_regression go together", "vs: baseline, max_regression: 5%")
+        if "max_regression" in keys and metric.direction == "none":
+            raise refusal(f"{self.metric} has no better direction to regress from", "give expect, min or max")
+        if {"min", "max"} <= keys and self.min > self.max:
+            raise refusal(f"min {self.min} is above max {self.max}: nothing passes")
+        if not metric.is_number and keys & {"min", "max"}:
+            raise refusal(f"{self.metric} is a word, not a number", "give expect")
+        if "expect" in keys:
             if metric.is_number and isinstance(self.expect, str):
-                raise refuse(f"{self.metric} is a number, and {self.expect!r} is not")
+                raise refusal(f"{self.metric} is a number, and {self.expect!r} is not")
             if metric.words:
-                known(f"{self.metric} to expect", str(self.expect), metric.words)
+                check_name(f"{self.metric} to expect", str(self.expect), metric.words)
         return self
 
 
@@ -104,18 +105,17 @@ class AxesBase(Strict):
 
 
 def _axis_of(value: Any) -> tuple[Any, Any]:
-    return (Annotated[list[value], Field(min_length=1), BeforeValidator(searched)], ABSENT)
+    return (Annotated[list[value], Field(min_length=1), BeforeValidator(reject_search)], ABSENT)
 
 
 if TYPE_CHECKING:
     AxesFile = AxesBase
 else:
-    _VALUES = {name: of for name, of in get_type_hints(Point, include_extras=True).items() if name in Point.model_fields}
-    AxesFile = create_model("AxesFile", __base__=AxesBase, **{name: _axis_of(value) for name, value in _VALUES.items()})
+    AxesFile = create_model("AxesFile", __base__=AxesBase, **{name: _axis_of(value) for name, value in POINT_TYPES.items()})
 
 
 def _data_tag(value: Any) -> str:
-    # The tag enters the path of an error; `spec.problems` takes out what stands in angle brackets.
+    # The tag enters the location of an error; `spec.problems` removes parts in angle brackets.
     return "<mapping>" if isinstance(value, dict) else "<name>"
 
 
@@ -126,10 +126,10 @@ DataField = Annotated[
 
 
 class NamedFile(Point):
-    """What a matrix and a training file share: a name, and everything that a cell holds."""
+    """Common keys of a matrix and a training file: a name, and all fields of a cell."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-    """Of the run directory and of the baseline."""
+    """Name of the run directory and of the baseline."""
     data: DataField = _DATA.kind
     """The shipped dataset, generated noise, or a mapping: a LeRobot dataset, a tokenizer."""
     optim: OptimFile = OptimFile()
@@ -140,21 +140,21 @@ class MatrixFile(NamedFile):
     """A matrix of cells to measure. Fields of a cell given here hold in every cell; `axes` vary."""
 
     axes: AxesFile = ABSENT
-    """What varies: a list of values a field, or a named list of points whose keys move together."""
+    """Axes: a list of values per field, or a named list of points whose keys move together."""
     include: list[Point] = Field(default=[])
     """Further points; what they leave out comes from the top level."""
     exclude: list[Point] = Field(default=[])
     """Points of the axes to leave out: those that agree with every key given."""
     measure: MeasureFile = MeasureFile()
-    """How long to look."""
+    """Length of a measurement."""
     reference: Point = ABSENT
     """The cells that others are compared with."""
     thresholds: list[ThresholdFile] = Field(default=[])
-    """What `benchbox check` demands."""
+    """Demands that `benchbox check` makes."""
 
 
 class _Generator(GenerateJsonSchema):
-    """Without a title a key, and without defaults that say nothing: null for "not given", a mapping of its own defaults."""
+    """Generator that omits titles, and defaults that tell nothing: null for an absent key, a mapping of only defaults."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - signature of the base
         return False
@@ -166,6 +166,6 @@ class _Generator(GenerateJsonSchema):
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON schema that editors complete and check a matrix with."""
+    """Return the JSON schema with which editors complete and check a matrix."""
     generated = MatrixFile.model_json_schema(schema_generator=_Generator)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **generated}

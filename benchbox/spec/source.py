@@ -1,4 +1,4 @@
-"""A YAML file as plain values that remember where they stand.
+"""YAML files as plain values with the position, `file:line:column`, of each value.
 
 The file is composed to nodes and walked here rather than constructed by the library, because only the nodes know lines and
 columns, and because a walk can go on after the first mistake: every problem of a file is found in one reading.
@@ -20,7 +20,7 @@ from benchbox.registry.names import did_you_mean
 if TYPE_CHECKING:
     from pathlib import Path
 
-Keys = tuple[str | int, ...]  # the way to a value: keys and list positions from the root
+Keys = tuple[str | int, ...]  # the path of a value: keys and list indices from the root
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 100_000  # after aliases are expanded: nine lines of aliases can otherwise stand for 10^9 values
@@ -31,24 +31,24 @@ CONTAINERS = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 
 @dataclass(slots=True)
 class Source:
-    """The values of a file, the place of each value and key, and what was wrong with the text itself."""
+    """The values of a file, the position of each value and key, and the problems of the text itself."""
 
     label: str
     values: Any = None
-    places: dict[Keys, str] = field(default_factory=dict)  # of values
-    key_places: dict[Keys, str] = field(default_factory=dict)  # of the key that leads to a value
+    positions: dict[Keys, str] = field(default_factory=dict)  # of values
+    key_positions: dict[Keys, str] = field(default_factory=dict)  # of the key of a value
     problems: list[Problem] = field(default_factory=list)
 
     def where(self, path: Keys, *, key: bool = False) -> str:
-        """The place of a value (or of its key), or of the nearest thing around it that is in the file."""
-        if key and path in self.key_places:
-            return self.key_places[path]
-        while path and path not in self.places:
+        """Return the position of a value (or of its key), or of the nearest value around it that is in the file."""
+        if key and path in self.key_positions:
+            return self.key_positions[path]
+        while path and path not in self.positions:
             path = path[:-1]
-        return self.places.get(path, self.label)
+        return self.positions.get(path, self.label)
 
     def at(self, path: Keys, default: Any = None) -> Any:
-        """The value at a path of mapping keys and places in lists, or the default."""
+        """Return the value at a path of mapping keys and list indices, or the default."""
         value = self.values
         for key in path:
             keys = range(len(value)) if isinstance(value, list) else value if isinstance(value, dict) else ()
@@ -57,26 +57,26 @@ class Source:
             value = value[key]
         return value
 
-    def graft(self, path: Keys, other: Source) -> None:
-        """Put the values of `other` at `path`, with their places, instead of what is there; null takes the key out.
+    def graft(self, path: Keys, source: Source) -> None:
+        """Replace the value at `path` by those of another source, with their positions; null removes the key.
 
-        What leads to `path` must be mappings, or absent.
+        All values on the way to `path` must be mappings, or absent.
         """
-        for places in (self.places, self.key_places):
-            for old in [old for old in places if old[: len(path)] == path]:
-                del places[old]
-        at = self.values
+        for positions in (self.positions, self.key_positions):
+            for old in [old for old in positions if old[: len(path)] == path]:
+                del positions[old]
+        parent = self.values
         for depth, key in enumerate(path[:-1], start=1):
-            self.places.setdefault(path[:depth], other.places[()])
-            self.key_places.setdefault(path[:depth], other.places[()])
-            at = at.setdefault(key, {})
-        if other.values is None:
-            at.pop(path[-1], None)
+            self.positions.setdefault(path[:depth], source.positions[()])
+            self.key_positions.setdefault(path[:depth], source.positions[()])
+            parent = parent.setdefault(key, {})
+        if source.values is None:
+            parent.pop(path[-1], None)
             return
-        at[path[-1]] = other.values
-        self.key_places[path] = other.places[()]
-        self.places.update({path + inner: place for inner, place in other.places.items()})
-        self.key_places.update({path + inner: place for inner, place in other.key_places.items()})
+        parent[path[-1]] = source.values
+        self.key_positions[path] = source.positions[()]
+        self.positions.update({path + inner: position for inner, position in source.positions.items()})
+        self.key_positions.update({path + inner: position for inner, position in source.key_positions.items()})
 
 
 def read_source(path: Path) -> Source:
@@ -100,13 +100,13 @@ def read_source(path: Path) -> Source:
         raise ConfigurationError(Problem(label, f"is larger than {MAX_BYTES >> 20} MiB", "a page of YAML is meant"))
     source = parse(_text(raw, label), label)
     if not isinstance(source.values, dict):
-        found = "is empty" if source.values is None else "is not a mapping"
-        raise ConfigurationError([*source.problems, Problem(f"{label}:1:1", found, "start with 'name: ...'")])
+        problem = "is empty" if source.values is None else "is not a mapping"
+        raise ConfigurationError([*source.problems, Problem(f"{label}:1:1", problem, "start with 'name: ...'")])
     return source
 
 
-def parse(text: str, label: str, *, place: str | None = None) -> Source:
-    """Values of a YAML text. `place` is where everything stands when lines and columns mean nothing, as on a command line.
+def parse(text: str, label: str, *, position: str | None = None) -> Source:
+    """Parse a YAML text. `position` is that of every value where lines and columns mean nothing, as on a command line.
 
     Raises:
         ConfigurationError: the text is not one YAML document. Duplicate keys and the like are listed in `problems` instead.
@@ -116,45 +116,45 @@ def parse(text: str, label: str, *, place: str | None = None) -> Source:
     try:
         root = yaml.compose(text)
     except YAMLError as error:
-        raise ConfigurationError(_not_yaml(error, text, label, place)) from None
-    walk = _Walk(yaml, Source(label), place)
-    walk.source.places[()] = place or f"{label}:1:1"
-    walk.source.values = None if root is None else walk.value(root, ())
-    return walk.source
+        raise ConfigurationError(_not_yaml(error, text, label, position)) from None
+    reader = _NodeReader(yaml, Source(label), position)
+    reader.source.positions[()] = position or f"{label}:1:1"
+    reader.source.values = None if root is None else reader.value(root, ())
+    return reader.source
 
 
-class _Walk:
-    """From nodes to values, keeping places and collecting problems."""
+class _NodeReader:
+    """Reader of YAML nodes that records positions and collects problems."""
 
-    def __init__(self, yaml: YAML, source: Source, place: str | None) -> None:
-        self.yaml, self.source, self.place = yaml, source, place
-        self.seen = 0
-        self.open: list[Node] = []  # the nodes around the present one: an alias to one of them has no end
+    def __init__(self, yaml: YAML, source: Source, position: str | None) -> None:
+        self.yaml, self.source, self.position = yaml, source, position
+        self.value_count = 0
+        self.ancestors: list[Node] = []  # of the present node: an alias to one of them would never end
 
     def where(self, node: Node) -> str:
-        return self.place or f"{self.source.label}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+        return self.position or f"{self.source.label}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
 
     def problem(self, node: Node, message: str, hint: str | None = None) -> None:
         self.source.problems.append(Problem(self.where(node), message, hint))
 
     def value(self, node: Node, path: Keys) -> Any:
-        self.source.places[path] = self.where(node)
-        self.seen += 1
-        if self.seen > MAX_VALUES or any(node is outer for outer in self.open):
-            message = f"aliases expand to more than {MAX_VALUES} values" if self.seen > MAX_VALUES else "alias to itself"
-            # The walk ends here: beyond this point there is no end of it.
+        self.source.positions[path] = self.where(node)
+        self.value_count += 1
+        if self.value_count > MAX_VALUES or any(node is ancestor for ancestor in self.ancestors):
+            message = f"aliases expand to more than {MAX_VALUES} values" if self.value_count > MAX_VALUES else "alias to itself"
+            # Reading stops here, since it would never end.
             raise ConfigurationError([*self.source.problems, Problem(self.where(node), message, "write the values out")])
         if isinstance(node, ScalarNode):
             return self.scalar(node)
         if str(node.tag) not in CONTAINERS:
             self.problem(node, f"tag {node.tag} has no meaning here", "remove it")
-        self.open.append(node)
+        self.ancestors.append(node)
         values: Any
         if isinstance(node, MappingNode):
             values = self.mapping(node, path)
         else:
             values = [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
-        self.open.pop()
+        self.ancestors.pop()
         return values
 
     def scalar(self, node: ScalarNode) -> Any:
@@ -173,16 +173,16 @@ class _Walk:
             if str(key_node.tag).endswith(":merge"):
                 self.problem(key_node, "merge keys (<<) are not read", "write the keys out")
             elif not isinstance(key_node, ScalarNode) or not str(key_node.tag).endswith(":str"):
-                shown = repr(key_node.value) if isinstance(key_node, ScalarNode) else "a collection"
-                self.problem(key_node, f"a key must be text, not {shown}", "put it in quotes" if shown[0] == "'" else None)
+                key = repr(key_node.value) if isinstance(key_node, ScalarNode) else "a collection"
+                self.problem(key_node, f"a key must be text, not {key}", "put it in quotes" if key[0] == "'" else None)
             elif key_node.value in values:
-                first = self.source.key_places[(*path, key_node.value)]
-                self.problem(key_node, f"duplicate key {key_node.value!r}", f"it is already at {first}")
+                first_position = self.source.key_positions[(*path, key_node.value)]
+                self.problem(key_node, f"duplicate key {key_node.value!r}", f"it is already at {first_position}")
             else:
-                self.source.key_places[(*path, key_node.value)] = self.where(key_node)
+                self.source.key_positions[(*path, key_node.value)] = self.where(key_node)
                 values[key_node.value] = self.value(value_node, (*path, key_node.value))
-                if values[key_node.value] is None:  # nothing after the colon stands where the next token does
-                    self.source.places[(*path, key_node.value)] = self.where(key_node)
+                if values[key_node.value] is None:  # YAML places an empty value at the next token
+                    self.source.positions[(*path, key_node.value)] = self.where(key_node)
         return values
 
 
@@ -197,18 +197,18 @@ def _text(raw: bytes, label: str) -> str:
     return text
 
 
-def _not_yaml(error: YAMLError, text: str, label: str, place: str | None) -> Problem:
+def _not_yaml(error: YAMLError, text: str, label: str, position: str | None) -> Problem:
     mark = getattr(error, "problem_mark", None)
-    offset = getattr(error, "position", None)  # of a character YAML does not allow
+    offset = getattr(error, "position", None)  # of a character that YAML does not allow
     line, column = (mark.line, mark.column) if mark else (0, 0)
     if mark is None and isinstance(offset, int):
         line, column = text.count("\n", 0, offset), offset - (text.rfind("\n", 0, offset) + 1)
     if isinstance(error, MaxDepthExceededError):
-        what = f"nested deeper than {MAX_DEPTH}"
+        problem = f"nested deeper than {MAX_DEPTH}"
     else:
-        what = getattr(error, "problem", None) or str(error).splitlines()[0]
-    hint = "indent with spaces" if "'\\t'" in what else None
-    return Problem(place or f"{label}:{line + 1}:{column + 1}", f"not YAML: {what}", hint)
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    hint = "indent with spaces" if "'\\t'" in problem else None
+    return Problem(position or f"{label}:{line + 1}:{column + 1}", f"not YAML: {problem}", hint)
 
 
 def _yaml_files_in(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""A threshold: what `benchbox check` holds the records of a run against."""
+"""Thresholds that `benchbox check` compares the records of a run with."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Threshold:
     max_regression: float | None = None
 
     def selects(self, cell: Mapping[str, Any]) -> bool:
-        """Whether the demand is on this cell, given as `Cell.to_dict()` or the `cell` of a record."""
+        """Return whether the threshold applies to this cell, given as `Cell.to_dict()` or the `cell` of a record."""
         return all(cell.get(key) == value for key, value in self.where.items())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values, without the demands that are not made; `Threshold(**values)` reads them back."""
+        """Return plain JSON values, without demands that are absent; `Threshold(**values)` reads them back."""
         demands = {name: getattr(self, name) for name in ("expect", "min", "max", "max_regression")}
         return {"metric": self.metric, "where": dict(self.where)} | {k: v for k, v in demands.items() if v is not None}

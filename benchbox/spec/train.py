@@ -1,4 +1,4 @@
-"""From a training file to a `TrainConfig`: one cell, and how long and how safely to train it."""
+"""Training files: one cell, the number of its steps, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.names import did_you_mean
 from benchbox.registry.policies import find_policies
 from benchbox.spec.cell import Cell
-from benchbox.spec.checks import NEEDED, data_there, weights_there
-from benchbox.spec.fields import Count, Strict
+from benchbox.spec.checks import REQUIRED, check_data
 from benchbox.spec.load import data_spec, optim_spec
 from benchbox.spec.overrides import apply_overrides
 from benchbox.spec.problems import in_order, problems_of
 from benchbox.spec.schema import NamedFile
 from benchbox.spec.source import read_source
+from benchbox.spec.types import Count, Strict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class CheckpointFile(Strict):
     every: Annotated[int, Field(ge=0)] = 1000
     """Steps between checkpoints; 0 for none, not even at the end."""
     keep: Count = 2
-    """How many of the newest stay."""
+    """How many of the newest checkpoints are kept."""
 
 
 class TrainFile(NamedFile):
@@ -46,7 +46,7 @@ class TrainFile(NamedFile):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """A training run, resolved. `cell` is what a benchmark of the same set-up would measure."""
+    """A training run, resolved. `cell` is the one that a benchmark of the same set-up would measure."""
 
     name: str
     cell: Cell
@@ -78,18 +78,20 @@ def load_train(path: str | Path, overrides: Mapping[str, str] | None = None, pol
         parsed = TrainFile.model_validate(source.values, context={"policies": policies})
     except ValidationError as error:
         problems += problems_of(error, TrainFile, source)
-    problems += [Problem(source.where(()), f"training needs {key}") for key in NEEDED if key not in source.values]
-    if parsed is not None and not problems and parsed.size not in (presets := policies[parsed.policy].presets):
-        message = f"policy {parsed.policy} has no size {parsed.size!r}"
-        problems.append(Problem(source.where(("size",)), message, did_you_mean(parsed.size, presets)))
-    if parsed is not None:
-        problems += data_there(data_spec(parsed.data), source)
-        problems += weights_there(parsed.weights, source.where(("weights",)))
-    if problems or parsed is None:
+    problems += [Problem(source.where(()), f"training needs {key}") for key in REQUIRED if key not in source.values]
+    if parsed is None or problems:
+        problems += check_data(data_spec(parsed.data), source) if parsed is not None else []
+        raise ConfigurationError(in_order(problems))
+    cell = Cell(**parsed.given(), data=data_spec(parsed.data), optim=optim_spec(parsed.optim))
+    problems += check_data(cell.data, source)
+    if cell.size not in (presets := policies[cell.policy].presets):
+        message = f"policy {cell.policy} has no size {cell.size!r}"
+        problems.append(Problem(source.where(("size",)), message, did_you_mean(cell.size, presets)))
+    if problems:
         raise ConfigurationError(in_order(problems))
     return TrainConfig(
         name=parsed.name,
-        cell=Cell(**parsed.given(), data=data_spec(parsed.data), optim=optim_spec(parsed.optim)),
+        cell=cell,
         steps=parsed.steps,
         log_every=parsed.log_every,
         checkpoint_every=parsed.checkpoint.every,
