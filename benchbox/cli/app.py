@@ -1,4 +1,4 @@
-"""The `benchbox` command: registers the verbs, turns errors into one line and the right exit code."""
+"""The `benchbox` command: registers the verbs and converts errors to one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"benchbox {__version__}")
         raise typer.Exit
 
@@ -41,7 +41,7 @@ for verb in VERBS:
 
 
 def main() -> None:
-    """Entry point. Errors of ours are one line each on stderr; anything else is a bug and shows its traceback."""
+    """Run the command line. A BenchboxError is printed as one line; any other exception is a bug and shows its traceback."""
     try:
         app()
     except BenchboxError as error:

@@ -1,4 +1,4 @@
-"""`benchbox audit-precision`: what a set-up really stores and steps, and what is wrong with it."""
+"""`benchbox audit-precision`: the dtypes that a training run really stores and steps, and precision errors in them."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -24,7 +24,7 @@ class Data(StrEnum):
 
 
 class AuditFormat(StrEnum):
-    """How to print what was found."""
+    """Output format of an audit."""
 
     text = "text"
     json = "json"
@@ -33,7 +33,7 @@ class AuditFormat(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verb. The first word that is no option begins the command: what follows belongs to it."""
+    """Add the verb. The first argument that is not an option begins the command, and all following ones belong to it."""
     app.command("audit-precision", context_settings={"allow_interspersed_args": False})(audit_precision)
 
 
@@ -48,59 +48,58 @@ def audit_precision(
     ],
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- CMD", help="Any training command, run as it is.", show_default=False),
+        typer.Argument(metavar="-- CMD", help="Any training command, run unmodified.", show_default=False),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="A checkpoint, of whatever library: a file or a folder.")
+        Path | None, typer.Option(metavar="PATH", help="A checkpoint of any library: a file or a folder.")
     ] = None,
-    policy: Annotated[str | None, typer.Option(metavar="NAME", help="The policy of a session.")] = None,
+    policy: Annotated[str | None, typer.Option(metavar="NAME", help="Policy of a session.")] = None,
     backend: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Who shards and reduces in a session: see benchbox list backends.")
+        str | None, typer.Option(metavar="NAME", help="Backend of a session: see benchbox list backends.")
     ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="A session's precision, or what a command's is meant to be: see benchbox list recipes."
+            metavar="NAME", help="Precision of a session, or the intended precision of a command: see benchbox list recipes."
         ),
     ] = None,
     size: Annotated[str | None, typer.Option(help="The policy's preset.", show_default="tiny")] = None,
     world_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Ranks.", show_default="the fewest that the backend takes")
+        int | None, typer.Option(min=1, metavar="N", help="Ranks.", show_default="the minimum of the backend")
     ] = None,
-    beta2: Annotated[float | None, typer.Option(min=0.0, help="AdamW's second beta.", show_default="that of a matrix")] = None,
-    data: Annotated[Data | None, typer.Option(help="What a session steps on.", show_default="synthetic")] = None,
+    beta2: Annotated[float | None, typer.Option(min=0.0, help="AdamW's second beta.", show_default="as in a matrix")] = None,
+    data: Annotated[Data | None, typer.Option(help="Data of a session.", show_default="synthetic")] = None,
     steps: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="N",
-            help="Optimizer steps: of a command those that are watched, of a session those before.",
+            help="Optimizer steps: observed ones of a command, of a session those before the observed ones.",
             show_default=f"{COMMAND_STEPS}, {SESSION_STEPS}",
         ),
     ] = None,
     stop: Annotated[
-        bool, typer.Option("--stop/--no-stop", help="End the command when every rank has been through its steps.")
+        bool, typer.Option("--stop/--no-stop", help="End the command once every rank has taken the observed steps.")
     ] = False,
-    suppressions: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="YAML: what rules must not speak of, and why.")
-    ] = None,
+    suppressions: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML: findings to ignore, with reasons.")] = None,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="An earlier --format json: what was found then does not fail again.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Output of an earlier --format json: its findings do not fail this audit."),
     ] = None,
-    output: Annotated[AuditFormat, typer.Option("--format", help="How to print.")] = AuditFormat.text,
+    output: Annotated[AuditFormat, typer.Option("--format", help="Output format.")] = AuditFormat.text,
 ) -> None:
-    """Report every dtype that training steps touch, and what is wrong with them: in parameters, gradients and optimizer state.
+    """Report the dtypes of parameters, gradients and optimizer state in training steps, and the precision errors among them.
 
-    One subject at a time: a session of benchbox (--policy P --backend B --recipe R), a checkpoint (--checkpoint PATH), or any
+    The subject is one of: a session of benchbox (--policy P --backend B --recipe R), a checkpoint (--checkpoint PATH), or any
     training command (-- torchrun --nproc_per_node 2 train.py ...), which runs unmodified and need not know benchbox.
 
-    Exit code 4 when a rule finds an error, or an optimizer that nobody can read; 3 when the steps themselves failed or were
-    not seen.
+    Exit code 4 when a rule finds an error, or an optimizer that cannot be read; 3 when the steps themselves failed or were
+    not observed.
     """
     session = {"policy": policy, "backend": backend, "size": size, "world-size": world_size, "beta2": beta2, "data": data}
     if checkpoint is not None and steps is not None:
         raise ConfigurationError(Problem("--steps", "goes with a session or a command", "a checkpoint takes no steps"))
-    _one_subject(bool(command), checkpoint is not None, {name for name, value in session.items() if value is not None}, stop)
+    _check_subject(bool(command), checkpoint is not None, {name for name, value in session.items() if value is not None}, stop)
     selection = _selection(select, ignore, suppressions, baseline)
     if command:
         subject = command_subject(
@@ -109,16 +108,16 @@ def audit_precision(
             stop=stop,
             quiet_stdout=output is not AuditFormat.text,
             recipe=recipe,
-            say=print_to_stderr,
+            notify=print_to_stderr,
         )
     elif checkpoint is not None:
         subject = checkpoint_subject(checkpoint, recipe=recipe)
     else:
         subject = session_subject(
             SessionRequest(
-                policy=_needed("--policy", policy),
-                backend=_needed("--backend", backend),
-                recipe=_needed("--recipe", recipe),
+                policy=_required("--policy", policy),
+                backend=_required("--backend", backend),
+                recipe=_required("--recipe", recipe),
                 size=size or "tiny",
                 world_size=world_size,
                 beta2=beta2,
@@ -128,17 +127,17 @@ def audit_precision(
             )
         )
     if command and output is AuditFormat.text:
-        typer.echo()  # apart from what the command printed
-    _judged(subject, selection, output)
+        typer.echo()  # separates the report from the output of the command
+    _print_audit(subject, selection, output)
 
 
-def _one_subject(command: bool, checkpoint: bool, session: set[str], stop: bool) -> None:
-    """Refuse options that speak of two subjects, or of none."""
+def _check_subject(command: bool, checkpoint: bool, session: set[str], stop: bool) -> None:
+    """Raise ConfigurationError for options that name several subjects, or none."""
     if command and checkpoint:
         raise ConfigurationError(Problem("--checkpoint", "a command is given as well", "audit one after the other"))
     if (command or checkpoint) and session:
-        other = "a command" if command else "a checkpoint"
-        hint = f"leave it out: {other} is audited as it is"
+        subject = "a command" if command else "a checkpoint"
+        hint = f"leave it out: {subject} is audited as it is"
         raise ConfigurationError([Problem(f"--{name}", "goes with a session of benchbox", hint) for name in sorted(session)])
     if stop and not command:
         raise ConfigurationError(Problem("--stop", "goes with a command", "give one: -- torchrun train.py"))
@@ -148,30 +147,30 @@ def _one_subject(command: bool, checkpoint: bool, session: set[str], stop: bool)
         )
 
 
-def _needed(option: str, value: str | None) -> str:
+def _required(option: str, value: str | None) -> str:
     if value is None:
         raise ConfigurationError(Problem(option, "a session needs it", "give --policy, --backend and --recipe"))
     return value
 
 
 def _selection(select: list[str], ignore: list[str], suppressions: Path | None, baseline: Path | None) -> "Selection":
-    from benchbox.audit.selection import Selection, codes, load_baseline, load_suppressions
+    from benchbox.audit.selection import Selection, load_baseline, load_suppressions, parse_codes
 
     return Selection(
-        select=codes(select, "--select"),
-        ignore=codes(ignore, "--ignore"),
+        select=parse_codes(select, "--select"),
+        ignore=parse_codes(ignore, "--ignore"),
         suppressions=load_suppressions(suppressions) if suppressions else (),
         baseline=load_baseline(baseline) if baseline else frozenset(),
     )
 
 
-def _judged(subject: Subject, selection: "Selection", output: AuditFormat) -> None:
-    """Print what is found. What fails is said in one line on stderr, and by the exit code."""
+def _print_audit(subject: Subject, selection: "Selection", output: AuditFormat) -> None:
+    """Print the audit. Raise an error, shown as one line on stderr, if the subject or the audit failed."""
     from benchbox.audit.judge import judge
     from benchbox.report.audit import write_audit
 
     judgement = judge(subject.facts, selection)
-    write_audit(output.value, subject.title, subject.told, subject.facts, judgement)
+    write_audit(output.value, subject.title, subject.metadata, subject.facts, judgement)
     if subject.failure:
         raise CellFailedError(subject.failure)
     if judgement.failing:

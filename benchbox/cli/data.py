@@ -23,15 +23,15 @@ def record_dataset(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The new dataset; must not exist.", show_default=False)],
     envs: Annotated[
         list[str],
-        typer.Option("--env", metavar="NAME", help="metaworld/reach-v3; again for another task.", show_default=False),
+        typer.Option("--env", metavar="NAME", help="metaworld/reach-v3; repeat for further tasks.", show_default=False),
     ],
     episodes: Annotated[int, typer.Option(min=1, help="Solved episodes of each environment.")] = 5,
-    cameras: Annotated[str, typer.Option(help="Which cameras, by commas.")] = "corner,corner2,topview,gripperPOV",
+    cameras: Annotated[str, typer.Option(help="Cameras, separated by commas.")] = "corner,corner2,topview,gripperPOV",
     size: Annotated[int, typer.Option(min=16, help="Height and width of the images in pixels; even.")] = 64,
     every: Annotated[
-        int, typer.Option(min=1, help="Hold an action for so many control steps of 1/80 s: 80/EVERY frames/s.")
+        int, typer.Option(min=1, help="Repeat an action for this many control steps of 1/80 s: 80/EVERY frames/s.")
     ] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Which goals are drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the goals.")] = 0,
 ) -> None:
     """Record scripted experts in the Meta-World simulator (extra `sim`). Episodes that do not solve the task are discarded."""
     from benchbox.data.recording import record
@@ -51,7 +51,7 @@ def record_dataset(
 
 @data.command("inspect")
 def inspect_dataset(root: Annotated[Path, typer.Argument(metavar="DIR", help="A dataset.", show_default=False)]) -> None:
-    """Say what a dataset holds and what is wrong with it. Exits with 2 when something is."""
+    """Print a summary of a dataset and its problems. Exits with 2 when there are any."""
     from benchbox.data import open_dataset
     from benchbox.data.inspection import inspect
 
@@ -66,7 +66,7 @@ def inspect_dataset(root: Annotated[Path, typer.Argument(metavar="DIR", help="A 
         raise typer.Exit(EXIT_USAGE)
 
 
-def _print_attempt(attempt: "Attempt", wanted: int) -> None:
+def _print_attempt(attempt: "Attempt", episodes: int) -> None:
     outcome = "solved" if attempt.solved else "not solved, discarded"
-    so_far = f"{attempt.kept} of {wanted} episodes, {attempt.discarded} discarded"
+    so_far = f"{attempt.saved} of {episodes} episodes, {attempt.discarded} discarded"
     print(f"{attempt.env}: {outcome} in {attempt.frames} frames; {so_far}", flush=True)

@@ -1,4 +1,4 @@
-"""`benchbox explain`: everything there is to say about a rule of the precision audit."""
+"""`benchbox explain`: the full description of a rule of the precision audit."""
 
 import textwrap
 from typing import Annotated
@@ -19,16 +19,16 @@ def explain(
         str, typer.Argument(metavar="CODE", help="A rule, such as BXP101: see benchbox list rules.", show_default=False)
     ],
 ) -> None:
-    """Print what a rule demands and why, how it is measured, and the repair."""
-    from benchbox.audit.rules import rule
+    """Print the title, rationale, measurement and repair of a rule."""
+    from benchbox.audit.rules import rule as rule_by_code
 
-    found = rule(code)
-    typer.echo(f"{found.code} {found.severity}: {found.title}")
+    rule = rule_by_code(code)
+    typer.echo(f"{rule.code} {rule.severity}: {rule.title}")
     for name, text in (
-        ("why", found.rationale),
-        ("measured", found.measurement),
-        ("repair", found.repair),
-        ("seen in", ", ".join(found.references)),
+        ("why", rule.rationale),
+        ("measured", rule.measurement),
+        ("repair", rule.repair),
+        ("seen in", ", ".join(rule.references)),
     ):
         if text:
             typer.echo()

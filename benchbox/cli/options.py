@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-# Paths are not checked by typer: `load_matrix` says more (what is in the directory, which file was meant).
+# Paths are not checked by typer: the error of `load_matrix` lists the directory and suggests a file.
 MatrixArgument = Annotated[Path, typer.Argument(metavar="MATRIX", help="A matrix file.", show_default=False)]
 SetOption = Annotated[
     list[str],
@@ -18,7 +18,7 @@ SetOption = Annotated[
         metavar="KEY=VALUE,..",
         default_factory=list,
         show_default=False,
-        help="Lay values over the matrix: size=full,axes.batch=[1,2].",
+        help="Override values of the matrix: size=full,axes.batch=[1,2].",
     ),
 ]
 OnlyOption = Annotated[
@@ -26,15 +26,17 @@ OnlyOption = Annotated[
 ]
 PolicyDirOption = Annotated[
     list[Path],
-    typer.Option("--policy-dir", metavar="DIR", default_factory=list, show_default=False, help="A further folder of policies."),
+    typer.Option(
+        "--policy-dir", metavar="DIR", default_factory=list, show_default=False, help="An additional folder of policies."
+    ),
 ]
 
 
 class Format(StrEnum):
-    """How to print."""
+    """Output format."""
 
     text = "text"
     json = "json"
 
 
-FormatOption = Annotated[Format, typer.Option("--format", help="How to print.")]
+FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]

@@ -1,4 +1,4 @@
-"""`benchbox run`: measure the cells of a matrix, and report on them."""
+"""`benchbox run`: measure the cells of a matrix and write reports."""
 
 import shlex
 import sys
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import Cell
     from benchbox.store.run import Run
 
-_EXIT_STOPPED = 130  # what shells say of a command that Ctrl-C ended
+_EXIT_STOPPED = 130  # 128 + SIGINT, as a shell reports it
 
 OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="The run directory.", show_default="runs/<name of the matrix>")
 ]
 LaunchesOption = Annotated[
-    int | None, typer.Option("--launches", metavar="N", help="Launches of every cell, instead of the matrix's number.")
+    int | None, typer.Option("--launches", metavar="N", help="Launches of every cell, instead of the number in the matrix.")
 ]
-FreshOption = Annotated[bool, typer.Option("--fresh", help="Measure again what the run directory already holds.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")]
+FreshOption = Annotated[bool, typer.Option("--fresh", help="Repeat launches whose records the run directory already has.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan without running it.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -49,8 +49,8 @@ def run(
 ) -> None:
     """Measure every cell of a matrix, print the table and write the reports.
 
-    Every launch is a fresh group of processes, and a cell that fails stops no other. Launches that the run directory already
-    holds are kept, so the same command resumes a run that was stopped. With --only, the others of the matrix stay as they are.
+    Every launch is a new group of processes, and a cell that fails does not stop the others. Records that the run directory
+    already has are reused, so the same command resumes a stopped run. With --only, records of other cells are left unchanged.
 
     Exit code 3 when a cell did not end ok, 130 when the run was stopped.
     """
@@ -68,44 +68,44 @@ def run(
     if launches is not None:
         sets = [*sets, f"measure.launches={launches}"]
     loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
-    planned, chosen = plan(loaded), plan(loaded, only)
-    if not chosen.cells:
-        reasons = "; ".join(dict.fromkeys(skip.reason for skip in chosen.skipped))
+    planned, selected = plan(loaded), plan(loaded, only)
+    if not selected.cells:
+        reasons = "; ".join(dict.fromkeys(skip.reason for skip in selected.skipped))
         raise ConfigurationError(f"{matrix}: no cell can run: {reasons}")
-    work = launches_of(chosen, loaded.measure)
+    selected_launches = launches_of(selected, loaded.measure)
     folder = out or Path("runs") / loaded.name
     store = RunStore(folder)
     if dry_run:
         from benchbox.cli.plan import print_plan
 
-        print_plan(loaded, chosen)
-        left = pending_launches(work, loaded.measure, store, policy_dirs, fresh=fresh)
-        print(f"in {folder}: {left.kept} launches are done, {len(left.launches)} would run")
+        print_plan(loaded, selected)
+        pending = pending_launches(selected_launches, loaded.measure, store, policy_dirs, fresh=fresh)
+        print(f"in {folder}: {pending.reused} launches are done, {len(pending.launches)} would run")
         return
 
     from rich.console import Console
 
     console = Console(highlight=False)
     with lock_run_directory(folder):
-        store.write_run(_run(loaded, planned))
+        store.write_run(_build_run(loaded, planned))
         console.print(loaded.data.reading, markup=False, soft_wrap=True)
         with stop_on_signals() as stop:
             summary = run_matrix(
-                work,
+                selected_launches,
                 measure=loaded.measure,
                 store=store,
                 launcher=LocalLauncher(),
-                progress=ConsoleProgress(console, _label(planned)),
+                progress=ConsoleProgress(console, _make_label(planned)),
                 policy_dirs=policy_dirs,
                 fresh=fresh,
                 stop=stop,
             )
         if not summary.stopped:
-            _report(folder)
-    _leave(summary, folder, len(chosen.cells))
+            _write_reports(folder)
+    _exit(summary, folder, len(selected.cells))
 
 
-def _run(matrix: "Matrix", planned: "Plan") -> "Run":
+def _build_run(matrix: "Matrix", planned: "Plan") -> "Run":
     from benchbox.store.run import Run
 
     return Run(
@@ -120,14 +120,14 @@ def _run(matrix: "Matrix", planned: "Plan") -> "Run":
     )
 
 
-def _label(planned: "Plan") -> "Callable[[Cell], str]":
-    from benchbox.analysis.summary import label, varying
+def _make_label(planned: "Plan") -> "Callable[[Cell], str]":
+    from benchbox.analysis.summary import label, varying_fields
 
-    fields = varying(cell.to_dict() for cell in planned.cells)
+    fields = varying_fields(cell.to_dict() for cell in planned.cells)
     return lambda cell: label(cell.to_dict(), fields)
 
 
-def _report(folder: Path) -> None:
+def _write_reports(folder: Path) -> None:
     from rich.console import Console
 
     from benchbox.report import write_reports
@@ -139,12 +139,12 @@ def _report(folder: Path) -> None:
     print(f"\nreport: {paths.html}")
 
 
-def _leave(summary: "RunSummary", folder: Path, cells: int) -> None:
+def _exit(summary: "RunSummary", folder: Path, cells: int) -> None:
     if summary.stopped:
-        again = shlex.join(["benchbox", *(word for word in sys.argv[1:] if word != "--fresh")])
-        print(f"stopped with {summary.left} launches left; resume with: {again}", file=sys.stderr)
+        resume_command = shlex.join(["benchbox", *(word for word in sys.argv[1:] if word != "--fresh")])
+        print(f"stopped with {summary.remaining} launches left; resume with: {resume_command}", file=sys.stderr)
         raise typer.Exit(_EXIT_STOPPED)
-    if summary.failed:
+    if summary.failed_cells:
         raise CellFailedError(
-            f"{len(summary.failed)} of {cells} cells did not end ok; records and logs of each rank: {folder / 'cells'}"
+            f"{len(summary.failed_cells)} of {cells} cells did not end ok; records and logs of each rank: {folder / 'cells'}"
         )

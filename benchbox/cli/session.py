@@ -1,4 +1,4 @@
-"""A session of benchbox, as `benchbox audit-precision` is asked about it: from words to the facts of every rank."""
+"""A session of benchbox as a subject of `benchbox audit-precision`: from command-line options to the facts of every rank."""
 
 import shutil
 import tempfile
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRequest:
-    """A cell in the words of the command line; `steps` are those before the steps that are looked at."""
+    """Cell given by command-line options; `steps` are those before the observed steps."""
 
     policy: str
     backend: str
@@ -30,12 +30,12 @@ class SessionRequest:
 
 
 def session_subject(request: SessionRequest) -> Subject:
-    """Run a few steps on real ranks. What the ranks leave is kept only when they fail.
+    """Run a few steps on real ranks. The files of the ranks are kept only if they fail.
 
     Raises:
         CellFailedError: the steps failed.
         ConfigurationError: there is no such policy, size, backend or recipe.
-        UnsupportedError: they do not go together.
+        UnsupportedError: this combination of them is not supported.
     """
     from benchbox.audit.record import read_facts
     from benchbox.launch.launch import launch_cell
@@ -45,29 +45,29 @@ def session_subject(request: SessionRequest) -> Subject:
 
     cell = _cell(request)
     folder = Path(tempfile.mkdtemp(prefix="benchbox-audit-"))
-    left = folder / "launch"
+    launch_folder = folder / "launch"
     measure = MeasureSpec(warmup_steps=0, steps=request.steps, launches=1)
     with stop_on_signals() as stop:
         record = launch_cell(
-            cell, measure, launch=1, folder=left, launcher=LocalLauncher(), policy_dirs=request.policy_dirs, stop=stop
+            cell, measure, launch=1, folder=launch_folder, launcher=LocalLauncher(), policy_dirs=request.policy_dirs, stop=stop
         )
     if record["status"] == "interrupted":
         shutil.rmtree(folder)
         raise KeyboardInterrupt
     if record["status"] != "ok":
         error = record["error"]
-        assert error is not None
-        where = "" if error["rank"] is None else f" rank {error['rank']}"
-        where += "" if error["phase"] is None else f" phase {error['phase']}"
-        raise CellFailedError(f"{record['status']}{where}: {error['type']}: {error['message']}; logs: {folder}")
-    facts = read_facts(left, cell.world_size)
+        assert error is not None, "every status but ok has an error"
+        location = "" if error["rank"] is None else f" rank {error['rank']}"
+        location += "" if error["phase"] is None else f" phase {error['phase']}"
+        raise CellFailedError(f"{record['status']}{location}: {error['type']}: {error['message']}; logs: {folder}")
+    facts = read_facts(launch_folder, cell.world_size)
     shutil.rmtree(folder)
     observed = record["observed"]
-    assert observed is not None  # of every launch that ended ok
+    assert observed is not None, "an ok record has observations"
     return Subject(
         name=f"{observed['backend']} with {cell.recipe}",
         title=f"{cell.policy} {cell.size}, {observed['backend']}, {cell.recipe}, beta2 {cell.optim.betas[1]}",
-        told={"kind": "session", "cell": cell.to_dict(), "observed": observed},
+        metadata={"kind": "session", "cell": cell.to_dict(), "observed": observed},
         facts=facts,
         failure=observer_failure(facts),
     )

@@ -1,4 +1,4 @@
-"""`benchbox train`: the complete trainer, around the step that is measured."""
+"""`benchbox train`: the complete trainer, with the same step that `benchbox run` measures."""
 
 import sys
 from pathlib import Path
@@ -19,9 +19,11 @@ _EXIT_STOPPED = 130
 
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="A training file.", show_default=False)]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Where it trains.", show_default="runs/train/<name of the config>")
+    Path | None, typer.Option("--out", metavar="DIR", help="Output folder.", show_default="runs/train/<name of the config>")
 ]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint; from the start if none.")]
+ResumeOption = Annotated[
+    bool, typer.Option("--resume", help="Continue from the newest checkpoint; start anew if there is none.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -36,9 +38,9 @@ def train(
     out: OutOption = None,
     resume: ResumeOption = False,
 ) -> None:
-    """Train a policy by the step that `benchbox run` measures: the same seed gives the same losses, bit for bit.
+    """Train a policy with the step that `benchbox run` measures: the same seed gives bit-identical losses.
 
-    Metrics of every step go to metrics.jsonl, everything needed to continue to checkpoints/, both in the output folder.
+    The output folder gets metrics.jsonl with the metrics of every step, and checkpoints/ with everything needed to resume.
 
     Exit code 3 when a rank failed, 130 when it was stopped.
     """
@@ -51,7 +53,7 @@ def train(
 
     loaded = load_train(config, parse_overrides(sets), policy_dirs)
     folder = out or Path("runs") / "train" / loaded.name
-    lines = _Lines(loaded)
+    printer = _MetricsPrinter(loaded)
     with lock_run_directory(folder), stop_on_signals() as stop:
         outcome = launch_training(
             loaded,
@@ -59,53 +61,51 @@ def train(
             resume=resume,
             launcher=LocalLauncher(),
             policy_dirs=policy_dirs,
-            on_metrics=lines.show,
+            on_metrics=printer.print_row,
             stop=stop,
         )
-    _leave(outcome, folder)
+    _exit(outcome, folder)
 
 
-class _Lines:
-    """One line on what it reads, one every `log_every` steps, and one for the last."""
+class _MetricsPrinter:
+    """Prints one line about the data, one every `log_every` steps, and one for the last step."""
 
     def __init__(self, config: "TrainConfig") -> None:
         self._config = config
-        self._begun = False
+        self._started = False
 
-    def show(self, row: "Mapping[str, Any]") -> None:
+    def print_row(self, row: "Mapping[str, Any]") -> None:
+        from benchbox.launch.progress import format_clock
+
         config, step = self._config, int(row["step"]) + 1
-        if not self._begun:
+        if not self._started:
             print(config.cell.data.reading)
-            self._begun = True
+            self._started = True
         if step % config.log_every and step != config.steps:
             return
-        left_s = (config.steps - step) * row["step_s"]
+        remaining_s = (config.steps - step) * row["step_s"]
         print(
             f"step {step}/{config.steps}  loss {row['loss']:.4f}  grad norm {row['grad_norm']:.3f}  lr {row['lr']:.2e}"
-            f"  {row['samples'] / row['step_s']:.3g} samples/s" + (f"  {_clock(left_s)} left" if left_s >= 1 else ""),
+            f"  {row['samples'] / row['step_s']:.3g} samples/s"
+            + (f"  {format_clock(remaining_s)} left" if remaining_s >= 1 else ""),
             flush=True,
         )
 
 
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+def _exit(outcome: "Outcome", folder: Path) -> None:
+    from benchbox.store.checkpoints import list_checkpoints
 
-
-def _leave(outcome: "Outcome", folder: Path) -> None:
-    from benchbox.store.checkpoints import checkpoints
-
-    found = checkpoints(folder / "checkpoints")
-    newest = f"newest checkpoint: {found[-1]}" if found else "no checkpoint"
+    checkpoints = list_checkpoints(folder / "checkpoints")
+    newest = f"newest checkpoint: {checkpoints[-1]}" if checkpoints else "no checkpoint"
     if outcome.status == "ok":
         print(f"done; {newest}; metrics: {folder / 'metrics.jsonl'}")
         return
     if outcome.status == "interrupted":
         print(f"stopped; {newest}; continue with --resume", file=sys.stderr)
         raise typer.Exit(_EXIT_STOPPED)
-    error = outcome.error or {}
-    where = f" (rank {error['rank']}, {error.get('phase') or 'outside a step'})" if error.get("rank") is not None else ""
-    print(f"error: {outcome.status}: {error.get('type')}: {error.get('message')}{where}; {newest}", file=sys.stderr)
-    print(f"error: what each rank said: {folder / 'launch'}", file=sys.stderr)
-    raise typer.Exit(EXIT_USAGE if error.get("type") in {"ConfigurationError", "DataError"} else EXIT_CELL_FAILED)
+    error = outcome.error
+    assert error is not None, "every other status has an error"
+    location = f" (rank {error['rank']}, {error['phase'] or 'outside a step'})" if error["rank"] is not None else ""
+    print(f"error: {outcome.status}: {error['type']}: {error['message']}{location}; {newest}", file=sys.stderr)
+    print(f"error: logs of each rank: {folder / 'launch'}", file=sys.stderr)
+    raise typer.Exit(EXIT_USAGE if error["type"] in {"ConfigurationError", "DataError"} else EXIT_CELL_FAILED)

@@ -1,10 +1,10 @@
-"""A job for a group of ranks, the files it leaves, and what a launcher must offer to run it."""
+"""A job for a group of ranks, the files it leaves, and the interface of a launcher that runs it."""
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from benchbox.store.files import write_json
 
@@ -12,51 +12,52 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from benchbox.worker.job_file import JobConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a group of ranks is to do. Everything it leaves is in `folder`, which belongs to it alone."""
+    """Work for a group of ranks. Everything it leaves is in `folder`, which no other job uses."""
 
-    kind: str  # which of the worker's jobs
+    config: JobConfig  # read by the worker
     ranks: int
-    told: Mapping[str, Any]  # what the worker is told about it, in plain JSON values
     folder: Path
-    timeout_s: float | None  # start to end; None: it may take as long as it takes
-    hang_after_s: float  # without any rank making progress
+    timeout_s: float | None  # start to end; None: no limit
+    hang_after_s: float  # without progress of any rank
 
     @property
     def file(self) -> Path:
-        """What the worker reads."""
+        """Job file, the argument of the worker."""
         return self.folder / "job.json"
 
     @property
     def group_log(self) -> Path:
-        """What the process that starts the ranks says, and the ranks before they have logs of their own."""
+        """Log of the process that starts the ranks, and of ranks until they open a log of their own."""
         return self.folder / "torchrun.log"
 
     def events(self, rank: int) -> Path:
         return self.folder / f"events-rank{rank}.jsonl"
 
     def rank_state(self, rank: int) -> Path:
-        """Where the rank stood last, see `benchbox.store.rank_state`."""
+        """Path of the rank's current state, see `benchbox.store.rank_state`."""
         return self.folder / f"state-rank{rank}"
 
     def stack(self, rank: int) -> Path:
-        """What the rank was doing when it was asked for it. A rank that can be asked has made the file."""
+        """Path of the stacks that the rank dumps on SIGUSR2. It creates the file once it handles that signal."""
         return self.folder / f"stack-rank{rank}.txt"
 
     def result(self, rank: int) -> Path:
         return self.folder / f"rank{rank}.json"
 
     def prepare(self) -> None:
-        """Make the folder anew and write the job: events of an earlier attempt must not speak for this one."""
+        """Create an empty folder, removing the files of an earlier attempt, and write the job file."""
         if self.folder.exists():
             shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True)
-        write_json(self.file, {"kind": self.kind, **self.told, "out": str(self.folder.resolve())})
+        write_json(self.file, {**self.config, "out": str(self.folder.resolve())})
 
-    def tidy(self) -> None:
-        """Remove what was kept ready for a failure that did not come."""
+    def remove_empty_stacks(self) -> None:
+        """Remove the stack files of ranks that were never asked for a stack."""
         for rank in range(self.ranks):
             if self.stack(rank).exists() and not self.stack(rank).stat().st_size:
                 self.stack(rank).unlink()
@@ -64,7 +65,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class RankExit:
-    """How a rank's process ended, as its parent saw it. A negative code is the number of the signal that ended it."""
+    """Exit of a rank's process as its parent saw it. A negative code is the number of the signal that ended it."""
 
     rank: int
     code: int
@@ -75,10 +76,10 @@ class RankGroup(Protocol):
     """The processes of one running job."""
 
     def poll(self) -> int | None:
-        """The exit code of the group, or None while it runs."""
+        """Return the exit code of the group, or None while it runs."""
 
     def signal_ranks(self, pids: Sequence[int], number: int) -> None:
-        """Send a signal to ranks, given by the process ids they reported, but not to what they started."""
+        """Send a signal to the ranks with these process ids, as the ranks reported them, but not to their children."""
 
     def end(self) -> None:
         """End every process of the group and return when none is left; also right after the group ended by itself.
@@ -88,16 +89,19 @@ class RankGroup(Protocol):
         """
 
     def failures(self) -> Sequence[RankExit]:
-        """The ranks that failed, first noticed first; empty when the launcher cannot know. Meaningful after `end`."""
+        """Return the ranks that failed in the order they were noticed, or nothing where the launcher cannot know.
+
+        Valid after `end`.
+        """
 
 
 class Launcher(Protocol):
-    """Starts jobs. Ranks speak through the event files of their job, so this is all a launcher has to offer."""
+    """Starts jobs. Ranks report through the event files of their job, so a launcher only has to start and end them."""
 
     name: str
 
     def variables(self, ranks: int) -> Mapping[str, str]:
-        """The environment variables it sets for such a group, to be recorded."""
+        """Return the environment variables that the launcher sets for a group of this size; they are recorded."""
 
     def start(self, job: Job) -> RankGroup:
         """Start a prepared job without waiting for it."""

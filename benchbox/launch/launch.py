@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from benchbox.launch.supervise.trace import Trace
     from benchbox.spec.cell import Cell, MeasureSpec
     from benchbox.store.rank_result import RankResult
-    from benchbox.store.record import ErrorRecord, LaunchRecord, Precision
+    from benchbox.store.record import LaunchRecord, Precision
+    from benchbox.worker.job_file import MeasureJob
 
 
 def launch_cell(
@@ -37,24 +38,30 @@ def launch_cell(
     on_progress: Callable[[Sequence[Trace]], None] = ignore_progress,
     stop: Callable[[], bool] = never_stop,
 ) -> LaunchRecord:
-    """Measure a cell once, in a process group of its own, and return the launch record, which is not yet stored.
+    """Measure a cell once, in a process group of its own, and return the launch record without storing it.
 
-    A launch that fails is a record too. `folder` is made anew for what the ranks leave; `on_move` and `stop` as in `run_group`.
+    A launch that fails returns a record as well.
+
+    Args:
+        launch: number of the launch, from 1.
+        folder: for the files of the ranks; emptied first.
+        on_progress: see `run_group`.
+        stop: see `run_group`.
 
     Raises:
         BenchboxError: a process of the group cannot be ended.
         ConfigurationError: the policy does not exist.
     """
-    told = {
+    config: MeasureJob = {
+        "kind": "measure",
         "cell": cell.to_dict(),
         "measure": asdict(measure),
-        "policy_dirs": [str(each.resolve()) for each in policy_dirs],
+        "policy_dirs": [str(directory.resolve()) for directory in policy_dirs],
         "launch": launch,
     }
     job = Job(
-        kind="measure",
+        config=config,
         ranks=cell.world_size,
-        told=told,
         folder=folder,
         timeout_s=measure.timeout_s,
         hang_after_s=measure.hang_after_s,
@@ -65,33 +72,33 @@ def launch_cell(
         "set_by_launcher": dict(launcher.variables(cell.world_size)),
     }
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    began = time.monotonic()
+    start = time.monotonic()
     outcome = run_group(job, launcher, on_progress=on_progress, stop=stop)
     return assemble_record(
         cell=cell,
         launch=launch,
         measure=measure,
-        rank_results=_results(job),
+        rank_results=_read_results(job),
         status=outcome.status,
-        error=cast("ErrorRecord | None", outcome.error),
+        error=outcome.error,
         started_at=started_at,
-        duration_s=time.monotonic() - began,
+        duration_s=time.monotonic() - start,
         environment=environment,
-        precision=_precision(job),
+        precision=_audit(job),
     )
 
 
-def _precision(job: Job) -> Precision | None:
-    """What the audit makes of what the ranks saw; None unless all of them came to see anything."""
+def _audit(job: Job) -> Precision | None:
+    """Audit the facts that the ranks wrote; None unless all of them wrote theirs."""
     try:
-        return cast("Precision", build_precision_record(read_facts(job.folder, job.ranks)))
+        return build_precision_record(read_facts(job.folder, job.ranks))
     except RecordError:
         return None
 
 
-def _results(job: Job) -> list[RankResult]:
-    """What ranks wrote at their end; a rank that wrote nothing, or nothing whole, is missing and counts as such."""
-    results: list[RankResult] = []
+def _read_results(job: Job) -> list[RankResult]:
+    """Read the results of ranks. A rank whose result is missing or damaged is left out, and counts as missing."""
+    results = []
     for rank in range(job.ranks):
         try:
             results.append(cast("RankResult", read_json(job.result(rank))))

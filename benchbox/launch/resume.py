@@ -1,18 +1,19 @@
-"""Which launches of a plan are still to be run, and why."""
+"""Selection of the launches of a plan that are still to be run, with the reasons."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchbox.launch.fingerprint import policy_sha256
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from benchbox.spec.cell import Cell, MeasureSpec
+    from benchbox.store.record import LaunchRecord
     from benchbox.store.run import RunStore
 
 Launches = list[tuple["Cell", int]]
@@ -20,17 +21,17 @@ Launches = list[tuple["Cell", int]]
 
 @dataclass(frozen=True, slots=True)
 class PendingLaunches:
-    """What to run, how many launches are kept as they are, and a line for every reason to measure something again."""
+    """The launches to run, the number of those whose record is reused, and a line per reason to measure some again."""
 
     launches: Launches
-    kept: int
+    reused: int
     notes: list[str]
 
 
 def pending_launches(
     launches: Sequence[tuple[Cell, int]], measure: MeasureSpec, store: RunStore, policy_dirs: Sequence[Path], *, fresh: bool
 ) -> PendingLaunches:
-    """A launch is kept when its record is ok and still speaks for it; with `fresh`, none is.
+    """Select the launches that have no record, or one that failed or is outdated; with `fresh`, all of them.
 
     Raises:
         RecordError: a record cannot be read, and which.
@@ -38,31 +39,31 @@ def pending_launches(
     """
     if fresh:
         return PendingLaunches(list(launches), 0, [])
-    again: Counter[str] = Counter()
-    left: Launches = []
-    current = {policy: policy_sha256(policy, policy_dirs) for policy in {cell.policy for cell, _ in launches}}
+    reasons: Counter[str] = Counter()
+    pending: Launches = []
+    fingerprints = {policy: policy_sha256(policy, policy_dirs) for policy in {cell.policy for cell, _ in launches}}
     for cell, launch in launches:
         record = store.record(cell.cell_id, launch)
         reason = None
         if record is not None:
-            reason = _failed(record) or _outdated(record, measure, current[cell.policy])
+            reason = _why_failed(record) or _why_outdated(record, measure, fingerprints[cell.policy])
         if reason is not None:
-            again[reason] += 1
+            reasons[reason] += 1
         if record is None or reason is not None:
-            left.append((cell, launch))
-    notes = [f"measuring {count} launch{'es' if count > 1 else ''} again: {reason}" for reason, count in again.items()]
-    return PendingLaunches(left, len(launches) - len(left), notes)
+            pending.append((cell, launch))
+    notes = [f"measuring {count} launch{'es' if count > 1 else ''} again: {reason}" for reason, count in reasons.items()]
+    return PendingLaunches(pending, len(launches) - len(pending), notes)
 
 
-def _failed(record: Mapping[str, Any]) -> str | None:
+def _why_failed(record: LaunchRecord) -> str | None:
     return None if record["status"] == "ok" else f"it ended {record['status']} last time"
 
 
-def _outdated(record: Mapping[str, Any], measure: MeasureSpec, sources: str) -> str | None:
-    """Why an ok record does not speak for its launch any more."""
+def _why_outdated(record: LaunchRecord, measure: MeasureSpec, policy_fingerprint: str) -> str | None:
+    """Return the reason why an ok record is no longer valid for its launch, or None."""
     if (record["warmup_steps"], record["steps"]) != (measure.warmup_steps, measure.steps):
-        then = f"{record['steps']} steps after {record['warmup_steps']} of warm-up"
-        return f"{then} were measured, and {measure.steps} after {measure.warmup_steps} are asked for"
-    if (record["environment"] or {}).get("policy_sha256") != sources:
+        recorded = f"{record['steps']} steps after {record['warmup_steps']} of warm-up"
+        return f"{recorded} were measured, and {measure.steps} after {measure.warmup_steps} are asked for"
+    if (record["environment"] or {}).get("policy_sha256") != policy_fingerprint:
         return f"the sources of policy {record['cell']['policy']} have changed since"
     return None

@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import Cell, MeasureSpec
     from benchbox.store.run import RunStore
 
-# A launch of the same cell would end the same way: no time is spent on finding that out again within one invocation.
-_WOULD_END_THE_SAME = ("unsupported", "mismatch", "oom")
+# Another launch of the same cell would end the same way, so the cell is not launched again within one invocation.
+_NON_RETRYABLE = ("unsupported", "mismatch", "oom")
 
 
 @dataclass(slots=True)
 class RunSummary:
-    """What one invocation did."""
+    """Numbers of launches of one invocation, by what became of them."""
 
-    kept: int = 0  # launches that were ok already
-    ran: int = 0
-    spared: int = 0  # launches not run because an earlier one of the same cell would end the same way
-    left: int = 0  # launches not run because the user stopped
-    failed: set[str] = field(default_factory=set)  # ids of cells of which a launch did not end ok
+    reused: int = 0  # an ok record existed
+    executed: int = 0
+    skipped: int = 0  # an earlier launch of the same cell ended with a non-retryable status
+    remaining: int = 0  # the user stopped before they had ended
+    failed_cells: set[str] = field(default_factory=set)  # ids of cells with a launch that did not end ok
     stopped: bool = False
 
 
@@ -45,28 +45,28 @@ def run_matrix(
     fresh: bool = False,
     stop: Callable[[], bool] = never_stop,
 ) -> RunSummary:
-    """Run what is still missing of these launches, in this order, and store a record of each. A failure stops nothing.
+    """Run the pending launches in this order and store a record of each. A launch that fails does not stop the others.
 
     Raises:
         RecordError: a record of an earlier run cannot be read.
-        BenchboxError: a process cannot be ended, and would disturb whatever is measured next.
+        BenchboxError: a process cannot be ended, and would disturb the next measurement.
     """
-    work = pending_launches(launches, measure, store, policy_dirs, fresh=fresh)
-    summary = RunSummary(kept=work.kept)
-    non_retryable: dict[str, str] = {}  # cell id -> the status every launch of it would have
-    with progress.running(list(launches), work.launches, work.notes):
-        for position, (cell, launch) in enumerate(work.launches):
+    pending = pending_launches(launches, measure, store, policy_dirs, fresh=fresh)
+    summary = RunSummary(reused=pending.reused)
+    non_retryable: dict[str, str] = {}  # cell id -> status
+    with progress.display(list(launches), pending.launches, pending.notes):
+        for index, (cell, launch) in enumerate(pending.launches):
             if stop():
                 summary.stopped = True
-                summary.left = len(work.launches) - position
+                summary.remaining = len(pending.launches) - index
                 break
             if cell.cell_id in non_retryable:
-                # What an earlier run may have recorded here is no longer true of this cell.
+                # A record that an earlier run stored here is no longer true of this cell.
                 store.record_path(cell.cell_id, launch).unlink(missing_ok=True)
-                summary.spared += 1
-                progress.spared(cell, launch, non_retryable[cell.cell_id])
+                summary.skipped += 1
+                progress.launch_skipped(cell, launch, non_retryable[cell.cell_id])
                 continue
-            progress.began(cell, launch)
+            progress.launch_started(cell, launch)
             record = launch_cell(
                 cell,
                 measure,
@@ -74,18 +74,18 @@ def run_matrix(
                 folder=store.launch_dir(cell.cell_id, launch),
                 launcher=launcher,
                 policy_dirs=policy_dirs,
-                on_progress=progress.moved,
+                on_progress=progress.ranks_progressed,
                 stop=stop,
             )
             store.write_record(record)
-            progress.ended(record)
+            progress.launch_ended(record)
             if record["status"] == "interrupted":
                 summary.stopped = True
-                summary.left = len(work.launches) - position
+                summary.remaining = len(pending.launches) - index
                 break
-            summary.ran += 1
+            summary.executed += 1
             if record["status"] != "ok":
-                summary.failed.add(cell.cell_id)
-            if record["status"] in _WOULD_END_THE_SAME:
+                summary.failed_cells.add(cell.cell_id)
+            if record["status"] in _NON_RETRYABLE:
                 non_retryable[cell.cell_id] = record["status"]
     return summary

@@ -1,4 +1,4 @@
-"""A training run: one job whose progress is its metrics and whose result is its checkpoints."""
+"""Launch of a training run: one job that writes metrics as it progresses and leaves checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchbox.errors import ConfigurationError, Problem, UnsupportedError
 from benchbox.launch.job import Job
 from benchbox.launch.supervise.group import never_stop, run_group
 from benchbox.registry.backends import backend_info, backends
-from benchbox.store.checkpoints import check_same, checkpoints
+from benchbox.store.checkpoints import check_same_configuration, list_checkpoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from benchbox.launch.supervise.outcome import Outcome
     from benchbox.launch.supervise.trace import Trace
     from benchbox.spec.train import TrainConfig
+    from benchbox.worker.job_file import TrainJob
 
 
 def launch_training(
@@ -31,31 +32,41 @@ def launch_training(
     on_metrics: Callable[[Mapping[str, Any]], None],
     stop: Callable[[], bool] = never_stop,
 ) -> Outcome:
-    """Train in a process group of its own; `on_metrics` gets every line of `metrics.jsonl` as it appears.
+    """Train in a process group of its own.
+
+    Args:
+        config: the training run.
+        folder: output folder; the files of the ranks go to `launch` in it.
+        resume: continue from the newest checkpoint in `folder`.
+        launcher: starts the ranks.
+        policy_dirs: additional folders of policies.
+        on_metrics: called with every row of `metrics.jsonl` as it appears.
+        stop: see `run_group`.
 
     Raises:
-        ConfigurationError: the folder holds a training and `resume` was not said, or holds that of another configuration.
+        ConfigurationError: the folder has checkpoints and `resume` is false, or they are of another configuration.
         UnsupportedError: the backend cannot run this cell, or cannot save it.
     """
     cell = config.cell
     _check(config, folder, resume)
+    job_config: TrainJob = {
+        "kind": "train",
+        "train": config.to_dict(),
+        "folder": str(folder.resolve()),
+        "resume": resume,
+        "policy_dirs": [str(directory.resolve()) for directory in policy_dirs],
+    }
     job = Job(
-        kind="train",
+        config=job_config,
         ranks=cell.world_size,
-        told={
-            "train": config.to_dict(),
-            "folder": str(folder.resolve()),
-            "resume": resume,
-            "policy_dirs": [str(each.resolve()) for each in policy_dirs],
-        },
         folder=folder / "launch",
         timeout_s=None,
         hang_after_s=config.hang_after_s,
     )
     if not resume:
         (folder / "metrics.jsonl").unlink(missing_ok=True)
-    follower = _Follower(folder / "metrics.jsonl", on_metrics, from_now=resume)
-    outcome = run_group(job, launcher, on_progress=follower.moved, stop=stop)
+    follower = _MetricsFollower(folder / "metrics.jsonl", on_metrics, skip_existing=resume)
+    outcome = run_group(job, launcher, on_progress=follower.on_progress, stop=stop)
     follower.read()
     return outcome
 
@@ -65,41 +76,41 @@ def _check(config: TrainConfig, folder: Path, resume: bool) -> None:
     if refusal := info.refusal(world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing):
         raise UnsupportedError(refusal)
     if config.checkpoint_every and not info.saves:
-        able = " or ".join(name for name, each in backends().items() if each.saves)
+        names = " or ".join(name for name, backend in backends().items() if backend.saves)
         raise UnsupportedError(
-            f"{cell.backend} cannot be saved yet: train with {able}, or set checkpoint.every=0 to train without"
+            f"{cell.backend} cannot be saved yet: train with {names}, or set checkpoint.every=0 to train without"
         )
-    found = checkpoints(folder / "checkpoints")
-    if found and not resume:
+    paths = list_checkpoints(folder / "checkpoints")
+    if paths and not resume:
         raise ConfigurationError(
-            Problem(str(folder), f"holds a training, at {found[-1].name}", "--resume continues it, --out names another folder")
+            Problem(str(folder), f"holds a training, at {paths[-1].name}", "--resume continues it, --out names another folder")
         )
-    if found:
-        check_same(found[-1], cell)
+    if paths:
+        check_same_configuration(paths[-1], cell)
 
 
-class _Follower:
-    """Reads what is appended to a file of JSON lines."""
+class _MetricsFollower:
+    """Passes on the rows that are appended to a file of JSON lines."""
 
-    def __init__(self, path: Path, tell: Callable[[Mapping[str, Any]], None], *, from_now: bool) -> None:
+    def __init__(self, path: Path, on_row: Callable[[Mapping[str, Any]], None], *, skip_existing: bool) -> None:
         self._path = path
-        self._tell = tell
-        self._last = -1
-        if from_now:
-            self._last = max((int(row["step"]) for row in self._rows()), default=-1)
+        self._on_row = on_row
+        self._last_step = -1
+        if skip_existing:
+            self._last_step = max((int(row["step"]) for row in self._rows()), default=-1)
 
-    def moved(self, traces: Sequence[Trace]) -> None:
+    def on_progress(self, traces: Sequence[Trace]) -> None:
         if any(trace.state is not None and trace.state.stage == "train" for trace in traces):
             self.read()
 
     def read(self) -> None:
         rows = self._rows()
-        if rows and rows[-1]["step"] < self._last:
-            self._last = rows[-1]["step"]  # an interrupted run's tail was taken out: its steps come again
+        if rows and rows[-1]["step"] < self._last_step:
+            self._last_step = rows[-1]["step"]  # resuming removed the rows after the checkpoint: those steps are repeated
         for row in rows:
-            if row["step"] > self._last:
-                self._last = row["step"]
-                self._tell(row)
+            if row["step"] > self._last_step:
+                self._last_step = row["step"]
+                self._on_row(row)
 
     def _rows(self) -> list[dict[str, Any]]:
         try:

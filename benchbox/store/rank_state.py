@@ -1,6 +1,6 @@
-"""Where a rank stands, in a file mapped into its memory: moving costs no system call, and a killed rank leaves it behind.
+"""State of a rank in a memory-mapped file: writing it takes no system call, and it survives the death of the rank.
 
-A heartbeat is too coarse for a rank that is killed from outside, and an event for every phase would fill the disk.
+Heartbeats are too coarse to tell in which phase a rank was killed, and an event for every phase would fill the disk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchbox.registry.phases import PHASES, STAGES, RankState
 if TYPE_CHECKING:
     from pathlib import Path
 
-# A count of moves, then two slots that are written in turn: the count is raised last, so the slot it names is always whole.
+# The number of writes, then two slots written alternately: the number is incremented last, so its slot is always complete.
 _COUNT = struct.Struct("<q")
 _SLOT = struct.Struct("<bbqqd")  # stage, phase, step, of, since; -1 for none
 _SIZE = _COUNT.size + 2 * _SLOT.size
@@ -24,7 +24,7 @@ _PHASE_NUMBERS = {phase: number for number, phase in enumerate(PHASES)}
 
 
 class RankStateFile:
-    """Writes one rank's state."""
+    """Writer of one rank's state."""
 
     def __init__(self, path: Path) -> None:
         with path.open("wb+") as stream:
@@ -53,7 +53,7 @@ class RankStateFile:
 
 
 def read_rank_state(path: Path) -> RankState | None:
-    """The last state written, by a rank that has ended or stands still; None when there is none."""
+    """Return the last state that a rank wrote, or None if it wrote none. The rank must have ended or be stuck."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""The rank side of a launch: a session, instruments around it, events and one result file out of it."""
+"""The rank side of a launch: runs a session under instruments, and writes events and one result file."""

@@ -1,13 +1,12 @@
-"""One rank's process: its log, its heartbeat, its end. What it works at is the job's business.
+"""The process of one rank: its log, heartbeat and final event around the job it runs.
 
-Nothing heavy is imported before the log is in place and the first event written, so that even an import that fails is a typed
-result of this rank.
+Nothing heavy is imported before the log is open and the first event written, so that even a failing import is reported as a
+typed result of this rank.
 """
 
 from __future__ import annotations
 
 import atexit
-import ctypes
 import faulthandler
 import json
 import os
@@ -17,59 +16,63 @@ import threading
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from benchbox.errors import BenchboxError
 from benchbox.store.events import EventWriter
 from benchbox.store.rank_state import RankStateFile
+from benchbox.worker.parent import signal_on_parent_death
+from benchbox.worker.reporting import describe_error
 
 if TYPE_CHECKING:
-    from benchbox.measure.phases import Position
+    from benchbox.measure.phases import ProgressTracker
+    from benchbox.worker.job_file import JobFile
 
 _HEARTBEAT_S = 1.0
-_PR_SET_PDEATHSIG = 1
 
 
 def run_rank(job_file: str) -> NoReturn:
-    """Work at the job and end the process, with 0 if all went well. Unless killed from outside it leaves a last event."""
-    job = json.loads(Path(job_file).read_text())
+    """Run the job and end the process: exit code 0 on success, else 1. Unless it is killed, it writes a final event."""
+    job: JobFile = json.loads(Path(job_file).read_text())
     rank = int(os.environ.get("RANK", "0"))
     out = Path(job["out"])
-    _log_to(out / f"rank{rank}.log")
+    _redirect_output(out / f"rank{rank}.log")
     events = EventWriter(out / f"events-rank{rank}.jsonl", rank)
-    _die_with_parent()
-    _say_when_terminated(events)
-    _dump_stack_when_asked(out / f"stack-rank{rank}.txt")
+    signal_on_parent_death(signal.SIGKILL)
+    _report_sigterm(events)
+    _dump_stacks_on_sigusr2(out / f"stack-rank{rank}.txt")
     events.write("start", pid=os.getpid())
 
-    from benchbox.measure.phases import Position
+    from benchbox.measure.phases import ProgressTracker
 
-    position = Position(keep=RankStateFile(out / f"state-rank{rank}").write)
-    _beat(position, events)
+    tracker = ProgressTracker(keep=RankStateFile(out / f"state-rank{rank}").write)
+    _start_heartbeat(tracker, events)
     try:
-        _work(job, rank, position, events)
-    except BaseException as error:  # noqa: BLE001 (a failure is this rank's result, whatever it is)
-        events.write("error", **_described(error, position))
+        _run_job(job, rank, tracker, events)
+    except BaseException as error:  # noqa: BLE001 (every failure is reported as the result of this rank)
+        events.write("error", **describe_error(error, tracker.state))
         traceback.print_exc()
-        _leave(1)  # the process group may hang on its way down when a peer is gone
+        _exit_at_once(1)  # destroying the process group may hang when another rank has died
     events.write("done")
-    atexit._run_exitfuncs()  # noqa: SLF001 (of who watches from outside, say; there is no public name)
-    _leave(0)
+    atexit._run_exitfuncs()  # noqa: SLF001 (no public name; an auditor in this process writes its report there)
+    _exit_at_once(0)
 
 
-def _leave(code: int) -> NoReturn:
-    """End at once: all worth keeping is on disk, and taking the interpreter down with all that is loaded takes seconds."""
+def _exit_at_once(code: int) -> NoReturn:
+    """End without finalizing the interpreter, which takes seconds with torch loaded: all results are on disk."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _work(job: dict[str, Any], rank: int, position: Position, events: EventWriter) -> None:
+def _run_job(job: JobFile, rank: int, tracker: ProgressTracker, events: EventWriter) -> None:
     if job["kind"] == "train":
-        from benchbox.worker.training import train as work
+        from benchbox.worker.training import train
+
+        train(job, rank, tracker, events)
     else:
-        from benchbox.worker.measuring import measure as work
-    work(job, rank, position, events)
+        from benchbox.worker.measuring import measure
+
+        measure(job, rank, tracker, events)
 
     import torch.distributed as dist
 
@@ -78,49 +81,19 @@ def _work(job: dict[str, Any], rank: int, position: Position, events: EventWrite
         dist.destroy_process_group()
 
 
-def _described(error: BaseException, position: Position) -> dict[str, Any]:
-    """An exception as a structure: typed by its class, never by its text."""
-    import torch
-    import torch.distributed as dist
-
-    state = position.state
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        status = "oom"
-    elif isinstance(error, BenchboxError):
-        status = error.status
-    elif isinstance(error, KeyboardInterrupt):
-        status = "interrupted"
-    else:
-        status = "crash"
-    return {
-        "status": status,
-        "type": type(error).__name__,
-        "message": str(error),
-        "stage": state.stage,
-        "step": state.step,
-        "phase": state.phase,
-        "traceback": traceback.format_exc(),
-        "secondary": isinstance(error, dist.DistError) and not isinstance(error, BenchboxError),
-    }
-
-
-def _log_to(path: Path) -> None:
-    """Send everything this process says, C++ included, to its own file."""
+def _redirect_output(path: Path) -> None:
+    """Redirect stdout and stderr of this process, including what C++ prints, to a file."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
 
 
-def _die_with_parent() -> None:
-    """A rank must not outlive the process that started it, however that one ended."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _report_sigterm(events: EventWriter) -> None:
+    """On SIGTERM write a final event and exit.
 
-
-def _say_when_terminated(events: EventWriter) -> None:
-    """On SIGTERM leave a last word and go. A thread waits for it: the main thread may be deep in a collective that never
-    returns to Python, and without a word this rank would look like the one that was killed.
+    A thread waits for the signal, because the main thread may be in a collective that never returns to Python. Without the
+    event this rank would look like one that was killed.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
@@ -132,18 +105,17 @@ def _say_when_terminated(events: EventWriter) -> None:
     threading.Thread(target=wait, name="sigterm", daemon=True).start()
 
 
-def _dump_stack_when_asked(path: Path) -> None:
-    """On SIGUSR2 write what every thread is doing, even deep in C. The launcher asks a rank that no longer moves."""
+def _dump_stacks_on_sigusr2(path: Path) -> None:
+    """On SIGUSR2, which the launcher sends to a stuck rank, write the stacks of all threads, even while in C code."""
     faulthandler.register(signal.SIGUSR2, file=os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), all_threads=True)
 
 
-def _beat(position: Position, events: EventWriter) -> None:
-    """Once a second say where the main thread is."""
+def _start_heartbeat(tracker: ProgressTracker, events: EventWriter) -> None:
+    """Start a thread that writes the state of the main thread as an event every second."""
 
-    def beat() -> None:
+    def write_heartbeats() -> None:
         while True:
-            state = position.state
-            events.write("heartbeat", **state._asdict())
+            events.write("heartbeat", **tracker.state._asdict())
             time.sleep(_HEARTBEAT_S)
 
-    threading.Thread(target=beat, name="heartbeat", daemon=True).start()
+    threading.Thread(target=write_heartbeats, name="heartbeat", daemon=True).start()

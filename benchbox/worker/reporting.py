@@ -1,27 +1,69 @@
-"""Saying where a rank is, at every stage and every step; the heartbeat fills in the phases."""
+"""Events of a rank: its progress at every stage and step (heartbeats add the phases), and the error that ended it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import traceback
+from typing import TYPE_CHECKING, TypedDict
+
+from benchbox.errors import BenchboxError
 
 if TYPE_CHECKING:
-    from benchbox.measure.phases import Position
+    from benchbox.measure.phases import ProgressTracker
+    from benchbox.registry.phases import RankState
     from benchbox.store.events import EventWriter
 
 
-class Reporter:
-    """Moves the position and writes the event in one go."""
+class ErrorEvent(TypedDict):
+    """Fields of an `error` event."""
 
-    def __init__(self, position: Position, events: EventWriter) -> None:
-        self.position = position
+    status: str  # of the launch, if this error is its root cause
+    type: str  # class name of the exception
+    message: str
+    stage: str
+    step: int | None
+    phase: str | None
+    traceback: str
+    secondary: bool  # raised by a collective, as happens when another rank failed
+
+
+class Reporter:
+    """Updates the tracked state and writes the events of a rank."""
+
+    def __init__(self, tracker: ProgressTracker, events: EventWriter) -> None:
+        self._tracker = tracker
         self._events = events
 
-    def stage(self, name: str, of: int | None = None) -> None:
-        """Enter a stage of `of` steps."""
-        self.position.enter(name, of)
-        self.said()
+    def enter_stage(self, stage: str, steps: int | None = None) -> None:
+        """Enter a stage of this number of steps and report it."""
+        self._tracker.enter(stage, steps)
+        self.report_progress()
 
-    def said(self) -> None:
-        """Write where the rank is now; called after each step, outside of what is timed."""
-        stage, step, of, phase, _ = self.position.state
+    def report_progress(self) -> None:
+        """Write the current state as a `progress` event. To be called after each step, outside of what is timed."""
+        stage, step, of, phase, _ = self._tracker.state
         self._events.write("progress", stage=stage, step=step, of=of, phase=phase)
+
+
+def describe_error(error: BaseException, state: RankState) -> ErrorEvent:
+    """Describe an exception that is being handled. Its status depends on its class, never on its text."""
+    import torch
+    import torch.distributed as dist
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        status = "oom"
+    elif isinstance(error, BenchboxError):
+        status = error.status
+    elif isinstance(error, KeyboardInterrupt):
+        status = "interrupted"
+    else:
+        status = "crash"
+    return {
+        "status": status,
+        "type": type(error).__name__,
+        "message": str(error),
+        "stage": state.stage,
+        "step": state.step,
+        "phase": state.phase,
+        "traceback": traceback.format_exc(),
+        "secondary": isinstance(error, dist.DistError) and not isinstance(error, BenchboxError),
+    }

@@ -40,13 +40,13 @@ def benchbox_run(matrix: Path, *options: str) -> subprocess.CompletedProcess[str
 
 
 def records(folder: Path) -> dict[str, dict[str, Any]]:
-    """Records by the cell's size and seed, as `healthy 0`."""
-    found = (json.loads(path.read_text()) for path in folder.glob("cells/*/launch-1.json"))
-    return {f"{record['cell']['size']} {record['cell']['seed']}": record for record in found}
+    """Return records by size and seed of the cell, such as `healthy 0`."""
+    values = (json.loads(path.read_text()) for path in folder.glob("cells/*/launch-1.json"))
+    return {f"{record['cell']['size']} {record['cell']['seed']}": record for record in values}
 
 
 def survivors(folder: Path) -> list[str]:
-    """Command lines of processes that a launch of this run started, whatever became of their parents."""
+    """Return the command lines of processes that launches of this run started, even if their parents have died."""
     alive = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -55,9 +55,9 @@ def survivors(folder: Path) -> list[str]:
     return alive
 
 
-def until(holds: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 120
-    while not holds():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -78,11 +78,11 @@ def test_every_fault_is_typed_with_its_rank_and_phase_and_the_other_cell_finishe
         "out_of_memory 0": ("oom", "OutOfMemoryError", 0, "forward"),
         "healthy 0": ("ok", None, None, None),
     }
-    found = {
+    outcomes = {
         name: (record["status"], *((record["error"] or {}).get(key) for key in ("type", "rank", "phase")))
         for name, record in records(folder / "runs" / "faults").items()
     }
-    assert found == expected, done.stdout + done.stderr
+    assert outcomes == expected, done.stdout + done.stderr
     assert done.returncode == 3
     assert done.stderr.startswith("error: 4 of 5 cells did not end ok")
     assert survivors(folder) == []
@@ -121,7 +121,7 @@ def test_a_second_run_keeps_what_is_ok_and_runs_the_failed_again(faults: Any) ->
 
 @pytest.fixture
 def stopped(tmp_path: Path) -> Iterator[tuple[Path, subprocess.CompletedProcess[str]]]:
-    """A run of three cells, told by Ctrl-C to stop in the second; meanwhile a second run of it was tried."""
+    """Stop a run of three cells by Ctrl-C in the second one, after an attempt to start it a second time."""
     text = MATRIX.replace("ddp", "single").replace("world_size: 2", "world_size: 1")
     (tmp_path / "faults.yaml").write_text(
         text.replace("size: [raises, killed, sleeps, out_of_memory, healthy]", "seed: [0, 1, 2]")
@@ -131,7 +131,7 @@ def stopped(tmp_path: Path) -> Iterator[tuple[Path, subprocess.CompletedProcess[
         command(tmp_path / "faults.yaml"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
     )
     try:
-        until(lambda: len(list(tmp_path.glob("runs/faults/cells/*/launch-1/events-rank0.jsonl"))) == 2)
+        wait_until(lambda: len(list(tmp_path.glob("runs/faults/cells/*/launch-1/events-rank0.jsonl"))) == 2)
         second = benchbox_run(tmp_path / "faults.yaml")
         os.kill(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=120)

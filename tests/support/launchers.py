@@ -1,4 +1,4 @@
-"""What the tests of this folder share: cells for the stand-in worker, and a launcher that needs no torchrun."""
+"""Cells for the stand-in worker, and a launcher that needs no torchrun."""
 
 import os
 import subprocess
@@ -14,12 +14,12 @@ MEASURE = MeasureSpec(warmup_steps=1, steps=2, launches=2, timeout_s=60.0, hang_
 
 
 def cell(behaviour: str, world_size: int = 2, **fields: object) -> Cell:
-    """A cell on which the stand-in worker behaves in that way."""
+    """Return a cell whose size selects the behaviour of the stand-in worker."""
     return Cell(policy="stand_in", size=behaviour, backend="ddp", world_size=world_size, batch=2, **fields)
 
 
 class DirectLauncher:
-    """Another launcher: one rank, started directly. A run treats all launchers alike, and this one starts in no time."""
+    """Launcher that starts one rank directly, which takes a fraction of the time of torchrun."""
 
     name = "direct"
 
@@ -30,16 +30,16 @@ class DirectLauncher:
         return {}
 
     def start(self, job: Job) -> "DirectGroup":
-        self.started.append((job.told["cell"]["size"], job.told["launch"]))
-        mark = str(job.folder)
-        environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", JOB_VARIABLE: mark}
-        return DirectGroup(subprocess.Popen([sys.executable, HERE / "stand_in_worker.py", job.file], env=environment), mark)
+        self.started.append((job.config["cell"]["size"], job.config["launch"]))
+        job_id = str(job.folder)
+        environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", JOB_VARIABLE: job_id}
+        return DirectGroup(subprocess.Popen([sys.executable, HERE / "stand_in_worker.py", job.file], env=environment), job_id)
 
 
 class DirectGroup:
-    def __init__(self, process: subprocess.Popen, mark: str) -> None:
+    def __init__(self, process: subprocess.Popen, job_id: str) -> None:
         self.process = process
-        self.mark = mark
+        self.job_id = job_id
 
     def poll(self) -> int | None:
         return self.process.poll()
@@ -49,7 +49,7 @@ class DirectGroup:
             os.kill(pid, number)
 
     def end(self) -> None:
-        end_processes(self.mark, grace_s=2.0)
+        end_processes(self.job_id, grace_s=2.0)
         self.process.wait()
 
     def failures(self) -> tuple[()]:

@@ -30,16 +30,16 @@ def tiny_cell(**changes: Any) -> Cell:
     return Cell(**(values | changes))
 
 
-def run_cells(cells: list[tuple[Cell, int]], folder: Path, *, witness: bool = True, act: bool = False) -> list[dict[str, Any]]:
+def run_cells(cells: list[tuple[Cell, int]], folder: Path, *, observer: bool = True, act: bool = False) -> list[dict[str, Any]]:
     """Run cells of one world size, each for its number of steps, in one process group of real ranks.
 
-    A `witness` sees more steps than that; with `act` the policy acts before it is trained.
+    With `observer`, further steps are observed; with `act`, the policy acts before it is trained.
     """
     (ranks,) = {cell.world_size for cell, _ in cells}
     folder.mkdir(parents=True, exist_ok=True)
     job = folder / "job.json"
-    told = [{"cell": cell.to_dict(), "steps": steps} for cell, steps in cells]
-    job.write_text(json.dumps({"cells": told, "out": str(folder), "witness": witness, "act": act}))
+    entries = [{"cell": cell.to_dict(), "steps": steps} for cell, steps in cells]
+    job.write_text(json.dumps({"cells": entries, "out": str(folder), "observer": observer, "act": act}))
     run_ranks(ranks, RANK_SCRIPTS / "cells.py", str(job))
     return [json.loads((folder / f"{index}.json").read_text()) | {"index": index} for index in range(len(cells))]
 

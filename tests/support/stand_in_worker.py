@@ -1,6 +1,6 @@
-"""A worker that speaks the language of events but trains nothing: real ranks under real torchrun, in a second.
+"""A worker that writes the files of a rank but trains nothing, so that real ranks under real torchrun take a second.
 
-The size of the cell says what it does at step 2 of 3.
+The size of the cell selects what happens at step 2 of 3.
 """
 
 import faulthandler
@@ -32,51 +32,51 @@ stacks = (out / f"stack-rank{rank}.txt").open("w")
 faulthandler.register(signal.SIGUSR2, file=stacks)
 
 
-def told_to_stop(number, frame):
+def on_sigterm(number, frame):
     if behaviour == "ignores_sigterm":
         return
     events.write("terminated", signal=number)
     os._exit(143)
 
 
-def breathe():
+def write_heartbeats():
     while True:
         time.sleep(0.5)
-        events.write("heartbeat", **where, since=since)
+        events.write("heartbeat", **state, since=since)
 
 
-def move(step, phase, *, say=True):
-    global where, since
-    where, since = {"stage": "measure", "step": step, "of": 3, "phase": phase}, time.time()
-    state_file.write(RankState(**where, since=since))
-    if say:
-        events.write("progress", **where)
+def enter(step, phase, *, report=True):
+    global state, since
+    state, since = {"stage": "measure", "step": step, "of": 3, "phase": phase}, time.time()
+    state_file.write(RankState(**state, since=since))
+    if report:
+        events.write("progress", **state)
 
 
 def fail(status, kind, message, *, secondary=False):
     fields = {"status": status, "type": kind, "message": message, "traceback": "Traceback ...", "secondary": secondary}
-    events.write("error", **fields, phase=where["phase"], stage="measure", step=where["step"])
+    events.write("error", **fields, phase=state["phase"], stage="measure", step=state["step"])
     sys.exit(1)
 
 
 def wait_for_rank_1():
-    """What a collective does: it ends in error when the other rank is gone."""
-    other = out / "pid1"
-    while not other.exists() or Path(f"/proc/{other.read_text()}/cmdline").read_bytes():
+    """Block like a collective, which raises when the other rank has died."""
+    peer = out / "pid1"
+    while not peer.exists() or Path(f"/proc/{peer.read_text()}/cmdline").read_bytes():
         time.sleep(0.05)
     fail("crash", "DistBackendError", "Connection closed by peer", secondary=behaviour != "claims_innocence_wrongly")
 
 
-signal.signal(signal.SIGTERM, told_to_stop)
+signal.signal(signal.SIGTERM, on_sigterm)
 events.write("start", pid=os.getpid())
-move(1, "forward")
+enter(1, "forward")
 (out / f".pid{rank}").write_text(str(os.getpid()))
 (out / f".pid{rank}").rename(out / f"pid{rank}")
-threading.Thread(target=breathe, daemon=True).start()
+threading.Thread(target=write_heartbeats, daemon=True).start()
 if behaviour == "healthy":
     # In a session of its own, its parent soon dead: nothing but the environment leads to it.
     subprocess.Popen(["sh", "-c", "trap '' TERM; while :; do sleep 1; done"], start_new_session=True)
-move(2, "forward")
+enter(2, "forward")
 
 if behaviour == "healthy":
     pass
@@ -84,7 +84,7 @@ elif behaviour == "unsupported":
     fail("unsupported", "UnsupportedError", "not on this machine")
 elif behaviour == "slow":
     for step in range(3, 200):
-        move(step, "forward")
+        enter(step, "forward")
         time.sleep(0.1)
 elif behaviour == "garbles":
     (out / "events-rank0.jsonl").open("a").write("not an event\n")
@@ -92,19 +92,19 @@ elif behaviour == "garbles":
 elif behaviour == "sleeps":
     time.sleep(3600)
 elif rank == 0:
-    move(2, "backward")
+    enter(2, "backward")
     wait_for_rank_1()
 elif behaviour == "raises":
     fail("crash", "RuntimeError", "boom")
 elif behaviour == "claims_innocence_wrongly":
-    move(2, "optimizer", say=False)
+    enter(2, "optimizer", report=False)
     os.kill(os.getpid(), signal.SIGKILL)
 elif behaviour == "stopped":
     os.kill(os.getpid(), signal.SIGSTOP)
 else:
     time.sleep(3600)  # ignores_sigterm
 
-move(3, "sync")
+enter(3, "sync")
 observed = {"backend": job["cell"]["backend"], "world_size": world, "shard_numel": 1, "device": "cpu"}
 result = {"rank": rank, "world_size": world, "observed": observed, "step_time_s": [0.1] * job["measure"]["steps"]}
 write_json(out / f"rank{rank}.json", result)

@@ -1,4 +1,4 @@
-"""The environment every group is started with. A variable the user has set is left alone."""
+"""Environment variables of a group of ranks. A variable that the user has set is left unchanged."""
 
 from __future__ import annotations
 
@@ -16,38 +16,41 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def usable_cores() -> int:
-    """Cores this process may run on, which in a container or a Slurm step are fewer than the machine has."""
+    """Return the number of cores this process may use, in a container or a Slurm step fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def host_variables(user: Mapping[str, str]) -> dict[str, str]:
-    """What ranks need to find and keep compiled extensions. Paths of this machine, so no part of a record."""
-    found = {"PATH": tool_path(user)}
+    """Return the variables by which ranks find and cache compiled extensions.
+
+    They hold paths of this machine, so they are not recorded.
+    """
+    variables = {"PATH": tool_path(user)}
     if "TORCH_EXTENSIONS_DIR" not in user:
-        # torch's own cache is shared by all environments, and building for one unbuilds for the others: DeepSpeed's
-        # extension would be compiled anew at every change between two checkouts.
+        # torch's default cache is shared by all environments, and a build for one replaces that for the others: DeepSpeed's
+        # extension would be compiled again at every change between two virtual environments.
         cache = Path(user.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:12]
-        found["TORCH_EXTENSIONS_DIR"] = str(cache / "benchbox" / "torch_extensions" / environment)
-    return found
+        variables["TORCH_EXTENSIONS_DIR"] = str(cache / "benchbox" / "torch_extensions" / environment)
+    return variables
 
 
 def tool_path(user: Mapping[str, str]) -> str:
-    """PATH with the folder of this interpreter in front.
+    """Return PATH with the folder of this interpreter in front.
 
-    A virtual environment that is run without being activated has tools there that nobody would find otherwise: ninja, with
-    which DeepSpeed compiles.
+    An interpreter of a virtual environment that is not activated would not find the tools in that folder otherwise, such as
+    ninja, which DeepSpeed needs to compile.
     """
     return os.pathsep.join([str(Path(sys.executable).parent), user.get("PATH", os.defpath)])
 
 
 def group_variables(ranks: int, user: Mapping[str, str]) -> dict[str, str]:
-    """What to add to the user's environment for a group of that many ranks on this machine.
+    """Return the variables to add to the user's environment for a group of `ranks` ranks on this machine.
 
-    Threads are shared out so that ranks do not compete for cores. Expandable segments keep the caching allocator from
-    fragmenting when cells of different shapes are compared by their reserved memory.
+    OMP_NUM_THREADS divides the cores among the ranks. Expandable segments keep the caching allocator from fragmenting when
+    cells of different shapes are compared by their reserved memory.
     """
     added: dict[str, str] = {}
     if "OMP_NUM_THREADS" not in user:

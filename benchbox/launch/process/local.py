@@ -1,4 +1,4 @@
-"""Jobs on this machine: one torchrun a job, with its ranks in a process group nothing else is in."""
+"""Launcher for this machine: one torchrun per job, in a session of its own."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class LocalLauncher(Launcher):
-    """Starts every job under `torch.distributed.run`, also those of one rank: one way in, whatever the world size."""
+    """Starts every job under `torch.distributed.run`, also with one rank, so that all world sizes are launched alike."""
 
     name = "local"
 
     def __init__(self, *, worker_module: str = "benchbox.worker", grace_s: float = 5.0) -> None:
-        """`grace_s` is how long ranks may take to end when told to, before they are killed."""
+        """Ranks get `grace_s` seconds to end after SIGTERM, then SIGKILL."""
         self._worker_module = worker_module
         self._grace_s = grace_s
 
@@ -33,11 +33,11 @@ class LocalLauncher(Launcher):
 
     def start(self, job: Job) -> RankGroup:
         folder = job.folder.resolve()
-        scratch = folder / "torchrun"  # torchrun insists on a folder of its own, by default a new one in /tmp
+        scratch = folder / "torchrun"  # torchrun needs a log folder, by default a new one in /tmp
         exits = folder / "exits.json"
         command = [sys.executable, "-m", "benchbox.launch.process.torchrun", str(exits)]
         command += ["--nproc-per-node", str(job.ranks), "--max-restarts", "0", "--log-dir", str(scratch)]
-        # A free port of the loopback device: no two groups collide, and the host's own name need not resolve.
+        # A free port of the loopback device: groups cannot collide, and the host name need not resolve.
         command += ["--standalone", "--local-addr", "127.0.0.1"]
         command += ["-m", self._worker_module, str(job.file.resolve())]
         with job.group_log.open("wb") as log:
@@ -47,15 +47,15 @@ class LocalLauncher(Launcher):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **host_variables(os.environ), **self.variables(job.ranks), JOB_VARIABLE: str(folder)},
-                start_new_session=True,  # a Ctrl-C in the terminal is for benchbox, which ends the group in order
+                start_new_session=True,  # Ctrl-C reaches only benchbox, which then ends the group
             )
         return _LocalGroup(process, str(folder), exits, scratch, self._grace_s)
 
 
 class _LocalGroup(RankGroup):
-    def __init__(self, process: subprocess.Popen[bytes], mark: str, exits: Path, scratch: Path, grace_s: float) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], job_id: str, exits: Path, scratch: Path, grace_s: float) -> None:
         self._process = process
-        self._mark = mark
+        self._job_id = job_id
         self._exits = exits
         self._scratch = scratch
         self._grace_s = grace_s
@@ -64,18 +64,18 @@ class _LocalGroup(RankGroup):
         return self._process.poll()
 
     def signal_ranks(self, pids: Sequence[int], number: int) -> None:
-        for process in find_processes(self._mark):  # the kernel may have given a dead rank's id to somebody else
+        for process in find_processes(self._job_id):  # the kernel may have reused the pid of a dead rank
             if process.pid in pids:
                 process.send_signal(number)
 
     def end(self) -> None:
-        end_processes(self._mark, grace_s=self._grace_s)
+        end_processes(self._job_id, grace_s=self._grace_s)
         self._process.wait()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def failures(self) -> Sequence[RankExit]:
         try:
-            listed = json.loads(self._exits.read_text())
+            rank_exits = json.loads(self._exits.read_text())
         except (FileNotFoundError, ValueError):
-            return ()  # torchrun had nothing to tell, or was itself killed
-        return tuple(RankExit(**each) for each in listed)
+            return ()  # no rank failed, or torchrun was killed
+        return tuple(RankExit(**rank_exit) for rank_exit in rank_exits)

@@ -1,4 +1,4 @@
-"""One run at a time in a run directory."""
+"""Exclusive use of a run directory."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def lock_run_directory(folder: Path) -> Iterator[None]:
-    """Hold the run directory for this process, making it where it does not exist.
+    """Lock the run directory for this process, creating it where it does not exist.
 
-    The kernel gives the lock back when its holder dies, however it dies, so a stale one cannot exist; the process id in the
+    The kernel releases the lock when its holder dies, however it dies, so a stale lock cannot exist; the process id in the
     file is for people.
 
     Raises:
-        ConfigurationError: another process holds it, or the directory cannot be made or written.
+        ConfigurationError: another process holds the lock, or the directory cannot be created or written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

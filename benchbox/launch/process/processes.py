@@ -1,4 +1,4 @@
-"""Finding and ending every process of a group, wherever in the process tree it is by now."""
+"""Finding and ending every process of a job, wherever in the process tree it is."""
 
 from __future__ import annotations
 
@@ -11,52 +11,49 @@ import psutil
 
 from benchbox.errors import BenchboxError
 
-# Children inherit the environment of their parents: loaders, compilers and daemons started by a rank are found by this mark
-# when neither sessions (torchrun gives each rank its own) nor parents (they may be dead) lead to them any more.
+# Children inherit the environment of their parents: data loaders, compilers and daemons started by a rank are found by this
+# variable even when neither sessions (torchrun gives every rank its own) nor parents (they may be dead) lead to them.
 JOB_VARIABLE = "BENCHBOX_JOB"
 
 _POLL_S = 0.05
 _KILL_LIMIT_S = 30.0
 
 
-def find_processes(mark: str) -> list[psutil.Process]:
-    """Every live process that was started with `MARK` set to this value."""
-    found = []
+def find_processes(job_id: str) -> list[psutil.Process]:
+    """Return every live process, except this one, that was started with `JOB_VARIABLE` set to `job_id`."""
+    processes = []
     for process in psutil.process_iter():
         try:
-            if (
-                process.environ().get(JOB_VARIABLE) == mark
-                and process.status() != psutil.STATUS_ZOMBIE
-                and process.pid != os.getpid()
-            ):
-                found.append(process)
+            belongs = process.environ().get(JOB_VARIABLE) == job_id and process.pid != os.getpid()
+            if belongs and process.status() != psutil.STATUS_ZOMBIE:
+                processes.append(process)
         except psutil.Error:
-            continue  # it is gone, or belongs to someone else
-    return found
+            continue  # it has ended, or belongs to another user
+    return processes
 
 
-def end_processes(mark: str, *, grace_s: float) -> None:
-    """Ask every marked process to end, wait for at most `grace_s`, kill those that are left, and wait until none is.
+def end_processes(job_id: str, *, grace_s: float) -> None:
+    """End every process of a job: SIGTERM, at most `grace_s` seconds later SIGKILL; return when none is left.
 
     Raises:
         BenchboxError: a process survives even SIGKILL.
     """
-    if not _wait_after(signal.SIGTERM, mark, grace_s) and not _wait_after(signal.SIGKILL, mark, _KILL_LIMIT_S):
-        survivors = ", ".join(str(process.pid) for process in find_processes(mark))
+    if not _signal_all(signal.SIGTERM, job_id, grace_s) and not _signal_all(signal.SIGKILL, job_id, _KILL_LIMIT_S):
+        survivors = ", ".join(str(process.pid) for process in find_processes(job_id))
         raise BenchboxError(
-            f"process {survivors} cannot be killed, and would share the machine with whatever is measured next; "
+            f"process {survivors} cannot be killed and would compete with the next measurement for the machine; "
             "it is stuck in the kernel, which often takes a reset of its device"
         )
 
 
-def _wait_after(number: signal.Signals, mark: str, limit_s: float) -> bool:
-    """Send a signal to every marked process, also to those that appear meanwhile, once each; whether all ended in time."""
+def _signal_all(number: signal.Signals, job_id: str, limit_s: float) -> bool:
+    """Signal every process of a job once, including those that appear meanwhile; return whether all ended in time."""
     deadline = time.monotonic() + limit_s
-    asked: set[psutil.Process] = set()  # equal only if pid and time of birth are
-    while alive := find_processes(mark):
+    signalled: set[psutil.Process] = set()  # psutil compares processes by pid and creation time
+    while alive := find_processes(job_id):
         for process in alive:
-            if process not in asked:
-                asked.add(process)
+            if process not in signalled:
+                signalled.add(process)
                 _send(process, number)
         if time.monotonic() >= deadline:
             return False

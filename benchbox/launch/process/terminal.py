@@ -1,6 +1,6 @@
 """Lending the terminal to a child in a process group of its own, as a shell with job control does.
 
-A group that is not in the foreground is stopped when it reads the keyboard, and Ctrl-C does not reach it.
+A process group in the background is stopped when it reads the keyboard, and Ctrl-C does not reach it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-class Terminal:
-    """Within, the terminal of our stdin, if there is one and it was ours, belongs to the group of a child.
+class ForegroundTerminal:
+    """Context manager inside which the process group of a child is the foreground group of the terminal.
+
+    Without effect where stdin is no terminal, or where this process is in the background itself.
 
     Args:
-        child: its process id, which is also that of its group.
+        child: process id of the child, which is also the id of its process group.
     """
 
     def __init__(self, child: int) -> None:
@@ -27,36 +29,37 @@ class Terminal:
         self._stdin = sys.__stdin__.fileno() if sys.__stdin__ and sys.__stdin__.isatty() else None
 
     def __enter__(self) -> Self:
-        self._hand_over(os.getpgrp(), self._child)
-        self._wake()  # it may have asked for the keyboard too early
+        self._change_foreground(os.getpgrp(), self._child)
+        self._resume_child()  # it may have read the keyboard too early and been stopped
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
-        self._hand_over(self._child, os.getpgrp())
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._change_foreground(self._child, os.getpgrp())
 
-    def follow(self) -> None:
-        """Once the child was stopped by Ctrl-Z, stop as well, so that the shell comes back; wake it when we are woken."""
+    def follow_suspension(self) -> None:
+        """Suspend this process once Ctrl-Z suspended the child, so that the shell comes back; resume the child afterwards."""
         if self._stdin is None or os.waitid(os.P_PID, self._child, os.WSTOPPED | os.WNOHANG) is None:
             return
-        self._hand_over(self._child, os.getpgrp())
+        self._change_foreground(self._child, os.getpgrp())
         signal.raise_signal(signal.SIGTSTP)
-        self._hand_over(os.getpgrp(), self._child)
-        self._wake()
+        self._change_foreground(os.getpgrp(), self._child)
+        self._resume_child()
 
-    def _hand_over(self, giver: int, taker: int) -> None:
+    def _change_foreground(self, current: int, new: int) -> None:
+        """Make `new` the foreground process group, unless another group than `current` is."""
         if self._stdin is None:
             return
-        # Whoever is in the background is stopped for changing this, unless it does not care to be told.
-        before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        # The kernel stops a background process that changes the foreground group, unless it ignores SIGTTOU.
+        previous = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         try:
-            if os.tcgetpgrp(self._stdin) == giver:
-                os.tcsetpgrp(self._stdin, taker)
+            if os.tcgetpgrp(self._stdin) == current:
+                os.tcsetpgrp(self._stdin, new)
         except OSError:
-            pass  # the child has ended, or the terminal is not the one we were started from
+            pass  # the child has ended, or stdin is not our controlling terminal
         finally:
-            signal.signal(signal.SIGTTOU, before)
+            signal.signal(signal.SIGTTOU, previous)
 
-    def _wake(self) -> None:
+    def _resume_child(self) -> None:
         if self._stdin is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""A job from the start of its processes to the end of the last of them."""
+"""Supervision of a job from the start of its processes to the end of the last of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.errors import RecordError
 from benchbox.launch.supervise.outcome import classify_outcome, unreadable_events
-from benchbox.launch.supervise.stacks import ask_for_stacks
+from benchbox.launch.supervise.stacks import collect_stacks
 from benchbox.launch.supervise.watch import watch
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ _TAIL_BYTES = 2000
 
 
 def ignore_progress(_: Sequence[Trace]) -> None:
-    """For those who do not want to know where ranks are."""
+    """Do nothing: the default `on_progress`."""
 
 
 def never_stop() -> bool:
-    """For those who do not want to stop early."""
+    """Return False: the default `stop`."""
     return False
 
 
@@ -37,9 +37,13 @@ def run_group(
     on_progress: Callable[[Sequence[Trace]], None] = ignore_progress,
     stop: Callable[[], bool] = never_stop,
 ) -> Outcome:
-    """Run a job to its end, good or bad, and judge it. No process of it is left afterwards.
+    """Run a job to its end and classify how it ended. No process of it is left afterwards.
 
-    `on_move` is called whenever a rank moved; `stop` is asked several times a second whether to give up.
+    Args:
+        job: the job; its folder is emptied first.
+        launcher: starts the ranks.
+        on_progress: called with the traces of all ranks whenever one of them progressed.
+        stop: polled several times a second; once true, the group is ended.
 
     Raises:
         BenchboxError: a process of the group cannot be ended.
@@ -48,17 +52,17 @@ def run_group(
     group = launcher.start(job)
     try:
         ending = watch(job, group, on_progress, stop)
-        stacks = ask_for_stacks(job, group, ending.traces) if ending.cause in ("hang", "timeout") else {}
+        stacks = collect_stacks(job, group, ending.traces) if ending.cause in ("hang", "timeout") else {}
     except RecordError as problem:
         return unreadable_events(problem)
     finally:
         group.end()
-        job.tidy()
-    return classify_outcome(ending, group.failures(), stacks=stacks, group_said=_tail(job.group_log))
+        job.remove_empty_stacks()
+    return classify_outcome(ending, group.failures(), stacks=stacks, log_tail=_read_tail(job.group_log))
 
 
-def _tail(path: Path) -> str:
-    """The end of a log, for people."""
+def _read_tail(path: Path) -> str:
+    """Return the last lines of a log, or an empty string where there is no log."""
     try:
         with path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))

@@ -1,4 +1,4 @@
-"""From how a group ended to the status of its launch: typed by what ranks said as structures, never by what a log says."""
+"""Status of an ended group, from the structured events of its ranks and from exit codes, never from the text of a log."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from benchbox.launch.supervise.trace import Trace
     from benchbox.launch.supervise.watch import GroupEnding
     from benchbox.registry.phases import RankState
+    from benchbox.store.record import ErrorRecord
 
-# torchrun kills ranks itself, but only those that ignore its SIGTERM for 30 s. An earlier SIGKILL comes from outside.
-_OWN_KILLS_AFTER_S = 15.0
+# torchrun kills ranks itself, but only those that ignore its SIGTERM for 30 s. An earlier SIGKILL comes from elsewhere.
+_TORCHRUN_KILLS_AFTER_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,92 +28,104 @@ class Outcome:
     """Status and error of a launch, as they go into its record."""
 
     status: str
-    error: dict[str, Any] | None = None
+    error: ErrorRecord | None = None
 
 
 def classify_outcome(
-    ending: GroupEnding, failures: Sequence[RankExit] = (), *, stacks: Mapping[int, str] | None = None, group_said: str = ""
+    ending: GroupEnding, failures: Sequence[RankExit] = (), *, stacks: Mapping[int, str] | None = None, log_tail: str = ""
 ) -> Outcome:
-    """The outcome of a group, from how it ended and the ranks that failed, first noticed first.
+    """Classify how a group ended. The first that applies:
 
-    The first of these that holds: the user stopped it; no rank started; a rank was killed from outside; a rank failed on its
-    own account (the earliest); the group had to be ended because it stood still or took too long; a rank vanished without a
-    word; a rank failed because another had; the group failed although every rank was done. Else it is ok. For people only are
-    `stacks`, by rank, where they could be had, and `group_said`, which becomes the message when there is no other.
+    1. the user stopped it
+    2. no rank started
+    3. a rank was killed by another process
+    4. a rank failed, and not because another had: the earliest such failure
+    5. the launcher ended the group, because it made no progress or exceeded the time limit
+    6. a rank disappeared without reporting an error
+    7. a rank failed because another had
+    8. the group failed although every rank was done
+
+    Otherwise it is ok.
+
+    Args:
+        ending: why watching ended, with the trace of every rank.
+        failures: exits of failed ranks in the order they were noticed.
+        stacks: stack dumps by rank, where the ranks wrote any.
+        log_tail: end of the group's log, used as the message of a group in which no rank started.
     """
     if ending.cause == "stopped":
         return Outcome("interrupted", _error("Interrupted", "stopped by the user before it ended"))
     if ending.cause == "ended" and not any(trace.pid is not None for trace in ending.traces):
-        return _crash("LaunchError", f"no rank started: {group_said or 'the group said nothing'}")
-    noticed = failures if ending.cause == "ended" else ()  # else they failed because the launcher ended them
-    errors = sorted((error for trace in ending.traces for error in trace.errors), key=lambda error: error["t"])
-    own = [error for error in errors if not error.get("secondary")]
-    if killed := _killed(ending.traces, noticed):
+        return _crash("LaunchError", f"no rank started: {log_tail or 'the log of the group is empty'}")
+    failed_ranks = failures if ending.cause == "ended" else ()  # otherwise they failed because the launcher ended them
+    error_events = sorted((event for trace in ending.traces for event in trace.errors), key=lambda event: event["t"])
+    primary_errors = [event for event in error_events if not event.get("secondary")]
+    if killed := _killed_rank(ending.traces, failed_ranks):
         return killed
-    if own:
-        return _said(own[0])
+    if primary_errors:
+        return _reported_error(primary_errors[0])
     if ending.cause in ("hang", "timeout"):
-        return _stuck(ending, stacks or {})
-    if vanished := _vanished(ending, noticed):
-        return vanished
-    if errors:
-        return _said(errors[0])
+        return _stuck_group(ending, stacks or {})
+    if disappeared := _disappeared_rank(ending, failed_ranks):
+        return disappeared
+    if error_events:
+        return _reported_error(error_events[0])
     if ending.exit_code:
-        return _failed_exit(ending, noticed)
+        return _failed_exit(ending, failed_ranks)
     return Outcome("ok")
 
 
 def unreadable_events(problem: RecordError) -> Outcome:
-    """The outcome of a group whose ranks wrote something that is no event."""
+    """Return the outcome of a group with an event file that cannot be parsed."""
     return _crash("RecordError", str(problem))
 
 
-def _killed(traces: Sequence[Trace], noticed: Sequence[RankExit]) -> Outcome | None:
-    first = min((failed.noticed_at for failed in noticed), default=0.0)
-    for failed in noticed:
+def _killed_rank(traces: Sequence[Trace], failed_ranks: Sequence[RankExit]) -> Outcome | None:
+    first_noticed_at = min((failed.noticed_at for failed in failed_ranks), default=0.0)
+    for failed in failed_ranks:
         trace = traces[failed.rank]
-        early = failed.noticed_at - first < _OWN_KILLS_AFTER_S
-        if failed.code == -signal.SIGKILL and early and trace.ended is None:
+        before_torchrun_kills = failed.noticed_at - first_noticed_at < _TORCHRUN_KILLS_AFTER_S
+        if failed.code == -signal.SIGKILL and before_torchrun_kills and trace.final_event is None:
             message = "ended by SIGKILL from outside, as the host does when it is out of memory"
             return _crash("Killed", message, trace.rank, trace.state)
     return None
 
 
-def _stuck(ending: GroupEnding, stacks: Mapping[int, str]) -> Outcome:
-    found = find_root_cause(ending.traces, ending.at)
+def _stuck_group(ending: GroupEnding, stacks: Mapping[int, str]) -> Outcome:
+    cause = find_root_cause(ending.traces, ending.at)
     if ending.cause == "hang":
-        error = _error("Hang", f"no rank made progress: {found.sentence}", found.rank, found.state)
+        error = _error("Hang", f"no rank made progress: {cause.explanation}", cause.rank, cause.state)
     else:
-        error = _error("Timeout", f"the launch took too long: {found.sentence}", found.rank, found.state)
-    seen = [rank for rank in stacks if found.rank in (None, rank)]
-    error["traceback"] = "\n".join(f"rank {rank}\n{stacks[rank]}" for rank in seen) or None
+        error = _error("Timeout", f"the launch took too long: {cause.explanation}", cause.rank, cause.state)
+    stack_ranks = [rank for rank in stacks if cause.rank in (None, rank)]
+    error["traceback"] = "\n".join(f"rank {rank}\n{stacks[rank]}" for rank in stack_ranks) or None
     return Outcome(ending.cause, error)
 
 
-def _vanished(ending: GroupEnding, noticed: Sequence[RankExit]) -> Outcome | None:
-    missing = [trace for trace in ending.traces if trace.ended is None]
-    if ending.cause == "failing":  # the ranks still alive were ended by the launcher: only a dead one has vanished
+def _disappeared_rank(ending: GroupEnding, failed_ranks: Sequence[RankExit]) -> Outcome | None:
+    missing = [trace for trace in ending.traces if trace.final_event is None]
+    if ending.cause == "failing":  # the launcher ended the ranks that were alive: only those dead before count
         missing = [trace for trace in missing if stopped_reporting(trace, ending.at)]
     if not missing:
         return None
-    codes = {failed.rank: failed.code for failed in noticed}
-    known = [trace for rank in codes for trace in missing if trace.rank == rank]
-    first = known[0] if known else min(missing, key=lambda trace: trace.last_seen or 0.0)
-    code = codes.get(first.rank)
-    kind = "ExitError" if code is not None and code > 0 else "Killed"
-    return _crash(kind, f"ended {_how(code)} without a word", first.rank, first.state)
+    codes = {failed.rank: failed.code for failed in failed_ranks}
+    noticed = [trace for rank in codes for trace in missing if trace.rank == rank]
+    trace = noticed[0] if noticed else min(missing, key=lambda trace: trace.last_event_at or 0.0)
+    code = codes.get(trace.rank)
+    error_type = "ExitError" if code is not None and code > 0 else "Killed"
+    return _crash(error_type, f"ended {_exit_phrase(code)} without reporting an error", trace.rank, trace.state)
 
 
-def _failed_exit(ending: GroupEnding, noticed: Sequence[RankExit]) -> Outcome:
-    told = next((trace for trace in ending.traces if trace.ended == "terminated"), None)
-    if told is not None:
-        return _crash("Terminated", "told by SIGTERM from outside to stop", told.rank, told.state)
-    if noticed:
-        return _crash("ExitError", f"ended {_how(noticed[0].code)} after it was done", noticed[0].rank)
+def _failed_exit(ending: GroupEnding, failed_ranks: Sequence[RankExit]) -> Outcome:
+    terminated = next((trace for trace in ending.traces if trace.final_event == "terminated"), None)
+    if terminated is not None:
+        return _crash("Terminated", "ended by SIGTERM from outside", terminated.rank, terminated.state)
+    if failed_ranks:
+        return _crash("ExitError", f"ended {_exit_phrase(failed_ranks[0].code)} after it was done", failed_ranks[0].rank)
     return _crash("ExitError", f"the group ended with exit code {ending.exit_code} after every rank was done")
 
 
-def _how(code: int | None) -> str:
+def _exit_phrase(code: int | None) -> str:
     if code is None:
         return "for an unknown reason"
     if code < 0:
@@ -120,19 +133,27 @@ def _how(code: int | None) -> str:
     return f"with exit code {code}"
 
 
-def _said(event: Mapping[str, Any]) -> Outcome:
+def _reported_error(event: Mapping[str, Any]) -> Outcome:
     status = event["status"] if event.get("status") in STATUSES else "crash"
-    keys = ("type", "message", "rank", "phase", "traceback", "stage", "step")
-    return Outcome(status, {key: event.get(key) for key in keys})
+    error: ErrorRecord = {
+        "type": event.get("type", "Error"),
+        "message": event.get("message", ""),
+        "rank": event.get("rank"),
+        "phase": event.get("phase"),
+        "traceback": event.get("traceback"),
+        "stage": event.get("stage"),
+        "step": event.get("step"),
+    }
+    return Outcome(status, error)
 
 
-def _crash(kind: str, message: str, rank: int | None = None, state: RankState | None = None) -> Outcome:
-    return Outcome("crash", _error(kind, message, rank, state))
+def _crash(error_type: str, message: str, rank: int | None = None, state: RankState | None = None) -> Outcome:
+    return Outcome("crash", _error(error_type, message, rank, state))
 
 
-def _error(kind: str, message: str, rank: int | None = None, state: RankState | None = None) -> dict[str, Any]:
+def _error(error_type: str, message: str, rank: int | None = None, state: RankState | None = None) -> ErrorRecord:
     return {
-        "type": kind,
+        "type": error_type,
         "message": message,
         "rank": rank,
         "phase": state.phase if state else None,

@@ -1,4 +1,4 @@
-"""Where a rank stands, folded from its events."""
+"""State of a rank, reconstructed from its events."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Trace:
-    """What is known of one rank from its events so far."""
+    """Summary of the events of one rank so far."""
 
     rank: int
     pid: int | None = None  # once it has started
     state: RankState | None = None
-    last_seen: float | None = None  # unix time of the last event of any kind
-    ended: str | None = None  # error | terminated | done: the rank's last word
+    last_event_at: float | None = None  # unix time of the last event of any kind
+    final_event: str | None = None  # error | terminated | done
     errors: list[Mapping[str, Any]] = field(default_factory=list)
 
-    def fold(self, event: Mapping[str, Any]) -> bool:
-        """Take in one event. Returns whether the rank moved."""
+    def update(self, event: Mapping[str, Any]) -> bool:
+        """Add one event and return whether it shows progress of the rank."""
         kind = event["event"]
-        self.last_seen = event["t"]
+        self.last_event_at = event["t"]
         if kind == "start":
             self.pid = event["pid"]
             return True
         if kind in ("progress", "heartbeat"):
             since = event.get("since", event["t"])
             state = RankState(event["stage"], event.get("step"), event.get("of"), event.get("phase"), since)
-            # Only going somewhere else is progress: a heartbeat alone says that a process breathes.
-            moved = self.state is None or state[:4] != self.state[:4]
-            if moved:
+            # Progress is a change of state: a heartbeat alone only shows that the process is alive.
+            progressed = self.state is None or state[:4] != self.state[:4]
+            if progressed:
                 self.state = state
-            return moved
+            return progressed
         if kind == "error":
             self.errors.append(event)
         if kind in ("error", "terminated", "done"):
-            # A rank told to stop because another failed may stumble on its way out; what it said first is what happened.
-            self.ended = self.ended or kind
+            # A rank that is terminated because another failed may raise while it ends: its first final event counts.
+            self.final_event = self.final_event or kind
             return True
         return False

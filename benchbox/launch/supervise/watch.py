@@ -1,4 +1,4 @@
-"""Watching a group: follows the events of its ranks until it ends, or has to be ended."""
+"""Watching a group: following the events of its ranks until it ends or has to be ended."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 
-# Loading code and building billions of parameters takes minutes in which nothing is seen to move: for the timeout to judge.
+# Importing code and building billions of parameters takes minutes without visible progress: only the timeout applies there.
 _OPAQUE_STAGES = ("build", "prepare")
 
-# Once every rank has said its last word, processes get this long to go.
+# Once every rank has written its final event, the processes get this long to exit.
 _EXIT_LIMIT_S = 60.0
 
-# After a rank has said why it fails, the others get this long to fail too (their collectives break) before they are ended.
+# After a rank has reported an error, the others get this long to fail as well (their collectives break) before they are ended.
 _FAILING_LIMIT_S = 15.0
 
 
-# By itself, or it has to be ended, and why.
+# `ended` by itself; for the other causes the group has to be ended.
 Cause = Literal["ended", "failing", "timeout", "hang", "stopped"]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupEnding:
-    """Why watching ended, and where every rank stood then."""
+    """Cause for which watching a group ended, and the traces of its ranks at that time."""
 
     cause: Cause
     traces: tuple[Trace, ...]
-    exit_code: int | None  # of the group, when it ended by itself
+    exit_code: int | None  # of a group that ended by itself
     at: float  # unix time in seconds
 
 
 def watch(job: Job, group: RankGroup, on_progress: Callable[[Sequence[Trace]], None], stop: Callable[[], bool]) -> GroupEnding:
-    """Follow a group until it has ended or has to be ended, which is left to the caller.
+    """Follow a group until it has ended or has to be ended. Ending it is left to the caller.
 
-    `on_move` is called with all traces whenever a rank moved; `stop` is asked whether the user wants to.
+    `on_progress` is called with all traces whenever a rank progressed; `stop` returns whether the user wants to stop.
 
     Raises:
-        RecordError: a rank wrote something that is no event.
+        RecordError: an event file cannot be parsed.
     """
     traces = tuple(Trace(rank) for rank in range(job.ranks))
     cause, exit_code = _follow(job, group, traces, on_progress, stop)
     for trace in traces:
-        # Events tell of steps at once, but of phases only once a second; this is where the rank really was.
+        # Events report steps at once but phases only once a second; the state file is exact.
         trace.state = read_rank_state(job.rank_state(trace.rank)) or trace.state
     return GroupEnding(cause, traces, exit_code, time.time())
 
@@ -66,13 +66,13 @@ def _follow(
     stop: Callable[[], bool],
 ) -> tuple[Cause, int | None]:
     offsets = [0] * len(traces)
-    began = moved = time.monotonic()
+    start = last_progress = time.monotonic()
     failing_since: float | None = None
     while True:
-        exit_code = group.poll()  # before reading, so that whatever was written until the end is read
+        exit_code = group.poll()  # before reading, so that everything written until the end is read
         now = time.monotonic()
-        if _read(job, traces, offsets):
-            moved = now
+        if _read_new_events(job, traces, offsets):
+            last_progress = now
             on_progress(traces)
         if exit_code is not None:
             return "ended", exit_code
@@ -83,27 +83,27 @@ def _follow(
         if failing_since is not None:
             if now - failing_since > _FAILING_LIMIT_S:
                 return "failing", None
-        elif job.timeout_s is not None and now - began > job.timeout_s:
+        elif job.timeout_s is not None and now - start > job.timeout_s:
             return "timeout", None
-        elif now - moved > _patience_s(job, traces):
+        elif now - last_progress > _hang_limit_s(job, traces):
             return "hang", None
         time.sleep(_POLL_S)
 
 
-def _patience_s(job: Job, traces: Sequence[Trace]) -> float:
-    """How long all ranks may stand still, as they stand now."""
-    if all(trace.ended for trace in traces):
+def _hang_limit_s(job: Job, traces: Sequence[Trace]) -> float:
+    """Return the number of seconds that the ranks may make no progress in their present states."""
+    if all(trace.final_event for trace in traces):
         return _EXIT_LIMIT_S
     if all(trace.state is None or trace.state.stage in _OPAQUE_STAGES for trace in traces):
         return math.inf
     return job.hang_after_s
 
 
-def _read(job: Job, traces: Sequence[Trace], offsets: list[int]) -> bool:
-    """Fold what is new in the event files; whether any rank moved."""
-    moved = False
+def _read_new_events(job: Job, traces: Sequence[Trace], offsets: list[int]) -> bool:
+    """Update the traces with new events and return whether any rank progressed."""
+    progressed = False
     for trace in traces:
         events, offsets[trace.rank] = read_events(job.events(trace.rank), offsets[trace.rank])
         for event in events:
-            moved |= trace.fold(event)
-    return moved
+            progressed |= trace.update(event)
+    return progressed

@@ -31,7 +31,7 @@ def test_this_machine_is_fit_and_every_line_says_what_was_found(benchbox, machin
 
 def test_a_package_that_is_not_installed_is_needed(machine):
     check = examined(machine, deepspeed=None)["deepspeed"]
-    assert (check.state, check.found) == ("missing", "not installed")
+    assert (check.state, check.detail) == ("missing", "not installed")
     assert check.remedy == "pip install -c constraints.txt deepspeed"
 
 
@@ -46,7 +46,7 @@ def test_what_is_needed_and_missing_ends_with_exit_code_3(machine, monkeypatch, 
 def test_a_driver_without_a_torch_that_sees_its_devices_is_a_warning_with_a_remedy(machine):
     check = examined(machine, driver="580.1", devices=[])["devices"]
     assert check.state == "warn"
-    assert "580.1" in check.found
+    assert "580.1" in check.detail
     assert "CUDA" in check.remedy
 
 
@@ -54,7 +54,7 @@ def test_devices_are_named_with_their_memory_and_nccl_is_then_looked_for(machine
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=141 * doctor.GIB))
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     checks = examined(machine, devices=["NVIDIA H200"], driver="580.1", cuda="13.0")
-    assert checks["devices"].found == "NVIDIA H200 (141 GiB); driver 580.1, CUDA 13.0"
+    assert checks["devices"].detail == "NVIDIA H200 (141 GiB); driver 580.1, CUDA 13.0"
     assert checks["nccl"].state == "missing"
 
 

@@ -1,4 +1,4 @@
-"""Real ranks under real torchrun, failing in every way there is."""
+"""Real ranks under real torchrun that fail in every known way."""
 
 import os
 import pickle
@@ -26,7 +26,7 @@ Launch = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def launch(tmp_path: Path, policy_dir: Path, launcher: LocalLauncher) -> Launch:
-    """Launch the stand-in worker with some behaviour, by torchrun unless told otherwise; no process may be left of it."""
+    """Launch the stand-in worker with some behaviour, by default under torchrun, and check that no process of it is left."""
 
     def run(behaviour: str, *, ranks: int = 2, measure: Any = MEASURE, **options: Any) -> dict[str, Any]:
         folder = tmp_path / "launch-1"
@@ -84,13 +84,15 @@ def test_a_hang_shows_what_the_rank_was_doing(launch: Launch) -> None:
 
 
 def test_a_launch_can_be_stopped_while_it_runs(launch: Launch) -> None:
-    moved = threading.Event()
-    record = launch("ignores_sigterm", on_progress=lambda traces: moved.set(), stop=moved.is_set)
+    progressed = threading.Event()
+    record = launch("ignores_sigterm", on_progress=lambda traces: progressed.set(), stop=progressed.is_set)
     assert record["status"] == "interrupted"
 
 
 def test_ranks_end_when_the_launching_process_is_killed(tmp_path: Path, launcher: LocalLauncher) -> None:
-    job = Job(kind="measure", ranks=2, told={"cell": {"size": "sleeps"}}, folder=tmp_path, timeout_s=None, hang_after_s=60.0)
+    job = Job(
+        ranks=2, config={"kind": "measure", "cell": {"size": "sleeps"}}, folder=tmp_path, timeout_s=None, hang_after_s=60.0
+    )
     job.prepare()
     code = (
         "import pickle, sys, time\n"
@@ -100,18 +102,18 @@ def test_ranks_end_when_the_launching_process_is_killed(tmp_path: Path, launcher
     )
     parent = subprocess.Popen([sys.executable, "-c", code, pickle.dumps(job).hex()])
     try:
-        _until(lambda: (tmp_path / "pid0").exists() and (tmp_path / "pid1").exists())
+        _wait_until(lambda: (tmp_path / "pid0").exists() and (tmp_path / "pid1").exists())
         parent.kill()
         parent.wait()
-        _until(lambda: not find_processes(str(tmp_path)))
+        _wait_until(lambda: not find_processes(str(tmp_path)))
     finally:
         for process in find_processes(str(tmp_path)):
             process.kill()
 
 
-def _until(holds: Callable[[], bool]) -> None:
+def _wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while not holds():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
 

@@ -64,16 +64,16 @@ def bench(tmp_path: Path, policy_dir: Path) -> Bench:
 def test_launches_run_in_the_given_order_and_a_failing_cell_stops_nothing(bench: Bench) -> None:
     summary = bench.run(BROKEN, HEALTHY, launches=2)
     assert bench.launcher.started == [("dies_at_import", 1), ("healthy", 1), ("dies_at_import", 2), ("healthy", 2)]
-    assert summary.failed == {BROKEN.cell_id}
+    assert summary.failed_cells == {BROKEN.cell_id}
     assert bench.statuses() == ["dies_at_import 1 crash", "dies_at_import 2 crash", "healthy 1 ok", "healthy 2 ok"]
 
 
 def test_one_plain_line_tells_how_each_launch_ended(bench: Bench) -> None:
     bench.run(BROKEN, HEALTHY)
-    first, second = bench.text.splitlines()
-    assert first.startswith("[1/2] size=dies_at_import #1 crash")
-    assert "LaunchError" in first
-    assert second.startswith("[2/2] size=healthy #1 ok 20 samples/s")  # 2 samples in 0.1 s
+    failed, ok = bench.text.splitlines()
+    assert failed.startswith("[1/2] size=dies_at_import #1 crash")
+    assert "LaunchError" in failed
+    assert ok.startswith("[2/2] size=healthy #1 ok 20 samples/s")  # 2 samples in 0.1 s
 
 
 def test_on_a_terminal_a_display_shows_what_is_done_and_what_runs(bench: Bench) -> None:
@@ -87,43 +87,43 @@ def test_a_second_run_does_only_what_is_missing_or_failed(bench: Bench) -> None:
     bench.run(HEALTHY, BROKEN)
     summary = bench.run(HEALTHY, BROKEN, cell("healthy", 1, seed=1))
     assert bench.launcher.started == [("dies_at_import", 1), ("healthy", 1)]
-    assert (summary.kept, summary.ran) == (1, 2)
+    assert (summary.reused, summary.executed) == (1, 2)
     assert "it ended crash last time" in bench.text
 
 
 def test_fresh_measures_everything_again(bench: Bench) -> None:
     bench.run(HEALTHY)
-    assert bench.run(HEALTHY, fresh=True).ran == 1
+    assert bench.run(HEALTHY, fresh=True).executed == 1
 
 
 def test_a_record_of_other_sources_is_measured_again_with_a_line_saying_so(bench: Bench) -> None:
     bench.run(HEALTHY, launches=2)
     (bench.policy_dir / "stand_in" / "policy.py").write_text("def build(preset, axes): return None\n")
-    assert bench.run(HEALTHY, launches=2).ran == 2
+    assert bench.run(HEALTHY, launches=2).executed == 2
     assert bench.text.splitlines()[0] == "measuring 2 launches again: the sources of policy stand_in have changed since"
-    assert bench.run(HEALTHY, launches=2).kept == 2
+    assert bench.run(HEALTHY, launches=2).reused == 2
 
 
 def test_a_record_of_another_number_of_steps_is_measured_again(bench: Bench) -> None:
     bench.run(HEALTHY)
-    assert bench.run(HEALTHY, measure=replace(MEASURE, steps=5)).ran == 1
+    assert bench.run(HEALTHY, measure=replace(MEASURE, steps=5)).executed == 1
     assert "5 after 1 are asked for" in bench.text
 
 
 def test_a_cell_that_would_end_the_same_is_launched_once_an_invocation(bench: Bench) -> None:
     summary = bench.run(UNSUPPORTED, launches=3)
-    assert (summary.ran, summary.spared) == (1, 2)
+    assert (summary.executed, summary.skipped) == (1, 2)
     assert bench.statuses() == ["unsupported 1 unsupported"]
-    assert bench.run(UNSUPPORTED, launches=3).ran == 1
+    assert bench.run(UNSUPPORTED, launches=3).executed == 1
 
 
 def test_a_stopped_run_is_resumed_where_it_stopped(bench: Bench) -> None:
     cells = [cell("healthy", 1, seed=seed) for seed in range(3)]
     summary = bench.run(*cells, stop=lambda: len(bench.launcher.started) == 2)
-    assert (summary.stopped, summary.ran, summary.left) == (True, 1, 2)
+    assert (summary.stopped, summary.executed, summary.remaining) == (True, 1, 2)
     assert bench.statuses() == ["healthy 1 interrupted", "healthy 1 ok"]
-    again = bench.run(*cells)
-    assert (again.kept, again.ran) == (1, 2)
+    resumed = bench.run(*cells)
+    assert (resumed.reused, resumed.executed) == (1, 2)
     assert bench.statuses() == ["healthy 1 ok"] * 3
 
 
@@ -140,8 +140,8 @@ def test_a_signal_asks_to_stop_and_raises_nothing() -> None:
 
 def test_a_second_run_in_a_directory_is_refused_and_a_dead_holder_is_not_in_the_way(tmp_path: Path) -> None:
     with lock_run_directory(tmp_path / "run"):
-        held = rf"another run \(process {os.getpid()}\) is using it"
-        with pytest.raises(ConfigurationError, match=held), lock_run_directory(tmp_path / "run"):
+        message = rf"another run \(process {os.getpid()}\) is using it"
+        with pytest.raises(ConfigurationError, match=message), lock_run_directory(tmp_path / "run"):
             pass
     (tmp_path / "run" / ".lock").write_text("999999\n")  # left by a run that was killed
     with lock_run_directory(tmp_path / "run"):

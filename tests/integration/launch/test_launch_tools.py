@@ -19,7 +19,7 @@ def test_ranks_find_ninja_beside_their_interpreter_though_the_environment_is_not
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("PATH", "/nowhere")
-    job = Job(kind="look", ranks=1, told={}, folder=tmp_path / "job", timeout_s=60.0, hang_after_s=60.0)
+    job = Job(config={"kind": "look"}, ranks=1, folder=tmp_path / "job", timeout_s=60.0, hang_after_s=60.0)
     job.prepare()
     group = LocalLauncher(worker_module="look").start(job)
     while group.poll() is None:

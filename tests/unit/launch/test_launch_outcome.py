@@ -1,4 +1,4 @@
-"""How an ended group is judged. Groups are given by their events, as ranks write them."""
+"""Classification of an ended group, given by the events of its ranks."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from benchbox.launch.supervise.watch import GroupEnding
 NOW = 1000.0
 
 
-def at(step: int | None, phase: str | None, *, stage: str = "measure", t: float = NOW) -> dict[str, Any]:
+def progress(step: int | None, phase: str | None, *, stage: str = "measure", t: float = NOW) -> dict[str, Any]:
     return {"t": t, "event": "progress", "stage": stage, "step": step, "of": 10, "phase": phase}
 
 
@@ -31,7 +31,7 @@ def ending(cause: str, *ranks: list[Mapping[str, Any]], exit_code: int | None = 
     for trace, events in zip(traces, ranks, strict=True):
         trace.pid = trace.rank + 100 if events else None
         for event in events:
-            trace.fold(event)
+            trace.update(event)
     return GroupEnding(cause, traces, exit_code, NOW)
 
 
@@ -47,31 +47,31 @@ def test_the_earliest_own_failure_is_what_happened() -> None:
     assert (outcome.error["stage"], outcome.error["step"], outcome.error["phase"]) == ("measure", 3, "clip")
 
 
-def test_a_status_nobody_knows_is_a_crash() -> None:
+def test_an_unknown_status_is_a_crash() -> None:
     assert classify_outcome(ending("ended", [error(status="exploded")], exit_code=1)).status == "crash"
 
 
-def test_a_rank_that_vanished_is_blamed_before_those_that_failed_because_of_it() -> None:
-    outcome = classify_outcome(ending("ended", [error(secondary=True)], [at(4, "backward")], exit_code=1))
+def test_a_rank_that_disappeared_is_blamed_before_those_that_failed_because_of_it() -> None:
+    outcome = classify_outcome(ending("ended", [error(secondary=True)], [progress(4, "backward")], exit_code=1))
     assert (outcome.status, outcome.error["type"], outcome.error["rank"]) == ("crash", "Killed", 1)
     assert outcome.error["phase"] == "backward"
 
 
 def test_a_rank_killed_from_outside_is_blamed_though_another_believes_it_failed_by_itself() -> None:
     failures = [RankExit(0, 1, 100.0), RankExit(1, -9, 100.0)]
-    outcome = classify_outcome(ending("ended", [error(rank=0)], [at(4, "backward")], exit_code=1), failures)
+    outcome = classify_outcome(ending("ended", [error(rank=0)], [progress(4, "backward")], exit_code=1), failures)
     assert (outcome.error["type"], outcome.error["rank"], outcome.error["phase"]) == ("Killed", 1, "backward")
 
 
 def test_a_survivor_that_torchrun_had_to_kill_is_not_blamed_for_it() -> None:
     failures = [RankExit(0, 1, 100.0), RankExit(1, -9, 130.0)]
-    outcome = classify_outcome(ending("ended", [error(rank=0)], [at(4, "backward")], exit_code=1), failures)
+    outcome = classify_outcome(ending("ended", [error(rank=0)], [progress(4, "backward")], exit_code=1), failures)
     assert (outcome.error["type"], outcome.error["rank"]) == ("SomeError", 0)
 
 
-def test_of_two_that_vanished_the_one_noticed_first_is_blamed() -> None:
+def test_of_two_ranks_that_disappeared_the_one_noticed_first_is_blamed() -> None:
     failures = [RankExit(1, -11, 100.0), RankExit(0, -9, 130.0)]
-    outcome = classify_outcome(ending("ended", [at(2, "forward")], [at(2, "forward")], exit_code=1), failures)
+    outcome = classify_outcome(ending("ended", [progress(2, "forward")], [progress(2, "forward")], exit_code=1), failures)
     assert outcome.error["rank"] == 1
     assert "SIGSEGV" in outcome.error["message"]
 
@@ -87,58 +87,58 @@ def test_a_group_that_fails_after_all_were_done_is_not_ok() -> None:
     assert "SIGABRT" in outcome.error["message"]
 
 
-def test_ranks_told_to_stop_by_a_stranger_are_a_crash() -> None:
+def test_ranks_terminated_by_another_process_are_a_crash() -> None:
     outcome = classify_outcome(ending("ended", [TERMINATED], [TERMINATED], exit_code=1))
     assert (outcome.status, outcome.error["type"]) == ("crash", "Terminated")
 
 
-def test_no_rank_started_and_the_group_tells_people_why() -> None:
-    outcome = classify_outcome(ending("ended", [], [], exit_code=1), group_said="No module named benchbox")
+def test_when_no_rank_started_the_message_is_the_end_of_the_log() -> None:
+    outcome = classify_outcome(ending("ended", [], [], exit_code=1), log_tail="No module named benchbox")
     assert (outcome.status, outcome.error["type"]) == ("crash", "LaunchError")
     assert "No module named benchbox" in outcome.error["message"]
 
 
 @pytest.mark.parametrize("cause", ["hang", "timeout"])
 def test_a_stuck_group_waits_for_the_rank_furthest_behind(cause: str) -> None:
-    ranks = [at(4, "backward")], [at(4, "forward", t=NOW - 30)], [at(4, "clip")]
+    ranks = [progress(4, "backward")], [progress(4, "forward", t=NOW - 30)], [progress(4, "clip")]
     outcome = classify_outcome(ending(cause, *ranks))
     assert (outcome.status, outcome.error["rank"]) == (cause, 1)
     assert (outcome.error["stage"], outcome.error["step"], outcome.error["phase"]) == ("measure", 4, "forward")
 
 
 def test_an_earlier_step_is_further_behind_than_an_earlier_phase_and_a_stage_than_both() -> None:
-    assert classify_outcome(ending("hang", [at(5, "forward")], [at(4, "sync")])).error["rank"] == 1
-    assert classify_outcome(ending("hang", [at(1, "forward")], [at(9, "sync", stage="warmup")])).error["rank"] == 1
+    assert classify_outcome(ending("hang", [progress(5, "forward")], [progress(4, "sync")])).error["rank"] == 1
+    assert classify_outcome(ending("hang", [progress(1, "forward")], [progress(9, "sync", stage="warmup")])).error["rank"] == 1
 
 
-def test_a_rank_that_no_longer_breathes_is_blamed_wherever_it_stood() -> None:
-    """In a gather of parameters all ranks stand in the same phase; only the stopped one has fallen silent."""
-    breathing = [at(4, "forward", t=NOW - 60), {**at(4, "forward"), "event": "heartbeat"}]
-    outcome = classify_outcome(ending("hang", breathing, [at(4, "forward", t=NOW - 60)]))
+def test_a_rank_without_heartbeats_is_blamed_whatever_its_last_state() -> None:
+    """In a gather of parameters all ranks are in the same phase; only the stopped one sends no heartbeats."""
+    alive = [progress(4, "forward", t=NOW - 60), {**progress(4, "forward"), "event": "heartbeat"}]
+    outcome = classify_outcome(ending("hang", alive, [progress(4, "forward", t=NOW - 60)]))
     assert outcome.error["rank"] == 1
     assert "for 60 s" in outcome.error["message"]
 
 
-def test_nobody_is_blamed_when_ranks_cannot_be_told_apart() -> None:
-    outcome = classify_outcome(ending("hang", [at(4, "forward")], [at(4, "forward")]))
+def test_no_rank_is_blamed_when_several_are_equally_far_behind() -> None:
+    outcome = classify_outcome(ending("hang", [progress(4, "forward")], [progress(4, "forward")]))
     assert (outcome.error["rank"], outcome.error["phase"]) == (None, "forward")
     assert "unknown" in outcome.error["message"]
 
 
-def test_a_hang_after_everyone_was_done_says_so() -> None:
+def test_a_hang_after_every_rank_was_done_says_so() -> None:
     assert "every rank was done" in classify_outcome(ending("hang", [DONE], [DONE])).error["message"]
 
 
 def test_a_failure_that_leaves_the_group_stuck_is_that_failure_and_no_hang() -> None:
-    outcome = classify_outcome(ending("failing", [at(4, "backward")], [error(rank=1, status="oom")]))
+    outcome = classify_outcome(ending("failing", [progress(4, "backward")], [error(rank=1, status="oom")]))
     assert (outcome.status, outcome.error["rank"]) == ("oom", 1)
 
 
-def test_in_a_failing_group_a_dead_rank_is_told_from_one_that_waits() -> None:
-    ranks = [error(secondary=True)], [at(4, "forward")], [at(4, "forward", t=NOW - 16)]
+def test_in_a_failing_group_a_dead_rank_is_distinguished_from_one_that_waits() -> None:
+    ranks = [error(secondary=True)], [progress(4, "forward")], [progress(4, "forward", t=NOW - 16)]
     outcome = classify_outcome(ending("failing", *ranks))
     assert (outcome.error["type"], outcome.error["rank"]) == ("Killed", 2)
 
 
-def test_what_the_user_stopped_is_interrupted_whatever_ranks_said() -> None:
+def test_a_group_that_the_user_stopped_is_interrupted_whatever_its_ranks_reported() -> None:
     assert classify_outcome(ending("stopped", [error()], [])).status == "interrupted"
