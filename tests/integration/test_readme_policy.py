@@ -1,4 +1,4 @@
-"""The README's instructions for adding a policy, followed to the letter."""
+"""The instructions of docs/extending/policy.md, followed to the letter."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.ranks
 
 
-def test_the_policy_in_the_readme_runs_by_the_command_beside_it(tmp_path: Path) -> None:
+def test_the_documented_policy_runs_by_the_documented_command(tmp_path: Path) -> None:
     """Its files as printed, its command as printed, but for where the run goes and that the sharded cell is enough here."""
-    section = re.search(r"### Adding a policy\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.DOTALL)
+    page = (ROOT / "docs" / "extending" / "policy.md").read_text()
+    section = re.search(r"# Adding a policy\n(.*?)\n## ", page, re.DOTALL)
     assert section
     for block in re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", section[1], re.DOTALL):
         file = tmp_path / block[0]
