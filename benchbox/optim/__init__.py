@@ -1,4 +1,4 @@
-"""What trains, and what the optimizer steps: parameter groups by name, masters, the gradient norm, schedules."""
+"""Frozen parameters, parameter groups, float32 masters, the gradient norm and learning-rate schedules."""
 
 from benchbox.optim.groups import GroupPlan, bind_groups, freeze, plan_groups
 from benchbox.optim.masters import MasterWeightOptimizer

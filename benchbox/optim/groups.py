@@ -1,7 +1,7 @@
-"""What trains, and its parameter groups: backbone or head, decayed or not.
+"""Frozen parameters, and parameter groups by part (backbone or head) and weight decay.
 
-Both are decided from names and shapes before anything is wrapped. After sharding every parameter may be a flat 1-D piece, and a
-rule such as "decay what has two dimensions" then silently decays nothing.
+Both are decided from names and shapes before the policy is wrapped. After sharding, every parameter may be a 1-D shard, and a
+rule such as "decay parameters with two dimensions" then silently decays nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """One group to be: the names of its parameters, its learning rate, its weight decay."""
+    """Plan of a parameter group: the names of its parameters, its learning rate and its weight decay."""
 
     name: str
     names: tuple[str, ...]
@@ -32,42 +32,42 @@ class GroupPlan:
 
 
 def freeze(policy: nn.Module, roles: Mapping[str, Role], preset: Freeze) -> None:
-    """Keep what the preset freezes of an unwrapped policy from training. What the policy itself does not train stays so.
+    """Freeze the parameters of an unwrapped policy that the preset selects. Parameters already frozen remain frozen.
 
     Raises:
         ConfigurationError: a trainable parameter has no role.
-        UnsupportedError: the policy has not what the preset is about, or is frozen wholly or not at all.
+        UnsupportedError: the policy lacks the tower of the preset, or the preset would freeze all or none of its parameters.
     """
     if preset.about is None:
         return
     trainable = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
     towers = dict.fromkeys(_role(roles, name).tower for name in trainable)
     if preset.about not in towers:
-        has = ", ".join(towers)
-        raise UnsupportedError(f"freeze {preset.name} needs a tower {preset.about}, and {type(policy).__name__} trains {has}")
+        names = ", ".join(towers)
+        raise UnsupportedError(f"freeze {preset.name} needs a tower {preset.about}, and {type(policy).__name__} trains {names}")
     frozen = [parameter for name, parameter in trainable.items() if preset.freezes(roles[name])]
     if len(frozen) in (0, len(trainable)):
-        what = "nothing" if not frozen else "everything"
-        raise UnsupportedError(f"freeze {preset.name} would freeze {what} of {type(policy).__name__}")
+        scope = "nothing" if not frozen else "everything"
+        raise UnsupportedError(f"freeze {preset.name} would freeze {scope} of {type(policy).__name__}")
     for parameter in frozen:
         parameter.requires_grad_(False)
 
 
 def plan_groups(policy: nn.Module, roles: Mapping[str, Role], optim: OptimSpec) -> list[GroupPlan]:
-    """Sort the trainable parameters of an unwrapped policy into groups, in a fixed order. Empty groups are left out.
+    """Plan the groups of an unwrapped policy's trainable parameters, in a fixed order. Empty groups are omitted.
 
     Raises:
         ConfigurationError: a trainable parameter has no role.
     """
-    members: dict[tuple[str, bool], list[str]] = {}
+    names_by_group: dict[tuple[str, bool], list[str]] = {}
     for name, parameter in policy.named_parameters():
         if not parameter.requires_grad:
             continue
         role = _role(roles, name)
-        members.setdefault((role.part, role.decay), []).append(name)
+        names_by_group.setdefault((role.part, role.decay), []).append(name)
     plans = []
     for part, decay in (("backbone", True), ("backbone", False), ("head", True), ("head", False)):
-        if names := members.get((part, decay)):
+        if names := names_by_group.get((part, decay)):
             lr = optim.lr if part == "backbone" or optim.head_lr is None else optim.head_lr
             label = f"{part}, {'decayed' if decay else 'not decayed'}"
             plans.append(GroupPlan(label, tuple(names), lr, optim.weight_decay if decay else 0.0))
@@ -81,7 +81,7 @@ def _role(roles: Mapping[str, Role], name: str) -> Role:
 
 
 def bind_groups(plans: Iterable[GroupPlan], parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
-    """Torch parameter groups over the (possibly wrapped) parameters that carry the planned names."""
+    """Build torch parameter groups from plans and the (possibly wrapped) parameters by their names before wrapping."""
     return [
         {
             "params": [parameters[name] for name in plan.names],

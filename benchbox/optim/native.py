@@ -1,4 +1,4 @@
-"""`native.c`, compiled when first needed, where there is a compiler; everything works without it, only slower."""
+"""Compilation of `native.c` on first use. Everything also works without a compiler, only slower."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _log = logging.getLogger(__name__)
 
 COMPILERS = ("cc", "gcc", "clang")
 _FLAGS = ("-O3", "-fno-math-errno", "-ffp-contract=off", "-fopenmp-simd", "-shared", "-fPIC")
-# What torch's own kernels use, by the name it has for it. Elsewhere fused multiply-add may be a function call.
-VECTORS = {
+# By torch's name of the CPU capability: the instruction sets that torch's own kernels use. On other processors a fused
+# multiply-add may be a function call.
+VECTOR_FLAGS = {
     "AVX2": ("-mavx2", "-mfma"),
     "AVX512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"),
 }
@@ -28,59 +29,63 @@ VECTORS = {
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled functions, with their types, or None where they cannot be had; why not is logged, once."""
-    vectors = VECTORS.get(torch.backends.cpu.get_cpu_capability())
+    """Return the compiled functions with their types, or None if they are not available; the reason is logged once."""
+    vector_flags = VECTOR_FLAGS.get(torch.backends.cpu.get_cpu_capability())
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if vectors is None or compiler is None:
-        reason = "this processor is not known" if vectors is None else f"there is no C compiler ({', '.join(COMPILERS)})"
-        _log.info("optimizer steps on CPUs take torch's slower kernels: %s", reason)
+    if vector_flags is None or compiler is None:
+        reason = (
+            "this processor is not supported" if vector_flags is None else f"there is no C compiler ({', '.join(COMPILERS)})"
+        )
+        _log.info("optimizer steps on CPUs use torch's slower kernels: %s", reason)
         return None
     try:
-        return _typed(ctypes.CDLL(str(_built(compiler, (*_FLAGS, *vectors)))))
-    # RuntimeError: a user without a home.
+        return _declare_types(ctypes.CDLL(str(_build(compiler, (*_FLAGS, *vector_flags)))))
+    # RuntimeError: the user has no home folder.
     except (OSError, RuntimeError, subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        said = getattr(error, "stderr", None) or str(error)
+        message = getattr(error, "stderr", None) or str(error)
         _log.warning(
-            "optimizer steps on CPUs take torch's slower kernels: native.c could not be built with %s: %s; install a compiler "
-            "that works, or set XDG_CACHE_HOME to a folder that only you can write",
+            "optimizer steps on CPUs use torch's slower kernels: native.c could not be built with %s: %s; install a working "
+            "compiler, or set XDG_CACHE_HOME to a folder that only you can write to",
             compiler,
-            (said.strip() or type(error).__name__).splitlines()[0],
+            (message.strip() or type(error).__name__).splitlines()[0],
         )
         return None
 
 
-def _built(compiler: str, flags: tuple[str, ...]) -> Path:
-    """The shared object, from the cache or made now. Ranks may race: each builds its own, and moving it into place is atomic.
+def _build(compiler: str, flags: tuple[str, ...]) -> Path:
+    """Return the path of the shared object in the cache, and compile it if it is not there.
+
+    Ranks may do so at the same time: each compiles its own copy and moves it into place atomically.
 
     Raises:
-        OSError: the cache cannot be written, or somebody else could have written it.
-        RuntimeError: there is no home folder to keep it in.
+        OSError: the cache cannot be written to, or other users can write to it.
+        RuntimeError: there is no home folder for the cache.
         CalledProcessError, TimeoutExpired: the compiler failed.
     """
     source = Path(__file__).with_suffix(".c")
-    of = (source.read_text(), _said([compiler, "--version"]), *flags)
-    key = hashlib.sha256("\0".join(of).encode()).hexdigest()[:16]
+    inputs = (source.read_text(), _run([compiler, "--version"]), *flags)
+    key = hashlib.sha256("\0".join(inputs).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "benchbox" / "native"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    made = folder / f"{key}.so"
-    if not made.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            fresh = Path(scratch) / made.name
-            _said([compiler, *flags, "-o", str(fresh), str(source), "-lm"])
-            fresh.chmod(0o700)  # compilers leave it to the umask, which often lets a group write
-            fresh.replace(made)
-    for path in (folder, made):
+    shared_object = folder / f"{key}.so"
+    if not shared_object.exists():
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            output = Path(temporary) / shared_object.name
+            _run([compiler, *flags, "-o", str(output), str(source), "-lm"])
+            output.chmod(0o700)  # compilers follow the umask, which often makes files writable for the group
+            output.replace(shared_object)
+    for path in (folder, shared_object):
         status = path.stat()
         if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise OSError(f"{path} can be written by others")
-    return made
+    return shared_object
 
 
-def _said(command: list[str]) -> str:
+def _run(command: list[str]) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
-def _typed(functions: ctypes.CDLL) -> ctypes.CDLL:
+def _declare_types(functions: ctypes.CDLL) -> ctypes.CDLL:
     functions.sum_of_squares.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     functions.sum_of_squares.restype = ctypes.c_double
     functions.adamw.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_size_t] + [ctypes.c_float] * 8

@@ -1,4 +1,4 @@
-"""The gradient norm, in float32 whatever the gradients are, without a float32 copy of them."""
+"""The gradient norm in float32 for gradients of any dtype, without a float32 copy of them."""
 
 from __future__ import annotations
 
@@ -8,52 +8,52 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from benchbox.optim.passes import functions_for, passable, sum_of_squares
+from benchbox.optim.passes import native_functions, sum_of_squares, supports_native
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# On a CPU elements are upcast this many at a time, which stay in the cache between the upcast and the norm.
-_PIECE_ELEMENTS = 2**20
-# A CPU adds up a row with few accumulators: over 2^20 equal elements their rounding has been seen to reach 2e-4 of the norm.
-# Rows this short keep it below 1e-6.
+# On a CPU this many elements are upcast at a time; they stay in the cache between the upcast and the norm.
+_CHUNK_ELEMENTS = 2**20
+# A CPU adds up a row with few accumulators: for 2^20 equal elements their rounding error reached 2e-4 of the norm (measured).
+# Rows of this length keep it below 1e-6.
 _ROW_ELEMENTS = 2**8
 
 
 def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
-    """Sum of squares of what this rank holds of the gradients: () float32 on `device`.
+    """Return the sum of squares over this rank's shards of the gradients: () float32 on `device`.
 
-    A norm taken in bfloat16 is off by up to 2^-9 of itself, and the sum over many tensors by more: every element is squared in
-    float32.
+    Every element is squared in float32: a norm computed in bfloat16 has a relative error of up to 2^-9, and a sum over many
+    tensors a larger one.
     """
     total = torch.zeros((), dtype=torch.float32, device=device)
-    held = [(gradient.to_local() if isinstance(gradient, DTensor) else gradient).detach() for gradient in gradients]
-    passed = [local for local in held if local.dtype == torch.bfloat16 and passable(local)]
-    functions = functions_for(sum(local.numel() for local in passed))
+    local_gradients = [(gradient.to_local() if isinstance(gradient, DTensor) else gradient).detach() for gradient in gradients]
+    native = [local for local in local_gradients if local.dtype == torch.bfloat16 and supports_native(local)]
+    functions = native_functions(sum(local.numel() for local in native))
     if functions is not None:
-        total += sum_of_squares(functions, passed)
-        taken = set(map(id, passed))
-        held = [local for local in held if id(local) not in taken]
-    scratch = torch.empty(_PIECE_ELEMENTS if held else 0, dtype=torch.float32, device="cpu")
-    on_cpu = []
-    for local in held:
+        total += sum_of_squares(functions, native)
+        native_ids = set(map(id, native))
+        local_gradients = [local for local in local_gradients if id(local) not in native_ids]
+    scratch = torch.empty(_CHUNK_ELEMENTS if local_gradients else 0, dtype=torch.float32, device="cpu")
+    cpu_norms = []
+    for local in local_gradients:
         if local.device.type == "cpu":
-            on_cpu += [_row_norms(piece, scratch) for piece in local.reshape(-1).split(_PIECE_ELEMENTS)]
+            cpu_norms += [_row_norms(chunk, scratch) for chunk in local.reshape(-1).split(_CHUNK_ELEMENTS)]
         elif local.numel():
             norm = torch.linalg.vector_norm(local, dtype=torch.float32)
             total += (norm * norm).to(device)
-    if on_cpu:
-        rows = torch.cat(on_cpu).double()
+    if cpu_norms:
+        rows = torch.cat(cpu_norms).double()
         total += torch.dot(rows, rows).to(device)
     return total
 
 
-def _row_norms(piece: Tensor, scratch: Tensor) -> Tensor:
-    """Norms of the rows of a flat piece: (ceil(elements / _ROW_ELEMENTS),) float32."""
-    elements = piece.numel()
+def _row_norms(chunk: Tensor, scratch: Tensor) -> Tensor:
+    """Return the norms of the rows of a 1-D chunk: (ceil(elements / _ROW_ELEMENTS),) float32."""
+    elements = chunk.numel()
     rows = -(-elements // _ROW_ELEMENTS)
     upcast = scratch[: rows * _ROW_ELEMENTS]
-    upcast[:elements].copy_(piece)
+    upcast[:elements].copy_(chunk)
     if elements < upcast.numel():
         upcast[elements:] = 0
     norms: Tensor = torch.linalg.vector_norm(upcast.view(rows, _ROW_ELEMENTS), dim=1)
@@ -61,8 +61,8 @@ def _row_norms(piece: Tensor, scratch: Tensor) -> Tensor:
 
 
 def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:
-    """What to multiply gradients by so that their norm is at most `max_norm`: () float32 in [0, 1]; no host synchronisation.
+    """Return the factor that scales gradients to a norm of at most `max_norm`: () float32 in [0, 1].
 
-    The small constant is that of `torch.nn.utils.clip_grad_norm_`, so that every backend clips alike.
+    There is no host synchronisation. The epsilon is that of `torch.nn.utils.clip_grad_norm_`, so that all backends clip alike.
     """
     return torch.clamp(max_norm / (norm + 1e-6), max=1.0)

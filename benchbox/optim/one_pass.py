@@ -1,4 +1,4 @@
-"""AdamW over masters in one compiled pass: upcast, clip, step and rounding of a whole group, without a bucket in between."""
+"""AdamW over masters in one compiled pass over memory: upcast, clip, step and rounding, without buckets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from benchbox.optim.fused import fused_step
-from benchbox.optim.passes import adamw, functions_for, in_memory, passable
+from benchbox.optim.passes import is_contiguous_on_cpu, native_functions, step_adamw, supports_native
 
 if TYPE_CHECKING:
     import ctypes
@@ -19,38 +19,38 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from benchbox.optim.chunks import Piece
+    from benchbox.optim.chunks import ParameterChunk
 
 _log = logging.getLogger(__name__)
 
 
 def step_in_one_pass(
-    inner: Optimizer, group: dict[str, Any], pieces: Iterable[Piece], divisor: Tensor | None
-) -> Iterable[Piece]:
-    """Step those pieces of a group for which the pass gives what torch's fused kernel would, bit for bit, and answer the rest.
+    inner: Optimizer, group: dict[str, Any], chunks: Iterable[ParameterChunk], divisor: Tensor | None
+) -> Iterable[ParameterChunk]:
+    """Step the chunks for which the compiled pass gives the bits of torch's fused kernel, and return the remaining ones.
 
     Args:
-        inner: an Adam or AdamW that nobody watches (`fused.is_plain`).
-        group: of `inner`.
-        pieces: of that group.
-        divisor: () float32, what gradients are divided by, or None.
+        inner: an Adam or AdamW without step hooks (`fused.is_plain_adam`).
+        group: a parameter group of `inner`.
+        chunks: the chunks of that group.
+        divisor: () float32, by which gradients are divided, or None.
     """
-    if not _has_a_pass(group):
-        return pieces
-    pieces = list(pieces)
-    taken = {id(piece): tensors for piece in pieces if (tensors := _tensors(inner, piece)) is not None}
-    functions = functions_for(sum(tensors[0].numel() for tensors in taken.values()))
-    if functions is None or not _agrees_with_torch(functions):
-        return pieces
-    counts = [inner.state[piece.master]["step"] for piece in pieces if id(piece) in taken]
-    torch._foreach_add_(counts, 1)
-    scale = 1.0 if divisor is None else divisor.item()
-    coefficients = [(scale, *_coefficients(group, count.item())) for count in counts]
-    adamw(functions, list(zip(taken.values(), coefficients, strict=True)))
-    return [piece for piece in pieces if id(piece) not in taken]
+    if not _supports_options(group):
+        return chunks
+    chunks = list(chunks)
+    supported = {id(chunk): tensors for chunk in chunks if (tensors := _collect_tensors(inner, chunk)) is not None}
+    functions = native_functions(sum(tensors[0].numel() for tensors in supported.values()))
+    if functions is None or not _matches_torch(functions):
+        return chunks
+    step_counts = [inner.state[chunk.master]["step"] for chunk in chunks if id(chunk) in supported]
+    torch._foreach_add_(step_counts, 1)
+    divisor_value = 1.0 if divisor is None else divisor.item()
+    coefficients = [(divisor_value, *_coefficients(group, count.item())) for count in step_counts]
+    step_adamw(functions, list(zip(supported.values(), coefficients, strict=True)))
+    return [chunk for chunk in chunks if id(chunk) not in supported]
 
 
-def _has_a_pass(group: dict[str, Any]) -> bool:
+def _supports_options(group: dict[str, Any]) -> bool:
     numbers = group["lr"], *group["betas"], group["eps"], group["weight_decay"]
     return (
         group["fused"]
@@ -61,24 +61,24 @@ def _has_a_pass(group: dict[str, Any]) -> bool:
     )
 
 
-def _tensors(inner: Optimizer, piece: Piece) -> tuple[Tensor, ...] | None:
-    """Master, moments, gradient and live weight of a piece that the pass can step."""
-    whole, state = piece.parameter.grad, inner.state.get(piece.master)
-    # The first state torch makes, in its own way. A part of a gradient laid out otherwise would be a copy of all of it.
-    if whole is None or not in_memory(whole) or not state:
+def _collect_tensors(inner: Optimizer, chunk: ParameterChunk) -> tuple[Tensor, ...] | None:
+    """Return master, moments, gradient and live weights of a chunk, or None if the pass does not support them."""
+    full_gradient, state = chunk.parameter.grad, inner.state.get(chunk.master)
+    # torch creates the initial state. A chunk of a gradient with another memory layout would be a copy of the full gradient.
+    if full_gradient is None or not is_contiguous_on_cpu(full_gradient) or not state:
         return None
-    kept = piece.master, state["exp_avg"], state["exp_avg_sq"]
-    gradient, live = piece.part(whole), piece.live()
-    fits = (
-        all(tensor.dtype == torch.float32 for tensor in kept)
+    masters = chunk.master, state["exp_avg"], state["exp_avg_sq"]
+    gradient, live = chunk.select(full_gradient), chunk.live()
+    is_supported = (
+        all(tensor.dtype == torch.float32 for tensor in masters)
         and live.dtype == gradient.dtype == torch.bfloat16
-        and passable(*kept, gradient, live)
+        and supports_native(*masters, gradient, live)
     )
-    return (*kept, gradient, live) if fits else None
+    return (*masters, gradient, live) if is_supported else None
 
 
 def _coefficients(group: dict[str, Any], step: float) -> tuple[float, ...]:
-    """Formed in double, as torch's kernel does: decay, first share, second kept, second share, correction, epsilon, rate."""
+    """Compute the coefficients of `adamw` in native.c after `divisor`, in double precision as torch's kernel does."""
     (beta1, beta2), lr = group["betas"], group["lr"]
     return (
         1.0 - lr * group["weight_decay"],
@@ -92,22 +92,27 @@ def _coefficients(group: dict[str, Any], step: float) -> tuple[float, ...]:
 
 
 @cache
-def _agrees_with_torch(functions: ctypes.CDLL) -> bool:
-    """Whether a step gives the bits of torch's kernel, tried once. Which operations that fuses, the build of torch decides."""
+def _matches_torch(functions: ctypes.CDLL) -> bool:
+    """Return whether a trial step gives the bits of torch's kernel, whose fused operations depend on the build of torch."""
     grid = torch.linspace(-1.0, 1.0, 4096, dtype=torch.float32, device="cpu")
-    gradient, divisor, count = grid.mul(7.0).sin().bfloat16(), 3.0, 4.0
-    master, first, second, live = grid.clone(), grid.flip(0), grid.square(), torch.empty_like(gradient)
+    gradient, divisor, step = grid.mul(7.0).sin().bfloat16(), 3.0, 4.0
+    master, exp_avg, exp_avg_sq, live = grid.clone(), grid.flip(0), grid.square(), torch.empty_like(gradient)
     reference = nn.Parameter(grid.clone())
     reference.grad = gradient.float()
     inner = torch.optim.AdamW([reference], lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=True)
-    state = {"step": torch.tensor(count, device="cpu"), "exp_avg": first.clone(), "exp_avg_sq": second.clone()}
+    state = {"step": torch.tensor(step, device="cpu"), "exp_avg": exp_avg.clone(), "exp_avg_sq": exp_avg_sq.clone()}
     inner.state[reference] = state
     with torch.no_grad():
         fused_step(inner, torch.tensor(divisor, dtype=torch.float32, device="cpu"))
-    coefficients = divisor, *_coefficients(inner.param_groups[0], count + 1)
-    adamw(functions, [((master, first, second, gradient, live), coefficients)])
-    pairs = ((master, reference), (first, state["exp_avg"]), (second, state["exp_avg_sq"]), (live, reference.bfloat16()))
-    agrees = all(torch.equal(ours, torchs) for ours, torchs in pairs)
-    if not agrees:
-        _log.info("optimizer steps on CPUs take torch's slower kernels: native.c rounds otherwise than this build of torch")
-    return agrees
+    coefficients = divisor, *_coefficients(inner.param_groups[0], step + 1)
+    step_adamw(functions, [((master, exp_avg, exp_avg_sq, gradient, live), coefficients)])
+    pairs = (
+        (master, reference),
+        (exp_avg, state["exp_avg"]),
+        (exp_avg_sq, state["exp_avg_sq"]),
+        (live, reference.bfloat16()),
+    )
+    matches = all(torch.equal(actual, expected) for actual, expected in pairs)
+    if not matches:
+        _log.info("optimizer steps on CPUs use torch's slower kernels: native.c rounds differently from this build of torch")
+    return matches

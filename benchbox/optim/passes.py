@@ -1,4 +1,4 @@
-"""Compiled passes over many CPU tensors at once, shared out over threads."""
+"""Calls of the compiled functions on many CPU tensors, distributed over threads."""
 
 from __future__ import annotations
 
@@ -16,72 +16,71 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-# Fewer elements are not worth a compilation, nor waking threads.
-WORTHWHILE_ELEMENTS = 2**22
-_CHUNK_ELEMENTS = 2**18  # what threads are handed: small enough to balance, large enough that calling costs nothing beside it
-# torch's kernels round what is left over after whole vectors otherwise; such tensors are left to torch.
+# Fewer elements are not worth a compilation, nor the start of threads.
+MIN_NATIVE_ELEMENTS = 2**22
+_JOB_ELEMENTS = 2**18  # per call: small enough to balance threads, large enough that the overhead of a call is negligible
+# torch's kernels round the elements that do not fill a vector differently; tensors with such elements are left to torch.
 _VECTOR_ELEMENTS = 16
 
 
-def functions_for(elements: int) -> ctypes.CDLL | None:
-    """The compiled functions, if there are any and this is work enough."""
-    return library() if elements >= WORTHWHILE_ELEMENTS else None
+def native_functions(elements: int) -> ctypes.CDLL | None:
+    """Return the compiled functions if they are available and worthwhile for that many elements."""
+    return library() if elements >= MIN_NATIVE_ELEMENTS else None
 
 
-def passable(*tensors: Tensor) -> bool:
-    """Whether a pass can run through these together: on the CPU, each in one stretch of memory of whole vectors."""
-    return all(in_memory(tensor) and tensor.numel() % _VECTOR_ELEMENTS == 0 for tensor in tensors)
+def supports_native(*tensors: Tensor) -> bool:
+    """Return whether the compiled functions accept these tensors: contiguous on the CPU, with a whole number of vectors."""
+    return all(is_contiguous_on_cpu(tensor) and tensor.numel() % _VECTOR_ELEMENTS == 0 for tensor in tensors)
 
 
-def in_memory(tensor: Tensor) -> bool:
-    """Whether its elements lie side by side at its address. Those of a subclass may be elsewhere, or not there yet."""
-    plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
-    return plain and tensor.is_contiguous()
+def is_contiguous_on_cpu(tensor: Tensor) -> bool:
+    """Return whether all elements are at the tensor's address. Those of a subclass may be elsewhere, or not computed yet."""
+    is_dense = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return is_dense and tensor.is_contiguous()
 
 
 def sum_of_squares(functions: ctypes.CDLL, tensors: Sequence[Tensor]) -> float:
-    """Of `passable` bfloat16 tensors. The sum does not depend on the number of threads."""
-    jobs = [(tensor.data_ptr() + 2 * start, size // 2) for tensor in tensors for start, size in _chunks(tensor.numel())]
-    return math.fsum(_shared_out(functions.sum_of_squares, jobs, [size for _, size in jobs]))
+    """Return the sum of squares of bfloat16 tensors that `supports_native` accepts, independent of the number of threads."""
+    jobs = [(tensor.data_ptr() + 2 * start, size // 2) for tensor in tensors for start, size in _job_ranges(tensor.numel())]
+    return math.fsum(_run_on_threads(functions.sum_of_squares, jobs, [size for _, size in jobs]))
 
 
-def adamw(functions: ctypes.CDLL, steps: Sequence[tuple[Sequence[Tensor], Sequence[float]]]) -> None:
-    """Step each (master, first moment, second moment, gradient, live weight) with its coefficients, as named in `native.c`."""
+def step_adamw(functions: ctypes.CDLL, steps: Sequence[tuple[Sequence[Tensor], Sequence[float]]]) -> None:
+    """Step each (master, exp_avg, exp_avg_sq, gradient, live weight) with its coefficients, in the order of `native.c`."""
     jobs, sizes = [], []
     for tensors, coefficients in steps:
         pointers = [(tensor.data_ptr(), tensor.element_size()) for tensor in tensors]
-        for start, size in _chunks(tensors[0].numel()):
+        for start, size in _job_ranges(tensors[0].numel()):
             jobs.append((*(pointer + start * width for pointer, width in pointers), size, *coefficients))
             sizes.append(size)
-    _shared_out(functions.adamw, jobs, sizes)
-    # Autograd refuses a backward pass over weights that were written since the forward pass, but only torch tells it.
-    for master, first, second, _, live in (tensors for tensors, _ in steps):
-        torch.autograd.graph.increment_version((master, first, second, live))
+    _run_on_threads(functions.adamw, jobs, sizes)
+    # Autograd refuses a backward pass over weights written since the forward pass, but only torch's own operations inform it.
+    for master, exp_avg, exp_avg_sq, _, live in (tensors for tensors, _ in steps):
+        torch.autograd.graph.increment_version((master, exp_avg, exp_avg_sq, live))
 
 
-def _chunks(elements: int) -> list[tuple[int, int]]:
-    """(start, size) of each."""
-    return [(start, min(_CHUNK_ELEMENTS, elements - start)) for start in range(0, elements, _CHUNK_ELEMENTS)]
+def _job_ranges(elements: int) -> list[tuple[int, int]]:
+    """Return (start, size) of every job of a tensor."""
+    return [(start, min(_JOB_ELEMENTS, elements - start)) for start in range(0, elements, _JOB_ELEMENTS)]
 
 
-def _shared_out(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], sizes: Sequence[int]) -> list[Any]:
-    """The results of all jobs, in order. Each of torch's number of threads takes a stretch of them of about the same size.
+def _run_on_threads(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], sizes: Sequence[int]) -> list[Any]:
+    """Return the results of all jobs, in order. Each of torch's number of threads runs consecutive jobs of similar total size.
 
-    ctypes lets go of the interpreter during a call. OpenMP would bring a second pool of threads beside torch's, and both spin
-    while they wait.
+    ctypes releases the GIL during a call. OpenMP would add a second thread pool beside torch's, and both spin while they wait.
     """
     threads = torch.get_num_threads()
-    total, before = sum(sizes), 0
-    shares: list[list[tuple[Any, ...]]] = [[] for _ in range(threads)]
+    total, position = sum(sizes), 0
+    jobs_by_thread: list[list[tuple[Any, ...]]] = [[] for _ in range(threads)]
     for job, size in zip(jobs, sizes, strict=True):
-        shares[min(threads - 1, before * threads // total)].append(job)
-        before += size
+        jobs_by_thread[min(threads - 1, position * threads // total)].append(job)
+        position += size
 
-    def work(share: list[tuple[Any, ...]]) -> list[Any]:
-        return [function(*job) for job in share]
+    def run_jobs(thread_jobs: list[tuple[Any, ...]]) -> list[Any]:
+        return [function(*job) for job in thread_jobs]
 
     if threads == 1:
-        return work(shares[0])
+        return run_jobs(jobs_by_thread[0])
     with ThreadPoolExecutor(threads - 1) as pool:
-        others = [pool.submit(work, share) for share in shares[1:]]
-        return sum((other.result() for other in others), work(shares[0]))
+        futures = [pool.submit(run_jobs, thread_jobs) for thread_jobs in jobs_by_thread[1:]]
+        return sum((future.result() for future in futures), run_jobs(jobs_by_thread[0]))

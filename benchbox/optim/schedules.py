@@ -1,4 +1,4 @@
-"""Learning-rate schedules, built on the optimizer that steps, advanced once per optimizer step."""
+"""Learning-rate schedules, built on the optimizer and advanced once per optimizer step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import OptimSpec
 
 
-def _constant(optim: OptimSpec, peak: float) -> Callable[[int], float]:  # noqa: ARG001 (one signature for all)
+def _constant(optim: OptimSpec, peak: float) -> Callable[[int], float]:  # noqa: ARG001 (all schedules have the same signature)
     return lambda step: 1.0  # noqa: ARG005
 
 
@@ -46,14 +46,16 @@ SCHEDULES: dict[str, Callable[[OptimSpec, float], Callable[[int], float]]] = {
 
 
 def build_schedule(optimizer: Optimizer, optim: OptimSpec) -> LambdaLR:
-    """The schedule named in `optim`, over every group from its own peak rate. `final_lr` is the floor of the cosine in absolute
-    terms. The rate of step k is in force when step k is taken: it is set before the step and advanced after it.
+    """Build the schedule named in `optim`, which scales the peak learning rate of each group.
+
+    `final_lr` is the absolute floor of the cosine. Step k uses the learning rate of step k: the schedule is advanced after the
+    step.
 
     Raises:
-        ConfigurationError: no such schedule.
+        ConfigurationError: the schedule is unknown.
     """
     if optim.schedule not in SCHEDULES:
         hint = did_you_mean(optim.schedule, SCHEDULES)
         raise ConfigurationError(Problem("optim.schedule", f"unknown schedule {optim.schedule!r}", hint))
-    make = SCHEDULES[optim.schedule]
-    return LambdaLR(optimizer, [make(optim, float(group["lr"])) for group in optimizer.param_groups])
+    build_factor = SCHEDULES[optim.schedule]
+    return LambdaLR(optimizer, [build_factor(optim, float(group["lr"])) for group in optimizer.param_groups])

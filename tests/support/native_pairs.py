@@ -13,7 +13,7 @@ from benchbox.optim import MasterWeightOptimizer, native
 
 # Not `library() is None`: where it should compile and does not, tests fail.
 needs_compiler = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() not in native.VECTORS or not any(map(shutil.which, native.COMPILERS)),
+    torch.backends.cpu.get_cpu_capability() not in native.VECTOR_FLAGS or not any(map(shutil.which, native.COMPILERS)),
     reason="no C compiler, or a processor that native.c has no flags for",
 )
 

@@ -6,5 +6,5 @@ from benchbox.optim import passes
 
 
 @pytest.fixture
-def worthwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "WORTHWHILE_ELEMENTS", 1)
+def native_at_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "MIN_NATIVE_ELEMENTS", 1)

@@ -193,7 +193,7 @@ def test_a_state_is_loaded_after_a_group_was_added() -> None:
 @pytest.mark.parametrize(
     ("other", "complaint"),
     [
-        (lambda: MasterWeightOptimizer(nn.Linear(3, 5).parameters()), "of other sizes"),
+        (lambda: MasterWeightOptimizer(nn.Linear(3, 5).parameters()), "have other sizes"),
         (lambda: MasterWeightOptimizer([*live_model().parameters()][:2] + [nn.Parameter(torch.zeros(3))] * 2), "other shapes"),
     ],
 )

@@ -36,19 +36,19 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     assert functions is not None
     watching = *_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values()
     assert not watching, "a test before this one left a hook, and who is watched steps as torch does"
-    assert one_pass._agrees_with_torch(functions)
-    through: Callable[..., None] = passes.adamw
+    assert one_pass._matches_torch(functions)
+    through: Callable[..., None] = passes.step_adamw
 
     def counted(functions: Any, steps: Any) -> None:
         counts.append(len(steps))
         through(functions, steps)
 
-    monkeypatch.setattr("benchbox.optim.one_pass.adamw", counted)
+    monkeypatch.setattr("benchbox.optim.one_pass.step_adamw", counted)
     return counts
 
 
 @needs_compiler
-@pytest.mark.usefixtures("worthwhile", "threads")
+@pytest.mark.usefixtures("native_at_any_size", "threads")
 @pytest.mark.parametrize("clip", [1e9, 1.0], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("betas", [(0.9, 0.95), (0.9, 0.999), (0.95, 0.98)])
 def test_steps_are_those_of_torchs_fused_adamw_bit_for_bit(passed: list[int], clip: float, betas: tuple[float, float]) -> None:
@@ -64,7 +64,7 @@ def test_steps_are_those_of_torchs_fused_adamw_bit_for_bit(passed: list[int], cl
 
 
 @needs_compiler
-@pytest.mark.usefixtures("worthwhile")
+@pytest.mark.usefixtures("native_at_any_size")
 def test_adam_without_decay_is_stepped_so_too(passed: list[int]) -> None:
     optimizers = pair(kind=torch.optim.Adam, weight_decay=0.0)
     for step in range(3):
@@ -74,7 +74,7 @@ def test_adam_without_decay_is_stepped_so_too(passed: list[int]) -> None:
 
 
 @needs_compiler
-@pytest.mark.usefixtures("worthwhile")
+@pytest.mark.usefixtures("native_at_any_size")
 @pytest.mark.parametrize(
     "options",
     [
@@ -97,7 +97,7 @@ def test_what_the_pass_does_not_know_is_left_to_torch(passed: list[int], options
 
 
 @needs_compiler
-@pytest.mark.usefixtures("worthwhile")
+@pytest.mark.usefixtures("native_at_any_size")
 def test_who_watches_the_steps_of_masters_sees_them(passed: list[int]) -> None:
     """A hook must find scaled gradients on the masters, which one pass never makes."""
     ours, live, theirs, full = pair()
@@ -115,7 +115,7 @@ def test_who_watches_the_steps_of_masters_sees_them(passed: list[int]) -> None:
 
 
 @needs_compiler
-@pytest.mark.usefixtures("worthwhile")
+@pytest.mark.usefixtures("native_at_any_size")
 def test_a_resumed_run_continues_bit_for_bit(passed: list[int]) -> None:
     whole, resumed = pair(), pair()
     for step in range(3):
@@ -136,7 +136,7 @@ def test_a_resumed_run_continues_bit_for_bit(passed: list[int]) -> None:
 
 
 @needs_compiler
-@pytest.mark.usefixtures("worthwhile")
+@pytest.mark.usefixtures("native_at_any_size")
 def test_odd_values_round_as_torch_rounds_them(passed: list[int]) -> None:
     """NaN, infinities, denormals, ties and what overflows bfloat16, in masters and in gradients, to the last bit of a NaN."""
     odd = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e-41, -1e-41, 3.4e38, 1.00390625, 1.01171875] * 2)
@@ -158,7 +158,7 @@ def test_odd_values_round_as_torch_rounds_them(passed: list[int]) -> None:
 
 
 @needs_compiler
-@pytest.mark.usefixtures("worthwhile")
+@pytest.mark.usefixtures("native_at_any_size")
 def test_a_backward_pass_over_weights_that_were_stepped_is_refused(passed: list[int]) -> None:
     """Autograd is told of the writing, as of torch's own: gradients of weights that are gone would be wrong without a word."""
     live = nn.Parameter(torch.ones(16, 16, dtype=torch.bfloat16))
@@ -173,7 +173,7 @@ def test_a_backward_pass_over_weights_that_were_stepped_is_refused(passed: list[
 
 
 @needs_compiler
-@pytest.mark.usefixtures("worthwhile")
+@pytest.mark.usefixtures("native_at_any_size")
 def test_gradients_laid_out_otherwise_are_left_to_torch_in_little_memory(passed: list[int]) -> None:
     """Each of the eight pieces of a transposed gradient is cut from a copy of all of it; they are not all there at once."""
     shape = 4096, 2048
@@ -193,26 +193,26 @@ def test_gradients_laid_out_otherwise_are_left_to_torch_in_little_memory(passed:
 
 
 @needs_compiler
-@pytest.mark.usefixtures("worthwhile")
+@pytest.mark.usefixtures("native_at_any_size")
 def test_a_pass_that_rounds_otherwise_than_this_torch_is_not_used(monkeypatch: pytest.MonkeyPatch, passed: list[int]) -> None:
     """Tried once, before the first step: which operations are fused, the build of torch decides."""
-    one_pass._agrees_with_torch.cache_clear()
-    through = one_pass.adamw
+    one_pass._matches_torch.cache_clear()
+    through = one_pass.step_adamw
 
     def off_by_a_bit(functions: Any, steps: Any) -> None:
         through(functions, [(tensors, (*numbers[:-1], numbers[-1] * (1 + 2**-20))) for tensors, numbers in steps])
 
-    monkeypatch.setattr(one_pass, "adamw", off_by_a_bit)
+    monkeypatch.setattr(one_pass, "step_adamw", off_by_a_bit)
     optimizers = pair()
     for step in range(3):
         step_both(*optimizers, step, 1.0)
-    one_pass._agrees_with_torch.cache_clear()
+    one_pass._matches_torch.cache_clear()
     assert passed == [1], "the trial"
     assert_same(*optimizers)
 
 
 @needs_compiler
-@pytest.mark.usefixtures("worthwhile", "threads")
+@pytest.mark.usefixtures("native_at_any_size", "threads")
 def test_the_norm_is_that_of_float64_and_does_not_depend_on_threads() -> None:
     """Within 1e-6, of equal elements too, whose sum is where few accumulators go wrong, and of large ones before small ones,
     which a long row would round away.
@@ -229,7 +229,7 @@ def test_the_norm_is_that_of_float64_and_does_not_depend_on_threads() -> None:
 
 
 @needs_compiler
-@pytest.mark.usefixtures("worthwhile")
+@pytest.mark.usefixtures("native_at_any_size")
 def test_the_norm_of_a_gradient_that_is_still_being_reduced_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a tensor, as a sharded gradient may hold, has no memory of its own: torch's kernels know where it is."""
     plain = torch.randn(64, generator=torch.Generator().manual_seed(0)).bfloat16()

@@ -30,9 +30,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     library.cache_clear()
 
 
-@pytest.mark.usefixtures("worthwhile", "fresh")
+@pytest.mark.usefixtures("native_at_any_size", "fresh")
 def test_without_a_compiler_steps_are_the_same(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setitem(native.VECTORS, torch.backends.cpu.get_cpu_capability(), ())
+    monkeypatch.setitem(native.VECTOR_FLAGS, torch.backends.cpu.get_cpu_capability(), ())
     monkeypatch.setenv("PATH", "")
     optimizers = pair()
     with caplog.at_level(logging.INFO):
@@ -40,7 +40,7 @@ def test_without_a_compiler_steps_are_the_same(monkeypatch: pytest.MonkeyPatch, 
             step_both(*optimizers, step, 1.0)
     assert_same(*optimizers)
     assert [record.message for record in caplog.records] == [
-        "optimizer steps on CPUs take torch's slower kernels: there is no C compiler (cc, gcc, clang)"
+        "optimizer steps on CPUs use torch's slower kernels: there is no C compiler (cc, gcc, clang)"
     ]
 
 
@@ -53,7 +53,7 @@ def compiler(folder: Path, script: str) -> Path:
 
 
 @needs_compiler
-@pytest.mark.usefixtures("worthwhile")
+@pytest.mark.usefixtures("native_at_any_size")
 def test_a_compiler_that_fails_is_named_once_and_steps_are_the_same(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -64,7 +64,7 @@ def test_a_compiler_that_fails_is_named_once_and_steps_are_the_same(
         step_both(*optimizers, step, 1.0)
     assert_same(*optimizers)
     (said,) = [record.message for record in caplog.records]
-    assert f"native.c could not be built with {broken}: cc: internal error; install a compiler that works" in said
+    assert f"native.c could not be built with {broken}: cc: internal error; install a working compiler" in said
     assert not list(fresh.rglob("*.so")), "nothing half made is left"
 
 
