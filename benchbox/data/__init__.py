@@ -1,4 +1,4 @@
-"""Datasets: reading and writing LeRobot, recording from a simulator, and the stream of micro-batches a policy trains on."""
+"""Datasets: LeRobot readers and writers, recording from a simulator, and the stream of micro-batches for training."""
 
 from benchbox.data.lerobot import LeRobotDataset, open_dataset
 from benchbox.data.writer import LeRobotWriter

@@ -1,4 +1,4 @@
-"""FAST: an action chunk as a few tokens. Cosine transform, rounding, byte-pair encoding (Pertsch et al., 2025)."""
+"""FAST action tokens: cosine transform, rounding and byte-pair encoding of action chunks (Pertsch et al., arXiv:2501.09747)."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-# The byte-pair encoder is a thread pool; processes forked from one that used it warn and hang. Chunks are too short to need it.
+# The byte-pair encoder uses a thread pool. A process that is forked after its use warns and hangs. Chunks are too short for it.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from tokenizers import Tokenizer, decoders, models, trainers
 
-SCALE = 10.0  # rounding loses at most half of 1 / SCALE of each coefficient
-ALPHABET = 0x4E00  # coefficients become letters from here on: a block of Unicode with 20 000 letters and no spaces
+SCALE = 10.0  # rounding changes each coefficient by at most 0.5 / SCALE
+FIRST_LETTER = 0x4E00  # coefficients become letters from here on: a block of Unicode with 20 000 letters and no spaces
 
 
 class FastTokenizer:
-    """Chunks (N, D), normalised to [-1, 1], to token ids and back.
+    """Tokenizer of action chunks (N, D) normalised to [-1, 1].
 
-    Along each dimension the orthonormal cosine transform packs a smooth motion into a few low frequencies; rounding makes
-    the rest zero; byte-pair encoding, lowest frequency of every dimension first, makes runs of them one token. No coefficient
-    of a chunk within [-1, 1] exceeds sqrt(N), so the alphabet is closed: every chunk can be encoded.
+    Along each dimension the orthonormal cosine transform concentrates a smooth motion in a few low frequencies; rounding makes
+    the other coefficients zero; byte-pair encoding, which starts with the lowest frequency of every dimension, merges runs of
+    them into one token. No coefficient of a chunk within [-1, 1] exceeds sqrt(N), so the alphabet is finite: every chunk can be
+    encoded.
 
-    Ids are below `vocab` - 1; `pad`, the last one, is never a token.
+    Token ids are below `vocab` - 1. The last id, `pad`, is never a token.
 
     Raises:
-        ConfigurationError: `vocab` cannot hold the alphabet of such chunks.
+        ConfigurationError: `vocab` is smaller than the alphabet of such chunks.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, horizon: int, vocab: int) -> None:
@@ -43,13 +44,13 @@ class FastTokenizer:
         self.horizon = horizon
         self.vocab = vocab
         self.pad = vocab - 1
-        self._bound = _bound(horizon)
+        self._max_level = _max_level(horizon)
 
     @classmethod
     def train(cls, chunks: Iterable[np.ndarray], *, horizon: int, vocab: int) -> Self:
-        """Learn the merges from chunks (N, D) in [-1, 1]: the same ones, in the same order, give the same tokenizer."""
-        bound = _bound(horizon)
-        letters = [chr(ALPHABET + i) for i in range(2 * bound + 1)]
+        """Learn the merges from chunks (N, D) in [-1, 1]. The result is a function of the chunks and their order."""
+        max_level = _max_level(horizon)
+        letters = [chr(FIRST_LETTER + i) for i in range(2 * max_level + 1)]
         if len(letters) > vocab - 1:
             raise ConfigurationError(
                 f"fast_vocab is {vocab}, and chunks of {horizon} steps need at least {len(letters) + 1}: "
@@ -58,37 +59,37 @@ class FastTokenizer:
         tokenizer = Tokenizer(models.BPE())
         tokenizer.decoder = decoders.Fuse()
         trainer = trainers.BpeTrainer(vocab_size=vocab - 1, min_frequency=2, initial_alphabet=letters, show_progress=False)
-        tokenizer.train_from_iterator((_letters(chunk, bound) for chunk in chunks), trainer)
+        tokenizer.train_from_iterator((_to_letters(chunk, max_level) for chunk in chunks), trainer)
         return cls(tokenizer, horizon=horizon, vocab=vocab)
 
     def encode(self, chunk: np.ndarray) -> list[int]:
-        """Token ids of a chunk (N, D); values outside [-1, 1] are clipped."""
-        ids: list[int] = self._tokenizer.encode(_letters(chunk, self._bound)).ids
+        """Return the token ids of a chunk (N, D); values outside [-1, 1] are clipped."""
+        ids: list[int] = self._tokenizer.encode(_to_letters(chunk, self._max_level)).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> np.ndarray:
-        """The chunk (N, D) those ids stand for, to within rounding: at most sqrt(N) / (2 * SCALE) a value.
+        """Return the chunk (N, D) of the token ids, with a rounding error of at most sqrt(N) / (2 * SCALE) per value.
 
         Raises:
-            DataError: not the ids of a whole chunk.
+            DataError: the ids do not form a complete chunk.
         """
         text = self._tokenizer.decode(list(ids))
-        levels = np.array([ord(letter) for letter in text], dtype=np.float64) - ALPHABET - self._bound
+        levels = np.array([ord(letter) for letter in text], dtype=np.float64) - FIRST_LETTER - self._max_level
         if not levels.size or levels.size % self.horizon:
             raise DataError(f"{levels.size} coefficients are not a chunk of {self.horizon} steps")
         return idct(levels.reshape(self.horizon, -1) / SCALE, axis=0, norm="ortho")  # type: ignore[no-any-return]
 
     def save(self, path: Path) -> None:
-        """As JSON."""
+        """Write the tokenizer to a JSON file."""
         state = {"horizon": self.horizon, "vocab": self.vocab, "tokenizer": json.loads(self._tokenizer.to_str())}
         path.write_text(json.dumps(state), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """What `save` wrote.
+        """Load a tokenizer that `save` wrote.
 
         Raises:
-            DataError: the file is missing or something else.
+            DataError: the file is missing or has other content.
         """
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
@@ -98,11 +99,11 @@ class FastTokenizer:
             raise DataError(f"{path}: not a saved FAST tokenizer ({type(error).__name__}: {error})") from None
 
 
-def _bound(horizon: int) -> int:
+def _max_level(horizon: int) -> int:
     return math.ceil(SCALE * math.sqrt(horizon))
 
 
-def _letters(chunk: np.ndarray, bound: int) -> str:
+def _to_letters(chunk: np.ndarray, max_level: int) -> str:
     coefficients = dct(np.clip(chunk, -1, 1).astype(np.float64), axis=0, norm="ortho")  # (N, D), lowest frequency first
-    levels = np.rint(coefficients * SCALE).astype(np.int64) + bound
-    return "".join(chr(ALPHABET + level) for level in levels.ravel())
+    levels = np.rint(coefficients * SCALE).astype(np.int64) + max_level
+    return "".join(chr(FIRST_LETTER + level) for level in levels.ravel())

@@ -1,4 +1,4 @@
-"""The files of a v3.0 dataset while they are written: many episodes a file, the next file once one is large enough."""
+"""Writers of the data and video files of a v3.0 dataset, which begin another file once one has reached its size limit."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-CHUNK_FILES = 1000  # files in a chunk folder
+FILES_PER_CHUNK = 1000  # LeRobot's `chunks_size`
 MIB = 2**20
 
 ARROW_TYPES = {"float32": pa.float32(), "float64": pa.float64(), "int64": pa.int64(), "bool": pa.bool_()}
 
 
 class DataFiles:
-    """The Parquet tables of every frame's values, one row group an episode."""
+    """Writer of the Parquet tables with the values of every frame, one row group per episode."""
 
     def __init__(self, root: Path, columns: Mapping[str, Mapping[str, Any]], limit_mib: float) -> None:
         self._root = root
-        self._limit = limit_mib * MIB
-        self._file = -1
+        self._limit_bytes = limit_mib * MIB
+        self._file_number = -1
         self._path = root
         self._writer: pq.ParquetWriter | None = None
-        # one value is a plain column, several are a list of fixed length
+        # a feature of one value is a plain column, one of several values is a list of fixed length
         self._types = {
             name: ARROW_TYPES[column["dtype"]]
             if column["shape"][0] == 1
@@ -41,19 +41,20 @@ class DataFiles:
         }
 
     def append(self, values: Mapping[str, np.ndarray]) -> dict[str, int]:
-        """Store an episode, (frames, D) by column; the columns of the episode table that say where it went."""
-        if self._writer is None or self._path.stat().st_size >= self._limit:
+        """Store the values of an episode, (frames, D) by column, and return its file as columns of the episode table."""
+        if self._writer is None or self._path.stat().st_size >= self._limit_bytes:
             self.close()
-            self._file += 1
-            self._path = self._root / V30_DATA.format(**_place(self._file))
+            self._file_number += 1
+            self._path = self._root / V30_DATA.format(**_file_indices(self._file_number))
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(self._path, pa.schema(list(self._types.items())))
         arrays = {}
-        for name, kind in self._types.items():
-            flat = pa.array(values[name].ravel())
-            arrays[name] = pa.FixedSizeListArray.from_arrays(flat, type=kind) if pa.types.is_fixed_size_list(kind) else flat
+        for name, arrow_type in self._types.items():
+            array = pa.array(values[name].ravel())
+            is_list = pa.types.is_fixed_size_list(arrow_type)
+            arrays[name] = pa.FixedSizeListArray.from_arrays(array, type=arrow_type) if is_list else array
         self._writer.write_table(pa.table(arrays, schema=pa.schema(list(self._types.items()))))
-        return {f"data/{key}": value for key, value in _place(self._file).items()}
+        return {f"data/{key}": value for key, value in _file_indices(self._file_number).items()}
 
     def close(self) -> None:
         if self._writer is not None:
@@ -62,52 +63,55 @@ class DataFiles:
 
 
 class CameraFiles:
-    """One camera: frames of the running episode wait on disk uncompressed, so that the episode can still be discarded."""
+    """Writer of the videos of one camera.
+
+    Frames of the current episode are stored uncompressed in a temporary file until its end, so that it can be discarded.
+    """
 
     def __init__(self, root: Path, feature: str, *, shape: tuple[int, int, int], fps: int, limit_mib: float) -> None:
         self._root = root
         self._feature = feature
         self._shape = shape
         self._fps = fps
-        self._limit = limit_mib * MIB
-        self._file = -1
+        self._limit_bytes = limit_mib * MIB
+        self._file_number = -1
         self._writer: VideoWriter | None = None
-        self._waiting = tempfile.TemporaryFile(dir=root)  # noqa: SIM115  # lives as long as the camera
-        self.histogram = np.zeros((3, statistics.LEVELS), dtype=np.int64)  # of every frame stored
+        self._raw_frames = tempfile.TemporaryFile(dir=root)  # noqa: SIM115  # lives as long as this object
+        self.histogram = np.zeros((3, statistics.LEVELS), dtype=np.int64)  # over all stored frames
 
     def add(self, image: np.ndarray) -> None:
-        """A frame of the running episode, (H, W, 3) uint8."""
-        self._waiting.write(image.tobytes())
+        """Append a frame to the current episode, (H, W, 3) uint8."""
+        self._raw_frames.write(image.tobytes())
 
     def discard(self) -> None:
-        """Forget the frames of the running episode."""
-        self._waiting.seek(0)
-        self._waiting.truncate()
+        """Discard the frames of the current episode."""
+        self._raw_frames.seek(0)
+        self._raw_frames.truncate()
 
-    def end_episode(self) -> tuple[dict[str, Any], np.ndarray]:
-        """Encode the running episode: its columns of the episode table, and the histogram of its pixels."""
-        if self._writer is None or self._writer.encoded_bytes >= self._limit:
+    def save_episode(self) -> tuple[dict[str, Any], np.ndarray]:
+        """Encode the current episode, and return its columns of the episode table and the histogram of its pixels."""
+        if self._writer is None or self._writer.encoded_bytes >= self._limit_bytes:
             self._close_video()
-            self._file += 1
-            path = self._root / V30_VIDEO.format(video_key=self._feature, **_place(self._file))
+            self._file_number += 1
+            path = self._root / V30_VIDEO.format(video_key=self._feature, **_file_indices(self._file_number))
             self._writer = VideoWriter(path, fps=self._fps, height=self._shape[0], width=self._shape[1])
         counts = np.zeros_like(self.histogram)
         start_s = self._writer.time_s
-        self._waiting.seek(0)
-        first = True
-        while pixels := self._waiting.read(int(np.prod(self._shape))):
+        self._raw_frames.seek(0)
+        key_frame = True
+        while pixels := self._raw_frames.read(int(np.prod(self._shape))):
             image = np.frombuffer(pixels, dtype=np.uint8).reshape(self._shape)
-            counts += statistics.histogram(image)
-            self._writer.add(image, key_frame=first)
-            first = False
+            counts += statistics.pixel_histogram(image)
+            self._writer.add(image, key_frame=key_frame)
+            key_frame = False
         self.discard()
         self.histogram += counts
-        where = {**_place(self._file), "from_timestamp": start_s, "to_timestamp": self._writer.time_s}
-        return {f"videos/{self._feature}/{key}": value for key, value in where.items()}, counts
+        span = {**_file_indices(self._file_number), "from_timestamp": start_s, "to_timestamp": self._writer.time_s}
+        return {f"videos/{self._feature}/{key}": value for key, value in span.items()}, counts
 
     def close(self) -> None:
-        """Finish the running file; frames that wait are dropped."""
-        self._waiting.close()
+        """Finish the current file; frames of an unfinished episode are dropped."""
+        self._raw_frames.close()
         self._close_video()
 
     def _close_video(self) -> None:
@@ -116,6 +120,6 @@ class CameraFiles:
             self._writer = None
 
 
-def _place(file: int) -> dict[str, int]:
-    chunk, index = divmod(file, CHUNK_FILES)
+def _file_indices(number: int) -> dict[str, int]:
+    chunk, index = divmod(number, FILES_PER_CHUNK)
     return {"chunk_index": chunk, "file_index": index}

@@ -1,4 +1,4 @@
-"""Looking a dataset over: what is in it, and what is wrong with it."""
+"""Inspection of a dataset: its contents and its problems."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchbox.data.lerobot import ACTION, RESPONSE, STATE, LeRobotDataset
-from benchbox.data.normalisation import NEEDED
+from benchbox.data.lerobot import RESPONSE, LeRobotDataset
+from benchbox.data.metadata import ACTION, STATE
+from benchbox.data.normalisation import REQUIRED_STATISTICS
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """`facts` are label -> text, in reading order; `problems` one line each."""
+    """Contents (`facts`: label -> text, in order of display) and problems of a dataset, one line each."""
 
     facts: dict[str, str]
     problems: list[str]
 
 
 def inspect(dataset: LeRobotDataset) -> Inspection:
-    """Reads every state and action and, of every camera, the first and the last frame of every episode."""
+    """Read all states and actions, and the first and last frame of every episode from every camera."""
     lengths = [episode.length for episode in dataset.episodes]
     tasks = Counter(task for episode in dataset.episodes for task in episode.tasks)
     info = dataset.info
@@ -44,29 +45,29 @@ def inspect(dataset: LeRobotDataset) -> Inspection:
         facts[name] = f"{feature['dtype']} {shape}{names}"
     for name in (STATE, ACTION):
         stats = dataset.statistics.get(name, {})
-        modes = [mode for mode, needed in NEEDED.items() if needed and all(key in stats for key in needed)]
+        modes = [mode for mode, keys in REQUIRED_STATISTICS.items() if keys and all(key in stats for key in keys)]
         facts[f"statistics of {name}"] = f"{', '.join(stats) or 'none'}; normalises by {', '.join(modes) or 'nothing'}"
-    return Inspection(facts, list(_problems(dataset)))
+    return Inspection(facts, list(_find_problems(dataset)))
 
 
-def _problems(dataset: LeRobotDataset) -> Iterator[str]:
+def _find_problems(dataset: LeRobotDataset) -> Iterator[str]:
     for name in (STATE, ACTION):
         if not dataset.statistics.get(name):
             yield f"{dataset.root / 'meta/stats.json'}: no statistics of {name}"
     for episode in dataset.episodes:
-        first, last = episode.from_index, episode.to_index - 1
+        start, end = episode.from_index, episode.to_index - 1
         try:
             for name in (STATE, ACTION):
-                if not np.isfinite(dataset.column(name, first, last + 1)).all():
+                if not np.isfinite(dataset.column(name, start, end + 1)).all():
                     yield f"{episode.data_file}: {name} of episode {episode.index} has values that are not finite"
-            dataset.task(first)
-            dataset.text(RESPONSE, first)
+            dataset.task(start)
+            dataset.text(RESPONSE, start)
         except DataError as error:
             yield str(error)
             continue
         for camera in dataset.cameras:
             try:
-                dataset.image(camera, first)
-                dataset.image(camera, last)
+                dataset.image(camera, start)
+                dataset.image(camera, end)
             except DataError as error:
                 yield f"episode {episode.index}: {error}"

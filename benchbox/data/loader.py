@@ -1,4 +1,4 @@
-"""The endless stream of micro-batches a rank trains on."""
+"""Endless stream of micro-batches for the training of one rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from benchbox.data.lerobot import open_dataset
-from benchbox.data.order import Key, Order
+from benchbox.data.order import MicroBatchSampler, SampleKey
 from benchbox.data.sample import sample_path
 from benchbox.data.samples import DatasetSamples
 from benchbox.data.synthetic import SyntheticSamples
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import DataSpec
 
 
-class Samples(Protocol):
-    """Something with samples: rows of the batch table, the same for the same (epoch, index) in any process."""
+class SampleSource(Protocol):
+    """Source of samples: rows of the batch table. A sample is a function of (epoch, index), in every process."""
 
     def __len__(self) -> int: ...
 
     @property
     def statistics(self) -> list[Statistics]:
-        """Feature -> statistic -> values, one mapping for every dataset."""
+        """Feature -> statistic -> values, one mapping per dataset."""
 
     def sample(self, epoch: int, index: int) -> Batch: ...
 
 
-class Stream:
-    """An endless iterator of micro-batches; `accumulation` of them make a step. Close it to end its worker processes."""
+class MicroBatchStream:
+    """Endless iterator of micro-batches; a step takes `accumulation` of them. Close it to end its worker processes."""
 
-    def __init__(self, samples: Samples, order: Order, workers: int) -> None:
+    def __init__(self, samples: SampleSource, sampler: MicroBatchSampler, workers: int) -> None:
         self.samples_per_epoch = len(samples)
         self.statistics = samples.statistics
         loader = DataLoader(
-            _MicroBatches(samples),
-            batch_size=None,  # a key of the sampler is already a whole micro-batch
-            sampler=order,
-            num_workers=workers,  # torch gives each one thread
+            _MicroBatchDataset(samples),
+            batch_size=None,  # an index of the sampler is already a complete micro-batch
+            sampler=sampler,
+            num_workers=workers,  # torch gives each of them one thread
             pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # else it draws from the process's generator, and opening a stream changes a run
+            generator=torch.Generator(),  # otherwise it draws from the process's generator, which would change the run
         )
         self._batches: Iterator[Batch | DataError] = iter(loader)
 
@@ -54,7 +54,7 @@ class Stream:
         return self
 
     def __next__(self) -> Batch:
-        """The next micro-batch, each tensor of the batch table with the micro-batch as its first dimension.
+        """Return the next micro-batch: the tensors of the batch table, with the batch as their first dimension.
 
         Raises:
             DataError: a sample could not be read, here or in a worker process.
@@ -65,21 +65,21 @@ class Stream:
         return batch
 
     def close(self) -> None:
-        """End the workers. The stream yields nothing afterwards."""
+        """End the worker processes. The stream yields nothing afterwards."""
         self._batches = iter(())
 
 
-class _MicroBatches(Dataset):
-    """Lists of keys -> micro-batches."""
+class _MicroBatchDataset(Dataset):
+    """Dataset whose indices are lists of sample keys and whose items are micro-batches."""
 
-    def __init__(self, samples: Samples) -> None:
+    def __init__(self, samples: SampleSource) -> None:
         self.samples = samples
 
-    def __getitem__(self, keys: list[Key]) -> Batch | DataError:
+    def __getitem__(self, keys: list[SampleKey]) -> Batch | DataError:
         try:
             rows = [self.samples.sample(key.epoch, key.index) for key in keys]
         except DataError as error:
-            return error  # a value: raised in a worker it would arrive wrapped in that worker's traceback
+            return error  # returned, because an error raised in a worker arrives with the traceback of that worker
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -93,21 +93,21 @@ def open_stream(
     world_size: int,
     seed: int,
     start_step: int = 0,
-) -> Stream:
-    """The micro-batches of one rank, as the policy's `spec` wants them, from step `start_step` on.
+) -> MicroBatchStream:
+    """Open the stream of one rank's micro-batches for the policy's `spec`, beginning with step `start_step`.
 
-    The stream is a function of its arguments: opened at step k it continues bit for bit what one opened at step 0 would
-    give from there, whatever the number of workers; and a step holds the same samples for the same product of batch,
-    accumulation and ranks.
+    The stream is a function of its arguments: opened at step k, it yields bit for bit what a stream opened at step 0 yields
+    from step k on, with any number of workers. A step has the same samples for the same product of batch, accumulation and
+    ranks.
 
     Raises:
-        ConfigurationError: the data cannot be had in the form the policy asks for.
+        ConfigurationError: the data cannot be provided in the form that the policy requires.
         DataError: the dataset is missing or damaged.
     """
     samples = _open_samples(data, spec, seed)
     if not len(samples):
         raise DataError(f"{data.path or data.kind}: the dataset has no frames")
-    order = Order(
+    sampler = MicroBatchSampler(
         samples=len(samples),
         batch=batch,
         accumulation=accumulation,
@@ -116,10 +116,10 @@ def open_stream(
         seed=seed,
         start_step=start_step,
     )
-    return Stream(samples, order, data.workers)
+    return MicroBatchStream(samples, sampler, data.workers)
 
 
-def _open_samples(data: DataSpec, spec: BatchSpec, seed: int) -> Samples:
+def _open_samples(data: DataSpec, spec: BatchSpec, seed: int) -> SampleSource:
     if data.kind == "synthetic":
         return SyntheticSamples(spec, seed)
     if data.kind == "sample":

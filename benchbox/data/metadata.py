@@ -1,4 +1,4 @@
-"""What a LeRobot dataset says about itself, whatever version wrote it. One reader a version; all give `Metadata`."""
+"""Metadata of LeRobot datasets. Each supported version has a reader, and all of them return `DatasetMetadata`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from benchbox.errors import DataError
 if TYPE_CHECKING:
     from pathlib import Path
 
+STATE = "observation.state"
+ACTION = "action"
 IMAGE_PREFIX = "observation.images."
 
 V30 = "v3.0"
@@ -26,16 +28,15 @@ Statistics = dict[str, dict[str, list[Any]]]
 
 @dataclass(frozen=True, slots=True)
 class VideoSpan:
-    """Where an episode lies in a video file, in seconds."""
+    """Video file of an episode, and the time of its first frame in that file in seconds."""
 
     path: Path
     from_s: float
-    to_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """Rows `from_index` up to, not including, `to_index` of the dataset, and the files they are in."""
+    """Rows `from_index` up to `to_index` (exclusive) of the dataset, and the files that contain them."""
 
     index: int
     from_index: int
@@ -50,9 +51,11 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metadata:
-    """`tasks` by task index, `subtasks` by subtask index, empty where the dataset has none; `statistics` feature -> statistic
-    -> values; `episodes` in order, without gaps.
+class DatasetMetadata:
+    """Contents of the `meta` folder.
+
+    `tasks` by task index; `subtasks` by subtask index, empty if the dataset has none; `statistics` feature -> statistic ->
+    values; `episodes` in order, without gaps.
     """
 
     root: Path
@@ -65,15 +68,15 @@ class Metadata:
     statistics: Statistics
 
 
-def read_metadata(root: Path) -> Metadata:
-    """Everything under `meta/`. No data or video file is opened.
+def read_metadata(root: Path) -> DatasetMetadata:
+    """Read all files in `meta/`. No data or video file is opened.
 
     Raises:
-        DataError: not a LeRobot dataset, a version this does not read, or a damaged file.
+        DataError: it is not a LeRobot dataset, has an unsupported version, or a file is damaged.
     """
     if not root.is_dir():
         raise DataError(f"{root}: no such dataset folder")
-    info = read_json(root / "meta/info.json", missing="not a LeRobot dataset: meta/info.json is missing")
+    info = _read_json_object(root / "meta/info.json", missing="not a LeRobot dataset: meta/info.json is missing")
     version = info.get("codebase_version")
     if version not in _READERS:
         raise DataError(
@@ -96,11 +99,11 @@ def read_metadata(root: Path) -> Metadata:
     return metadata
 
 
-def read_json(path: Path, missing: str) -> dict[str, Any]:
-    """A JSON object.
+def _read_json_object(path: Path, missing: str) -> dict[str, Any]:
+    """Read a JSON object.
 
     Raises:
-        DataError: the file is missing, unreadable, or holds something else.
+        DataError: the file is missing (with the message `missing`), unreadable, or not a JSON object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -114,7 +117,7 @@ def read_json(path: Path, missing: str) -> dict[str, Any]:
 
 
 def read_table(path: Path, columns: list[str]) -> pa.Table:
-    """Those columns of a Parquet file.
+    """Read columns of a Parquet file.
 
     Raises:
         DataError: the file is missing or damaged, or lacks a column.
@@ -125,30 +128,30 @@ def read_table(path: Path, columns: list[str]) -> pa.Table:
         raise DataError(f"{path}: the file is missing") from None
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: not readable as Parquet ({str(error).splitlines()[0]})") from None
-    absent = [column for column in columns if column not in table.column_names]
-    if absent:
-        raise DataError(f"{path}: no column {absent[0]!r}")
+    missing = [column for column in columns if column not in table.column_names]
+    if missing:
+        raise DataError(f"{path}: no column {missing[0]!r}")
     return table
 
 
-def _read_v30(root: Path, info: dict[str, Any]) -> Metadata:
+def _read_v30(root: Path, info: dict[str, Any]) -> DatasetMetadata:
     features: dict[str, dict[str, Any]] = info["features"]
     videos = [name for name, feature in features.items() if feature["dtype"] == "video"]
     subtasks = root / "meta/subtasks.parquet"  # written by LeRobot 0.4.4 to 0.5
 
     columns = ["episode_index", "tasks", "dataset_from_index", "dataset_to_index", "data/chunk_index", "data/file_index"]
     for video in videos:
-        columns += [f"videos/{video}/{key}" for key in ("chunk_index", "file_index", "from_timestamp", "to_timestamp")]
+        columns += [f"videos/{video}/{key}" for key in ("chunk_index", "file_index", "from_timestamp")]
     files = sorted((root / "meta/episodes").glob("chunk-*/file-*.parquet"))
     if not files:
         raise DataError(f"{root / 'meta/episodes'}: the episode tables are missing")
     rows = [row for file in files for row in read_table(file, columns).to_pylist()]
 
-    def span(row: dict[str, Any], video: str) -> VideoSpan:
+    def video_span(row: dict[str, Any], video: str) -> VideoSpan:
         path = info["video_path"].format(
             video_key=video, chunk_index=row[f"videos/{video}/chunk_index"], file_index=row[f"videos/{video}/file_index"]
         )
-        return VideoSpan(root / path, row[f"videos/{video}/from_timestamp"], row[f"videos/{video}/to_timestamp"])
+        return VideoSpan(root / path, row[f"videos/{video}/from_timestamp"])
 
     episodes = [
         Episode(
@@ -157,27 +160,28 @@ def _read_v30(root: Path, info: dict[str, Any]) -> Metadata:
             to_index=row["dataset_to_index"],
             tasks=tuple(row["tasks"]),
             data_file=root / info["data_path"].format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"]),
-            videos={video: span(row, video) for video in videos},
+            videos={video: video_span(row, video) for video in videos},
         )
         for row in sorted(rows, key=lambda row: row["dataset_from_index"])
     ]
-    return Metadata(
+    return DatasetMetadata(
         root=root,
         info=info,
         fps=float(info["fps"]),
         features=features,
-        tasks=_numbered(root / "meta/tasks.parquet", "task_index"),
-        subtasks=_numbered(subtasks, "subtask_index") if subtasks.is_file() else {},
+        tasks=_read_texts(root / "meta/tasks.parquet", "task_index"),
+        subtasks=_read_texts(subtasks, "subtask_index") if subtasks.is_file() else {},
         episodes=tuple(episodes),
-        statistics=read_json(root / "meta/stats.json", missing="meta/stats.json is missing; recompute the statistics"),
+        statistics=_read_json_object(root / "meta/stats.json", missing="meta/stats.json is missing; recompute the statistics"),
     )
 
 
-def _numbered(path: Path, index: str) -> dict[int, str]:
-    """The texts of a table by their number, which is in column `index`."""
-    numbers = read_table(path, [index]).column(index).to_pylist()
-    texts = next(column for column in pq.read_schema(path).names if column != index)  # the index: its name has varied
-    return dict(zip(numbers, read_table(path, [texts]).column(texts).to_pylist(), strict=True))
+def _read_texts(path: Path, index: str) -> dict[int, str]:
+    """Read a table of texts by the values of its column `index`."""
+    indices = read_table(path, [index]).column(index).to_pylist()
+    # The texts are in the index of the data frame, whose name differs between versions of LeRobot.
+    text_column = next(column for column in pq.read_schema(path).names if column != index)
+    return dict(zip(indices, read_table(path, [text_column]).column(text_column).to_pylist(), strict=True))
 
 
 _READERS = {V30: _read_v30}

@@ -1,4 +1,4 @@
-"""Raw units to network units and back, by the statistics of the dataset a sample came from."""
+"""Normalisation between raw units and network units with the statistics of each sample's dataset."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 EPS = 1e-6
 
-NEEDED: dict[NormalisationMode, tuple[str, ...]] = {
+REQUIRED_STATISTICS: dict[NormalisationMode, tuple[str, ...]] = {
     "identity": (),
     "mean_std": ("mean", "std"),
     "min_max": ("min", "max"),
     "quantile": ("q01", "q99"),
 }
-"""The statistics each mode reads."""
+"""Statistics that each mode uses."""
 
 
 class Normaliser(nn.Module):
-    """An affine map per dataset and dimension: `normalise(x) = (x - offset) / scale`.
+    """Affine map per dataset and dimension: `normalise(x) = (x - offset) / scale`.
 
     `mean_std` gives zero mean and unit deviation; `min_max` and `quantile` put [min, max] and [q01, q99] on [-1, 1] without
-    clipping. Dimensions without range, and those a dataset does not have, are left alone (offset 0, scale 1), so that padding
-    stays exactly zero. Before `load` everything is the identity.
+    clipping. Dimensions without range, and those a dataset does not have, are unchanged (offset 0, scale 1), so that padding
+    remains exactly zero. Before `load` the map is the identity.
 
-    Offsets and scales are float32 buffers and stay so under `.to(torch.bfloat16)`, `.half()` and the like, which move them
-    between devices only: rounded statistics shift every action by up to 0.4 % of its offset.
+    Offsets and scales are float32 buffers and remain float32 under `.to(torch.bfloat16)`, `.half()` and similar calls, which
+    only move them between devices: rounded statistics would shift every action by up to 0.4 % of its offset.
     """
 
     offset: Tensor
@@ -41,38 +41,38 @@ class Normaliser(nn.Module):
 
     def __init__(self, dim: int, mode: NormalisationMode, datasets: int = 1) -> None:
         super().__init__()
-        if mode not in NEEDED:
-            raise ValueError(f"unknown normalisation {mode!r}: one of {', '.join(NEEDED)}")
+        if mode not in REQUIRED_STATISTICS:
+            raise ValueError(f"unknown normalisation {mode!r}: one of {', '.join(REQUIRED_STATISTICS)}")
         self.dim = dim
         self.mode = mode
         self.register_buffer("offset", torch.zeros(datasets, dim, dtype=torch.float32))  # (datasets, D)
         self.register_buffer("scale", torch.ones(datasets, dim, dtype=torch.float32))  # (datasets, D)
 
     def load(self, feature_stats: Sequence[Mapping[str, Sequence[float]]]) -> None:
-        """Take one mapping statistic -> values for every dataset; statistics the mode does not read may be missing.
+        """Load the statistics of every dataset, as statistic -> values; those that the mode does not use may be missing.
 
         Raises:
-            DataError: another number of datasets than this was built for, a statistic missing, or wider than `dim`.
+            DataError: the number of datasets is wrong, or a statistic is missing or wider than `dim`.
         """
         if len(feature_stats) != len(self.offset):
             raise DataError(f"statistics of {len(feature_stats)} dataset(s) for a policy built for {len(self.offset)}")
-        rows = [affine(stats, self.mode, self.dim, where=f"dataset {i}") for i, stats in enumerate(feature_stats)]
+        rows = [affine_parameters(stats, self.mode, self.dim, where=f"dataset {i}") for i, stats in enumerate(feature_stats)]
         self.offset.copy_(torch.stack([offset for offset, _ in rows]))
         self.scale.copy_(torch.stack([scale for _, scale in rows]))
 
     def normalise(self, x: Tensor, dataset_index: Tensor) -> Tensor:
-        """Raw units (B, ..., D) to network units, float32; `dataset_index` (B,) says whose statistics apply."""
+        """Convert raw units (B, ..., D) to network units, float32. `dataset_index` (B,) selects the statistics."""
         offset, scale = self._rows(x, dataset_index)
         return (x.float() - offset) / scale
 
     def denormalise(self, x: Tensor, dataset_index: Tensor) -> Tensor:
-        """The inverse of `normalise`, float32."""
+        """Convert network units to raw units, float32: the inverse of `normalise`."""
         offset, scale = self._rows(x, dataset_index)
         return x.float() * scale + offset
 
     def _rows(self, x: Tensor, dataset_index: Tensor) -> tuple[Tensor, Tensor]:
         if self.offset.dtype is not torch.float32 or self.scale.dtype is not torch.float32:
-            # FSDP1 casts buffers behind the module's back when its mixed precision names a buffer_dtype.
+            # FSDP1 casts buffers without a call of `_apply` if its mixed precision has a buffer_dtype.
             raise MismatchError(f"normalisation statistics were cast to {self.offset.dtype}; leave buffers in float32")
         shape = (len(x), *[1] * (x.ndim - 2), self.dim)
         return self.offset[dataset_index].view(shape), self.scale[dataset_index].view(shape)
@@ -89,22 +89,24 @@ class Normaliser(nn.Module):
         return f"dim={self.dim}, mode={self.mode}, datasets={len(self.offset)}"
 
 
-def affine(
+def affine_parameters(
     stats: Mapping[str, Sequence[float]], mode: NormalisationMode, dim: int, where: str = "the dataset"
 ) -> tuple[Tensor, Tensor]:
-    """(offset, scale) of one dataset's feature, both (dim,) float32, identity where there is no range and beyond its width.
+    """Compute offset and scale, both (dim,) float32, of a feature of one dataset.
+
+    They are the identity for dimensions without range and beyond the width of the feature.
 
     Raises:
-        DataError: a statistic the mode reads is missing, or wider than `dim`.
+        DataError: a statistic that the mode uses is missing, or wider than `dim`.
     """
     offset, scale = torch.zeros(dim), torch.ones(dim)
     values = []
-    for name in NEEDED[mode]:
+    for name in REQUIRED_STATISTICS[mode]:
         if name not in stats:
-            others = [other for other, needed in NEEDED.items() if all(key in stats for key in needed)]
+            usable_modes = [usable for usable, keys in REQUIRED_STATISTICS.items() if all(key in stats for key in keys)]
             raise DataError(
                 f"{where}: {mode} normalisation needs the statistic {name!r}, which is missing; "
-                f"recompute the dataset's statistics, or normalise by {' or '.join(others)}"
+                f"recompute the dataset's statistics, or normalise by {' or '.join(usable_modes)}"
             )
         value = torch.as_tensor(stats[name], dtype=torch.float64)
         if value.ndim != 1 or len(value) > dim:
@@ -114,16 +116,17 @@ def affine(
         values.append(value)
     if not values:
         return offset, scale
-    first, second = values
-    if len(first) != len(second):
-        raise DataError(f"{where}: statistics {' and '.join(NEEDED[mode])} have {len(first)} and {len(second)} dimensions")
+    low, high = values  # or mean and standard deviation
+    if len(low) != len(high):
+        names = " and ".join(REQUIRED_STATISTICS[mode])
+        raise DataError(f"{where}: statistics {names} have {len(low)} and {len(high)} dimensions")
     if mode == "mean_std":
-        spread, centre, unit = second, first, second + EPS
+        spread, centre, unit = high, low, high + EPS
     else:
-        spread = second - first
+        spread = high - low
         unit = (spread + EPS) / 2
-        centre = first + unit
-    real = spread > EPS
-    offset[: len(real)][real] = centre[real].float()
-    scale[: len(real)][real] = unit[real].float()
+        centre = low + unit
+    has_range = spread > EPS
+    offset[: len(has_range)][has_range] = centre[has_range].float()
+    scale[: len(has_range)][has_range] = unit[has_range].float()
     return offset, scale

@@ -1,4 +1,4 @@
-"""Which samples a rank takes, step by step."""
+"""Order of the samples that a rank trains on."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
-    """A sample, and the epoch it is drawn in."""
+class SampleKey:
+    """Index of a sample, and the epoch in which it is drawn."""
 
     epoch: int
     index: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """The micro-batches of one rank: an endless, seeded permutation of the samples, one permutation an epoch.
+class MicroBatchSampler:
+    """Sampler of the micro-batches of one rank: an endless sequence of seeded permutations of the samples, one per epoch.
 
-    A step takes the next `batch * accumulation * world_size` samples of that one sequence, ranks take consecutive parts of
-    it and micro-steps consecutive parts of those. So a step consumes the same samples however it is split, an epoch that
-    does not divide runs on into the next one, and every sample is seen once an epoch.
+    A step takes the next `batch * accumulation * world_size` samples of the global sequence; each rank takes a consecutive part
+    of them, and each micro-step a consecutive part of the rank's. So a step has the same samples however it is split, a step
+    may extend into the next epoch, and every sample occurs once per epoch.
     """
 
     samples: int
@@ -39,22 +39,22 @@ class Order:
     seed: int
     start_step: int
 
-    def __iter__(self) -> Iterator[list[Key]]:
-        """Lists of `batch` keys, without end, from the first micro-step of `start_step`."""
-        own = self.batch * self.accumulation
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        """Yield lists of `batch` keys without end, beginning with the first micro-step of `start_step`."""
+        samples_per_rank = self.batch * self.accumulation
         step = self.start_step
         while True:
-            first = (step * self.world_size + self.rank) * own
-            for position in range(first, first + own, self.batch):
+            start = (step * self.world_size + self.rank) * samples_per_rank
+            for position in range(start, start + samples_per_rank, self.batch):
                 yield [self.key(p) for p in range(position, position + self.batch)]
             step += 1
 
-    def key(self, position: int) -> Key:
-        """The sample at a place of the global sequence."""
-        epoch, place = divmod(position, self.samples)
-        return Key(epoch, int(_permutation(self.samples, self.seed, epoch)[place]))
+    def key(self, position: int) -> SampleKey:
+        """Return the key at a position of the global sequence."""
+        epoch, offset = divmod(position, self.samples)
+        return SampleKey(epoch, int(_permutation(self.samples, self.seed, epoch)[offset]))
 
 
-@lru_cache(maxsize=2)  # a step may lie across two epochs
+@lru_cache(maxsize=2)  # a step may extend over two epochs
 def _permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
     return generator(ORDER, seed, epoch).permutation(samples)

@@ -1,4 +1,4 @@
-"""Everything random about a sample, as a function of what the sample is and never of who loads it."""
+"""Random numbers of samples: functions of the sample, independent of the process that loads it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
 
     from benchbox.registry.contracts import BatchSpec
 
-# What a generator is for: the first word of its key, so that no two uses share a stream of numbers.
+# Purposes of generators: the first word of a key, so that no two uses share a stream of numbers.
 ORDER, DRAWS, CONTENT = range(3)
 
 
 def generator(purpose: int, *key: int) -> np.random.Generator:
-    """A counter-based generator for that key: independent of process, rank, worker and call order."""
+    """Return a counter-based generator for a key, independent of process, rank, worker and call order."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([purpose, *key])))
 
 
-def draws(spec: BatchSpec, seed: int, epoch: int, index: int) -> dict[str, Tensor]:
-    """`noise` (D, N, A), `uniform` (U,) and, where there is a shape, `latent_noise` of one sample in one epoch, float32."""
+def draw_random_fields(spec: BatchSpec, seed: int, epoch: int, index: int) -> dict[str, Tensor]:
+    """Draw `noise` (D, N, A), `uniform` (U,) and, if the spec asks for it, `latent_noise` of a sample in an epoch, float32."""
     rng = generator(DRAWS, seed, epoch, index)
     noise = rng.standard_normal((spec.noise_draws, spec.horizon, spec.action_dim), dtype=np.float32)
     uniform = rng.random(spec.uniforms, dtype=np.float32)
-    drawn = {"noise": torch.from_numpy(noise), "uniform": torch.from_numpy(uniform)}
+    fields = {"noise": torch.from_numpy(noise), "uniform": torch.from_numpy(uniform)}
     if spec.latent_shape:
-        drawn["latent_noise"] = torch.from_numpy(rng.standard_normal(spec.latent_shape, dtype=np.float32))
-    return drawn
+        fields["latent_noise"] = torch.from_numpy(rng.standard_normal(spec.latent_shape, dtype=np.float32))
+    return fields

@@ -1,4 +1,4 @@
-"""Recording demonstrations in Meta-World: MuJoCo physics, scripted experts, any of the simulator's cameras."""
+"""Recording of demonstrations in Meta-World: MuJoCo physics, scripted experts, any of the simulator's cameras."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SUITE = "metaworld"
-TRIES = 4  # attempts for every episode wanted, before giving a task up
-SHADOW_PIXELS = 1024  # of the shadow map; MuJoCo's 4096 is most of the time of rendering in software
-GOALS = 50  # positions of object and goal that Meta-World draws for a seed
+MAX_ATTEMPTS = 4  # per requested episode
+SHADOW_PIXELS = 1024  # of the shadow map; with MuJoCo's 4096 it takes most of the time of software rendering
+GOALS_PER_SEED = 50  # positions of object and goal that Meta-World draws
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One run of the expert: kept when it solved the task."""
+    """Run of the expert, and the number of episodes saved and discarded so far. It is saved if it solved the task."""
 
     env: str
-    kept: int
+    saved: int
     discarded: int
     frames: int
     solved: bool
@@ -45,14 +45,18 @@ def record(
     seed: int = 0,
     report: Callable[[Attempt], None] = lambda _: None,
 ) -> None:
-    """Record `episodes` solved episodes of every environment, each ending when its task is solved, into a new dataset.
+    """Record `episodes` solved episodes of every environment into a new dataset. An episode ends when its task is solved.
 
-    `envs` are names like "metaworld/reach-v3", one task each; images are `size` pixels square; an action is held for `every`
-    control steps of 1/80 s, which makes the dataset 80 / `every` frames a second and still one that can be replayed.
-    `report` hears of every attempt, also of those that failed and were discarded.
+    Args:
+        envs: names like "metaworld/reach-v3", one task each.
+        size: height and width of the images in pixels.
+        every: control steps of 1/80 s for which an action is repeated. The dataset has 80 / `every` frames per second and can
+        be
+            replayed.
+        report: called after every attempt, including discarded ones.
 
     Raises:
-        ConfigurationError: unknown environment or camera, an extra or a system library missing.
+        ConfigurationError: an environment or camera is unknown, or an extra or a system library is missing.
         DataError: the expert solves the task too rarely, or `root` exists.
     """
     simulators = [_Simulator(_env_name(env), cameras, size, every, seed) for env in envs]
@@ -71,23 +75,23 @@ def record(
 
 
 def _record_task(simulator: _Simulator, writer: LeRobotWriter, episodes: int, report: Callable[[Attempt], None]) -> None:
-    kept = discarded = 0
-    while kept < episodes:
-        tried = kept + discarded
-        if tried == TRIES * episodes:
-            raise DataError(f"{simulator.name}: the expert solved {kept} of {tried} attempts, and {episodes} are wanted")
-        frames, solved = simulator.attempt(tried, writer)
+    saved = discarded = 0
+    while saved < episodes:
+        attempts = saved + discarded
+        if attempts == MAX_ATTEMPTS * episodes:
+            raise DataError(f"{simulator.name}: the expert solved {saved} of {attempts} attempts, and {episodes} are wanted")
+        frames, solved = simulator.attempt(attempts, writer)
         if solved:
-            writer.end_episode()
-            kept += 1
+            writer.save_episode()
+            saved += 1
         else:
             writer.discard_episode()
             discarded += 1
-        report(Attempt(simulator.name, kept, discarded, frames, solved))
+        report(Attempt(simulator.name, saved, discarded, frames, solved))
 
 
 class _Simulator:
-    """One environment of Meta-World with its expert; as a context, with a renderer too."""
+    """Environment of Meta-World with its expert. As a context manager it also has a renderer."""
 
     def __init__(self, name: str, cameras: Sequence[str], size: int, every: int, seed: int) -> None:
         self._metaworld, self._mujoco, experts = _import_simulator()
@@ -105,13 +109,13 @@ class _Simulator:
         rate = round(1 / self._env.dt)
         if rate % every:
             raise ConfigurationError(
-                f"an action held for {every} of the {rate} control steps of a second gives no whole number of frames a second"
+                f"holding an action for {every} of {rate} control steps a second gives no whole number of frames a second"
             )
         self.fps = rate // every
-        known = [self._env.model.camera(i).name for i in range(self._env.model.ncam)]
+        available = [self._env.model.camera(i).name for i in range(self._env.model.ncam)]
         for camera in cameras:
-            if camera not in known:
-                raise ConfigurationError(Problem("", f"{name} has no camera {camera!r}", did_you_mean(camera, known)))
+            if camera not in available:
+                raise ConfigurationError(Problem("", f"{name} has no camera {camera!r}", did_you_mean(camera, available)))
 
     def __enter__(self) -> Self:
         if not self._cameras:
@@ -120,13 +124,13 @@ class _Simulator:
         visual.global_.offwidth = max(self._size, visual.global_.offwidth)
         visual.global_.offheight = max(self._size, visual.global_.offheight)
         visual.quality.shadowsize = SHADOW_PIXELS
-        self._mujoco.Renderer._mjr_context = None  # noqa: SLF001  # its destructor reads this even where starting it failed
+        self._mujoco.Renderer._mjr_context = None  # noqa: SLF001  # the destructor reads it even if the constructor failed
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the graphics library: what matters of them is in the error
+                warnings.simplefilter("ignore")  # of the graphics library: the error has the relevant information
                 self._renderer = self._mujoco.Renderer(self._env.model, self._size, self._size)
-        except Exception as error:  # what fails, and how, depends on the graphics library
-            raise _no_graphics(error) from error
+        except Exception as error:  # the type of the error depends on the graphics library
+            raise _graphics_error(error) from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -134,36 +138,36 @@ class _Simulator:
             self._renderer.close()
 
     def attempt(self, number: int, writer: LeRobotWriter) -> tuple[int, bool]:
-        """Add the frames of one run of the expert: how many, and whether it solved the task."""
-        seeded, goal = divmod(number, GOALS)
-        if seeded and not goal:
-            self._benchmark = self._metaworld.MT1(self.name, seed=self._seed + seeded)
+        """Add the frames of a run of the expert, and return their number and whether the task was solved."""
+        seed_offset, goal = divmod(number, GOALS_PER_SEED)
+        if seed_offset and not goal:
+            self._benchmark = self._metaworld.MT1(self.name, seed=self._seed + seed_offset)
         self._env.set_task(self._benchmark.train_tasks[goal])
         observation, _ = self._env.reset()
-        frames, solved, over = 0, False, False
-        while not (solved or over):
+        frames, solved, truncated = 0, False, False
+        while not (solved or truncated):
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # experts overshoot the action range, which is clipped below
+                warnings.simplefilter("ignore")  # experts exceed the action range; actions are clipped below
                 action = np.clip(self._expert.get_action(observation), -1, 1).astype(np.float32)
             frame = {"observation.state": observation[:4], "action": action}
             frame |= {f"observation.images.{camera}": self._image(camera) for camera in self._cameras}
             writer.add_frame(frame, task=self.task)
             frames += 1
             for _ in range(self._every):
-                observation, _, _, over, info = self._env.step(action)
+                observation, _, _, truncated, info = self._env.step(action)
                 solved = bool(info["success"])
-                if solved or over:
+                if solved or truncated:
                     break
         return frames, solved
 
     def _image(self, camera: str) -> np.ndarray:
-        """What the camera sees now, (size, size, 3) uint8, the right way up."""
+        """Render a camera, (size, size, 3) uint8, upright."""
         self._renderer.update_scene(self._env.data, camera=camera)
         image: np.ndarray = self._renderer.render()
         view = self._env.data.camera(camera)
-        fixed = self._env.model.camera(camera).mode[0] == 0
-        # the corner cameras hang upside down: the world's z axis points down in their image
-        return image[::-1, ::-1] if fixed and view.xmat.reshape(3, 3)[2, 1] < -0.1 else image
+        is_fixed = self._env.model.camera(camera).mode[0] == 0
+        # The corner cameras are mounted upside down: the world's z axis points down in their image.
+        return image[::-1, ::-1] if is_fixed and view.xmat.reshape(3, 3)[2, 1] < -0.1 else image
 
 
 def _env_name(env: str) -> str:
@@ -174,9 +178,9 @@ def _env_name(env: str) -> str:
 
 
 def _import_simulator() -> tuple[Any, Any, Any]:
-    """(metaworld, mujoco, experts by environment). Chooses software rendering where there is no display."""
+    """Return (metaworld, mujoco, experts by environment). Selects software rendering if there is no display."""
     if not {"MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        os.environ["MUJOCO_GL"] = "osmesa"  # read when mujoco is imported
+        os.environ["MUJOCO_GL"] = "osmesa"  # read by mujoco at its import
     try:
         import metaworld
         import mujoco
@@ -185,14 +189,14 @@ def _import_simulator() -> tuple[Any, Any, Any]:
         raise ConfigurationError(
             f"recording needs the extra `sim` ({error.name} is missing): pip install 'benchbox[sim]'"
         ) from None
-    except Exception as error:  # mujoco's rendering backends fail at import in their own ways
-        raise _no_graphics(error) from error
+    except Exception as error:  # the type of the error depends on mujoco's rendering backend
+        raise _graphics_error(error) from error
     return metaworld, mujoco, ENV_POLICY_MAP
 
 
-def _no_graphics(error: Exception) -> ConfigurationError:
-    chosen = os.environ.get("MUJOCO_GL", "the display")
+def _graphics_error(error: Exception) -> ConfigurationError:
+    library = os.environ.get("MUJOCO_GL", "the display")
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return ConfigurationError(
-        f"cannot render with {chosen} ({reason}): install libosmesa6 (apt-get install libosmesa6) and set MUJOCO_GL=osmesa"
+        f"cannot render with {library} ({reason}): install libosmesa6 (apt-get install libosmesa6) and set MUJOCO_GL=osmesa"
     )

@@ -1,4 +1,4 @@
-"""The dataset that comes with benchbox."""
+"""Sample dataset that is part of the package."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def sample_path() -> Path:
-    """Its folder: part of the package, so the same in a checkout and in an installed wheel."""
+    """Return the folder of the sample dataset, in a checkout as well as in an installed wheel."""
     return Path(__file__).resolve().parent / "sample_dataset"

@@ -1,4 +1,4 @@
-"""Samples without files: the whole batch table from a generator, for measuring a step without a dataset."""
+"""Synthetic samples: the batch table from a random generator, to measure steps without a dataset."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from benchbox.data.randomness import CONTENT, draws, generator
-from benchbox.data.text import ByteTokenizer, cues
+from benchbox.data.randomness import CONTENT, draw_random_fields, generator
+from benchbox.data.text import ByteTokenizer, encode_cues
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 SAMPLES = 4096
 """Samples in an epoch."""
 
-# Of every three samples: the one with a subgoal and without a response, and the one that begins an episode, without a past
-# and a memory. Some text stays to be learned in each.
-SUBGOAL, BEGINNING = 1, 2
-# Of every four samples: the one without one field of metadata, and the one without any.
-FEWER_FIELDS, NO_FIELDS = 1, 3
+# Remainders of the index modulo 3: a sample with a subgoal but without a response, and one at the start of an episode, with
+# neither history nor memory. Every sample has some text to learn.
+SUBGOAL, EPISODE_START = 1, 2
+# Remainders of the index modulo 4: a sample without one field of metadata, and one without any.
+MISSING_FIELD, NO_FIELDS = 1, 3
 
-_UNIFORM = {
+_UNIFORM_STATISTICS = {
     "mean": 0.0,
     "std": 3**-0.5,
     "min": -1.0,
@@ -38,27 +38,29 @@ _UNIFORM = {
 
 
 class SyntheticSamples:
-    """One dataset of noise: every camera, frame and dimension real, state and action uniform on [-1, 1).
+    """Dataset of noise: every camera, frame and dimension is real; state and action are uniform on [-1, 1).
 
-    What a batch may lack some samples lack, by their index.
+    Fields that a sample may lack are masked in some samples, depending on their index.
     """
 
     def __init__(self, spec: BatchSpec, seed: int) -> None:
         self.spec = spec
         self.seed = seed
-        self._cues = cues(spec, ByteTokenizer(spec.text_vocab)) if spec.cues else {}
+        self._cue_tokens = encode_cues(spec, ByteTokenizer(spec.text_vocab)) if spec.cues else {}
 
     def __len__(self) -> int:
         return SAMPLES
 
     @property
     def statistics(self) -> list[dict[str, dict[str, list[float]]]]:
-        """Those of the distribution, not of a draw."""
+        """Statistics of the distribution, not of the drawn samples."""
         dims = {"observation.state": self.spec.state_dim, "action": self.spec.action_dim}
-        return [{feature: {name: [value] * dim for name, value in _UNIFORM.items()} for feature, dim in dims.items()}]
+        return [
+            {feature: {name: [value] * dim for name, value in _UNIFORM_STATISTICS.items()} for feature, dim in dims.items()}
+        ]
 
     def sample(self, epoch: int, index: int) -> dict[str, Tensor]:
-        """One row of the batch table. The content is that of `index`; only what `draws` gives changes with the epoch."""
+        """Return a row of the batch table. Only the fields from `draw_random_fields` depend on the epoch."""
         spec = self.spec
         rng = generator(CONTENT, self.seed, index)
         images = self._images(rng, spec.history)
@@ -76,19 +78,19 @@ class SyntheticSamples:
             "episode_index": torch.tensor(index),
             "frame_index": torch.tensor(0),
         }
-        # ids from 3: below are pad, begin and end of text; the last FAST id is its pad
+        # text ids begin at 3, after pad, bos and eos; the last FAST id is its pad
         texts: list[tuple[str, tuple[int, ...], int, int, bool]] = [
             ("prompt", (spec.prompt_tokens,), 3, spec.text_vocab, True),
             ("response", (spec.response_tokens,), 3, spec.text_vocab, index % 3 != SUBGOAL),
             ("fast", (spec.fast_tokens,), 0, spec.fast_vocab - 1, True),
-            ("memory", (spec.memory_tokens,), 3, spec.text_vocab, index % 3 != BEGINNING),
+            ("memory", (spec.memory_tokens,), 3, spec.text_vocab, index % 3 != EPISODE_START),
             ("metadata", spec.metadata, 3, spec.text_vocab, index % 4 != NO_FIELDS),
         ]
-        for name, shape, low, high, there in texts:
+        for name, shape, low, high, present in texts:
             if all(shape):
                 sample[f"{name}_tokens"] = torch.from_numpy(rng.integers(low, high, shape))
-                sample[f"{name}_mask"] = torch.full(shape, there)
-        if all(spec.metadata) and index % 4 == FEWER_FIELDS:
+                sample[f"{name}_mask"] = torch.full(shape, present)
+        if all(spec.metadata) and index % 4 == MISSING_FIELD:
             sample["metadata_mask"][index // 4 % spec.metadata[0]] = False
         if spec.fast_tokens:
             sample["fast_truncated"] = torch.tensor(0)
@@ -102,11 +104,11 @@ class SyntheticSamples:
             sample["returns"] = torch.tensor(-rng.random(), dtype=torch.float32)
         if spec.field_of_view:
             sample["field_of_view"] = torch.from_numpy(rng.uniform(0.5, 1.5, 2).astype(np.float32))
-        if index % 3 == BEGINNING:
+        if index % 3 == EPISODE_START:
             for name in ("images", "image_mask", "history_mask"):
                 sample[name][: spec.history // 2] = 0
-        return sample | self._cues | draws(spec, self.seed, epoch, index)
+        return sample | self._cue_tokens | draw_random_fields(spec, self.seed, epoch, index)
 
     def _images(self, rng: np.random.Generator, frames: int) -> Tensor:
-        """(frames, C, 3, H, W) uint8 of noise."""
+        """Return noise (frames, C, 3, H, W) uint8."""
         return torch.from_numpy(rng.integers(0, 256, (frames, self.spec.cameras, 3, *self.spec.image_size), dtype=np.uint8))

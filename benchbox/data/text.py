@@ -1,4 +1,4 @@
-"""Text into tokens, and the prompt a sample is told."""
+"""Tokenization of texts, and the prompt of a sample."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ VOCABULARY = FIRST_BYTE + 256
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back. `bos` and `eos` are the ids that begin and end a text, where there are such; `pad` fills up."""
+    """Conversion between text and token ids. `bos` and `eos` are None if the tokenizer has no such token."""
 
     pad: int
     bos: int | None
     eos: int | None
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, without begin and end."""
+        """Return the token ids, without `bos` and `eos`."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text; pad, begin and end are left out."""
+        """Return the text, without special tokens."""
 
 
 class ByteTokenizer:
-    """Every byte of the UTF-8 text is a token: ids 3 to 258, after pad 0, begin 1 and end 2. Needs no files.
+    """Tokenizer that needs no files: every byte of the UTF-8 text is a token, 3 to 258, after pad 0, bos 1 and eos 2.
 
     Raises:
         ConfigurationError: the policy's text vocabulary is smaller than 259.
@@ -51,62 +51,64 @@ class ByteTokenizer:
             raise ConfigurationError(f"text_vocab is {text_vocab}, and the byte tokenizer has {VOCABULARY} tokens")
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, without begin and end."""
+        """Return the token ids, without `bos` and `eos`."""
         return [byte + FIRST_BYTE for byte in text.encode()]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text; pad, begin and end are left out, a character cut in two is replaced."""
+        """Return the text, without special tokens. An incomplete character is replaced."""
         return bytes(i - FIRST_BYTE for i in ids if i >= FIRST_BYTE).decode(errors="replace")
 
 
 def state_bins(state: np.ndarray, bins: int) -> np.ndarray:
-    """Normalised state (D,) to bin numbers: [-1, 1] in equal parts, everything outside in the first and last."""
+    """Return the bin numbers of a normalised state (D,): equal bins over [-1, 1]; the outer bins include all values outside."""
     return np.clip(np.floor((state + 1) / 2 * bins), 0, bins - 1).astype(np.int64)
 
 
-def cues(spec: BatchSpec, tokenizer: Tokenizer) -> dict[str, Tensor]:
-    """The fixed texts of a spec, as the batch table has them."""
+def encode_cues(spec: BatchSpec, tokenizer: Tokenizer) -> dict[str, Tensor]:
+    """Encode the fixed texts of a spec as fields of the batch table."""
     return {f"{name}_cue_tokens": torch.tensor(tokenizer.encode(text)) for name, text in spec.cues.items()}
 
 
-def prompt(tokenizer: Tokenizer, spec: BatchSpec, task: str, state: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    r"""Tokens (P,) int64 and their mask: what to do, and the binned state (D,) as text where there is one.
+def encode_prompt(tokenizer: Tokenizer, spec: BatchSpec, task: str, state: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    r"""Return the tokens (P,) int64 of the task and, if given, of the binned state (D,), and their mask.
 
-    The words are those of openpi. A task that neither the state nor a cue follows stands alone, as pi0 reads it: `task\n`.
-    Otherwise its parts are named, as pi05 reads them: `Task: task, State: 12 255;\n`, or `Task: task\n` without the state;
-    "Action: " is not in it, since that is the policy's cue. Where the text is too long the task gives way, from its end:
-    cutting the whole would cut the state, which changes every frame.
+    The text is that of openpi: `task\n` as in pi0 if there are neither a state nor cues, otherwise as in pi05
+    `Task: task, State: 12 255;\n`, or `Task: task\n` without the state. pi05's "Action: " is not part of it, because it is a
+    cue of the policy. If the text is too long, the end of the task is cut: cutting the end of the text would remove the state,
+    which changes in every frame.
 
     Raises:
-        ConfigurationError: not even the state fits.
+        ConfigurationError: `prompt_tokens` is too small even for an empty task.
     """
-    clean = " ".join(task.replace("_", " ").split())
-    beginning = "" if state is None and not spec.cues else "Task: "
-    ending = "\n" if state is None else f", State: {' '.join(map(str, state))};\n"
+    task = " ".join(task.replace("_", " ").split())
+    prefix = "" if state is None and not spec.cues else "Task: "
+    suffix = "\n" if state is None else f", State: {' '.join(map(str, state))};\n"
     bos = [] if tokenizer.bos is None else [tokenizer.bos]
-    ids = bos + tokenizer.encode(beginning + clean + ending)
+    ids = bos + tokenizer.encode(prefix + task + suffix)
     if len(ids) > spec.prompt_tokens:
-        head, tail = bos + tokenizer.encode(beginning), tokenizer.encode(ending)
-        room = spec.prompt_tokens - len(head) - len(tail)
-        if room < 0:
+        prefix_ids, suffix_ids = bos + tokenizer.encode(prefix), tokenizer.encode(suffix)
+        task_tokens = spec.prompt_tokens - len(prefix_ids) - len(suffix_ids)
+        if task_tokens < 0:
             raise ConfigurationError(
-                f"prompt_tokens is {spec.prompt_tokens}, and the prompt takes {len(head) + len(tail)} without its task"
+                f"prompt_tokens is {spec.prompt_tokens}, and the prompt takes "
+                f"{len(prefix_ids) + len(suffix_ids)} without its task"
             )
-        ids = head + tokenizer.encode(clean)[:room] + tail
-    return padded(ids, spec.prompt_tokens, tokenizer.pad)
+        ids = prefix_ids + tokenizer.encode(task)[:task_tokens] + suffix_ids
+    return pad_tokens(ids, spec.prompt_tokens, tokenizer.pad)
 
 
-def said(tokenizer: Tokenizer, text: str, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens (length,) int64 of a text that a policy learns to say, its end with it, and their mask; all masked where it is
-    empty. What does not fit is cut off.
+def encode_target(tokenizer: Tokenizer, text: str, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens (length,) int64 of a text that a policy learns to generate, with `eos`, and their mask.
+
+    Tokens beyond `length` are cut off. An empty text is masked completely, without `eos`.
     """
     eos = [] if tokenizer.eos is None else [tokenizer.eos]
-    return padded(tokenizer.encode(text) + eos if text else [], length, tokenizer.pad)
+    return pad_tokens(tokenizer.encode(text) + eos if text else [], length, tokenizer.pad)
 
 
-def padded(ids: Sequence[int], length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
-    """(length,) int64 with `pad` after the ids, and the mask of the ids. Ids beyond `length` are cut off."""
-    kept = list(ids[:length])
+def pad_tokens(ids: Sequence[int], length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens (length,) int64, the ids followed by `pad`, and the mask of the ids. Ids beyond `length` are cut off."""
+    ids = list(ids[:length])
     tokens = np.full(length, pad, dtype=np.int64)
-    tokens[: len(kept)] = kept
-    return tokens, np.arange(length) < len(kept)
+    tokens[: len(ids)] = ids
+    return tokens, np.arange(length) < len(ids)

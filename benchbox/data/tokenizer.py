@@ -1,4 +1,4 @@
-"""Tokenizers out of files: those that the tokenizers library of Hugging Face writes, read from a local folder only."""
+"""Tokenizers read from local files in the format of Hugging Face's tokenizers library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from benchbox.data.text import Tokenizer
 
-_USUAL = {  # names of special tokens, for a file that nothing beside it explains
+_COMMON_SPECIAL_TOKENS = {  # for a tokenizer without tokenizer_config.json
     "pad": ("<pad>", "[PAD]"),
     "bos": ("<bos>", "<s>", "[BOS]", "<|begin_of_text|>"),
     "eos": ("<eos>", "</s>", "[EOS]", "<|end_of_text|>", "<|endoftext|>"),
@@ -24,20 +24,20 @@ _USUAL = {  # names of special tokens, for a file that nothing beside it explain
 
 
 def open_tokenizer(path: Path | None, text_vocab: int) -> Tokenizer:
-    """The tokenizer in that file, or that of bytes where there is none.
+    """Open the tokenizer in a file, or the byte tokenizer if `path` is None.
 
     Raises:
-        ConfigurationError: it has ids that the policy's text vocabulary does not.
+        ConfigurationError: it has ids outside the policy's text vocabulary.
         DataError: the file is missing or damaged.
     """
     return ByteTokenizer(text_vocab) if path is None else FileTokenizer(path, text_vocab)
 
 
 class FileTokenizer:
-    """A `tokenizer.json`. Its special tokens are those that `tokenizer_config.json` beside it names.
+    """Tokenizer of a `tokenizer.json`, with the special tokens named in `tokenizer_config.json` in the same folder.
 
-    Where there is no such file they are its special tokens of the usual names. A tokenizer may lack a begin or an end; one
-    that lacks a pad fills up with its end, or with id 0: what fills up is masked.
+    Without that file its special tokens with common names are used. `bos` and `eos` may be missing. Without a pad token the
+    padding is `eos`, or id 0: padding is masked.
 
     Raises:
         ConfigurationError: it has ids that are not below `text_vocab`.
@@ -55,30 +55,33 @@ class FileTokenizer:
         if highest >= text_vocab:
             raise ConfigurationError(f"{path}: has ids up to {highest}, and the policy's text_vocab is {text_vocab}")
         config = path.with_name("tokenizer_config.json")
-        special = self._named_in(config) if config.is_file() else self._usual()
+        special = self._read_special_tokens(config) if config.is_file() else self._guess_special_tokens()
         self.bos, self.eos = special["bos"], special["eos"]
         self.pad: int = next(i for i in (special["pad"], self.eos, 0) if i is not None)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, without begin and end."""
+        """Return the token ids, without `bos` and `eos`."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text; special tokens are left out."""
+        """Return the text, without special tokens."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
-    def _usual(self) -> dict[str, int | None]:
-        """The ids of pad, begin and end; None for one that there is not."""
+    def _guess_special_tokens(self) -> dict[str, int | None]:
+        """Return the ids of pad, bos and eos by their common names, None for a missing one."""
         ids = {token.content: i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
-        return {name: next((ids[usual] for usual in names if usual in ids), None) for name, names in _USUAL.items()}
+        return {
+            name: next((ids[content] for content in contents if content in ids), None)
+            for name, contents in _COMMON_SPECIAL_TOKENS.items()
+        }
 
-    def _named_in(self, config: Path) -> dict[str, int | None]:
-        """The same, as a file says."""
+    def _read_special_tokens(self, config: Path) -> dict[str, int | None]:
+        """Return the ids of pad, bos and eos that a configuration file names, None for a missing one."""
         try:
-            named = json.loads(config.read_text(encoding="utf-8"))
-            tokens = {name: named.get(f"{name}_token") for name in _USUAL}
+            settings = json.loads(config.read_text(encoding="utf-8"))
+            tokens = {name: settings.get(f"{name}_token") for name in _COMMON_SPECIAL_TOKENS}
             contents = {name: token["content"] if isinstance(token, dict) else token for name, token in tokens.items()}
             ids = {name: content and self._tokenizer.token_to_id(content) for name, content in contents.items()}
         except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:

@@ -1,7 +1,9 @@
-"""Video files: frames by their time, and files out of frames. One thread, so that loader workers keep to their core."""
+"""Readers and writers of video files. They use one thread, so that each loader worker uses one core."""
 
 from __future__ import annotations
 
+import os
+from collections import OrderedDict
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +21,9 @@ if TYPE_CHECKING:
 CODEC = "libx264"
 CODEC_NAME = "h264"
 PIXEL_FORMAT = "yuv420p"
-GOP = 8  # frames between key frames: what reading one frame at random may have to decode
-AHEAD = 12  # frames further on that are decoded through rather than sought
+GOP = 8  # frames between key frames: the number of frames to decode for random access to one of them
+MAX_DECODE_AHEAD = 12  # frames: up to this distance forwards, decoding is cheaper than a seek
+MAX_OPEN_VIDEOS = 32
 
 
 class VideoReader:
@@ -40,29 +43,29 @@ class VideoReader:
         self._stream = self._container.streams.video[0]
         self._stream.thread_type = "NONE"
         self._frames: Iterator[Any] = self._container.decode(self._stream)
-        self._to_rgb = VideoReformatter()  # one for all frames: setting one up takes longer than using it
-        self._last: tuple[float, np.ndarray] | None = None  # time and pixels of the frame last decoded
+        self._to_rgb = VideoReformatter()  # shared by all frames: its set-up takes longer than its use
+        self._current: tuple[float, np.ndarray] | None = None  # time and pixels of the most recently decoded frame
 
     def frame_at(self, time_s: float) -> np.ndarray:
-        """The frame shown at that time, within half a frame's duration: (H, W, 3) uint8 RGB.
+        """Return the frame shown at that time, within half a frame's duration: (H, W, 3) uint8 RGB.
 
         Raises:
-            DataError: the file has no such frame, or cannot be decoded there.
+            DataError: the file has no such frame, or the frame cannot be decoded.
         """
-        if self._last is not None and abs(self._last[0] - time_s) < self._period / 2:
-            return self._last[1]
-        near_ahead = self._last is not None and 0 < time_s - self._last[0] < AHEAD * self._period
+        if self._current is not None and abs(self._current[0] - time_s) < self._period / 2:
+            return self._current[1]
+        is_near_ahead = self._current is not None and 0 < time_s - self._current[0] < MAX_DECODE_AHEAD * self._period
         try:
-            # from the start of the file where a seek landed too late, which files with reordered frames allow
-            for start_s in (None, time_s, 0.0) if near_ahead else (time_s, 0.0):
+            # A seek may land too late in files with reordered frames; then decode from the start of the file.
+            for start_s in (None, time_s, 0.0) if is_near_ahead else (time_s, 0.0):
                 if start_s is not None:
                     self._container.seek(round(start_s / self._stream.time_base), stream=self._stream)
                     self._frames = self._container.decode(self._stream)
-                self._last = self._decode_to(time_s)
-                if self._last is not None:
-                    return self._last[1]
+                self._current = self._decode_to(time_s)
+                if self._current is not None:
+                    return self._current[1]
         except (av.FFmpegError, OSError) as error:
-            self._last = None
+            self._current = None
             raise DataError(f"{self.path}: cannot decode the frame at {time_s:.3f} s ({error})") from None
         raise DataError(f"{self.path}: no frame at {time_s:.3f} s, which the table expects")
 
@@ -78,14 +81,42 @@ class VideoReader:
         self._container.close()
 
 
+class VideoCache:
+    """Most recently used video files of a dataset, opened on first use.
+
+    A forked process opens files anew: those of its parent share their position with the parent.
+    """
+
+    def __init__(self, fps: float) -> None:
+        self._fps = fps
+        self._pid = os.getpid()
+        self._readers: OrderedDict[Path, VideoReader] = OrderedDict()
+
+    def open(self, path: Path) -> VideoReader:
+        """Return the reader of a file.
+
+        Raises:
+            DataError: the file is missing or damaged.
+        """
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._readers = OrderedDict()
+        if path not in self._readers:
+            self._readers[path] = VideoReader(path, self._fps)
+        self._readers.move_to_end(path)
+        while len(self._readers) > MAX_OPEN_VIDEOS:
+            self._readers.popitem(last=False)[1].close()
+        return self._readers[path]
+
+
 class VideoWriter:
-    """One H.264 file in MP4, frame k shown at k / fps. Every episode starts on a key frame."""
+    """Writer of an H.264 file in MP4. Frame k is shown at k / fps."""
 
     def __init__(self, path: Path, *, fps: int, height: int, width: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.fps = fps
         self.frames = 0
-        self.encoded_bytes = 0  # so far: the encoder holds some frames back
+        self.encoded_bytes = 0  # without the frames that the encoder still buffers
         self._container = av.open(str(path), mode="w")
         options = {"crf": "23", "preset": "medium", "g": str(GOP), "bf": "0", "threads": "1"}
         self._stream = self._container.add_stream(CODEC, rate=Fraction(fps), options=options)
@@ -103,7 +134,7 @@ class VideoWriter:
 
     @property
     def time_s(self) -> float:
-        """When the next frame would be shown."""
+        """Presentation time of the next frame."""
         return self.frames / self.fps
 
     def close(self) -> None:

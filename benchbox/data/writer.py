@@ -1,4 +1,4 @@
-"""Recording: frames in, a LeRobot v3.0 dataset out, whole or not at all."""
+"""Writer of LeRobot v3.0 datasets. A dataset appears under its name only when it is complete."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchbox.data import metadata, statistics, video
-from benchbox.data.files import ARROW_TYPES, CHUNK_FILES, CameraFiles, DataFiles
+from benchbox.data import metadata, statistics
+from benchbox.data.features import DEFAULT_FEATURES, describe_feature, validate_feature
+from benchbox.data.files import FILES_PER_CHUNK, CameraFiles, DataFiles
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
@@ -23,23 +24,16 @@ if TYPE_CHECKING:
 DATA_FILE_MIB = 100
 VIDEO_FILE_MIB = 200
 
-_COUNTERS = {
-    "timestamp": {"dtype": "float32", "shape": [1], "names": None},
-    "frame_index": {"dtype": "int64", "shape": [1], "names": None},
-    "episode_index": {"dtype": "int64", "shape": [1], "names": None},
-    "index": {"dtype": "int64", "shape": [1], "names": None},
-    "task_index": {"dtype": "int64", "shape": [1], "names": None},
-}
-
 
 class LeRobotWriter:
-    """Writes a dataset frame by frame: `add_frame` until `end_episode` (or `discard_episode`), and `close` at the end.
+    """Writer of a dataset, frame by frame: `add_frame` until `save_episode` (or `discard_episode`), and `close` at the end.
 
-    Everything goes to a hidden folder beside `root`, renamed to `root` by `close`: an interrupted recording leaves no half
-    dataset. As a context manager it closes, or removes what it wrote when the block raised.
+    It writes into a hidden folder beside `root`, which `close` renames to `root`: an interrupted recording leaves no incomplete
+    dataset. As a context manager it calls `close`, or `abort` if the block raises an exception.
 
-    `features` is that of LeRobot's info.json: name -> {"dtype", "shape", "names"}, with dtype float32, float64, int64 or bool
-    and a shape of one dimension, or "video" and a shape (H, W, 3). Timestamps and indices are added here.
+    Args:
+        features: those of LeRobot's info.json: name -> {"dtype", "shape", "names"}, with dtype float32, float64, int64 or bool
+            and a shape of one dimension, or "video" and a shape (H, W, 3). Timestamps and indices are added by the writer.
 
     Raises:
         DataError: `root` exists, a feature cannot be stored, or a frame does not fit the features.
@@ -60,12 +54,12 @@ class LeRobotWriter:
         self.robot_type = robot_type
         if self.root.exists():
             raise DataError(f"{self.root}: exists already; name another folder or remove it")
-        self.features = {name: _checked(name, feature) for name, feature in features.items()}
-        columns = {name: feature for name, feature in self.features.items() if feature["dtype"] != "video"} | _COUNTERS
+        self.features = {name: validate_feature(name, feature) for name, feature in features.items()}
+        columns = {name: feature for name, feature in self.features.items() if feature["dtype"] != "video"} | DEFAULT_FEATURES
         self._limits = {"data_files_size_in_mb": data_file_mib, "video_files_size_in_mb": video_file_mib}
         self._tasks: dict[str, int] = {}
-        self._rows: list[dict[str, Any]] = []  # of the running episode
-        self._values: dict[str, list[np.ndarray]] = {name: [] for name in columns}  # of every ended episode
+        self._rows: list[dict[str, Any]] = []  # of the current episode
+        self._values: dict[str, list[np.ndarray]] = {name: [] for name in columns}  # of all saved episodes
         self._episodes: list[dict[str, Any]] = []  # rows of the episode table
         self.root.parent.mkdir(parents=True, exist_ok=True)
         self._folder = Path(tempfile.mkdtemp(prefix=f".{self.root.name}.", dir=self.root.parent))
@@ -77,20 +71,20 @@ class LeRobotWriter:
         }
 
     @property
-    def episodes(self) -> int:
-        """Episodes ended so far."""
+    def num_episodes(self) -> int:
+        """Number of saved episodes."""
         return len(self._episodes)
 
     @property
-    def frames(self) -> int:
-        """Frames of the episodes ended so far."""
+    def num_frames(self) -> int:
+        """Number of frames in the saved episodes."""
         return int(self._episodes[-1]["dataset_to_index"]) if self._episodes else 0
 
     def add_frame(self, frame: Mapping[str, Any], *, task: str) -> None:
-        """Append a frame to the running episode: a value for every feature, images as (H, W, 3) uint8 RGB."""
+        """Append a frame to the current episode: a value for every feature, images as (H, W, 3) uint8 RGB."""
         if frame.keys() != self.features.keys():
-            odd = sorted(frame.keys() ^ self.features.keys())
-            raise DataError(f"a frame holds exactly the features of the dataset; missing or unknown: {', '.join(odd)}")
+            mismatch = sorted(frame.keys() ^ self.features.keys())
+            raise DataError(f"a frame must have exactly the features of the dataset; missing or unknown: {', '.join(mismatch)}")
         row: dict[str, Any] = {"task": task}
         for name, feature in self.features.items():
             value = np.asarray(frame[name])
@@ -99,21 +93,21 @@ class LeRobotWriter:
             if name in self._cameras and value.dtype != np.uint8:
                 raise DataError(f"{name}: images are uint8, not {value.dtype}")
             row[name] = value if name in self._cameras else value.astype(feature["dtype"])
-        for name, camera in self._cameras.items():  # only now: a refused frame leaves all cameras in step
+        for name, camera in self._cameras.items():  # after all checks, so that a rejected frame is added to no camera
             camera.add(row.pop(name))
         self._rows.append(row)
 
     def discard_episode(self) -> None:
-        """Forget the frames of the running episode."""
+        """Discard the frames of the current episode."""
         self._rows.clear()
         for camera in self._cameras.values():
             camera.discard()
 
-    def end_episode(self) -> None:
-        """Store the running episode."""
+    def save_episode(self) -> None:
+        """Write the current episode to the dataset."""
         if not self._rows:
-            raise DataError("an episode holds at least one frame")
-        first, length = self.frames, len(self._rows)
+            raise DataError("an episode must have at least one frame")
+        start, length = self.num_frames, len(self._rows)
         for row in self._rows:
             self._tasks.setdefault(row["task"], len(self._tasks))
         frame_index = np.arange(length)[:, None]
@@ -121,35 +115,37 @@ class LeRobotWriter:
         values |= {
             "timestamp": (frame_index / self.fps).astype(np.float32),
             "frame_index": frame_index,
-            "episode_index": np.full((length, 1), self.episodes),
-            "index": frame_index + first,
+            "episode_index": np.full((length, 1), self.num_episodes),
+            "index": frame_index + start,
             "task_index": np.array([[self._tasks[row["task"]]] for row in self._rows]),
         }
         episode: dict[str, Any] = {
-            "episode_index": self.episodes,
+            "episode_index": self.num_episodes,
             "tasks": list(dict.fromkeys(row["task"] for row in self._rows)),
             "length": length,
-            "dataset_from_index": first,
-            "dataset_to_index": first + length,
+            "dataset_from_index": start,
+            "dataset_to_index": start + length,
             **self._data.append(values),
         }
-        stats = {name: statistics.of_values(value) for name, value in values.items()}
+        stats = {name: statistics.feature_statistics(value) for name, value in values.items()}
         for name, camera in self._cameras.items():
-            where, counts = camera.end_episode()
-            episode |= where
-            stats[name] = statistics.of_histogram(counts, length)
+            file_columns, counts = camera.save_episode()
+            episode |= file_columns
+            stats[name] = statistics.image_statistics(counts, length)
         episode |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
-        episode |= {f"stats/{name}/{key}": value for name, stat in stats.items() for key, value in stat.items()}
+        episode |= {
+            f"stats/{name}/{key}": value for name, values_by_key in stats.items() for key, value in values_by_key.items()
+        }
         for name, value in values.items():
             self._values[name].append(value)
         self._episodes.append(episode)
         self._rows.clear()
 
     def close(self) -> None:
-        """Finish the files and put the dataset in its place."""
+        """Finish the files and rename the temporary folder to `root`."""
         try:
             if self._rows:
-                raise DataError("the last episode was neither ended nor discarded")
+                raise DataError("the last episode was neither saved nor discarded")
             if not self._episodes:
                 raise DataError(f"{self.root}: nothing was recorded")
             self._close_files()
@@ -162,7 +158,7 @@ class LeRobotWriter:
             self.abort()
 
     def abort(self) -> None:
-        """Remove whatever was not put in its place. Harmless after `close`."""
+        """Remove the temporary folder. Does nothing after `close`."""
         try:
             self._close_files()
         finally:
@@ -187,60 +183,32 @@ class LeRobotWriter:
         episodes = self._folder / metadata.V30_EPISODES.format(chunk_index=0, file_index=0)
         episodes.parent.mkdir(parents=True)
         pq.write_table(pa.Table.from_pylist(self._episodes), episodes)
-        import pandas as pd  # here: every rank imports this package, and few write a dataset
+        import pandas as pd  # imported here because every rank imports this package and few write a dataset
 
         tasks = pd.DataFrame({"task_index": list(self._tasks.values())}, index=pd.Index(list(self._tasks), name="task"))
         tasks.to_parquet(meta / "tasks.parquet")
-        stats = {name: statistics.of_values(np.concatenate(values)) for name, values in self._values.items()}
-        stats |= {name: statistics.of_histogram(camera.histogram, self.frames) for name, camera in self._cameras.items()}
+        stats = {name: statistics.feature_statistics(np.concatenate(values)) for name, values in self._values.items()}
+        stats |= {
+            name: statistics.image_statistics(camera.histogram, self.num_frames) for name, camera in self._cameras.items()
+        }
         _write_json(meta / "stats.json", stats)
         info = {
             "codebase_version": metadata.V30,
             "robot_type": self.robot_type,
-            "total_episodes": self.episodes,
-            "total_frames": self.frames,
+            "total_episodes": self.num_episodes,
+            "total_frames": self.num_frames,
             "total_tasks": len(self._tasks),
-            "chunks_size": CHUNK_FILES,
+            "chunks_size": FILES_PER_CHUNK,
             **self._limits,
             "fps": self.fps,
-            "splits": {"train": f"0:{self.episodes}"},
+            "splits": {"train": f"0:{self.num_episodes}"},
             "data_path": metadata.V30_DATA,
             "video_path": metadata.V30_VIDEO if self._cameras else None,
-            "features": {name: self._described(feature) for name, feature in (self.features | _COUNTERS).items()},
-        }
-        _write_json(meta / "info.json", info)
-
-    def _described(self, feature: Mapping[str, Any]) -> dict[str, Any]:
-        if feature["dtype"] != "video":
-            return dict(feature)
-        height, width, channels = feature["shape"]
-        return {
-            **feature,
-            "info": {
-                "video.height": height,
-                "video.width": width,
-                "video.channels": channels,
-                "video.codec": video.CODEC_NAME,
-                "video.pix_fmt": video.PIXEL_FORMAT,
-                "video.fps": self.fps,
-                "video.is_depth_map": False,
-                "has_audio": False,
+            "features": {
+                name: describe_feature(feature, self.fps) for name, feature in (self.features | DEFAULT_FEATURES).items()
             },
         }
-
-
-def _checked(name: str, feature: Mapping[str, Any]) -> dict[str, Any]:
-    if name in _COUNTERS:
-        raise DataError(f"{name}: the writer fills this column itself")
-    dtype, shape = feature["dtype"], list(feature["shape"])
-    if dtype == "video":
-        if len(shape) != 3 or shape[2] != 3 or shape[0] % 2 or shape[1] % 2:
-            raise DataError(f"{name}: a video is (height, width, 3) with even sizes, not {tuple(shape)}")
-    elif dtype not in ARROW_TYPES or len(shape) != 1:
-        raise DataError(
-            f"{name}: cannot store {dtype} of shape {tuple(shape)}; dtypes are {', '.join(ARROW_TYPES)}, in one dimension"
-        )
-    return {"dtype": dtype, "shape": shape, "names": feature.get("names")}
+        _write_json(meta / "info.json", info)
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -111,7 +111,7 @@ def test_episodes_that_do_not_solve_the_task_are_discarded_and_counted(tmp_path)
         report=attempts.append,
     )
     assert [attempt.solved for attempt in attempts] == [True, True, False, True]
-    assert (attempts[-1].kept, attempts[-1].discarded) == (3, 1)
+    assert (attempts[-1].saved, attempts[-1].discarded) == (3, 1)
     assert len(open_dataset(tmp_path / "doors").episodes) == 3
 
 

@@ -56,7 +56,7 @@ def write_dataset(root, lengths=LENGTHS, tasks=TASKS, **options) -> Path:
                 }
                 writer.add_frame(frame, task=task)
                 index += 1
-            writer.end_episode()
+            writer.save_episode()
     return root
 
 

@@ -87,7 +87,7 @@ def test_noise_survives_the_video_within_its_loss(tmp_path):
         for _ in range(4):
             frame = {"observation.state": np.zeros(3), "action": np.zeros(2), "observation.images.front": image}
             writer.add_frame(frame, task="look")
-        writer.end_episode()
+        writer.save_episode()
     seen = open_dataset(tmp_path / "ramp").image("front", 3).permute(1, 2, 0).numpy()
     assert np.abs(seen.astype(int) - image).mean() < 8
 
@@ -126,7 +126,7 @@ def test_a_dataset_in_use_can_be_handed_to_another_process(tmp_path, method):
             image = rng.integers(0, 256, (96, 96, 3), dtype=np.uint8)
             frame = {"observation.state": np.zeros(3), "action": np.zeros(2), "observation.images.front": image}
             writer.add_frame(frame, task="t")
-        writer.end_episode()
+        writer.save_episode()
     ds = open_dataset(tmp_path / "noise")
     ds.image("front", 3)
     order = random.Random(0).sample(range(60), 60)
@@ -253,7 +253,7 @@ def test_a_frame_that_does_not_fit_is_refused_and_the_recording_goes_on(tmp_path
         with pytest.raises(DataError, match=says):
             writer.add_frame(good | change, task="t")
         writer.add_frame(good, task="t")
-        writer.end_episode()
+        writer.save_episode()
     assert open_dataset(tmp_path / "new")[1]["frame_index"] == 1
 
 
@@ -278,7 +278,7 @@ def test_discarded_episodes_leave_no_trace(tmp_path):
         writer.add_frame(white, task="failed")
         writer.discard_episode()
         writer.add_frame(frame, task="solved")
-        writer.end_episode()
+        writer.save_episode()
     ds = open_dataset(tmp_path / "new")
     assert len(ds) == 1
     assert ds.tasks == ("solved",)
@@ -294,7 +294,7 @@ def test_a_recording_that_raises_leaves_nothing(tmp_path):
     def interrupted():
         with LeRobotWriter(tmp_path / "new", fps=10, features=FEATURES, robot_type="test") as writer:
             writer.add_frame(blank_frame(), task="t")
-            writer.end_episode()
+            writer.save_episode()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -307,7 +307,7 @@ def test_closing_without_a_whole_recording_is_refused_and_leaves_nothing(tmp_pat
     writer = LeRobotWriter(tmp_path / "new", fps=10, features=FEATURES, robot_type="test")
     if leave == "an open episode":
         writer.add_frame(blank_frame(), task="t")
-    with pytest.raises(DataError, match=r"nothing was recorded|neither ended nor discarded"):
+    with pytest.raises(DataError, match=r"nothing was recorded|neither saved nor discarded"):
         writer.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -321,8 +321,8 @@ writer = LeRobotWriter(sys.argv[1], fps=10, features=FEATURES, robot_type="test"
 while True:
     for _ in range(5):
         writer.add_frame(blank_frame(), task="t")
-    writer.end_episode()
-    print(writer.episodes, flush=True)
+    writer.save_episode()
+    print(writer.num_episodes, flush=True)
 """
     root = tmp_path / "new"
     environment = {"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from benchbox.data.loader import open_stream
-from benchbox.data.order import Order
-from benchbox.data.randomness import DRAWS, draws, generator
+from benchbox.data.order import MicroBatchSampler
+from benchbox.data.randomness import DRAWS, draw_random_fields, generator
 from benchbox.spec.cell import DataSpec
 
 SYNTHETIC = DataSpec(kind="synthetic", workers=0)
 
 
 def order(samples=23, batch=2, accumulation=1, rank=0, world_size=1, seed=7, start_step=0):
-    return Order(
+    return MicroBatchSampler(
         samples=samples,
         batch=batch,
         accumulation=accumulation,
@@ -178,12 +178,12 @@ def test_more_draws_leave_the_first_numbers_of_a_run_as_they_were(spec):
     """Noise, then uniform numbers, then latents, from one generator a sample."""
     rng = generator(DRAWS, 7, 2, 5)
     noise, uniform, latents = rng.standard_normal((1, 5, 6), "f"), rng.random(2, "f"), rng.standard_normal((4, 3), "f")
-    drawn = draws(replace(spec, latent_shape=(4, 3)), 7, 2, 5)
+    drawn = draw_random_fields(replace(spec, latent_shape=(4, 3)), 7, 2, 5)
     assert np.array_equal(drawn["noise"], noise)
     assert np.array_equal(drawn["uniform"], uniform)
     assert np.array_equal(drawn["latent_noise"], latents)
-    assert draws(spec, 7, 2, 5).keys() == {"noise", "uniform"}
-    assert np.array_equal(draws(replace(spec, noise_draws=3), 7, 2, 5)["noise"][:1], noise)
+    assert draw_random_fields(spec, 7, 2, 5).keys() == {"noise", "uniform"}
+    assert np.array_equal(draw_random_fields(replace(spec, noise_draws=3), 7, 2, 5)["noise"][:1], noise)
 
 
 def test_a_closed_stream_yields_nothing(spec):

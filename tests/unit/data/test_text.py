@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchbox.data.text import BOS, EOS, PAD, ByteTokenizer, cues, padded, prompt, said, state_bins
+from benchbox.data.text import BOS, EOS, PAD, ByteTokenizer, encode_cues, encode_prompt, encode_target, pad_tokens, state_bins
 from benchbox.errors import ConfigurationError
 
 
@@ -36,13 +36,13 @@ def test_bins_divide_minus_one_to_one_and_hold_what_lies_outside():
     ],
 )
 def test_the_words_of_a_prompt_follow_from_what_the_policy_asks_for(spec, cues, state, text):
-    tokens, mask = prompt(ByteTokenizer(259), replace(spec, cues=cues), "pick_up the\ncup", state and np.array(state))
+    tokens, mask = encode_prompt(ByteTokenizer(259), replace(spec, cues=cues), "pick_up the\ncup", state and np.array(state))
     assert tokens[mask].tolist() == [BOS, *ByteTokenizer(259).encode(text)]
 
 
 def test_a_long_task_gives_way_to_the_state(spec):
     tokenizer = ByteTokenizer(259)
-    tokens, mask = prompt(tokenizer, replace(spec, prompt_tokens=64), "pick  up\nthe_cup " * 20, np.array([12, 255]))
+    tokens, mask = encode_prompt(tokenizer, replace(spec, prompt_tokens=64), "pick  up\nthe_cup " * 20, np.array([12, 255]))
     text = tokenizer.decode(tokens[mask].tolist())
     assert len(tokens) == 64
     assert mask.all()
@@ -52,26 +52,26 @@ def test_a_long_task_gives_way_to_the_state(spec):
 
 def test_a_prompt_without_room_for_the_state_is_refused(spec):
     with pytest.raises(ConfigurationError, match="prompt_tokens is 20, and the prompt takes"):
-        prompt(ByteTokenizer(259), replace(spec, prompt_tokens=20), "reach", np.array([12, 255]))
+        encode_prompt(ByteTokenizer(259), replace(spec, prompt_tokens=20), "reach", np.array([12, 255]))
 
 
 def test_a_text_to_learn_ends_with_its_end_and_an_empty_one_is_masked():
     tokenizer = ByteTokenizer(259)
-    tokens, mask = said(tokenizer, "grasp", 8)
+    tokens, mask = encode_target(tokenizer, "grasp", 8)
     assert tokens.tolist() == [*tokenizer.encode("grasp"), EOS, PAD, PAD]
     assert mask.tolist() == [True] * 6 + [False] * 2
-    assert not said(tokenizer, "", 8)[1].any()
+    assert not encode_target(tokenizer, "", 8)[1].any()
 
 
 def test_cues_are_the_words_of_the_spec(spec):
     tokenizer = ByteTokenizer(259)
-    found = cues(replace(spec, cues={"memory": "Updated Memory: ", "response": "Subtask: "}), tokenizer)
-    texts = {name: tokenizer.decode(tokens.tolist()) for name, tokens in found.items()}
+    cue_tokens = encode_cues(replace(spec, cues={"memory": "Updated Memory: ", "response": "Subtask: "}), tokenizer)
+    texts = {name: tokenizer.decode(tokens.tolist()) for name, tokens in cue_tokens.items()}
     assert texts == {"memory_cue_tokens": "Updated Memory: ", "response_cue_tokens": "Subtask: "}
 
 
 def test_padding_cuts_what_is_too_long():
-    tokens, mask = padded([7, 8, 9], 2, pad=5)
+    tokens, mask = pad_tokens([7, 8, 9], 2, pad=5)
     assert (tokens.tolist(), mask.tolist()) == ([7, 8], [True, True])
-    tokens, mask = padded([7], 3, pad=5)
+    tokens, mask = pad_tokens([7], 3, pad=5)
     assert (tokens.tolist(), mask.tolist()) == ([7, 5, 5], [True, False, False])

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from benchbox.data import open_dataset
 from benchbox.data.loader import open_stream
 from benchbox.data.samples import DatasetSamples
-from benchbox.data.text import ByteTokenizer, prompt, said
+from benchbox.data.text import ByteTokenizer, encode_prompt, encode_target
 from benchbox.data.tokenizer import FileTokenizer, open_tokenizer
 from benchbox.errors import ConfigurationError, DataError
 from benchbox.spec.cell import DataSpec
@@ -56,10 +56,10 @@ def test_text_comes_back_and_nothing_is_added_cut_or_padded(tmp_path):
 def test_a_prompt_is_encoded_in_one_piece_after_the_tokenizers_own_begin(tmp_path, spec):
     tokenizer = FileTokenizer(write_tokenizer(tmp_path), 300)
     assert (tokenizer.pad, tokenizer.eos, tokenizer.bos) == (0, 1, 2)
-    tokens, mask = prompt(tokenizer, spec, "push the red block", np.array([12, 255]))
+    tokens, mask = encode_prompt(tokenizer, spec, "push the red block", np.array([12, 255]))
     assert tokens[mask].tolist() == [2, *tokenizer.encode("Task: push the red block, State: 12 255;\n")]
     assert tokens[~mask].tolist() == [0] * (~mask).sum()
-    assert said(tokenizer, "open", 20)[0].tolist()[len(tokenizer.encode("open"))] == 1
+    assert encode_target(tokenizer, "open", 20)[0].tolist()[len(tokenizer.encode("open"))] == 1
 
 
 def test_the_file_beside_it_names_its_special_tokens(tmp_path):
