@@ -71,4 +71,4 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
 
 def _cell(key: str, value: Any) -> str:
     text = "; ".join(value) if isinstance(value, list) else str(value)
-    return f"`{text}`" if key == "name" else text.replace("|", "\\|")
+    return f"`{text}`" if key == "name" else text.replace("|", "\\|").replace("<", "&lt;")
