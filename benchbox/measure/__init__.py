@@ -1,1 +1,1 @@
-
+"""Instruments of a benchmark: phases, memory, FLOPs, kernels, environment."""

@@ -1,4 +1,4 @@
-"""What a measurement was made on and with. No host name, no user name, no path."""
+"""Machine, software and settings of a measurement, without host name, user name and paths."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import torch
 import benchbox
 
 _PACKAGES = ("torch", "accelerate", "deepspeed", "transformers")
-# Variables that change what is measured.
+# Environment variables that influence the measurement.
 _VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "OMP_NUM_THREADS")
 
 
 def environment() -> dict[str, Any]:
-    """Versions, machine, devices, threads, variables and git state of this process, as plain JSON values.
+    """Return versions, machine, devices, threads, variables and git state of this process, as JSON values.
 
-    A package that is not installed, a driver that is not there and a variable that is not set are null.
+    Packages that are not installed, a missing driver and unset variables are null.
     """
     cpu, devices = _cpu_model(), _devices()
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
@@ -48,7 +48,7 @@ def environment() -> dict[str, Any]:
 
 
 def machine_slug(devices: list[str], cpu: str, cores: int) -> str:
-    """A file name for this kind of machine: its devices, or its processor and cores where it has none."""
+    """Return a file name for this kind of machine: its devices, or without devices its processor and cores."""
     if devices:
         kinds = sorted(set(devices))
         text = "-".join(f"{devices.count(kind)}x-{kind}" for kind in kinds)
@@ -91,17 +91,17 @@ def _driver() -> str | None:
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit of the working directory's repository, and whether tracked files differ from it; None outside of one."""
-    commit = _git_says("rev-parse", "HEAD")
+    """Return the commit of the working directory's repository, and whether tracked files differ; None outside a repository."""
+    commit = _run_git("rev-parse", "HEAD")
     if commit is None:
         return None
-    changed = _git_says("status", "--porcelain", "--untracked-files=no")
+    changed = _run_git("status", "--porcelain", "--untracked-files=no")
     return {"commit": commit, "dirty": bool(changed) if changed is not None else None}
 
 
-def _git_says(*arguments: str) -> str | None:
+def _run_git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=False)
+        process = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None

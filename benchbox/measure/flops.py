@@ -1,4 +1,4 @@
-"""Floating-point operations of a step, and the share of the device's peak they make of its time."""
+"""Floating-point operations of a step, and the utilisation of the device's peak that they give with its time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from benchbox.observer.hooks.dispatch import is_recomputing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Dense bfloat16 peaks in FLOP/s by the exact name the driver gives, from NVIDIA's data sheets (which headline twice as much,
-# with sparsity). An unlisted name has no peak: a near match would be wrong by the difference between two form factors.
+    from benchbox.store.rank_result import Utilisation
+
+# Dense bfloat16 peaks in FLOP/s by the exact device name of the driver, from NVIDIA's data sheets (whose headline numbers, with
+# sparsity, are twice as high). Unlisted names have no peak: those of similar names differ by form factor.
 DEVICE_PEAKS = {
     "NVIDIA A100-SXM4-40GB": 312e12,
     "NVIDIA A100-SXM4-80GB": 312e12,
@@ -29,7 +31,7 @@ DEVICE_PEAKS = {
 }
 
 
-# Fused attention on CPU has no formula in torch.
+# torch has no formula for fused attention on CPUs.
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001
 _BACKWARD = frozenset(
     getattr(torch.ops.aten, name)
@@ -43,26 +45,26 @@ _BACKWARD = frozenset(
 
 
 class FlopCounter:
-    """Adds up torch's formulas for matrix products, convolutions and fused attention, 2 for each multiply-add.
+    """Sums torch's formulas for matrix products, convolutions and fused attention, 2 FLOPs for each multiply-add.
 
-    `total` is what the device did; `recomputed` is the part of it that did something again: a forward, for activation
-    checkpointing, or the scores of attention, in a fused backward. The rest is the model's work, whatever the set-up.
+    `total` is the work of the device. `recomputed` is the repeated part of it: forward passes for activation checkpointing and
+    attention scores in a fused backward. The difference is the work of the model, which does not depend on the set-up.
     """
 
     def __init__(self) -> None:
         self.total = 0
         self.recomputed = 0
 
-    def on_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
+    def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         packet = getattr(operation, "overloadpacket", operation)
         if packet in _BACKWARD:
-            shapes = [tensor.shape for tensor in arguments[:4]]  # of the output's gradient, query, key, value
+            shapes = [tensor.shape for tensor in args[:4]]  # gradient of the output, query, key, value
             flops = int(sdpa_backward_flop_count(*shapes))
             self.recomputed += flops - 2 * int(sdpa_flop_count(*shapes[1:]))
         elif packet is _FORWARD:
-            flops = int(sdpa_flop_count(*(tensor.shape for tensor in arguments[:3])))
+            flops = int(sdpa_flop_count(*(tensor.shape for tensor in args[:3])))
         elif packet in flop_registry:
-            flops = int(flop_registry[packet](*arguments, **options, out_val=result))
+            flops = int(flop_registry[packet](*args, **kwargs, out_val=result))
         else:
             return
         self.total += flops
@@ -72,11 +74,11 @@ class FlopCounter:
 
 def utilisation(
     model_flops: int, recomputed_flops: int, step_time_s: Sequence[float], device_name: str, matmul_dtypes: set[str]
-) -> dict[str, Any]:
-    """The record's `mfu`, `hfu` and `mfu_reason`: FLOPs of this rank's step over its median time, as a share of the peak.
+) -> Utilisation:
+    """Return the record's `mfu`, `hfu` and `mfu_reason`: FLOPs of this rank's step over its median time and the peak.
 
-    The model's FLOPs, and all that the device did (PaLM, arXiv:2204.02311, appendix B). Null with a reason where the peak is
-    unknown, and where it would not apply.
+    MFU counts the FLOPs of the model, HFU all FLOPs of the device (PaLM, arXiv:2204.02311, appendix B). Both are None, with a
+    reason, if the peak is unknown or does not apply.
     """
     peak = DEVICE_PEAKS.get(device_name)
     if peak is None:
@@ -93,6 +95,6 @@ def utilisation(
     return {"mfu": mfu, "hfu": hfu, "mfu_reason": None}
 
 
-def unknown_utilisation(reason: str) -> dict[str, Any]:
-    """The same where neither can be known."""
+def unknown_utilisation(reason: str) -> Utilisation:
+    """Return the entries of `utilisation` when MFU and HFU are unknown."""
     return {"mfu": None, "hfu": None, "mfu_reason": reason}

@@ -1,4 +1,4 @@
-"""Which attention kernel ran, and which modules were recomputed."""
+"""Attention kernels that ran, and modules that were recomputed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ _SDPA = {
     "_scaled_dot_product_efficient_attention": "efficient",
     "_scaled_dot_product_cudnn_attention": "cudnn",
     "_scaled_dot_product_fused_attention_overrideable": "overrideable",
-    # torch decomposes its unfused kernel into plain products and this softmax, which nothing else uses
+    # torch decomposes its unfused kernel into matrix products and this softmax, which nothing else uses
     "_safe_softmax": "math",
 }
 _EAGER = "_softmax"
 _FLEX = "flex_attention"
-# A compiled kernel is no operation: `attend` marks the call, as for a profiler.
-_MARK = "_record_function_enter_new"
+# A compiled kernel is no operation: `attend` marks its call with a profiler annotation.
+_ANNOTATION = "_record_function_enter_new"
 
 
 class KernelNames:
-    """Names the attention that ran: `sdpa:<kernel>` for torch's scaled_dot_product_attention, `flex` for FlexAttention and
-    `eager` for a softmax of its own; several are joined by `+`, as in `sdpa:flash+eager`.
+    """Collects the names of the attention kernels that ran.
+
+    They are `sdpa:<kernel>` for torch's scaled_dot_product_attention, `flex` for FlexAttention and `eager` for a plain softmax;
+    several are joined by `+`, as in `sdpa:flash+eager`.
     """
 
     def __init__(self) -> None:
@@ -37,35 +39,35 @@ class KernelNames:
 
     @property
     def attention(self) -> str | None:
-        """None when no attention ran."""
+        """Names of the kernels that ran, or None."""
         parts = [f"sdpa:{kernel}" for kernel in sorted(self._sdpa)]
         parts += [name for name, ran in (("flex", self._flex), ("eager", self._eager)) if ran]
         return "+".join(parts) or None
 
-    def on_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:  # noqa: ARG002
+    def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:  # noqa: ARG002
         name = operation_name(operation)
         if name in _SDPA:
             self._sdpa.add(_SDPA[name])
         elif name == _EAGER:
             self._eager = True
-        elif name == _FLEX or (name == _MARK and arguments[0] == _FLEX):
+        elif name == _FLEX or (name == _ANNOTATION and args[0] == _FLEX):
             self._flex = True
 
 
 class Recomputation:
-    """Counts the units of which some part ran its forward again during the backward pass: those really checkpointed."""
+    """Counts the units in which a module ran its forward again during the backward pass, as checkpointed units do."""
 
     def __init__(self, model: nn.Module, unit_classes: tuple[type[nn.Module], ...]) -> None:
         units = [module for module in model.modules() if isinstance(module, unit_classes)]
-        self._units_of: dict[int, set[int]] = {}
+        self._units_by_module: dict[int, set[int]] = {}
         for unit in units:
-            for part in unit.modules():
-                self._units_of.setdefault(id(part), set()).add(id(unit))
-        self._repeated: set[int] = set()
+            for module in unit.modules():
+                self._units_by_module.setdefault(id(module), set()).add(id(unit))
+        self._recomputed: set[int] = set()
 
     @property
     def units(self) -> int:
-        return len(self._repeated)
+        return len(self._recomputed)
 
     def __enter__(self) -> Self:
         self._handle = register_module_forward_pre_hook(self._before_forward)
@@ -76,4 +78,4 @@ class Recomputation:
 
     def _before_forward(self, module: nn.Module, _: Any) -> None:
         if in_backward():
-            self._repeated |= self._units_of.get(id(module), set())
+            self._recomputed |= self._units_by_module.get(id(module), set())

@@ -7,23 +7,25 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, UntypedStorage
-from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
+from benchbox.observer.introspect.tensors import local_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from benchbox.store.rank_result import RankMemory
+
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Forget peaks so far: the next `peak` is that of what follows. Nothing to forget on a device that does not count."""
+    """Reset the peaks that `peak_memory` reports. Does nothing on a device without memory counters."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak_memory(device: torch.device) -> dict[str, Any] | None:
-    """The record's `memory` for one rank since `reset_peak`, or None on a device that counts nothing by itself."""
+def peak_memory(device: torch.device) -> RankMemory | None:
+    """Return the record's `memory` of this rank since `reset_peak_memory`, or None on a device without memory counters."""
     if device.type != "cuda":
         return None
     return {
@@ -38,61 +40,61 @@ class TensorStorageTracker:
     """Counts the bytes of live tensor storages, each once however many tensors share it.
 
         with TensorStorageTracker(model.parameters()) as tracker:
-            step()  # meets every storage that a step uses, whoever holds it
+            step()  # finds every storage that a step uses
             step()
         tracker.peak_bytes
 
-    A storage counts from the first operation that touches it, or from the beginning when it is one of `roots`, until it is
-    freed. Therefore the first step only finds what there is: reduction buckets are held by C++ and met when they are reduced.
-    Scratch memory inside one operation is not seen, nor is what an allocator keeps in reserve.
+    A storage counts from the first operation that touches it, or from the beginning if it belongs to one of `roots`, until it
+    is freed. The first step therefore only finds the existing storages: reduction buckets, for example, are owned by C++ and
+    appear when they are reduced. Scratch memory inside one operation and memory reserved by an allocator are not counted.
     """
 
     def __init__(self, roots: Iterable[Tensor] = ()) -> None:
-        self._live: dict[int, tuple[int, weakref.ref[UntypedStorage]]] = {}  # bytes by storage
+        self._storages: dict[int, tuple[int, weakref.ref[UntypedStorage]]] = {}  # size and reference by storage
         self.current_bytes = 0
         self.peak_bytes = 0
-        self._watch = OperationDispatchMode(self)
+        self._mode = OperationDispatchMode(self)
         for root in roots:
-            self._note(root.to_local() if isinstance(root, DTensor) else root)
+            self._count_tensor(local_shard(root))
 
     def __enter__(self) -> Self:
         self._resize = UntypedStorage.resize_
 
-        # Sharding frees and restores gathered parameters by resizing their storage, which is no tensor operation.
+        # FSDP frees and restores gathered parameters by resizing their storage, which is no tensor operation.
         def resize_(storage: UntypedStorage, size: int) -> Any:
             resized = self._resize(storage, size)
-            if storage._cdata in self._live:  # noqa: SLF001 (the storage's identity)
-                self._count(storage)
+            if storage._cdata in self._storages:  # noqa: SLF001 (the storage's identity)
+                self._count_storage(storage)
             return resized
 
         UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
-        self._watch.__enter__()
+        self._mode.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._watch.__exit__(*exception)
+        self._mode.__exit__(*exception)
         UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
-    def on_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:  # noqa: ARG002
-        for leaf in tree_leaves((arguments, options, result)):
+    def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:  # noqa: ARG002
+        for leaf in tree_leaves((args, kwargs, result)):
             if isinstance(leaf, Tensor):
-                self._note(leaf)
+                self._count_tensor(leaf)
 
-    def _note(self, tensor: Tensor) -> None:
+    def _count_tensor(self, tensor: Tensor) -> None:
         if tensor.device.type != "meta" and tensor.layout == torch.strided:
-            self._count(tensor.untyped_storage())
+            self._count_storage(tensor.untyped_storage())
 
-    def _count(self, storage: UntypedStorage) -> None:
+    def _count_storage(self, storage: UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()  # noqa: SLF001
-        known, reference = self._live.get(key, (0, None))
+        counted_size, reference = self._storages.get(key, (0, None))
         if reference is None:
-            reference = weakref.ref(storage, lambda _: self._freed(key))
-        elif size == known:
+            reference = weakref.ref(storage, lambda _: self._release(key))
+        elif size == counted_size:
             return
-        self._live[key] = (size, reference)
-        self.current_bytes += size - known
+        self._storages[key] = (size, reference)
+        self.current_bytes += size - counted_size
         self.peak_bytes = max(self.peak_bytes, self.current_bytes)
 
-    def _freed(self, key: int) -> None:
-        size, _ = self._live.pop(key)
+    def _release(self, key: int) -> None:
+        size, _ = self._storages.pop(key)
         self.current_bytes -= size

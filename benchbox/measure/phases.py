@@ -1,12 +1,13 @@
-"""Instruments: phases in, samples out.
+"""Instruments of a step: the step opens phases, instruments time or report them.
 
-The step opens `step()` once and `phase(name)` around each of its parts; whoever wants to know passes an instrument. The step
-never learns what is listening, and the null instrument listens to nothing.
+The step opens `step()` once and `phase(name)` around each of its parts. It does not know which instrument is passed to it; the
+null instrument does nothing.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,45 +23,35 @@ if TYPE_CHECKING:
 
 
 class Instrument(Protocol):
-    """What a step reports to. Phases of one step never nest; one that occurs again (accumulation) adds up."""
+    """Receiver of the phases of a step. Phases never nest; a phase that occurs again in a step (accumulation) adds up."""
 
     def step(self) -> AbstractContextManager[None]:
-        """Open around one whole optimizer step."""
+        """Return the context of one complete optimizer step."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Open around one phase, `name` being one of `PHASES`."""
+        """Return the context of one phase, whose name is one of `PHASES`."""
 
 
-class _Nothing:
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *exception: object) -> None:
-        return None
+_NULL_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
-_NOTHING = _Nothing()
-
-
-class _Null:
-    """Every call hands out the same empty context manager."""
+class _NullInstrument:
+    """Returns the same empty context for every step and phase."""
 
     __slots__ = ()
 
     def step(self) -> AbstractContextManager[None]:
-        return _NOTHING
+        return _NULL_CONTEXT
 
     def phase(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002
-        return _NOTHING
+        return _NULL_CONTEXT
 
 
-NONE: Instrument = _Null()
+NONE: Instrument = _NullInstrument()
 
 
-class _Span:
-    """A reusable context manager: instruments allocate theirs once, so that a phase costs two calls and no objects."""
+class _CallbackContext:
+    """Reusable context manager of two callbacks. Allocated once per instrument, so that a phase allocates no object."""
 
     __slots__ = ("_enter", "_exit")
 
@@ -77,9 +68,9 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of each completed step, and of each phase in each of them (0.0 where a step did not enter the phase).
+    """Seconds of each completed step, and of each phase per step (0.0 if a step did not enter the phase).
 
-    A phase that no step entered is absent: a backend that fuses it has no time of its own to report.
+    A phase that no step entered is absent: a backend may fuse it into another one.
     """
 
     step_s: list[float]
@@ -92,19 +83,19 @@ class _HostTimer:
         return time.perf_counter()
 
     @staticmethod
-    def seconds(start: float, end: float) -> float:
+    def elapsed_s(start: float, end: float) -> float:
         return end - start
 
     @staticmethod
-    def settle(last: float) -> None:
+    def synchronize(mark: float) -> None:
         pass
 
 
 class _CudaTimer:
-    """Marks are events on the current stream, so nothing waits inside a step and overlap is left as it is.
+    """Timer by CUDA events on the current stream: nothing inside a step waits, and overlap is not disturbed.
 
-    Time is that of the stream: `data_wait` is then how long the device stood idle for want of a batch, not how long the host
-    waited while the device still had work. That is what makes the phases add up to the step.
+    It measures the time of the stream. `data_wait` is therefore the time that the device idled for lack of a batch, not the
+    time that the host waited while the device was still busy. Only so do the phases add up to the step.
     """
 
     @staticmethod
@@ -114,12 +105,12 @@ class _CudaTimer:
         return event
 
     @staticmethod
-    def seconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    def elapsed_s(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         return float(start.elapsed_time(end)) / 1000.0
 
     @staticmethod
-    def settle(last: torch.cuda.Event) -> None:
-        last.synchronize()
+    def synchronize(mark: torch.cuda.Event) -> None:
+        mark.synchronize()
 
 
 class PhaseClock:
@@ -133,10 +124,10 @@ class PhaseClock:
         self._mark = self._timer.mark
         self._step_start: Any = None
         self._phase_start: Any = None
-        self._open: list[tuple[int, Any, Any]] = []  # (phase index, start, end) of the running step
-        self._done: list[tuple[Any, Any, list[tuple[int, Any, Any]]]] = []
-        self._step = _Span(self._begin_step, self._end_step)
-        self._phases = {name: self._span(index) for index, name in enumerate(PHASES)}
+        self._step_phases: list[tuple[int, Any, Any]] = []  # (phase index, start, end) of the running step
+        self._completed: list[tuple[Any, Any, list[tuple[int, Any, Any]]]] = []
+        self._step = _CallbackContext(self._begin_step, self._end_step)
+        self._phases = {name: self._context(index) for index, name in enumerate(PHASES)}
 
     def step(self) -> AbstractContextManager[None]:
         return self._step
@@ -145,60 +136,65 @@ class PhaseClock:
         return self._phases[name]
 
     def drain(self) -> StepTimes:
-        """The times of all steps since the last call, in order. Waits for the device here, once."""
-        done, self._done = self._done, []
-        if done:
-            self._timer.settle(done[-1][1])
-        seconds = self._timer.seconds
-        rows = [[0.0] * len(PHASES) for _ in done]
-        seen: set[int] = set()
-        for row, (_, _, phases) in zip(rows, done, strict=True):
+        """Return the times of all steps since the last call, in order. Synchronizes with the device once."""
+        steps, self._completed = self._completed, []
+        if steps:
+            self._timer.synchronize(steps[-1][1])
+        elapsed_s = self._timer.elapsed_s
+        rows = [[0.0] * len(PHASES) for _ in steps]
+        entered: set[int] = set()
+        for row, (_, _, phases) in zip(rows, steps, strict=True):
             for index, start, end in phases:
-                row[index] += seconds(start, end)
-                seen.add(index)
+                row[index] += elapsed_s(start, end)
+                entered.add(index)
         return StepTimes(
-            [seconds(start, end) for start, end, _ in done],
-            {PHASES[index]: [row[index] for row in rows] for index in sorted(seen)},
+            [elapsed_s(start, end) for start, end, _ in steps],
+            {PHASES[index]: [row[index] for row in rows] for index in sorted(entered)},
         )
 
-    def _span(self, index: int) -> _Span:
+    def _context(self, index: int) -> _CallbackContext:
         def leave(failed: bool) -> None:
             if not failed:
-                self._open.append((index, self._phase_start, self._mark()))
+                self._step_phases.append((index, self._phase_start, self._mark()))
 
-        return _Span(self._begin_phase, leave)
+        return _CallbackContext(self._begin_phase, leave)
 
     def _begin_phase(self) -> None:
         self._phase_start = self._mark()
 
     def _begin_step(self) -> None:
-        self._open = []
+        self._step_phases = []
         self._step_start = self._mark()
 
     def _end_step(self, failed: bool) -> None:
         if not failed:
-            self._done.append((self._step_start, self._mark(), self._open))
+            self._completed.append((self._step_start, self._mark(), self._step_phases))
 
 
-def _forget(state: RankState) -> None:
+def _ignore(state: RankState) -> None:
     pass
 
 
 class ProgressTracker:
-    """Remembers where the main thread stands, for a heartbeat thread to read, and tells `keep` of every move.
+    """Instrument that tracks the stage, step and phase of the main thread, for a heartbeat thread to read.
 
-    `state` is replaced as a whole, so that a reader never sees half a change. After an exception it stays where it was raised.
+    `state` is replaced as one object, so that a reader never sees half an update. After an exception it stays where the
+    exception was raised.
+
+    Args:
+        stage: the first stage.
+        on_change: called with each new state.
     """
 
-    def __init__(self, stage: str = "build", keep: Callable[[RankState], None] = _forget) -> None:
-        self._keep = keep
-        self._be_at(RankState(stage, None, None, None, time.time()))
-        self._step = _Span(self._next_step, self._leave)
-        self._phases = {name: self._span(name) for name in PHASES}
+    def __init__(self, stage: str = "build", on_change: Callable[[RankState], None] = _ignore) -> None:
+        self._on_change = on_change
+        self._set_state(RankState(stage, None, None, None, time.time()))
+        self._step = _CallbackContext(self._begin_step, self._end)
+        self._phases = {name: self._context(name) for name in PHASES}
 
-    def enter(self, stage: str, of: int | None = None) -> None:
-        """Begin a stage of `of` steps; the next step is its number 1."""
-        self._be_at(RankState(stage, None, of, None, time.time()))
+    def enter(self, stage: str, total_steps: int | None = None) -> None:
+        """Begin a stage of `total_steps` steps; its steps are numbered from 1."""
+        self._set_state(RankState(stage, None, total_steps, None, time.time()))
 
     def step(self) -> AbstractContextManager[None]:
         return self._step
@@ -206,31 +202,31 @@ class ProgressTracker:
     def phase(self, name: str) -> AbstractContextManager[None]:
         return self._phases[name]
 
-    def _span(self, name: str) -> _Span:
-        return _Span(lambda: self._move(self.state.step, name), self._leave)
+    def _context(self, name: str) -> _CallbackContext:
+        return _CallbackContext(lambda: self._set_step(self.state.step, name), self._end)
 
-    def _move(self, step: int | None, phase: str | None) -> None:
-        stage, _, of, _, _ = self.state
-        self._be_at(RankState(stage, step, of, phase, time.time()))
+    def _set_step(self, step: int | None, phase: str | None) -> None:
+        stage, _, total_steps, _, _ = self.state
+        self._set_state(RankState(stage, step, total_steps, phase, time.time()))
 
-    def _be_at(self, state: RankState) -> None:
+    def _set_state(self, state: RankState) -> None:
         self.state = state
-        self._keep(state)
+        self._on_change(state)
 
-    def _next_step(self) -> None:
-        self._move((self.state.step or 0) + 1, None)
+    def _begin_step(self) -> None:
+        self._set_step((self.state.step or 0) + 1, None)
 
-    def _leave(self, failed: bool) -> None:
+    def _end(self, failed: bool) -> None:
         if not failed:
-            self._move(self.state.step, None)
+            self._set_step(self.state.step, None)
 
 
 class CombinedInstrument:
-    """Several instruments as one: entered in the order given, left in the reverse."""
+    """Several instruments as one: entered in order, left in reverse order."""
 
     def __init__(self, *instruments: Instrument) -> None:
-        self._step = self._join([instrument.step() for instrument in instruments])
-        self._phases = {name: self._join([instrument.phase(name) for instrument in instruments]) for name in PHASES}
+        self._step = self._combine([instrument.step() for instrument in instruments])
+        self._phases = {name: self._combine([instrument.phase(name) for instrument in instruments]) for name in PHASES}
 
     def step(self) -> AbstractContextManager[None]:
         return self._step
@@ -239,16 +235,16 @@ class CombinedInstrument:
         return self._phases[name]
 
     @staticmethod
-    def _join(parts: list[AbstractContextManager[None]]) -> AbstractContextManager[None]:
-        backwards = parts[::-1]
+    def _combine(contexts: list[AbstractContextManager[None]]) -> AbstractContextManager[None]:
+        in_reverse = contexts[::-1]
 
         def enter() -> None:
-            for part in parts:
-                part.__enter__()
+            for context in contexts:
+                context.__enter__()
 
         def leave(failed: bool) -> None:
-            reason = (RuntimeError, None, None) if failed else (None, None, None)
-            for part in backwards:
-                part.__exit__(*reason)
+            exception = (RuntimeError, None, None) if failed else (None, None, None)
+            for context in in_reverse:
+                context.__exit__(*exception)
 
-        return _Span(enter, leave)
+        return _CallbackContext(enter, leave)

@@ -1,4 +1,4 @@
-"""Looks closely at steps that are not timed: collectives, kernels, recomputation, FLOPs, and memory where no counter exists."""
+"""Probe of steps that are not timed: collectives, kernels, recomputation, FLOPs, and memory on devices without counters."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from benchbox.observer.hooks.matmuls import MatmulDtypes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from benchbox.store.rank_result import RankMemory, Utilisation
+    from benchbox.store.record import CollectiveRecord, Flops
 
-class Steps(Protocol):
-    """What is probed: anything with a wrapped model and a step over a source of batches."""
+
+class ProbedSession(Protocol):
+    """Session with a wrapped model and a step over a source of batches."""
 
     @property
     def model(self) -> nn.Module: ...
@@ -32,64 +35,66 @@ class Steps(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """What was seen, in the shapes of `rank<r>.json`.
+    """Result of a probe, in the form of `rank<r>.json`.
 
-    `attention_kernel` is None when no attention ran, `checkpointed_modules` counts units that were recomputed, and `memory` is
-    None where `benchbox.measure.memory.peak` has the counters of the device.
+    `attention_kernel` is None if no attention ran, `checkpointed_modules` is the number of units that were recomputed, and
+    `memory` is None if the device has memory counters, which `benchbox.measure.memory.peak_memory` reads.
     """
 
-    collectives: dict[str, dict[str, int]]
+    collectives: dict[str, CollectiveRecord]
     attention_kernel: str | None
     checkpointed_modules: int
     matmul_dtypes: set[str]
-    flops: dict[str, Any]
-    memory: dict[str, Any] | None
+    flops: Flops
+    memory: RankMemory | None
     device_name: str
-    micro_batches: list[Any]  # of the step that was looked at
+    micro_batches: list[Any]  # of the probed step
 
-    def utilisation(self, step_time_s: Sequence[float]) -> dict[str, Any]:
-        """`mfu`, `hfu` and `mfu_reason` of steps that took so long on this rank."""
+    def utilisation(self, step_time_s: Sequence[float]) -> Utilisation:
+        """Return `mfu`, `hfu` and `mfu_reason` of steps that took `step_time_s` on this rank."""
         model, recomputed = self.flops["model_flops_per_step"], self.flops["recomputed_flops_per_step"]
-        if model is None:
-            return unknown_utilisation(self.flops["reason"])
+        if model is None or recomputed is None:
+            reason = self.flops["reason"]
+            assert reason is not None, "FLOPs are unknown for a reason"
+            return unknown_utilisation(reason)
         return utilisation(model, recomputed, step_time_s, self.device_name, self.matmul_dtypes)
 
 
 def probe(
-    session: Steps,
+    session: ProbedSession,
     micro_batches: Any,
     units: tuple[type[nn.Module], ...],
     device: torch.device,
     instruments: Instrument = NONE,
 ) -> ProbeResult:
-    """Run one step under every observer, and two more under the storage tracker where the device counts no memory.
+    """Run one step under every counter, and two more under the storage tracker if the device has no memory counters.
 
-    Call it after a few steps: it shows a step as it is once optimizer state and buckets exist.
+    Call it after a few steps, when optimizer state and buckets exist.
     """
-    collectives, flops, kernels, products = CollectiveCounter(), FlopCounter(), KernelNames(), MatmulDtypes()
-    taken: list[Any] = []
-    with Recomputation(session.model, units) as recomputation, OperationDispatchMode(collectives, flops, kernels, products):
-        session.step(_noted(micro_batches, taken), instruments)
+    collectives, flops, kernels, matmuls = CollectiveCounter(), FlopCounter(), KernelNames(), MatmulDtypes()
+    probed_batches: list[Any] = []
+    with Recomputation(session.model, units) as recomputation, OperationDispatchMode(collectives, flops, kernels, matmuls):
+        session.step(_record_batches(micro_batches, probed_batches), instruments)
     return ProbeResult(
-        collectives=collectives.counts,
+        collectives={name: {"count": totals["count"], "bytes": totals["bytes"]} for name, totals in collectives.counts.items()},
         attention_kernel=kernels.attention,
         checkpointed_modules=recomputation.units,
-        matmul_dtypes=set(products.forward),
-        flops=_counted(flops, kernels.attention),
+        matmul_dtypes=set(matmuls.counts),
+        flops=_flop_record(flops, kernels.attention),
         memory=None if device.type == "cuda" else _storage_peak(session, micro_batches, instruments),
         device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type}",
-        micro_batches=taken,
+        micro_batches=probed_batches,
     )
 
 
-def _noted(micro_batches: Any, taken: list[Any]) -> Iterator[Any]:
-    """The same, and those that were taken in a list."""
+def _record_batches(micro_batches: Any, record: list[Any]) -> Iterator[Any]:
+    """Yield the micro-batches, and append each to `record`."""
     for batch in micro_batches:
-        taken.append(batch)
+        record.append(batch)
         yield batch
 
 
-def _counted(flops: FlopCounter, kernel: str | None) -> dict[str, Any]:
+def _flop_record(flops: FlopCounter, kernel: str | None) -> Flops:
     if kernel is not None and "flex" in kernel.split("+"):
         reason = "FlexAttention runs compiled, and its products are not seen"
         return {"model_flops_per_step": None, "recomputed_flops_per_step": None, "reason": reason}
@@ -100,7 +105,7 @@ def _counted(flops: FlopCounter, kernel: str | None) -> dict[str, Any]:
     }
 
 
-def _storage_peak(session: Steps, micro_batches: Any, instruments: Instrument) -> dict[str, Any]:
+def _storage_peak(session: ProbedSession, micro_batches: Any, instruments: Instrument) -> RankMemory:
     model = session.model
     with TensorStorageTracker(chain(model.parameters(), model.buffers())) as tracker:
         session.step(micro_batches, instruments)

@@ -1,5 +1,6 @@
-"""The observer: what stands inside a training process, watches some of its steps and writes down what it saw.
+"""Observer: code inside a training process that watches some of its optimizer steps and records facts about them.
 
-It sees a session of benchbox and any other training script alike. In a foreign process this folder is all there is of benchbox,
-under another name: its modules import torch (from 2.4 on), the standard library and one another, and nothing else.
+It watches a session of benchbox and any other training script in the same way. In a foreign process this package is all there
+is of benchbox, under the name `benchbox_observer`: its modules import torch (2.4 or later), the standard library and one
+another (relatively), and nothing else.
 """

@@ -1,7 +1,7 @@
-"""What a foreign interpreter runs before the program: it waits for torch, then has its optimizer steps observed.
+"""Start of the observer in a foreign interpreter: wait for the program to import torch, then observe its optimizer steps.
 
-A process that never imports torch pays one function call per import, one that imports it and trains nothing the import of this
-package. Nothing that fails here reaches the program: it is written down where the facts would be.
+A process that never imports torch pays one function call per import; one that imports torch and trains nothing pays the import
+of this package. No failure here reaches the program: it is written to a file beside the facts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-# Most processes never import torch: what they need not load is loaded where it is used, `typing` too.
+# Most processes never import torch. Everything else, `typing` included, is imported where it is used.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,85 +19,86 @@ if TYPE_CHECKING:
 
     from .observer import StepObserver
 
-# The variables that say which folder to write to, and how many steps to look at.
+# Environment variables with the output folder and the number of steps to observe.
 OUT = "BENCHBOX_OBSERVER_OUT"
 STEPS = "BENCHBOX_OBSERVER_STEPS"
 
-_out = os.environ.get(OUT, "")  # read now: a program may clear its environment
+_out = os.environ.get(OUT, "")  # read at import: a program may clear its environment
 _steps = int(os.environ.get(STEPS, "0"))
 
 
-def start(customisation: str) -> None:
-    """Have torch observed as soon as this process imports it, then run the `sitecustomize` that stands behind ours.
+def start(sitecustomize: str) -> None:
+    """Observe this process once it has imported torch, then run the `sitecustomize` that ours shadows.
 
     Args:
-        customisation: the file of our own `sitecustomize`. Its folder leaves `sys.path`: the program finds it as it would be
-            without us, and only the environment leads its children here.
+        sitecustomize: the path of our own `sitecustomize` module. Its folder is removed from `sys.path`, so that the program
+            finds the path it would have without us. Only the environment leads child processes here.
     """
-    folder = os.path.dirname(customisation)  # noqa: PTH120 (pathlib is not loaded yet, and most processes never need it)
-    sys.path[:] = [each for each in sys.path if each != folder]
+    folder = os.path.dirname(sitecustomize)  # noqa: PTH120 (pathlib is not imported yet, and most processes never need it)
+    sys.path[:] = [path for path in sys.path if path != folder]
     if _out:  # a program may start another with nothing but our path in its environment
         _wait_for_torch()
-    _run_shadowed()
+    _run_shadowed_sitecustomize()
 
 
 def _wait_for_torch() -> None:
     try:
-        _leave_mark("python")
+        _touch("python")
         if "torch" in sys.modules:  # a .pth file imported it
-            _begin()
+            _observe()
         else:
             sys.meta_path.insert(0, _TorchFinder())
-    except Exception as problem:  # noqa: BLE001 (the program goes on)
-        _confess(problem)
+    except Exception as problem:  # noqa: BLE001 (the program continues)
+        _write_problem(problem)
 
 
-def _run_shadowed() -> None:
-    """Debian and Conda ship a `sitecustomize`. What comes of importing it, and if there is none, `site` deals with as ever."""
+def _run_shadowed_sitecustomize() -> None:
+    """Import the `sitecustomize` that Debian and Conda ship. `site` handles its exceptions, ModuleNotFoundError included."""
     del sys.modules["sitecustomize"]  # ours, which is being imported
     __import__("sitecustomize")
 
 
 class _TorchFinder:
-    """Finds torch where everybody finds it, and has its loader call `_begin` when torch is imported completely."""
+    """Finds torch through the other finders, and has its loader call `_observe` once torch is completely imported."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != "torch":
             return None
-        for finder in [each for each in sys.meta_path if each is not self and hasattr(each, "find_spec")]:
+        for finder in [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]:
             spec = finder.find_spec(name, path, target)
             if spec is not None:
-                self._follow(spec.loader)
+                self._wrap_loader(spec.loader)
                 return spec
         return None
 
-    def _follow(self, loader: Any) -> None:
+    def _wrap_loader(self, loader: Any) -> None:
         def exec_module(module: ModuleType) -> None:
-            execute(module)  # what it raises is the program's; a later attempt gets a new loader
+            original(module)  # its exceptions are the program's; a later attempt gets a new loader
             del loader.exec_module
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                _begin()
+                _observe()
 
         try:
-            execute = loader.exec_module
-            # On the instance, which is this import's own: whoever asks for torch's loader gets the real one.
+            original = loader.exec_module
+            # Set on the instance, which belongs to this import: other users of torch's loader class are not affected.
             loader.exec_module = exec_module
         except Exception as problem:  # noqa: BLE001
-            _confess(problem)
+            _write_problem(problem)
 
 
-def _begin() -> None:
+def _observe() -> None:
     try:
-        _leave_mark("torch")
-        _Record(_steps)
+        _touch("torch")
+        _FactsWriter(_steps)
     except Exception as problem:  # noqa: BLE001
-        _confess(problem)
+        _write_problem(problem)
 
 
-class _Record:
-    """What the observer of this process saw, as a file. It belongs to the process that stepped first: a child that is forked
-    later has the hooks too, and nothing to say.
+class _FactsWriter:
+    """Observes this process and writes the facts to a file.
+
+    The file belongs to the process that stepped first. A process forked later inherits the hooks, but writes nothing.
     """
 
     def __init__(self, steps: int) -> None:
@@ -109,30 +110,30 @@ class _Record:
 
         from .observer import StepObserver
 
-        # A compiled model remarks on our global hooks; the program may have made errors of warnings.
+        # A compiled model warns about our global hooks, and the program may turn warnings into errors.
         warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
         self._began = time.time()
         self._process: int | None = None
         self._started_in = os.getpid()
         self._done = False
-        self._observer = StepObserver(source="command", steps=steps, on_done=self._saw_all)
+        self._observer = StepObserver(source="command", steps=steps, on_done=self._on_done)
         self._observer.install()
-        self._hook = register_optimizer_step_post_hook(self._stepped)
+        self._hook = register_optimizer_step_post_hook(self._after_step)
         atexit.register(self._at_exit)
 
-    def _stepped(self, *_: Any) -> None:
-        """Write in each step that is looked at closely: a rank whose neighbour fails is killed, and can write nothing then."""
+    def _after_step(self, *_: Any) -> None:
+        """Write after each probed step: a rank whose neighbour fails is killed and cannot write at exit."""
         if self._process is None:
             self._process = os.getpid()
-        if self._observer.looked_closely:
+        if self._observer.probed_latest_step:
             self._write()
 
-    def _saw_all(self, _: StepObserver) -> None:
+    def _on_done(self, _: StepObserver) -> None:
         self._done = True
         self._hook.remove()
         self._write()
         if self._process == os.getpid():
-            _leave_mark("through-{}-{}".format(*self._observer.rank))
+            _touch("through-{}-{}".format(*self._observer.rank))
 
     def _at_exit(self) -> None:
         if self._process is None and self._started_in == os.getpid() and self._observer.every_step_skipped:
@@ -143,7 +144,7 @@ class _Record:
 
         import torch
 
-        # After an exception a neighbour may be missing from a collective, and reading any tensor of a GPU would wait for it.
+        # After an exception a neighbour may be missing from a collective, and reading any CUDA tensor would wait for it.
         if not (hasattr(sys, "last_type") and torch.cuda.is_initialized()):
             with contextlib.suppress(Exception):
                 self._observer.remove()
@@ -152,33 +153,33 @@ class _Record:
     def _write(self) -> None:
         if self._process != os.getpid():
             return
-        # What tells this group of ranks from others that the command may start.
-        job = [os.environ.get(each, "") for each in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")]
+        # These variables distinguish this group of ranks from others that the command may start.
+        job = [os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")]
         try:
-            _save("facts", {"began": self._began, "job": " ".join(job), "facts": self._observer.facts().to_dict()})
+            _write_json("facts", {"began": self._began, "job": " ".join(job), "facts": self._observer.facts().to_dict()})
         except Exception as problem:  # noqa: BLE001
-            _confess(problem)
+            _write_problem(problem)
 
 
-def _leave_mark(name: str) -> None:
-    """For the case that nothing is seen: how far processes of the command got."""
+def _touch(name: str) -> None:
+    """Create an empty file in the output folder. It shows how far a process got if there are no facts."""
     os.close(os.open(os.path.join(_out, name), os.O_CREAT | os.O_WRONLY, 0o600))  # noqa: PTH118
 
 
-def _confess(problem: Exception) -> None:
+def _write_problem(problem: Exception) -> None:
     import contextlib
 
-    with contextlib.suppress(Exception):  # the folder may be gone: the command has left something running
-        _save("problem", {"problem": f"{type(problem).__name__}: {problem}"})
+    with contextlib.suppress(Exception):  # the folder may be gone if the command left a process running
+        _write_json("problem", {"problem": f"{type(problem).__name__}: {problem}"})
 
 
-def _save(kind: str, what: dict[str, Any]) -> None:
-    """Write this process's file of a kind, whole or not at all."""
+def _write_json(kind: str, content: dict[str, Any]) -> None:
+    """Write this process's file of a kind atomically."""
     import json
     import socket
     from pathlib import Path
 
     path = Path(_out, f"{kind}-{socket.gethostname()}-{os.getpid()}.json")
     partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(what))
+    partial.write_text(json.dumps(content))
     partial.replace(path)

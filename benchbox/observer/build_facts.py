@@ -1,4 +1,4 @@
-"""From what an observer noted to the facts it gives."""
+"""Facts of one rank, built from the state of its observer."""
 
 from __future__ import annotations
 
@@ -8,128 +8,152 @@ import torch
 
 from .facts import REDUCTIONS, CensusEntry, RankFacts, Scaler, Schedule, StepFacts
 from .introspect.tensors import local_shard
-from .introspect.wrappers import configured_reduction, prepared_by, setup_of
-from .state import named
-from .tensor_facts import buffers, float_or_none, opaque, parameters, stepped_tensors, strangers
+from .introspect.wrappers import configured_reduction, read_prepared, read_setup
+from .state import named_schedules
+from .tensor_facts import (
+    buffer_facts,
+    float_or_none,
+    foreign_tensors,
+    opaque_facts,
+    parameter_facts,
+    stepped_tensor_facts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from torch import nn
 
-    from .state import Notebook, StepNotes, Stepping
+    from .state import ObservedOptimizer, ObserverState, StepObservation
 
 _NO_STEP = "no optimizer step was seen"
 
 
-def testimony(book: Notebook, rank: int, world_size: int, problems: tuple[str, ...]) -> RankFacts:
-    """Everything that was noted, in the form that rules read."""
-    stepping = list(book.stepping.values())
-    model = max(book.around.models, key=_size, default=None)
-    _count(book, stepping)
-    chain = stepping[0].chain if stepping else []
-    reached = {name: _reached(schedule, stepping) for name, schedule in named(book.around.schedules)}
+def build_facts(state: ObserverState, rank: int, world_size: int, problems: tuple[str, ...]) -> RankFacts:
+    """Return all observations in the form that rules read.
+
+    Args:
+        state: the state of the observer.
+        rank: the rank of this process.
+        world_size: the number of ranks.
+        problems: what the observer failed at.
+    """
+    optimizers = list(state.optimizers.values())
+    model = max(state.objects.models, key=_numel, default=None)
+    accelerator = state.objects.accelerator
+    _count_tensors(state, optimizers)
+    chain = optimizers[0].chain if optimizers else []
+    reached = {name: _reached_optimizers(schedule, optimizers) for name, schedule in named_schedules(state.objects.schedules)}
     return RankFacts(
         rank=rank,
         world_size=world_size,
-        source=book.source,
-        optimizer_chain=tuple(type(link).__name__ for link in chain),
-        entries=(*book.sizes.entries(rank), *_flows(book, rank, model)),
-        stepped=tuple(stepped_tensors(book, stepping)),
-        opaque=tuple(opaque(book, stepping)),
-        parameters=tuple(parameters(book)),
-        buffers=tuple(buffers(book)),
-        accumulated_in=tuple(sorted(book.forward.accumulated_in)),
-        collectives=tuple(book.operations.collectives.by_dtype()),
+        source=state.source,
+        optimizer_chain=tuple(type(optimizer).__name__ for optimizer in chain),
+        entries=(*state.census.entries(rank), *_operation_entries(state, rank, model)),
+        stepped=tuple(stepped_tensor_facts(state, optimizers)),
+        opaque=tuple(opaque_facts(state, optimizers)),
+        parameters=tuple(parameter_facts(state)),
+        buffers=tuple(buffer_facts(state)),
+        accumulated_in=tuple(sorted(state.forward_hooks.accumulated_in)),
+        collectives=tuple(state.operations.collectives.by_dtype()),
         reduction=configured_reduction(model) if model is not None else None,
-        steps=tuple(_course(notes, reached) for notes in book.steps),
-        schedules=tuple(_schedules(book, reached)),
-        scaler=_scaler(book, model),
-        products=book.operations.products.forward,
-        autocast=book.forward.autocast,
-        loads=tuple(book.calls.loads),
-        setup=setup_of(model, chain, book.around.accelerator) if model is not None else None,
-        prepared=prepared_by(book.around.accelerator, [each.optimizer for each in stepping])
-        if book.around.accelerator is not None
+        steps=tuple(_step_facts(observation, reached) for observation in state.steps),
+        schedules=tuple(_schedule_facts(state, reached)),
+        scaler=_scaler(state, model),
+        products=state.operations.matmuls.counts,
+        autocast=state.forward_hooks.autocast,
+        loads=tuple(state.calls.loads),
+        setup=read_setup(model, chain, accelerator) if model is not None else None,
+        prepared=read_prepared(accelerator, [observed.optimizer for observed in optimizers])
+        if accelerator is not None
         else None,
-        groups=tuple(group for each in stepping for group in each.groups()),
-        strangers=tuple(strangers(book, stepping)),
-        default_decay=next((_default_decay(each) for each in stepping), None),
+        groups=tuple(group for observed in optimizers for group in observed.decay_groups()),
+        strangers=tuple(foreign_tensors(state, optimizers)),
+        default_decay=_default_decay(optimizers[0]) if optimizers else None,
         default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
-        contract=book.contract,
-        missing=_missing(book, stepping, model),
+        contract=state.contract,
+        missing=_missing_sections(state, optimizers, model),
         problems=problems,
     )
 
 
-def _flows(book: Notebook, rank: int, model: nn.Module | None) -> Iterator[CensusEntry]:
-    """What one step computed and reduced in: matrix products of its forward pass, and its reductions over ranks."""
+def _operation_entries(state: ObserverState, rank: int, model: nn.Module | None) -> Iterator[CensusEntry]:
+    """Yield census entries of one step's operations: matrix products of its forward pass, and its reductions over ranks."""
     parameter = None if model is None else next(model.parameters(), None)
     device = "unknown" if parameter is None else str(local_shard(parameter).device)
-    for dtype, (count, elements, size) in book.operations.products.seen.items():
+    for dtype, (count, elements, size) in state.operations.matmuls.totals.items():
         yield CensusEntry(rank=rank, kind="product", dtype=dtype, device=device, tensors=count, elements=elements, bytes=size)
-    for found in book.operations.collectives.by_dtype():
-        if found.operation in REDUCTIONS:
+    for collective in state.operations.collectives.by_dtype():
+        if collective.operation in REDUCTIONS:
             yield CensusEntry(
                 rank=rank,
                 kind="reduction",
-                dtype=found.dtype,
+                dtype=collective.dtype,
                 device=device,
-                tensors=found.count,
-                elements=found.elements,
-                bytes=found.bytes,
+                tensors=collective.count,
+                elements=collective.elements,
+                bytes=collective.bytes,
             )
 
 
-def _count(book: Notebook, stepping: Sequence[Stepping]) -> None:
-    for model in book.around.models:
+def _count_tensors(state: ObserverState, optimizers: Sequence[ObservedOptimizer]) -> None:
+    for model in state.objects.models:
         for parameter in model.parameters():
-            book.sizes.count("parameter", parameter, parameter)
+            state.census.count("parameter", parameter, parameter)
         for buffer in model.buffers():
-            book.sizes.count("buffer", buffer, buffer)
-    for each in stepping:
-        for held in each.held.values():
-            book.sizes.count_state(held.tensor, held.state)
-    stepped = [held.tensor for each in stepping for held in each.held.values()]
-    for tensor in [*stepped, *(link.stepped for link in book.links.values())]:  # a rank may hold what others step
-        if not book.is_live(tensor):
-            book.sizes.count("master", tensor, tensor)
+            state.census.count("buffer", buffer, buffer)
+    snapshots = [snapshot for observed in optimizers for snapshot in observed.snapshots.values()]
+    for snapshot in snapshots:
+        state.census.count_state(snapshot.tensor, snapshot.optimizer_state)
+    masters = [snapshot.tensor for snapshot in snapshots]
+    masters += [link.stepped for link in state.links.values()]  # a rank may hold masters that other ranks step
+    for tensor in masters:
+        if not state.is_live(tensor):
+            state.census.count("master", tensor, tensor)
 
 
-def _course(notes: StepNotes, reached: Mapping[str, set[int]]) -> StepFacts:
-    """Without rates of schedules whose optimizers take no part in this step: a generator's, whose critic steps more often."""
-    waiting = {name for name, optimizers in reached.items() if optimizers and not optimizers & notes.rates.keys()}
+def _step_facts(observation: StepObservation, reached: Mapping[str, set[int]]) -> StepFacts:
+    """Return the facts of a step, without the rates of schedules whose optimizers take no part in it.
+
+    A generator takes no part in the steps of its critic, for example.
+    """
+    stepped = observation.rates.keys()
+    waiting = {name for name, optimizers in reached.items() if optimizers and not optimizers & stepped}
     return StepFacts(
-        step=notes.step,
-        micro_batches=notes.micro_batches,
-        rates=notes.named_rates(),
-        schedule_rates={name: rates for name, rates in notes.schedule_rates.items() if name not in waiting},
-        schedule_steps=notes.schedule_steps,
-        reported_norm=None if notes.norm is None else float(notes.norm[0]),
-        max_norm=None if notes.norm is None else notes.norm[1],
-        stepped_norm=notes.stepped_norm,
+        step=observation.step,
+        micro_batches=observation.micro_batches,
+        rates=observation.rates_by_name(),
+        schedule_rates={name: rates for name, rates in observation.schedule_rates.items() if name not in waiting},
+        schedule_steps=observation.schedule_steps,
+        reported_norm=None if observation.norm is None else float(observation.norm[0]),
+        max_norm=None if observation.norm is None else observation.norm[1],
+        stepped_norm=observation.stepped_norm,
     )
 
 
-def _reached(schedule: Any, stepping: Sequence[Stepping]) -> set[int]:
-    """Ids of the optimizers that step with groups which this schedule writes into."""
-    optimizer = getattr(schedule, "optimizer", None)
-    own = {id(group) for group in getattr(optimizer, "param_groups", ())}
+def _reached_optimizers(schedule: Any, optimizers: Sequence[ObservedOptimizer]) -> set[int]:
+    """Return the ids of the optimizers whose parameter groups, or those of a wrapper, this schedule writes into."""
+    scheduled = getattr(schedule, "optimizer", None)
+    groups = _group_ids(scheduled)
     return {
-        id(each.optimizer)
-        for each in stepping
-        if any(link is optimizer or own & {id(group) for group in getattr(link, "param_groups", ())} for link in each.chain)
+        id(observed.optimizer)
+        for observed in optimizers
+        if any(optimizer is scheduled or groups & _group_ids(optimizer) for optimizer in observed.chain)
     }
 
 
-def _schedules(book: Notebook, reached: Mapping[str, set[int]]) -> Iterator[Schedule]:
-    for name, schedule in named(book.around.schedules):
+def _group_ids(optimizer: Any) -> set[int]:
+    return {id(group) for group in getattr(optimizer, "param_groups", ())}
+
+
+def _schedule_facts(state: ObserverState, reached: Mapping[str, set[int]]) -> Iterator[Schedule]:
+    for name, schedule in named_schedules(state.objects.schedules):
         optimizer = type(getattr(schedule, "optimizer", None)).__name__
-        yield Schedule(name=name, optimizer=optimizer, reaches=bool(reached[name]) if book.stepping else None)
+        yield Schedule(name=name, optimizer=optimizer, reaches=bool(reached[name]) if state.optimizers else None)
 
 
-def _scaler(book: Notebook, model: nn.Module | None) -> Scaler | None:
-    calls = book.calls
+def _scaler(state: ObserverState, model: nn.Module | None) -> Scaler | None:
+    calls = state.calls
     if calls.scaler is not None:
         return Scaler(name=calls.scaler, steps=calls.scaled_steps, skipped=calls.skipped)
     if callable(fp16 := getattr(model, "fp16_enabled", None)) and fp16():  # a DeepSpeed engine
@@ -139,30 +163,30 @@ def _scaler(book: Notebook, model: nn.Module | None) -> Scaler | None:
     return None
 
 
-def _default_decay(stepping: Stepping) -> float | None:
-    return float_or_none(stepping.optimizer.defaults.get("weight_decay"))
+def _default_decay(observed: ObservedOptimizer) -> float | None:
+    return float_or_none(observed.optimizer.defaults.get("weight_decay"))
 
 
-def _missing(book: Notebook, stepping: Sequence[Stepping], model: nn.Module | None) -> dict[str, str]:
+def _missing_sections(state: ObserverState, optimizers: Sequence[ObservedOptimizer], model: nn.Module | None) -> dict[str, str]:
     missing: dict[str, str] = {}
-    if not stepping:
+    if not optimizers:
         missing |= dict.fromkeys(
             ("stepped", "options", "numbers", "links", "gradients", "steps", "schedule", "prepared"), _NO_STEP
         )
-        if book.calls.scaler is None:
+        if state.calls.scaler is None:
             missing["scaler"] = _NO_STEP
     if model is None:
         missing |= dict.fromkeys(("links", "parameters", "buffers", "setup"), "no model was found around the optimizer")
-    if book.operations.missing is not None:
-        missing |= dict.fromkeys(("collectives", "products"), book.operations.missing)
-    if book.forward.autocast is None:
+    if state.operations.missing is not None:
+        missing |= dict.fromkeys(("collectives", "products"), state.operations.missing)
+    if state.forward_hooks.autocast is None:
         missing["autocast"] = "no forward pass was seen"
-    if all(notes.norm is None for notes in book.steps):
+    if all(observation.norm is None for observation in state.steps):
         missing["clip"] = "no clipping was seen"
-    if not book.around.schedules:
+    if not state.objects.schedules:
         missing["schedule"] = "no learning-rate schedule was found"
     return missing
 
 
-def _size(model: nn.Module) -> int:
+def _numel(model: nn.Module) -> int:
     return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in model.parameters())

@@ -1,6 +1,6 @@
-"""What an observer writes down: plain facts of one rank, free of torch, so that rules read them anywhere.
+"""Schema of the facts that an observer records on one rank: plain data without torch, which rules read anywhere.
 
-A fact is something that was seen. What could not be seen is not left empty: `RankFacts.missing` names it, with the reason.
+A fact is an observation. A section that could not be observed is not left empty: `RankFacts.missing` gives the reason.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 FACTS_VERSION = 1
-# Collectives that add up what ranks hold
+# Collectives that sum over ranks
 REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})
 
-# The sections that facts come in, and what each holds. A rule names those it reads.
+# Sections of the facts. A rule declares the sections it reads.
 SECTIONS = {
     "stepped": "the tensors the optimizer updates, their dtypes and those of their state",
     "options": "learning rates, betas, eps and weight decay of the tensors stepped",
@@ -40,12 +40,12 @@ SECTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CensusEntry:
-    """How many tensors of one kind, dtype and device a rank holds.
+    """Number and size of the tensors of one kind, dtype and device on a rank.
 
-    `kind` is parameter, buffer, gradient (of a live parameter), master, master_gradient, step, or the optimizer's own name of a
-    state tensor (exp_avg, exp_avg_sq, momentum_buffer, ...); or product or reduction: then `tensors` counts the matrix products
-    of one step's forward pass, and elements and bytes are those of their results, or it counts the reductions over ranks
-    of one step. Elements and bytes are those on this rank.
+    `kind` is parameter, buffer, gradient (of a live parameter), master, master_gradient, step, or the optimizer's name of a
+    state tensor (exp_avg, exp_avg_sq, momentum_buffer, ...). Two kinds count operations of one step instead: product counts the
+    matrix products of the forward pass, with the elements and bytes of their results, and reduction the reductions over ranks.
+    Elements and bytes are those on this rank.
     """
 
     rank: int
@@ -62,41 +62,40 @@ class CensusEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateStatistics:
-    """What the steps that were looked at closely did to one stepped tensor, on this rank's part of it.
+    """Statistics of the updates of one stepped tensor over the probed steps, on this rank's shard.
 
-    Large tensors are judged by a sample of their elements. An update is what the optimizer's arithmetic gives in float32 from
-    the same weights, gradients and state; only elements with a gradient count. Shares are of the elements looked at; None was
-    not looked at.
+    Large tensors are sampled. An update u is the result of the optimizer's arithmetic in float32 on the same weights, gradients
+    and state; only elements with a gradient count. Shares are shares of the sampled elements; None means not probed.
     """
 
-    steps: int = 0  # looked at closely
-    updates: int = 0  # elements x steps whose update is not zero
-    updates_lost: int = 0  # of these, how many left the stored weight as it was
+    steps: int = 0  # probed
+    updates: int = 0  # elements x steps with a non-zero update
+    updates_lost: int = 0  # of these, those that did not change the stored weight
     update_squared: float = 0.0  # sum of u^2
-    update_dot: float = 0.0  # sum of u * what the stored weight really moved by; over update_squared it is the EDQ
-    # Steps over which the whole tensor stayed bit-identical although its update was never zero throughout.
+    update_dot: float = 0.0  # sum of u * (movement of the stored weight); divided by update_squared it is the EDQ
+    # Steps over which the sample stayed bit-identical although every probed step had an update for it.
     pinned_steps: int = 0
-    gradient_squared: float | None = None  # of the whole local gradient the optimizer read, last step looked at
+    gradient_squared: float | None = None  # squared norm of the full local gradient that the optimizer read, latest probed step
     second_moment_zero: float | None = None  # v == 0 after the step where the gradient is not zero
-    second_moment_stalled: float | None = None  # 16-bit v that v * beta2 rounds back to
-    # Before the first step that was seen:
-    steps_before: int | None = None  # the optimizer's own count for this tensor: above 0, it was loaded or had run already
-    # Share exactly representable in bfloat16, of "weight", exp_avg, ... in float32: of the elements that are not zero and whose
-    # moments say that they had a gradient before. What was never updated keeps the values it was made of.
+    second_moment_stalled: float | None = None  # 16-bit v with round(v * beta2) == v
+    # Before the first observed step:
+    steps_before: int | None = None  # the optimizer's step count for this tensor: above 0 if its state was loaded or older
+    # Share exactly representable in bfloat16, of "weight", exp_avg, ... in float32, among the non-zero elements whose moments
+    # show an earlier gradient. Elements that were never updated keep their initial values, whatever their precision.
     bf16_valued: dict[str, float] = field(default_factory=dict)
-    live_differs_first: float | None = None  # live != cast(stepped) before the first step seen
-    live_differs: float | None = None  # the same after steps: the worst seen
+    live_differs_first: float | None = None  # live != cast(stepped) before the first observed step
+    live_differs: float | None = None  # the same after steps: the maximum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteppedTensor:
-    """One tensor that the innermost optimizer updates, and the state it updates it with.
+    """One tensor that the innermost optimizer updates, with its optimizer state.
 
-    `name` is the parameter's name before any wrapping, or where the tensor hangs (`DeepSpeedZeroOptimizer.attribute[0]`) when
-    it holds many parameters, and `covers` then names those. `live` says that the model computes with this very tensor;
-    `live_dtype` and `live_device` are those of the live parameter it stands for (of itself, if live), None if none is known.
-    `shape` is the shape as stepped, on this rank; `live_ndim` the dimensions that the parameter has unsharded, if known.
-    `state` maps state names to dtypes and `state_devices` to devices.
+    `name` is the parameter's name before wrapping. For a tensor that holds many parameters it is the attribute that refers to
+    it (`DeepSpeedZeroOptimizer.attribute[0]`), and `covers` names the parameters. `live` means that the model computes with
+    this very tensor; `live_dtype` and `live_device` are those of the live parameter it stands for (of itself, if live), None if
+    unknown. `shape` is the local shape that is stepped; `live_ndim` the number of unsharded dimensions of the parameter, if
+    known. `state` maps names of state tensors to dtypes and `state_devices` maps them to devices.
     """
 
     name: str
@@ -114,19 +113,19 @@ class SteppedTensor:
     betas: tuple[float, float] | None = None
     eps: float | None = None
     weight_decay: float | None = None
-    decoupled_decay: bool | None = None  # weight decay shrinks the weight itself, instead of adding to its gradient
+    decoupled_decay: bool | None = None  # weight decay acts on the weight, not on the gradient
     gradient_dtype: str | None = None
     state: dict[str, str] = field(default_factory=dict)
     state_devices: dict[str, str] = field(default_factory=dict)
-    compensation: str | None = None  # what keeps updates of 16-bit tensors from being lost, if anything does
-    offload: str | None = None  # a declared offload of masters or state to another device, in the words of its setting
-    step_count: float | None = None  # the optimizer's own, after the last step seen
+    compensation: str | None = None  # how updates of 16-bit tensors are kept from being lost, if they are
+    offload: str | None = None  # a declared offload of masters or state to another device
+    step_count: float | None = None  # the optimizer's count after the last observed step
     numbers: UpdateStatistics = field(default_factory=UpdateStatistics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpaqueOptimizer:
-    """An optimizer that the census cannot read, and why: what it does is unknown, and unknown never passes."""
+    """Optimizer whose arithmetic cannot be observed, with the reason. Rules never pass the unknown."""
 
     optimizer: str
     reason: str
@@ -134,7 +133,7 @@ class OpaqueOptimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveTensor:
-    """A parameter or buffer of the model as it is held on this rank. `ndim` is unsharded, None if unknown."""
+    """Parameter or buffer of the model, as stored on this rank. `ndim` is unsharded, None if unknown."""
 
     name: str
     dtype: str
@@ -142,43 +141,41 @@ class LiveTensor:
     elements: int
     ndim: int | None = None
     trainable: bool = False
-    gradient: str | None = None  # dtype of a gradient that backward left on it
-    # A tensor that is stepped stands for it. None is unknown: nobody looked, or it moves and nobody was seen to step it.
+    gradient: str | None = None  # dtype of its gradient after backward
+    # Whether a stepped tensor stands for it. None is unknown: not observed, or it moves and no optimizer was seen to step it.
     linked: bool | None = None
-    module: str | None = None  # class of the module that holds it
+    module: str | None = None  # class of the module that owns it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """One optimizer step as it went. Rates are those in force when the tensors were stepped, one a parameter group."""
+    """Facts of one optimizer step. Rates are the distinct learning rates in force when the tensors were stepped."""
 
-    step: int  # from 1, of those seen
+    step: int  # number among the observed steps, from 1
     micro_batches: int | None = None  # forward passes of the outermost module that recorded gradients
-    rates: dict[str, tuple[float, ...]] = field(
-        default_factory=dict
-    )  # by optimizer; those of one class are numbered if they differ
-    schedule_rates: dict[str, tuple[float, ...]] = field(
-        default_factory=dict
-    )  # by schedule, but for those whose optimizer waits
-    schedule_steps: dict[str, int] = field(default_factory=dict)  # how often each schedule had advanced before this step
+    # By optimizer class; several optimizers of one class are numbered if their rates differ.
+    rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    # By schedule, without those whose optimizer takes no part in this step.
+    schedule_rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    schedule_steps: dict[str, int] = field(default_factory=dict)  # steps of each schedule before this step
     reported_norm: float | None = None  # what clipping returned for this step
-    max_norm: float | None = None  # what it was asked for
-    # Of the gradients the optimizer read, this rank's part; where clipping was handed some of them only, of those.
+    max_norm: float | None = None  # the limit passed to clipping
+    # Norm of the local gradients that the optimizer read, of the clipped ones only if clipping got only some of them.
     stepped_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A learning-rate schedule found alive, and the class of the optimizer it writes to."""
+    """Learning-rate schedule of the process, and the class of the optimizer it was built for."""
 
     name: str
     optimizer: str
-    reaches: bool | None = None  # writes into parameter groups that a stepping optimizer (or a wrapper of it) shows
+    reaches: bool | None = None  # writes into the groups of an optimizer that steps, or of its wrapper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveUse:
-    """Collectives of one kind and dtype in one step; `bytes` as in `benchbox.observer.hooks.collectives`."""
+    """Use of one collective with one dtype in one step; `bytes` as in `benchbox.observer.hooks.collectives`."""
 
     operation: str  # all_reduce, reduce_scatter, all_gather, ...
     dtype: str
@@ -189,7 +186,7 @@ class CollectiveUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfiguredReduction:
-    """A dtype that something says it reduces gradients in, and who says so."""
+    """Dtype that gradients are configured to be reduced in, and the setting that says so."""
 
     source: str
     dtype: str
@@ -197,7 +194,7 @@ class ConfiguredReduction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaler:
-    """Loss scaling: how many steps were asked for while steps were seen, and how many were skipped."""
+    """Loss scaling: the steps requested while steps were observed, and those skipped."""
 
     name: str
     steps: int
@@ -206,7 +203,7 @@ class Scaler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Autocast:
-    """Autocast as found when the outermost module was entered."""
+    """Autocast when the outermost module was entered."""
 
     active: bool
     dtype: str | None = None
@@ -214,7 +211,7 @@ class Autocast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLoad:
-    """One `load_state_dict` of an optimizer: state names with dtypes as given, as held after it, and as held before."""
+    """One `load_state_dict` of an optimizer: dtypes by state name, as loaded (`given`), after it (`held`) and before it."""
 
     optimizer: str
     given: dict[str, tuple[str, ...]]
@@ -224,7 +221,7 @@ class StateLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Who shards and reduces. `requested` and `mixed_precision` are what the framework was told, with the source of that."""
+    """Backend that shards and reduces. `requested` and `mixed_precision` are the framework's settings, read from `source`."""
 
     backend: str
     model_class: str
@@ -236,16 +233,16 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedByAccelerate:
-    """What accelerate knows of optimizers: those it wrapped, those that step without it, and its accumulation."""
+    """Optimizers that accelerate wrapped, those that step without it, and its gradient accumulation."""
 
     accumulation: int
     wrapped: tuple[str, ...]
-    unknown: tuple[str, ...]  # optimizers that step and were not wrapped
+    unknown: tuple[str, ...]  # optimizers that step and are not wrapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """What was declared: dtypes by place, None where nothing is declared. `source` says by whom (a recipe, a flag)."""
+    """Declared dtypes, None where nothing is declared. `source` is the origin of the declaration (a recipe, a flag)."""
 
     source: str
     storage: str | None = None
@@ -256,7 +253,7 @@ class Contract:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """Everything seen on one rank. `missing` maps each section of `SECTIONS` that was not seen to the reason."""
+    """All facts of one rank. `missing` maps each section of `SECTIONS` that was not observed to the reason."""
 
     rank: int
     world_size: int
@@ -267,49 +264,44 @@ class RankFacts:
     opaque: tuple[OpaqueOptimizer, ...] = ()
     parameters: tuple[LiveTensor, ...] = ()
     buffers: tuple[LiveTensor, ...] = ()
-    accumulated_in: tuple[str, ...] = ()  # dtypes of gradients that later micro-batches of the same step were added to
+    accumulated_in: tuple[str, ...] = ()  # dtypes that gradients of several micro-batches are summed in
     collectives: tuple[CollectiveUse, ...] = ()
     reduction: ConfiguredReduction | None = None
     steps: tuple[StepFacts, ...] = ()
     schedules: tuple[Schedule, ...] = ()
     scaler: Scaler | None = None
-    products: dict[str, int] = field(default_factory=dict)  # matrix products of the forward pass by dtype
+    products: dict[str, int] = field(default_factory=dict)  # number of matrix products of the forward pass by dtype
     autocast: Autocast | None = None
     loads: tuple[StateLoad, ...] = ()
     setup: Setup | None = None
     prepared: PreparedByAccelerate | None = None
-    groups: tuple[tuple[float, int], ...] = ()  # weight decay and number of tensors of each parameter group, empty ones too
-    strangers: tuple[str, ...] = ()  # tensors that optimizers hold, that had no gradient and are no parameter of the model
-    default_decay: float | None = None  # the weight decay the optimizer was built with, where groups name none
+    groups: tuple[tuple[float, int], ...] = ()  # (weight decay, tensors) of each parameter group, empty ones too
+    strangers: tuple[str, ...] = ()  # tensors in optimizers without a gradient that are no parameter of a model
+    default_decay: float | None = None  # the optimizer's default weight decay
     default_dtype: str | None = None
     contract: Contract | None = None
     missing: dict[str, str] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()  # what the observer itself failed at
+    problems: tuple[str, ...] = ()  # failures of the observer itself
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """Return the facts as JSON values, with the schema version."""
         return {"facts_version": FACTS_VERSION, **asdict(self)}
 
     @classmethod
-    def from_dict(cls, held: Mapping[str, Any]) -> RankFacts:
-        """The reverse of `to_dict`, after JSON made lists of tuples."""
-        values = {name: value for name, value in held.items() if name != "facts_version"}
-        for name, kind in _MANY.items():
-            values[name] = tuple(_rebuilt(kind, each) for each in values.get(name, ()))
-        for name, single in _ONE.items():
-            values[name] = None if values.get(name) is None else single(**values[name])
+    def from_dict(cls, content: Mapping[str, Any]) -> RankFacts:
+        """Return the facts of a dictionary that `to_dict` made and that may have gone through JSON."""
+        values = {name: value for name, value in content.items() if name != "facts_version"}
+        for name, kind in _TUPLE_FIELDS.items():
+            values[name] = tuple(_from_json(kind, item) for item in values.get(name, ()))
+        for name, kind in _OPTIONAL_FIELDS.items():
+            values[name] = None if values.get(name) is None else _from_json(kind, values[name])
         for name in ("optimizer_chain", "accumulated_in", "strangers", "problems"):
             values[name] = tuple(values.get(name, ()))
         values["groups"] = tuple((decay, tensors) for decay, tensors in values.get("groups", ()))
-        if values["prepared"] is not None:
-            found = values["prepared"]
-            values["prepared"] = PreparedByAccelerate(
-                accumulation=found.accumulation, wrapped=tuple(found.wrapped), unknown=tuple(found.unknown)
-            )
         return cls(**values)
 
 
-_MANY: dict[str, Any] = {
+_TUPLE_FIELDS: dict[str, Any] = {
     "entries": CensusEntry,
     "stepped": SteppedTensor,
     "opaque": OpaqueOptimizer,
@@ -320,7 +312,7 @@ _MANY: dict[str, Any] = {
     "schedules": Schedule,
     "loads": StateLoad,
 }
-_ONE: dict[str, Any] = {
+_OPTIONAL_FIELDS: dict[str, Any] = {
     "reduction": ConfiguredReduction,
     "scaler": Scaler,
     "autocast": Autocast,
@@ -330,28 +322,30 @@ _ONE: dict[str, Any] = {
 }
 
 
-def _rebuilt(kind: Any, held: Mapping[str, Any]) -> Any:
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in held.items()}
+def _from_json(kind: Any, content: Mapping[str, Any]) -> Any:
+    """Return an instance of a facts class: JSON turned its tuples into lists."""
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
     if kind is SteppedTensor:
         values["numbers"] = UpdateStatistics(**values["numbers"])
     for name, value in values.items():
         if isinstance(value, dict):
-            values[name] = {key: tuple(each) if isinstance(each, list) else each for key, each in value.items()}
+            values[name] = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
     return kind(**values)
 
 
 def all_stepped_tensors(facts: Iterable[RankFacts]) -> Iterator[tuple[int, SteppedTensor]]:
-    """(rank, tensor) for every stepped tensor of every rank that holds a part of it."""
-    for each in facts:
-        for tensor in each.stepped:
+    """Yield (rank, tensor) for every stepped tensor of every rank that holds a part of it."""
+    for rank_facts in facts:
+        for tensor in rank_facts.stepped:
             if tensor.elements:
-                yield each.rank, tensor
+                yield rank_facts.rank, tensor
 
 
-def edq(numbers: Iterable[UpdateStatistics]) -> float | None:
-    """Effective descent quality, <u, what arrived> / |u|^2, over several tensors: 1 when every update arrives (Collage,
-    arXiv:2405.03637). None where no update was computed.
+def edq(statistics: Iterable[UpdateStatistics]) -> float | None:
+    """Return the effective descent quality <u, movement> / |u|^2 over several tensors, or None if no update was computed.
+
+    It is 1 when every update arrives in the stored weights (Collage, arXiv:2405.03637).
     """
-    held = list(numbers)
-    squared = sum(each.update_squared for each in held)
-    return sum(each.update_dot for each in held) / squared if squared else None
+    statistics = list(statistics)
+    squared = sum(tensor.update_squared for tensor in statistics)
+    return sum(tensor.update_dot for tensor in statistics) / squared if squared else None

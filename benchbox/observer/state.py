@@ -1,4 +1,4 @@
-"""What an observer notes while it watches."""
+"""State of an observer while it watches a training."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .hooks.calls import Calls
-from .hooks.forward import ForwardWatch
-from .hooks.operations import OperationWatch
-from .introspect.names import compensation, storage_of
+from .hooks.calls import PatchedCalls
+from .hooks.forward import ForwardHooks
+from .hooks.operations import OperationRecorder
+from .introspect.discovery import TrainingObjects
+from .introspect.masters import detect_compensation
+from .introspect.names import storage_address
 from .introspect.tensors import dtype_name, local_shard
-from .numerics.census import Sizes
+from .numerics.census import TensorCensus
 from .numerics.expected_update import sample
-from .numerics.probes import MOST_ELEMENTS, can_look_at
+from .numerics.probes import MAX_ELEMENTS, can_probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,45 +26,44 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from .facts import Contract
-    from .hooks.steps import Stepped
-    from .introspect.discovery import Surroundings
-    from .introspect.names import MasterLink
-    from .numerics.probes import Look
+    from .hooks.steps import SteppedTensors
+    from .introspect.masters import MasterLink
+    from .numerics.probes import TensorProbe
 
 
 @dataclass
-class StepNotes:
-    """Of one step, while it goes."""
+class StepObservation:
+    """Observations of one optimizer step, the running one included."""
 
     step: int
-    close: bool
+    is_probed: bool
     micro_batches: int | None = None
-    called: list[nn.Module] = field(default_factory=list)
-    norm: tuple[Any, float] | None = None
-    clipped: frozenset[int] = frozenset()  # ids of the parameters that clipping was handed
-    rates: dict[int, tuple[str, list[float]]] = field(default_factory=dict)  # by optimizer: its class, and each rate once
+    called_modules: list[nn.Module] = field(default_factory=list)
+    norm: tuple[Any, float] | None = None  # the norm that clipping returned, and max_norm
+    clipped: frozenset[int] = frozenset()  # ids of the parameters passed to clipping
+    rates: dict[int, tuple[str, list[float]]] = field(default_factory=dict)  # by optimizer id: its class, and distinct rates
     schedule_rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
     schedule_steps: dict[str, int] = field(default_factory=dict)
     stepped: set[int] = field(default_factory=set)  # ids of tensors
     stepped_norm: float | None = None
 
-    def note_rates(self, optimizer: Optimizer, tensors: Stepped) -> None:
-        """The learning rates in force."""
+    def record_rates(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
+        """Record the learning rates of the tensors that are about to be stepped."""
         _, rates = self.rates.setdefault(id(optimizer), (type(optimizer).__name__, []))
         for group, _, tensor in tensors:
             self.stepped.add(id(tensor))
             if isinstance(rate := group.get("lr"), (int, float, Tensor)) and float(rate) not in rates:
                 rates.append(float(rate))
 
-    def named_rates(self) -> dict[str, tuple[float, ...]]:
-        """By class of the optimizer; several of one class are told apart only where their rates differ."""
+    def rates_by_name(self) -> dict[str, tuple[float, ...]]:
+        """Return the rates by optimizer class; optimizers of one class are numbered only if their rates differ."""
         distinct = dict.fromkeys((kind, tuple(rates)) for kind, rates in self.rates.values())
-        names = numbered(kind for kind, _ in distinct)
+        names = unique_names(kind for kind, _ in distinct)
         return {name: rates for name, (_, rates) in zip(names, distinct, strict=True)}
 
-    def note_schedules(self, schedules: Sequence[Any]) -> None:
-        """As they are when the step begins: those that are found in the middle of it add to the others."""
-        for name, schedule in named(schedules):
+    def record_schedules(self, schedules: Sequence[Any]) -> None:
+        """Record rates and step counts of schedules at the begin of the step. Schedules recorded before are not overwritten."""
+        for name, schedule in named_schedules(schedules):
             if name in self.schedule_rates or name in self.schedule_steps:
                 continue
             rates = getattr(schedule, "_last_lr", None)
@@ -74,111 +75,119 @@ class StepNotes:
 
 
 @dataclass
-class Held:
-    """What is known of a tensor that was stepped, as of its last close look."""
+class TensorSnapshot:
+    """A stepped tensor as of its last probed step."""
 
     tensor: Tensor
-    options: dict[str, Any]
-    place: int
-    state: dict[str, Any]
+    options: dict[str, Any]  # of its parameter group
+    index: int  # among the optimizer's tensors
+    optimizer_state: dict[str, Any]
     compensation: str | None
-    gradient: str | None
+    gradient_dtype: str | None
 
 
-class Stepping:
-    """An optimizer that steps tensors itself, the wrappers around it (outermost first), and what it stepped."""
+class ObservedOptimizer:
+    """An optimizer that steps tensors itself, its wrappers (outermost first), and snapshots of the tensors it stepped."""
 
     def __init__(self, optimizer: Optimizer, chain: Sequence[Any]) -> None:
         self.optimizer = optimizer
         self.chain = list(chain)
-        self.held: dict[int, Held] = {}
+        self.snapshots: dict[int, TensorSnapshot] = {}  # by tensor id
 
-    def note(self, tensor: Tensor, group: Mapping[str, Any], place: int, state: Mapping[str, Any]) -> None:
+    @property
+    def name(self) -> str:
+        return type(self.optimizer).__name__
+
+    def record(self, tensor: Tensor, group: Mapping[str, Any], index: int, optimizer_state: Mapping[str, Any]) -> None:
+        """Take a snapshot of a tensor that was stepped."""
         options = {name: value for name, value in group.items() if name != "params"}
-        gradient = None if tensor.grad is None else dtype_name(local_shard(tensor.grad))
-        self.held[id(tensor)] = Held(tensor, options, place, dict(state), compensation(self.optimizer, state), gradient)
+        gradient_dtype = None if tensor.grad is None else dtype_name(local_shard(tensor.grad))
+        compensation = detect_compensation(self.optimizer, optimizer_state)
+        self.snapshots[id(tensor)] = TensorSnapshot(tensor, options, index, dict(optimizer_state), compensation, gradient_dtype)
 
-    def groups(self) -> list[tuple[float, int]]:
-        """(weight decay, tensors) of the parameter groups as the script made them: of the outermost optimizer that has any."""
+    def decay_groups(self) -> list[tuple[float, int]]:
+        """Return (weight decay, tensors) of the script's parameter groups: those of the outermost optimizer that has any."""
         for optimizer in self.chain:
             if groups := getattr(optimizer, "param_groups", None):
-                found = [(float(group.get("weight_decay", 0.0)), len(group["params"])) for group in groups]
-                if any(tensors for _, tensors in found):
-                    return found
-        # ZeRO-3 fills its groups only while it steps
-        decays = [float(held.options.get("weight_decay", 0.0)) for held in self.held.values()]
+                sizes = [(float(group.get("weight_decay", 0.0)), len(group["params"])) for group in groups]
+                if any(tensors for _, tensors in sizes):
+                    return sizes
+        # ZeRO-3 fills its groups only during a step
+        decays = [float(snapshot.options.get("weight_decay", 0.0)) for snapshot in self.snapshots.values()]
         return [(decay, decays.count(decay)) for decay in dict.fromkeys(decays)]
 
 
-class Bystanders:
-    """Trainable parameters that nobody was seen to step, and whether they move all the same: averages of other models do, and
-    parameters whose masters nobody can find.
+class UnsteppedParameters:
+    """Trainable parameters that no observed optimizer steps, and which of them change all the same.
+
+    Averages of other models change, and so do parameters whose masters cannot be found.
     """
 
     def __init__(self) -> None:
-        self.moved: set[int] = set()
-        self._seen: dict[int, tuple[Tensor, Tensor]] = {}  # the parameter, and elements of it as first seen
+        self.moved: set[int] = set()  # ids of parameters
+        self._initial: dict[int, tuple[Tensor, Tensor]] = {}  # the parameter, and a sample of its first recorded values
 
-    def look(self, parameters: Iterable[Tensor]) -> None:
+    def record(self, parameters: Iterable[Tensor]) -> None:
+        """Compare parameters with their first recorded values."""
         for parameter in parameters:
-            if id(parameter) in self.moved or not can_look_at(parameter):
+            if id(parameter) in self.moved or not can_probe(parameter):
                 continue
-            now = sample(local_shard(parameter), MOST_ELEMENTS)
-            _, before = self._seen.setdefault(id(parameter), (parameter, now))
-            if not torch.equal(before, now):
+            values = sample(local_shard(parameter), MAX_ELEMENTS)
+            _, initial = self._initial.setdefault(id(parameter), (parameter, values))
+            if not torch.equal(initial, values):
                 self.moved.add(id(parameter))
 
 
 @dataclass
-class Notebook:
-    """Everything noted so far. It refers to the training's own objects: it is thrown away once the facts are written.
+class ObserverState:
+    """All observations so far. It refers to the training's objects and is therefore dropped once the facts are built.
 
     Args:
-        source: session or command, as the facts will say.
-        contract: what was declared.
-        outermost: the optimizer that was handed over, if one was.
+        source: session or command, for the facts.
+        contract: the declared dtypes.
+        outermost_optimizer: the optimizer that was passed to the observer, if any.
     """
 
     source: str
-    contract: Contract | None
-    outermost: Any
-    around: Surroundings
-    calls: Calls = field(default_factory=Calls)
-    sizes: Sizes = field(default_factory=Sizes)
-    forward: ForwardWatch = field(default_factory=ForwardWatch)
-    operations: OperationWatch = field(default_factory=OperationWatch)
-    steps: list[StepNotes] = field(default_factory=list)
-    stepping: dict[int, Stepping] = field(default_factory=dict)  # by optimizer: those that step tensors themselves
-    looks: dict[int, Look] = field(default_factory=dict)  # by stepped tensor
-    links: dict[int, MasterLink] = field(default_factory=dict)  # by stepped tensor
-    bystanders: Bystanders = field(default_factory=Bystanders)
-    live: dict[int, str] = field(default_factory=dict)  # names of the models' parameters
+    contract: Contract | None = None
+    outermost_optimizer: Any = None
+    objects: TrainingObjects = field(default_factory=TrainingObjects)
+    calls: PatchedCalls = field(default_factory=PatchedCalls)
+    census: TensorCensus = field(default_factory=TensorCensus)
+    forward_hooks: ForwardHooks = field(default_factory=ForwardHooks)
+    operations: OperationRecorder = field(default_factory=OperationRecorder)
+    steps: list[StepObservation] = field(default_factory=list)
+    optimizers: dict[int, ObservedOptimizer] = field(default_factory=dict)  # by optimizer id: those that step tensors
+    probes: dict[int, TensorProbe] = field(default_factory=dict)  # by id of the stepped tensor
+    links: dict[int, MasterLink] = field(default_factory=dict)  # by id of the stepped tensor
+    unstepped: UnsteppedParameters = field(default_factory=UnsteppedParameters)
+    live_names: dict[int, str] = field(default_factory=dict)  # names of the models' parameters by id
     live_storages: set[int] = field(default_factory=set)
 
-    def handed(self) -> set[int]:
-        """Ids of all that optimizers step or hold, and of the parameters that this stands for."""
-        found = {id(tensor) for each in self.stepping.values() for tensor in tensors_of(each.optimizer)}
-        found |= {place for each in self.stepping.values() for place in each.held}
-        return found | {place for link in self.links.values() for _, place in link.covers}
+    def optimized_ids(self) -> set[int]:
+        """Return the ids of all tensors that optimizers step or hold, and of the parameters these stand for."""
+        held_ids = {id(tensor) for observed in self.optimizers.values() for tensor in optimizer_tensors(observed.optimizer)}
+        stepped_ids = {tensor_id for observed in self.optimizers.values() for tensor_id in observed.snapshots}
+        return held_ids | stepped_ids | {parameter_id for link in self.links.values() for _, parameter_id in link.covers}
 
     def is_live(self, tensor: Tensor) -> bool:
-        """Whether a model computes with this very tensor."""
-        return id(tensor) in self.live or storage_of(tensor) in self.live_storages
+        """Return whether a model computes with this very tensor."""
+        return id(tensor) in self.live_names or storage_address(tensor) in self.live_storages
 
 
-def tensors_of(optimizer: Optimizer) -> list[Tensor]:
-    """Everything in an optimizer's groups."""
+def optimizer_tensors(optimizer: Optimizer) -> list[Tensor]:
+    """Return all tensors in an optimizer's groups."""
     return [tensor for group in optimizer.param_groups for tensor in group["params"]]
 
 
-def named(schedules: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """By class, numbered where there are several of one."""
-    return zip(numbered(type(schedule).__name__ for schedule in schedules), schedules, strict=True)
+def named_schedules(schedules: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield schedules with unique names, made from their classes."""
+    return zip(unique_names(type(schedule).__name__ for schedule in schedules), schedules, strict=True)
 
 
-def numbered(kinds: Iterable[str]) -> Iterator[str]:
-    """Names that differ: the second of a kind is called `kind 2`."""
-    seen: dict[str, int] = {}
+def unique_names(kinds: Iterable[str]) -> Iterator[str]:
+    """Yield a unique name per item: the second of a kind is called `kind 2`."""
+    counts: dict[str, int] = {}
     for kind in kinds:
-        seen[kind] = seen.get(kind, 0) + 1
-        yield kind if seen[kind] == 1 else f"{kind} {seen[kind]}"
+        counts[kind] = counts.get(kind, 0) + 1
+        yield kind if counts[kind] == 1 else f"{kind} {counts[kind]}"

@@ -1,4 +1,4 @@
-"""The tensors of a training as facts: those that are stepped, those of the model, and what they have to do with each other."""
+"""Facts of tensors: those that optimizers step, those of the models, and the links between them."""
 
 from __future__ import annotations
 
@@ -8,121 +8,127 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from .facts import LiveTensor, OpaqueOptimizer, SteppedTensor
-from .introspect.names import dimensions, is_known, offload, unwrapped_name
+from .introspect.masters import declared_offload, has_known_arithmetic
+from .introspect.names import parameter_ndims, unwrapped_name
 from .introspect.tensors import dtype_name, local_shard
 from .introspect.wrappers import optimizer_chain
-from .numerics.expected_update import betas_of, is_decoupled
-from .numerics.probes import Look, numbers
-from .state import tensors_of
+from .numerics.expected_update import adam_betas, has_decoupled_decay
+from .numerics.probes import TensorProbe, update_statistics
+from .state import optimizer_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from .state import Held, Notebook, Stepping
+    from .state import ObservedOptimizer, ObserverState, TensorSnapshot
 
 
-def stepped_tensors(book: Notebook, stepping: Sequence[Stepping]) -> Iterator[SteppedTensor]:
-    """One entry a parameter: a large one may be stepped in parts."""
-    shapes = {place: count for model in book.around.models for place, count in dimensions(model).items()}
-    for each in stepping:
-        parts: dict[tuple[Any, ...], list[Held]] = defaultdict(list)
-        for held in each.held.values():
-            name = _name(book, held, type(each.optimizer).__name__)
-            parts[name, dtype_name(local_shard(held.tensor)), float_or_none(held.options.get("weight_decay"))].append(held)
-        for (name, _, _), members in parts.items():
-            yield _stepped(book, each, name, members, shapes)
+def stepped_tensor_facts(state: ObserverState, optimizers: Sequence[ObservedOptimizer]) -> Iterator[SteppedTensor]:
+    """Yield one entry per parameter. A large parameter may be stepped in parts, which are merged."""
+    ndims = {key: ndim for model in state.objects.models for key, ndim in parameter_ndims(model).items()}
+    for observed in optimizers:
+        parts: dict[tuple[Any, ...], list[TensorSnapshot]] = defaultdict(list)
+        for snapshot in observed.snapshots.values():
+            name = _stepped_name(state, snapshot, observed.name)
+            decay = float_or_none(snapshot.options.get("weight_decay"))
+            parts[name, dtype_name(local_shard(snapshot.tensor)), decay].append(snapshot)
+        for (name, _, _), snapshots in parts.items():
+            yield _stepped_tensor(state, observed, name, snapshots, ndims)
 
 
-def _name(book: Notebook, held: Held, optimizer: str) -> str:
-    link = book.links.get(id(held.tensor))
-    return book.live.get(id(held.tensor)) or (link.name if link else f"{optimizer} parameter {held.place}")
+def _stepped_name(state: ObserverState, snapshot: TensorSnapshot, optimizer: str) -> str:
+    link = state.links.get(id(snapshot.tensor))
+    live_name = state.live_names.get(id(snapshot.tensor))
+    return live_name or (link.name if link else f"{optimizer} parameter {snapshot.index}")
 
 
-def _stepped(
-    book: Notebook, stepping: Stepping, name: str, members: Sequence[Held], shapes: Mapping[int, int]
+def _stepped_tensor(
+    state: ObserverState,
+    observed: ObservedOptimizer,
+    name: str,
+    parts: Sequence[TensorSnapshot],
+    ndims: Mapping[int, int],
 ) -> SteppedTensor:
-    first = members[0]
-    tensor, options = local_shard(first.tensor), first.options
-    link = book.links.get(id(first.tensor))
-    is_live = book.is_live(first.tensor)
-    stands_for = tensor if is_live else (local_shard(link.live) if link is not None and link.live is not None else None)
-    tensors = {key: local_shard(value) for key, value in first.state.items() if isinstance(value, Tensor)}
-    covered = link.covers if link is not None else ((name, id(first.tensor)),)
-    step = first.state.get("step", options.get("step"))
+    snapshot = parts[0]
+    tensor, options = local_shard(snapshot.tensor), snapshot.options
+    link = state.links.get(id(snapshot.tensor))
+    is_live = state.is_live(snapshot.tensor)
+    live = tensor if is_live else (local_shard(link.live) if link is not None and link.live is not None else None)
+    state_tensors = {key: local_shard(value) for key, value in snapshot.optimizer_state.items() if isinstance(value, Tensor)}
+    covers = link.covers if link is not None else ((name, id(snapshot.tensor)),)
+    step = snapshot.optimizer_state.get("step", options.get("step"))
     return SteppedTensor(
         name=name,
-        optimizer=type(stepping.optimizer).__name__,
+        optimizer=observed.name,
         dtype=dtype_name(tensor),
         device=str(tensor.device),
         shape=tuple(tensor.shape),
-        elements=sum(local_shard(held.tensor).numel() for held in members),
+        elements=sum(local_shard(part.tensor).numel() for part in parts),
         live=is_live,
-        live_dtype=None if stands_for is None else dtype_name(stands_for),
-        live_device=None if stands_for is None else str(stands_for.device),
-        live_ndim=max((shapes[place] for _, place in covered if place in shapes), default=None),
-        covers=tuple(covers for covers, _ in covered) if link is not None else (),
+        live_dtype=None if live is None else dtype_name(live),
+        live_device=None if live is None else str(live.device),
+        live_ndim=max((ndims[parameter_id] for _, parameter_id in covers if parameter_id in ndims), default=None),
+        covers=tuple(parameter for parameter, _ in covers) if link is not None else (),
         lr=float_or_none(options.get("lr")),
-        betas=betas_of(options),
+        betas=adam_betas(options),
         eps=float_or_none(options.get("eps")),
         weight_decay=float_or_none(options.get("weight_decay")),
-        decoupled_decay=is_decoupled(stepping.optimizer, options),
-        gradient_dtype=first.gradient,
-        state={key: dtype_name(value) for key, value in tensors.items()},
-        state_devices={key: str(value.device) for key, value in tensors.items() if key != "step"},
-        compensation=first.compensation,
-        offload=offload(stepping.chain),
+        decoupled_decay=has_decoupled_decay(observed.optimizer, options),
+        gradient_dtype=snapshot.gradient_dtype,
+        state={key: dtype_name(value) for key, value in state_tensors.items()},
+        state_devices={key: str(value.device) for key, value in state_tensors.items() if key != "step"},
+        compensation=snapshot.compensation,
+        offload=declared_offload(observed.chain),
         step_count=None if step is None else float(step),
-        numbers=numbers([book.looks.get(id(held.tensor)) or Look() for held in members]),
+        numbers=update_statistics([state.probes.get(id(part.tensor)) or TensorProbe() for part in parts]),
     )
 
 
 def float_or_none(value: Any) -> float | None:
-    """None of what is not a number: Adafactor's eps is a pair."""
+    """Return a number as a float, and None for anything else: Adafactor's eps is a pair."""
     return float(value) if isinstance(value, (int, float, Tensor)) else None
 
 
-def opaque(book: Notebook, stepping: Sequence[Stepping]) -> Iterator[OpaqueOptimizer]:
-    for each in stepping:
-        if not is_known(each.optimizer) and not all(held.compensation for held in each.held.values()):
+def opaque_facts(state: ObserverState, optimizers: Sequence[ObservedOptimizer]) -> Iterator[OpaqueOptimizer]:
+    """Yield the optimizers whose arithmetic is unknown, or that stepped without torch's optimizer hooks."""
+    for observed in optimizers:
+        is_compensated = all(snapshot.compensation for snapshot in observed.snapshots.values())
+        if not has_known_arithmetic(observed.optimizer) and not is_compensated:
             reason = "its arithmetic is unknown: it may hold masters or compensate rounding where nobody can see"
-            yield OpaqueOptimizer(optimizer=type(each.optimizer).__name__, reason=reason)
-    if not stepping and book.outermost is not None:
-        innermost = optimizer_chain(book.outermost)[-1]
-        yield OpaqueOptimizer(optimizer=type(innermost).__name__, reason="it made no step that torch's optimizer hooks saw")
+            yield OpaqueOptimizer(optimizer=observed.name, reason=reason)
+    if not optimizers and state.outermost_optimizer is not None:
+        innermost = optimizer_chain(state.outermost_optimizer)[-1]
+        reason = "it made no step that torch's optimizer hooks saw"
+        yield OpaqueOptimizer(optimizer=type(innermost).__name__, reason=reason)
 
 
-def parameters(book: Notebook) -> Iterator[LiveTensor]:
-    handed = book.handed()
-    for model in book.around.models:
-        shapes = dimensions(model)
+def parameter_facts(state: ObserverState) -> Iterator[LiveTensor]:
+    """Yield the parameters of the models."""
+    optimized = state.optimized_ids()
+    for model in state.objects.models:
+        ndims = parameter_ndims(model)
         for prefix, module in model.named_modules():
             for name, parameter in module._parameters.items():  # noqa: SLF001
                 if parameter is None:
                     continue
-                held = local_shard(parameter)
+                shard = local_shard(parameter)
+                # A parameter that moves although no optimizer was seen to step it may be linked.
+                unstepped_link = None if id(parameter) in state.unstepped.moved else False
                 yield LiveTensor(
                     name=unwrapped_name(f"{prefix}.{name}" if prefix else name),
-                    dtype=dtype_name(held),
-                    device=str(held.device),
-                    elements=held.numel(),
-                    ndim=shapes.get(id(parameter)),
+                    dtype=dtype_name(shard),
+                    device=str(shard.device),
+                    elements=shard.numel(),
+                    ndim=ndims.get(id(parameter)),
                     trainable=parameter.requires_grad,
-                    gradient=book.sizes.dtype("gradient", parameter),
-                    linked=id(parameter) in handed or (None if id(parameter) in book.bystanders.moved else False),
+                    gradient=state.census.dtype("gradient", parameter),
+                    linked=id(parameter) in optimized or unstepped_link,
                     module=type(module).__name__,
                 )
 
 
-def strangers(book: Notebook, stepping: Sequence[Stepping]) -> Iterator[str]:
-    known = {*book.live, *(id(link.stepped) for link in book.links.values())}
-    for each in stepping:
-        for place, tensor in enumerate(tensors_of(each.optimizer)):
-            if tensor.requires_grad and id(tensor) not in known and id(tensor) not in each.held:
-                yield f"{type(each.optimizer).__name__} parameter {place}"
-
-
-def buffers(book: Notebook) -> Iterator[LiveTensor]:
-    for model in book.around.models:
+def buffer_facts(state: ObserverState) -> Iterator[LiveTensor]:
+    """Yield the buffers of the models."""
+    for model in state.objects.models:
         for prefix, module in model.named_modules():
             for name, buffer in module._buffers.items():  # noqa: SLF001
                 if buffer is not None:
@@ -134,3 +140,12 @@ def buffers(book: Notebook) -> Iterator[LiveTensor]:
                         ndim=buffer.ndim,
                         module=type(module).__name__,
                     )
+
+
+def foreign_tensors(state: ObserverState, optimizers: Sequence[ObservedOptimizer]) -> Iterator[str]:
+    """Yield names of trainable tensors in optimizers that were never stepped and belong to no model."""
+    linked = {*state.live_names, *(id(link.stepped) for link in state.links.values())}
+    for observed in optimizers:
+        for index, tensor in enumerate(optimizer_tensors(observed.optimizer)):
+            if tensor.requires_grad and id(tensor) not in linked and id(tensor) not in observed.snapshots:
+                yield f"{observed.name} parameter {index}"

@@ -63,7 +63,7 @@ def test_instruments_cost_at_most_one_percent_of_a_step_of_pi05_small(benchmark,
     """
     session, stream = stepping
     clock = PhaseClock(session.device)
-    position = ProgressTracker(keep=RankStateFile(tmp_path / "state").write)  # as the worker has it
+    position = ProgressTracker(on_change=RankStateFile(tmp_path / "state").write)  # as the worker has it
     instruments = CombinedInstrument(clock, position)
     ratios: list[float] = []
     bare_s: list[float] = []

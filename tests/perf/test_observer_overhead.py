@@ -84,10 +84,10 @@ def test_steps_that_are_not_looked_at_cost_at_most_two_percent_more(benchmark, c
     def one_round():
         between = StepObserver(source="command", steps=NEVER)
         compared("between", between, untimed=3)
-        assert between.saw_steps > 3
+        assert between.steps_observed > 3
         after = StepObserver(source="command", steps=1)
         compared("after", after, untimed=3)
-        assert after.saw_steps == 1
+        assert after.steps_observed == 1
 
     benchmark.pedantic(one_round, rounds=ROUNDS, warmup_rounds=1)
     for where in ratios:

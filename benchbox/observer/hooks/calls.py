@@ -1,6 +1,6 @@
-"""Listening to three of torch's calls that hooks do not reach: clipping, loss scaling, loading optimizer state.
+"""Patches of three torch functions that hooks do not reach: gradient clipping, loss scaling, loading optimizer state.
 
-Each is replaced by a function that calls the original with the same arguments and returns what it returned.
+Each function is replaced by a wrapper that calls the original with the same arguments and returns its result.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ..introspect.tensors import dtype_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-# Of what a script does again and again, the first ones say all there is.
-_MOST_NOTED = 64
+# Scripts repeat these calls; more records of them add nothing.
+_MAX_RECORDS = 64
 
 
-class Calls:
-    """What was called since it began to listen."""
+class PatchedCalls:
+    """Records of clipping, loss scaling and loaded optimizer state while the patches are installed."""
 
     def __init__(self) -> None:
         self.loads: list[StateLoad] = []
@@ -33,89 +33,91 @@ class Calls:
         self.scaled_steps = 0
         self.steps_taken = 0  # by optimizers, as the observer counts them
         self.skipped = 0
-        self._norms: list[tuple[Any, float, frozenset[int]]] = []
-        self._restore: list[tuple[Any, str, Any]] = []
+        self._clips: list[tuple[Any, float, frozenset[int]]] = []
+        self._patches: list[tuple[Any, str, Any]] = []
 
-    def listen(self) -> None:
-        for holder in (torch.nn.utils, clip_grad):
-            self._wrap(holder, "clip_grad_norm_", self._clipped)
-        self._wrap(Optimizer, "load_state_dict", self._loaded)
-        self._wrap(torch.amp.GradScaler, "step", self._scaled)
-        self.listen_to_fsdp()
+    def install(self) -> None:
+        """Replace the functions."""
+        for owner in (torch.nn.utils, clip_grad):
+            self._patch(owner, "clip_grad_norm_", self._record_clip)
+        self._patch(Optimizer, "load_state_dict", self._record_load)
+        self._patch(torch.amp.GradScaler, "step", self._record_scaled_step)
+        self.patch_fsdp1()
 
-    def listen_to_fsdp(self) -> None:
-        """FSDP1 clips by a method of its own; the script may import it at any time."""
+    def patch_fsdp1(self) -> None:
+        """Replace FSDP1's own clipping method, once the script has imported FSDP1."""
         fsdp = sys.modules.get("torch.distributed.fsdp")
         fsdp1 = getattr(fsdp, "FullyShardedDataParallel", None)
-        if fsdp1 is not None and all(holder is not fsdp1 for holder, _, _ in self._restore):
-            self._wrap(fsdp1, "clip_grad_norm_", self._clipped)
+        if fsdp1 is not None and all(owner is not fsdp1 for owner, _, _ in self._patches):
+            self._patch(fsdp1, "clip_grad_norm_", self._record_clip)
 
-    def silence(self) -> None:
-        """Put the originals back, except where somebody else has replaced them meanwhile."""
-        for holder, name, wrapper in reversed(self._restore):
-            if vars(holder).get(name) is wrapper:
-                setattr(holder, name, wrapper.__wrapped__)
-        self._restore.clear()
+    def remove(self) -> None:
+        """Restore the originals, except where other code has replaced them meanwhile."""
+        for owner, name, wrapper in reversed(self._patches):
+            if vars(owner).get(name) is wrapper:
+                setattr(owner, name, wrapper.__wrapped__)
+        self._patches.clear()
 
-    def take_norms(self) -> list[tuple[float, float, frozenset[int]]]:
-        """(norm, max_norm, ids of the parameters) of the clips since this was last asked for; no ids, where FSDP1 clips all."""
-        norms, self._norms = self._norms, []
-        return [(float(norm), max_norm, handed) for norm, max_norm, handed in norms]
+    def pop_clips(self) -> list[tuple[float, float, frozenset[int]]]:
+        """Return (norm, max_norm, parameter ids) of each clipping since the last call. FSDP1 clips all, and has no ids."""
+        clips, self._clips = self._clips, []
+        return [(float(norm), max_norm, parameter_ids) for norm, max_norm, parameter_ids in clips]
 
-    def _wrap(self, holder: Any, name: str, around: Callable[..., Any]) -> None:
-        original = vars(holder)[name]
+    def _patch(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        original = vars(owner)[name]
 
         @functools.wraps(original)
-        def wrapper(*args: Any, **options: Any) -> Any:
-            return around(original, *args, **options)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
 
         wrapper.__wrapped__ = original
-        setattr(holder, name, wrapper)
-        self._restore.append((holder, name, wrapper))
+        setattr(owner, name, wrapper)
+        self._patches.append((owner, name, wrapper))
 
-    def _clipped(self, original: Any, *args: Any, **options: Any) -> Any:
-        handed = args[0] if args else options.get("parameters")
-        if isinstance(handed, Iterator):  # it can be gone through only once
-            handed = list(handed)
-            args, options = ((handed, *args[1:]), options) if args else (args, options | {"parameters": handed})
-        norm = original(*args, **options)
-        named = dict(zip(("parameters", "max_norm", "norm_type"), args)) | options  # noqa: B905 (the call has more)
-        if named.get("norm_type", 2.0) == 2.0 and len(self._norms) < _MOST_NOTED:
-            self._norms.append((norm, float(named["max_norm"]), _ids(handed)))
+    def _record_clip(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        parameters = args[0] if args else kwargs.get("parameters")
+        if isinstance(parameters, Iterator):  # it can be consumed only once
+            parameters = list(parameters)
+            args, kwargs = ((parameters, *args[1:]), kwargs) if args else (args, kwargs | {"parameters": parameters})
+        norm = original(*args, **kwargs)
+        arguments = dict(zip(("parameters", "max_norm", "norm_type"), args)) | kwargs  # noqa: B905 (the call has more)
+        if arguments.get("norm_type", 2.0) == 2.0 and len(self._clips) < _MAX_RECORDS:
+            self._clips.append((norm, float(arguments["max_norm"]), _parameter_ids(parameters)))
         return norm
 
-    def _scaled(self, original: Any, scaler: Any, *args: Any, **options: Any) -> Any:
+    def _record_scaled_step(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         before = self.steps_taken
-        result = original(scaler, *args, **options)
+        result = original(scaler, *args, **kwargs)
         if scaler.is_enabled():
             self.scaler = type(scaler).__name__
             self.scaled_steps += 1
             self.skipped += self.steps_taken == before
         return result
 
-    def _loaded(self, original: Any, optimizer: Any, state_dict: Any, *args: Any, **options: Any) -> Any:
-        given = _dtypes(state_dict["state"]) if len(self.loads) < _MOST_NOTED and "state" in state_dict else None
-        before = _dtypes(optimizer.state) if given is not None else {}
-        result = original(optimizer, state_dict, *args, **options)
-        if given is not None:
-            held = _dtypes(optimizer.state)
-            self.loads.append(StateLoad(optimizer=type(optimizer).__name__, given=given, held=held, before=before))
+    def _record_load(self, original: Any, optimizer: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        is_recorded = len(self.loads) < _MAX_RECORDS and "state" in state_dict
+        loaded = _state_dtypes(state_dict["state"]) if is_recorded else {}
+        before = _state_dtypes(optimizer.state) if is_recorded else {}
+        result = original(optimizer, state_dict, *args, **kwargs)
+        if is_recorded:
+            after = _state_dtypes(optimizer.state)
+            self.loads.append(StateLoad(optimizer=type(optimizer).__name__, given=loaded, held=after, before=before))
         return result
 
 
-def _ids(handed: Any) -> frozenset[int]:
-    """Of the parameters that clipping was handed, one or several."""
-    if isinstance(handed, torch.Tensor):
-        return frozenset({id(handed)})
-    return frozenset(map(id, handed)) if isinstance(handed, Collection) else frozenset()
+def _parameter_ids(parameters: Any) -> frozenset[int]:
+    """Return the ids of the parameters passed to clipping: one tensor or several."""
+    if isinstance(parameters, torch.Tensor):
+        return frozenset({id(parameters)})
+    return frozenset(map(id, parameters)) if isinstance(parameters, Collection) else frozenset()
 
 
-def _dtypes(state: Mapping[Any, Any]) -> dict[str, tuple[str, ...]]:
-    """Dtypes of state tensors by name."""
-    found: dict[str, set[str]] = {}
-    for held in state.values():
-        if isinstance(held, dict):
-            for name, value in held.items():
+def _state_dtypes(optimizer_state: Mapping[Any, Any]) -> dict[str, tuple[str, ...]]:
+    """Return the dtypes of an optimizer's state tensors by name."""
+    dtypes: dict[str, set[str]] = {}
+    for tensor_state in optimizer_state.values():
+        if isinstance(tensor_state, dict):
+            for name, value in tensor_state.items():
                 if isinstance(value, torch.Tensor):
-                    found.setdefault(str(name), set()).add(dtype_name(value))
-    return {name: tuple(sorted(dtypes)) for name, dtypes in found.items()}
+                    dtypes.setdefault(str(name), set()).add(dtype_name(value))
+    return {name: tuple(sorted(names)) for name, names in dtypes.items()}

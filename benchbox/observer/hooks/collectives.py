@@ -1,4 +1,4 @@
-"""Counting the collectives that really run."""
+"""Counts of the collectives that really run."""
 
 from __future__ import annotations
 
@@ -44,59 +44,59 @@ _NAMES = {
     "recv_any_source_": "recv",
     "barrier": "barrier",
 }
-_NO_COLLECTIVE = frozenset({"wait_tensor", "monitored_barrier_", "_wrap_tensor_autograd"})
+_NOT_COLLECTIVE = frozenset({"wait_tensor", "monitored_barrier_", "_wrap_tensor_autograd"})
 
 
 class CollectiveCounter:
-    """Count, bytes and dtypes of every collective this rank takes part in.
+    """Counts calls, bytes and dtypes of the collectives that this rank takes part in.
 
-    `bytes` is the size of the whole that is reduced or gathered, whichever of input and output is larger: the same number for
-    an all-reduce of N bytes, a reduce-scatter of N bytes into shards and an all-gather of shards into N bytes.
+    `bytes` is the size of the larger of input and output. It is the same for an all-reduce of N bytes, a reduce-scatter of N
+    bytes into shards and an all-gather of shards into N bytes.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], list[int]] = {}  # by name and dtype: count, elements, bytes
+        self._totals: dict[tuple[str, str], list[int]] = {}  # (name, dtype): count, elements, bytes
 
-    def on_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
+    def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if getattr(operation, "namespace", None) not in _NAMESPACES:
             return
-        raw = operation_name(operation)
-        if raw in _NO_COLLECTIVE:
+        raw_name = operation_name(operation)
+        if raw_name in _NOT_COLLECTIVE:
             return
-        name = _NAMES.get(raw, raw)
-        # c10d takes outputs before inputs; the functional forms take inputs and return outputs.
-        places = [_tensors(argument) for argument in (*arguments[:2], *options.values(), result)]
-        largest = max(places, key=lambda tensors: sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+        name = _NAMES.get(raw_name, raw_name)
+        # c10d takes outputs before inputs; the functional collectives take inputs and return outputs.
+        candidates = [_tensors(argument) for argument in (*args[:2], *kwargs.values(), result)]
+        largest = max(candidates, key=lambda tensors: sum(tensor.numel() * tensor.element_size() for tensor in tensors))
         dtype = str(largest[0].dtype).removeprefix("torch.") if largest else "none"
-        counted = self._seen.setdefault((name, dtype), [0, 0, 0])
-        counted[0] += 1
-        counted[1] += sum(tensor.numel() for tensor in largest)
-        counted[2] += sum(tensor.numel() * tensor.element_size() for tensor in largest)
+        total = self._totals.setdefault((name, dtype), [0, 0, 0])
+        total[0] += 1
+        total[1] += sum(tensor.numel() for tensor in largest)
+        total[2] += sum(tensor.numel() * tensor.element_size() for tensor in largest)
 
     def by_dtype(self) -> list[CollectiveUse]:
-        """What was seen, one entry a kind and dtype."""
+        """Return one entry per kind and dtype."""
         return [
             CollectiveUse(operation=name, dtype=dtype, count=count, elements=elements, bytes=size)
-            for (name, dtype), (count, elements, size) in self._seen.items()
+            for (name, dtype), (count, elements, size) in self._totals.items()
         ]
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """Count and bytes by kind, whatever the dtype."""
-        sums: dict[str, dict[str, int]] = {}
-        for (name, _), (count, _, size) in self._seen.items():
-            entry = sums.setdefault(name, {"count": 0, "bytes": 0})
+        """Count and bytes by kind, summed over dtypes."""
+        counts: dict[str, dict[str, int]] = {}
+        for (name, _), (count, _, size) in self._totals.items():
+            entry = counts.setdefault(name, {"count": 0, "bytes": 0})
             entry["count"] += count
             entry["bytes"] += size
-        return sums
+        return counts
 
     @property
     def dtypes(self) -> dict[str, set[str]]:
         """Dtypes by kind."""
-        found: dict[str, set[str]] = {}
-        for name, dtype in self._seen:
-            found.setdefault(name, set()).add(dtype)
-        return found
+        dtypes: dict[str, set[str]] = {}
+        for name, dtype in self._totals:
+            dtypes.setdefault(name, set()).add(dtype)
+        return dtypes
 
 
 def _tensors(argument: Any) -> list[Tensor]:

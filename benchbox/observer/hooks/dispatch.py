@@ -1,4 +1,4 @@
-"""Looking at every tensor operation of a step, collectives included, below autograd."""
+"""Dispatch mode that shows every tensor operation of a step to listeners, collectives included, below autograd."""
 
 from __future__ import annotations
 
@@ -8,61 +8,64 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Observer(Protocol):
-    def on_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:
-        """Called after each operation with plain local tensors.
+class OperationListener(Protocol):
+    """Receiver of tensor operations."""
 
-        `operation` is an `OpOverload` or, where torch keeps a kernel whole (FlexAttention), a `HigherOrderOperator`.
+    def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Receive one operation after it ran, with plain local tensors.
+
+        `operation` is an `OpOverload` or, where torch keeps a kernel as one (FlexAttention), a `HigherOrderOperator`.
         """
 
 
 class OperationDispatchMode(TorchDispatchMode):
-    """Shows observers every operation inside the with block, forward, backward and optimizer alike.
+    """Shows listeners every operation inside the with block: of forward, backward and optimizer.
 
-    It slows a step down a great deal: never around one that is timed.
+    It slows a step down considerably: do not use it around a step that is timed.
     """
 
-    # Without it torch refuses to run those at all under a mode.
+    # Without this, torch refuses to run higher-order operators under a mode.
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled code runs compiled, and what is fused in it is not seen.
+        """Return True: compiled code runs compiled, and operations fused in it are not shown.
 
-        Run operation by operation it would round elsewhere, and compiled FlexAttention would not run at all.
+        Run operation by operation it would round differently, and compiled FlexAttention would not run at all.
         """
         return True
 
-    def __init__(self, *observers: Observer) -> None:
+    def __init__(self, *listeners: OperationListener) -> None:
         super().__init__()
-        self._observers = observers
+        self._listeners = listeners
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # A DTensor unwraps itself when declined, and the operations on its local tensors and its collectives arrive here.
+        # Declined, a DTensor unwraps itself, and the operations on its local tensors and its collectives arrive here.
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
-        options = kwargs or {}
-        result = func(*args, **options)
-        for observer in self._observers:
-            observer.on_operation(func, args, options, result)
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        for listener in self._listeners:
+            listener.on_operation(func, args, kwargs, result)
         return result
 
 
 def operation_name(operation: Any) -> str:
-    """Without namespace and overload."""
+    """Return the name of an operation without namespace and overload."""
     name: str = getattr(operation, "overloadpacket", operation).__name__
     return name
 
 
 def is_recomputing() -> bool:
-    """Whether the running operation repeats a forward inside the backward pass, as activation checkpointing does.
+    """Return whether the running operation repeats a forward inside the backward pass, as activation checkpointing does.
 
-    Backward itself runs without recording gradients; a forward that is repeated in it records them again.
+    Backward itself runs with gradients disabled; a repeated forward enables them again.
     """
     return in_backward() and torch.is_grad_enabled()
 
 
 def in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 (torch has no public way to ask)
+    """Return whether autograd is running a backward pass on this thread."""
+    return torch._C._current_graph_task_id() != -1  # noqa: SLF001 (torch has no public function for this)

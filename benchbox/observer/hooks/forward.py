@@ -1,4 +1,4 @@
-"""Watching modules being called: how many micro-batches a step has, under which autocast, into which gradients."""
+"""Forward hooks: micro-batches of a step, the autocast they ran under, and the dtype gradients accumulate in."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ if TYPE_CHECKING:
 _DEVICES = ("cuda", "cpu")
 
 
-class ForwardWatch:
+class ForwardHooks:
     """Counts calls of modules that record gradients, while installed. `roots` are the ids of outermost modules, once known."""
 
     def __init__(self) -> None:
         self.roots: set[int] = set()
         self.autocast: Autocast | None = None
         self.accumulated_in: set[str] = set()
-        self._calls: dict[int, list[Any]] = {}  # by module: the module, and how often it was called
+        self._calls: dict[int, list[Any]] = {}  # by module id: the module, and how often it was called
         self._handle: Any = None
 
     def install(self) -> None:
+        """Start to count, from zero, unless already installed."""
         if self._handle is None:
             self._calls.clear()
-            self._handle = register_module_forward_pre_hook(self._called)
+            self._handle = register_module_forward_pre_hook(self._before_forward)
 
     @property
     def called(self) -> bool:
-        """Whether a module was called since it was installed."""
+        """True once a module was called since the hook was installed."""
         return bool(self._calls)
 
-    def stop(self) -> tuple[int | None, list[nn.Module]]:
-        """(micro-batches, modules that were called) since it was installed. Does nothing more until it is installed again."""
+    def remove(self) -> tuple[int | None, list[nn.Module]]:
+        """Stop to count and return (micro-batches, modules that were called); (None, []) if not installed."""
         if self._handle is None:
             return None, []
         self._handle.remove()
@@ -50,34 +51,34 @@ class ForwardWatch:
         self._calls.clear()
         return (max(counts) if counts else 0), modules
 
-    def _called(self, module: nn.Module, _: Any) -> None:
-        # A compiler that traces through this finds nothing here.
+    def _before_forward(self, module: nn.Module, _: Any) -> None:
+        # A compiler that traces through this function must see no side effects.
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or in_backward():
             return
         entry = self._calls.setdefault(id(module), [module, 0])
         entry[1] += 1
         if entry[1] > 1 and id(module) in self.roots:
-            self.accumulated_in.update(dtype_name(gradient) for gradient in _gradients(module))
+            self.accumulated_in.update(dtype_name(gradient) for gradient in _accumulated_gradients(module))
         if self.autocast is None or not self.autocast.active:
-            self.autocast = _autocast()
+            self.autocast = _current_autocast()
 
 
-def _gradients(module: nn.Module) -> Iterator[torch.Tensor]:
-    """Where a micro-batch has left gradients for the next to be added to: on the parameters, or in DeepSpeed's own buffers."""
+def _accumulated_gradients(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Yield the gradients that the next micro-batch is added to: on the parameters, or in DeepSpeed's own buffers."""
     optimizer: Any = getattr(module, "optimizer", None)
-    if has_class_named(optimizer, "BF16_Optimizer"):  # it clears what is on the parameters before each backward pass
+    if has_class_named(optimizer, "BF16_Optimizer"):  # it clears the parameters' gradients before each backward pass
         yield from optimizer.fp32_groups_gradients_flat
         return
-    for buffers in ("averaged_gradients", "all_grad_tensors"):  # of ZeRO-3; of ZeRO-1 and 2
-        for held in (getattr(optimizer, buffers, None) or {}).values():
-            yield from (gradient for gradient in held or () if gradient is not None)
+    for attribute in ("averaged_gradients", "all_grad_tensors"):  # ZeRO-3; ZeRO-1 and 2
+        for gradients in (getattr(optimizer, attribute, None) or {}).values():
+            yield from (gradient for gradient in gradients or () if gradient is not None)
     for parameter in module.parameters():
         for gradient in (parameter.grad, getattr(parameter, "grad_accum", None)):
             if gradient is not None:
                 yield gradient
 
 
-def _autocast() -> Autocast:
+def _current_autocast() -> Autocast:
     for device in _DEVICES:
         if torch.is_autocast_enabled(device):
             return Autocast(active=True, dtype=str(torch.get_autocast_dtype(device)).removeprefix("torch."))

@@ -1,4 +1,4 @@
-"""What dtypes matrix products really have."""
+"""Dtypes that matrix products of the forward pass really run in."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from typing import Any
 
 from .dispatch import in_backward, operation_name
 
-_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm", "mkldnn_linear", "linear"})
+_MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm", "mkldnn_linear", "linear"})
 
 
 class MatmulDtypes:
-    """Counts matrix products and convolutions of the forward pass by the dtype they multiply.
+    """Counts matrix products and convolutions of the forward pass by the dtype of their operands.
 
-    `seen` maps a dtype to the number of products, and the elements and bytes of their results.
+    `totals` maps a dtype to the number of products, and to the elements and bytes of their results.
     """
 
     def __init__(self) -> None:
-        self.seen: dict[str, list[int]] = {}
+        self.totals: dict[str, list[int]] = {}
 
     @property
-    def forward(self) -> dict[str, int]:
-        """Products by dtype."""
-        return {dtype: count for dtype, (count, _, _) in self.seen.items()}
+    def counts(self) -> dict[str, int]:
+        """Number of products by dtype."""
+        return {dtype: count for dtype, (count, _, _) in self.totals.items()}
 
-    def on_operation(self, operation: Any, arguments: tuple[Any, ...], options: dict[str, Any], result: Any) -> None:  # noqa: ARG002
-        if operation_name(operation) in _PRODUCTS and not in_backward():
-            factor = arguments[1]  # the first may be a bias
-            sums = self.seen.setdefault(str(factor.dtype).removeprefix("torch."), [0, 0, 0])
-            for place, amount in enumerate((1, result.numel(), result.numel() * result.element_size())):
-                sums[place] += amount
+    def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:  # noqa: ARG002
+        if operation_name(operation) in _MATMULS and not in_backward():
+            operand = args[1]  # the first argument may be a bias
+            total = self.totals.setdefault(str(operand.dtype).removeprefix("torch."), [0, 0, 0])
+            for index, amount in enumerate((1, result.numel(), result.numel() * result.element_size())):
+                total[index] += amount

@@ -1,4 +1,4 @@
-"""Watching every operation of one step: collectives and matrix products."""
+"""Recording of every operation of one step: its collectives and matrix products."""
 
 from __future__ import annotations
 
@@ -15,73 +15,74 @@ from .matmuls import MatmulDtypes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NOT_SEEN = "no step was watched operation by operation"
+_NOT_RECORDED = "no step was watched operation by operation"
 
 
-class OperationWatch:
-    """Entered inside one step and left inside the next, so that the whole course between them is seen.
+class OperationRecorder:
+    """Records operations from inside one step to inside the next, so that one complete cycle is covered.
 
-    `missing` is the reason why nothing was seen, None once it was.
+    `missing` is the reason why nothing was recorded, None once something was.
     """
 
     def __init__(self) -> None:
-        self.collectives, self.products = CollectiveCounter(), MatmulDtypes()
-        self.missing: str | None = NOT_SEEN
-        self._watch: OperationDispatchMode | None = None
+        self.collectives, self.matmuls = CollectiveCounter(), MatmulDtypes()
+        self.missing: str | None = _NOT_RECORDED
+        self._mode: OperationDispatchMode | None = None
 
     def enter(self) -> None:
-        if self._watch is not None or self.missing != NOT_SEEN:
+        """Start to record, unless that was done before or would disturb the training."""
+        if self._mode is not None or self.missing != _NOT_RECORDED:
             return
-        if (objection := _objection()) is not None:
-            self.missing = objection
+        if (conflict := _conflict()) is not None:
+            self.missing = conflict
             return
-        self._watch = OperationDispatchMode(self.collectives, self.products)
-        self._watch.__enter__()
+        self._mode = OperationDispatchMode(self.collectives, self.matmuls)
+        self._mode.__enter__()
 
     def leave(self) -> None:
-        """Leave, or if the program is inside a mode that it entered after ours, do so when next asked to."""
-        if self._watch is None:
+        """Stop to record. If the program is inside a dispatch mode that it entered later, stop at the next call instead."""
+        if self._mode is None:
             return
-        if _get_current_dispatch_mode() is not self._watch:
+        if _get_current_dispatch_mode() is not self._mode:
             self.missing = "the training entered a dispatch mode of its own while operations were watched"
             return
-        self._watch.__exit__(None, None, None)
-        self._watch = None
-        if self.missing == NOT_SEEN:
+        self._mode.__exit__(None, None, None)
+        self._mode = None
+        if self.missing == _NOT_RECORDED:
             self.missing = None
 
 
-def _objection() -> str | None:
-    """Why operations of this process must not be watched: it would change what runs, or make it fail."""
-    utilities = sys.modules.get("torch._dynamo.utils")
-    if utilities is not None and utilities.counters["stats"].get("unique_graphs"):
+def _conflict() -> str | None:
+    """Return why a dispatch mode would change what this process runs, or make it fail; None if it would not."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None and dynamo.counters["stats"].get("unique_graphs"):
         # A dispatch mode would make compiled regions run uncompiled, which may change the last bits of results.
         return "the training compiles its model: watching single operations would change what runs"
     if _get_current_dispatch_mode() is not None:
-        # It will be left before ours, and modes can only be left in reverse.
+        # The program will leave its mode before this one, but modes can only be left in reverse order.
         return "the training steps its optimizer inside a dispatch mode of its own"
-    if not _casts_to_subclasses() and (names := sorted(_subclasses(torch.Tensor))):
+    if not _can_cast_to_subclasses() and (names := sorted(_foreign_subclasses(torch.Tensor))):
         return f"under torch {torch.__version__} watching operations breaks subclasses of Tensor ({names[0]})"
     return None
 
 
-class _Cast(torch.Tensor):
+class _Subclass(torch.Tensor):
     pass
 
 
-def _casts_to_subclasses() -> bool:
-    """Whether a tensor can be turned into one of a subclass while operations are watched; torch 2.4 cannot."""
+def _can_cast_to_subclasses() -> bool:
+    """Return whether a tensor can be cast to a subclass under a dispatch mode: torch 2.4 cannot."""
     with OperationDispatchMode():
         try:
-            torch.zeros(()).as_subclass(_Cast)
+            torch.zeros(()).as_subclass(_Subclass)
         except RuntimeError:
             return False
     return True
 
 
-def _subclasses(kind: type[Any]) -> Iterator[str]:
-    """Names of the subclasses of Tensor that are not torch's own."""
-    for each in kind.__subclasses__():
-        if each is not _Cast and not each.__module__.startswith("torch."):
-            yield each.__qualname__
-        yield from _subclasses(each)
+def _foreign_subclasses(kind: type[Any]) -> Iterator[str]:
+    """Yield the names of all subclasses of Tensor that are not torch's own."""
+    for subclass in kind.__subclasses__():
+        if subclass is not _Subclass and not subclass.__module__.startswith("torch."):
+            yield subclass.__qualname__
+        yield from _foreign_subclasses(subclass)

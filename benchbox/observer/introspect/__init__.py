@@ -1,1 +1,1 @@
-"""Reading a training from its live objects: parameter names, wrappers, the objects of the process, masters."""
+"""Introspection of live training objects: parameter names, wrappers, objects of the process, master weights."""

@@ -1,7 +1,7 @@
-"""Finding the training script's own objects: its model, the wrappers of its optimizer, its schedules, its Accelerator.
+"""Discovery of a training script's own objects: its models, optimizer wrappers, schedules and Accelerator.
 
-A script hands nothing over. But everything it holds is alive, and Python's garbage collector can list it without calling any of
-its code.
+A script passes nothing to the observer. But all its objects are alive, and Python's garbage collector lists them without
+running any code of the script.
 """
 
 from __future__ import annotations
@@ -20,80 +20,79 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _DEEPSPEED_SCHEDULES = "deepspeed.runtime.lr_schedules"
-_NESTING = 4  # wrappers around wrappers
+_MAX_WRAPPERS = 4
 
 
 @dataclass
-class Surroundings:
-    """What was found around the optimizers that step."""
+class TrainingObjects:
+    """The objects of a training around the optimizers that step."""
 
     models: list[nn.Module] = field(default_factory=list)  # outermost modules
-    chains: list[list[Any]] = field(default_factory=list)  # one for each optimizer that steps: outermost wrapper first
+    chains: list[list[Any]] = field(default_factory=list)  # one per optimizer that steps, outermost wrapper first
     schedules: list[Any] = field(default_factory=list)
     accelerator: Any = None
-    scaler: Any = None
 
 
-def look_around(optimizers: Sequence[Any], called: Iterable[nn.Module]) -> Surroundings:
-    """Search the process once.
+def discover(optimizers: Sequence[Any], called_modules: Iterable[nn.Module]) -> TrainingObjects:
+    """Search the objects of the process once.
 
     Args:
-        optimizers: those that step tensors themselves.
-        called: modules that were called; the models are the outermost modules that contain one of them, or hold a parameter
-            that is stepped.
+        optimizers: the optimizers that step tensors themselves.
+        called_modules: modules whose forward ran. The models are the outermost modules that contain one of them, or that hold
+            a stepped parameter.
     """
-    found = Surroundings()
+    objects = TrainingObjects()
     modules: list[nn.Module] = []
-    for thing in gc.get_objects():
-        kind = type(thing)
+    for candidate in gc.get_objects():
+        kind = type(candidate)
         if issubclass(kind, nn.Module):
-            modules.append(thing)
+            modules.append(candidate)
         elif issubclass(kind, LRScheduler) or kind.__module__ == _DEEPSPEED_SCHEDULES:
-            found.schedules.append(thing)
+            objects.schedules.append(candidate)
         elif kind.__name__ == "Accelerator" and kind.__module__.startswith("accelerate."):
-            found.accelerator = thing
-    # SequentialLR and ChainedScheduler advance these, and say what comes of them.
-    parts = {id(part) for schedule in found.schedules for part in getattr(schedule, "_schedulers", ())}
-    found.schedules = [schedule for schedule in found.schedules if id(schedule) not in parts]
+            objects.accelerator = candidate
+    # SequentialLR and ChainedScheduler advance their parts and report the resulting rates themselves.
+    parts = {id(part) for schedule in objects.schedules for part in getattr(schedule, "_schedulers", ())}
+    objects.schedules = [schedule for schedule in objects.schedules if id(schedule) not in parts]
     stepped = {id(tensor) for optimizer in optimizers for group in optimizer.param_groups for tensor in group["params"]}
-    found.models = _outermost(modules, {id(module) for module in called}, stepped)
-    found.chains = [_wrapped(optimizer) for optimizer in optimizers]
-    return found
+    objects.models = _outermost_modules(modules, {id(module) for module in called_modules}, stepped)
+    objects.chains = [_wrapper_chain(optimizer) for optimizer in optimizers]
+    return objects
 
 
-def _outermost(modules: Sequence[nn.Module], called: set[int], stepped: set[int]) -> list[nn.Module]:
-    """Modules that no other contains, of those that contain a called one or a stepped parameter. A deleted child is None."""
+def _outermost_modules(modules: Sequence[nn.Module], called: set[int], stepped: set[int]) -> list[nn.Module]:
+    """Return the modules that no other module contains and that contain a called module or a stepped parameter."""
     children = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
     roots = [module for module in modules if id(module) not in children and "_modules" in module.__dict__]
-    return [root for root in roots if any(id(part) in called or _holds(part, stepped) for part in root.modules())]
+    return [root for root in roots if any(id(part) in called or _holds_any(part, stepped) for part in root.modules())]
 
 
-def _holds(module: nn.Module, stepped: set[int]) -> bool:
+def _holds_any(module: nn.Module, stepped: set[int]) -> bool:
     return any(id(parameter) in stepped for parameter in module.__dict__.get("_parameters", {}).values())
 
 
-def _wrapped(optimizer: Any) -> list[Any]:
-    """The optimizer and what holds it and can step, outermost first."""
+def _wrapper_chain(optimizer: Any) -> list[Any]:
+    """Return the optimizer and the objects around it that can step, outermost first."""
     chain = [optimizer]
-    for _ in range(_NESTING):
-        holder = _holder(chain[0], chain)
-        if holder is None:
+    for _ in range(_MAX_WRAPPERS):
+        wrapper = _find_wrapper(chain[0], chain)
+        if wrapper is None:
             break
-        chain.insert(0, holder)
-    # What wrappers themselves say they wrap may go through more of them than what refers to what.
-    declared = [optimizer_chain(outer) for outer in chain]
-    return max([chain, *(each for each in declared if each[-1] is optimizer)], key=len)
+        chain.insert(0, wrapper)
+    # The wrappers' own attributes may lead through more wrappers than the referrers do.
+    declared = [optimizer_chain(wrapper) for wrapper in chain]
+    return max([chain, *(candidate for candidate in declared if candidate[-1] is optimizer)], key=len)
 
 
-def _holder(inner: Any, known: Sequence[Any]) -> Any:
+def _find_wrapper(inner: Any, chain: Sequence[Any]) -> Any:
     for referrer in gc.get_referrers(inner):
-        # An instance refers to what it holds itself, or through its __dict__.
+        # An instance refers to its attributes directly or through its __dict__.
         owners = gc.get_referrers(referrer) if type(referrer) is dict else [referrer]
         for owner in owners:
             if (
                 not _is_plain(owner)
                 and callable(getattr(type(owner), "step", None))
-                and all(owner is not each for each in known)
+                and all(owner is not wrapper for wrapper in chain)
             ):
                 if type(referrer) is dict and referrer is not getattr(owner, "__dict__", None):
                     continue
@@ -102,5 +101,5 @@ def _holder(inner: Any, known: Sequence[Any]) -> Any:
     return None
 
 
-def _is_plain(thing: Any) -> bool:
-    return isinstance(thing, (dict, list, tuple, set, types.FrameType, types.ModuleType, types.FunctionType, type))
+def _is_plain(candidate: Any) -> bool:
+    return isinstance(candidate, (dict, list, tuple, set, types.FrameType, types.ModuleType, types.FunctionType, type))

@@ -1,4 +1,4 @@
-"""Masters of an optimizer that nobody knows: which live parameters they stand for."""
+"""Masters of optimizers that declare none: matching stepped tensors to live parameters by shape or by value."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ..numerics.expected_update import sample
-from ..numerics.probes import can_look_at
-from .names import MasterLink
+from ..numerics.probes import can_probe
+from .masters import MasterLink
 from .tensors import local_shard
 
 if TYPE_CHECKING:
@@ -16,55 +16,56 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    Named = tuple[str, nn.Parameter]
+    NamedParameter = tuple[str, nn.Parameter]
 
-_COMPARED = 64  # elements: enough to tell tensors apart that were trained, or drawn at random
+_COMPARED_ELEMENTS = 64  # enough to tell apart tensors that were trained or randomly initialised
 
 
-def matched(stepped: Sequence[Tensor], live: Sequence[Named], linked: Collection[int]) -> Iterator[MasterLink]:
-    """Links by shapes, or else by values.
+def match_masters(stepped: Sequence[Tensor], live: Sequence[NamedParameter], linked: Collection[int]) -> Iterator[MasterLink]:
+    """Yield links between stepped tensors and live parameters: by the order of shapes, or else by values.
 
     Args:
-        stepped: all tensors that the optimizer steps, none of which a model computes with.
-        live: the models' parameters by name.
-        linked: ids of tensors that were linked to a live one before, and of those.
+        stepped: all tensors that the optimizer steps; no model computes with any of them.
+        live: the models' parameters with their names.
+        linked: ids of the tensors that are linked already, stepped and live.
     """
     trainable = [(name, parameter) for name, parameter in live if parameter.requires_grad]
     if [tensor.shape for tensor in stepped] == [parameter.shape for _, parameter in trainable]:
         for tensor, (name, parameter) in zip(stepped, trainable, strict=True):
             yield MasterLink(tensor, name, parameter.detach(), ((name, id(parameter)),))
     else:
-        free = [tensor for tensor in stepped if id(tensor) not in linked]
-        yield from _by_value(free, [(name, parameter) for name, parameter in trainable if id(parameter) not in linked])
+        unlinked = [tensor for tensor in stepped if id(tensor) not in linked]
+        yield from _match_values(unlinked, [(name, parameter) for name, parameter in trainable if id(parameter) not in linked])
 
 
-def _by_value(stepped: Iterable[Tensor], live: Iterable[Named]) -> Iterator[MasterLink]:
-    """Each tensor is linked to the parameter that it rounds to. Where several are alike, as norms are before they are trained,
-    it stands for one of them.
+def _match_values(stepped: Iterable[Tensor], live: Iterable[NamedParameter]) -> Iterator[MasterLink]:
+    """Yield a link from each tensor to the parameter that it rounds to.
+
+    Several parameters may be identical, as norms are before training; then a tensor stands for one of them.
     """
-    candidates: dict[tuple[object, ...], list[Named]] = defaultdict(list)
+    candidates: dict[tuple[object, ...], list[NamedParameter]] = defaultdict(list)
     dtypes: set[torch.dtype] = set()
     for name, parameter in live:
-        if can_look_at(parameter):
+        if can_probe(parameter):
             dtypes.add(parameter.dtype)
-            candidates[_print(parameter, parameter.dtype)].append((name, parameter))
-    rounding: dict[tuple[object, ...], list[Tensor]] = defaultdict(list)
+            candidates[_fingerprint(parameter, parameter.dtype)].append((name, parameter))
+    rounded: dict[tuple[object, ...], list[Tensor]] = defaultdict(list)
     for tensor in stepped:
-        if can_look_at(tensor):
+        if can_probe(tensor):
             for dtype in dtypes:
-                rounding[_print(tensor, dtype)].append(tensor)
-    for mark, tensors in rounding.items():
-        alike = candidates.get(mark)
-        if alike is None:
+                rounded[_fingerprint(tensor, dtype)].append(tensor)
+    for fingerprint, tensors in rounded.items():
+        identical = candidates.get(fingerprint)
+        if identical is None:
             continue
-        covers = tuple((name, id(parameter)) for name, parameter in alike)
-        (name, parameter), *others = alike
-        told = not others and len(tensors) == 1
+        covers = tuple((name, id(parameter)) for name, parameter in identical)
+        (name, parameter), *duplicates = identical
+        live_tensor = parameter.detach() if not duplicates and len(tensors) == 1 else None
         for tensor in tensors:
-            yield MasterLink(tensor, f"{name} or one alike" if others else name, parameter.detach() if told else None, covers)
+            yield MasterLink(tensor, f"{name} or one alike" if duplicates else name, live_tensor, covers)
 
 
-def _print(tensor: Tensor, dtype: torch.dtype) -> tuple[object, ...]:
-    """What is the same of a parameter and of what rounds to it."""
-    held = local_shard(tensor)
-    return tuple(held.shape), dtype, *sample(held, _COMPARED).to(dtype).tolist()
+def _fingerprint(tensor: Tensor, dtype: torch.dtype) -> tuple[object, ...]:
+    """Return the local shape, the dtype and sampled values in it: equal for a parameter and a tensor that rounds to it."""
+    shard = local_shard(tensor)
+    return tuple(shard.shape), dtype, *sample(shard, _COMPARED_ELEMENTS).to(dtype).tolist()

@@ -1,4 +1,4 @@
-"""Knowing things by their kind, across versions of torch and whether or not a library is imported."""
+"""Tensor helpers that work across torch versions and need no library imported: class checks by name, local shards, dtypes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,27 @@ from typing import Any
 from torch import Tensor
 
 
-def has_class_named(thing: Any, *names: str) -> bool:
-    """Whether a class of one of these names is among those of a thing. FSDP2 and DTensor moved from one torch to the next, and
-    asking for DeepSpeed's classes would import it.
+def has_class_named(instance: Any, *names: str) -> bool:
+    """Return whether the class of an object, or one of its base classes, has one of these names.
+
+    FSDP2 and DTensor moved between torch versions, and an isinstance check against a class of DeepSpeed would import DeepSpeed.
     """
-    return any(kind.__name__ in names for kind in type(thing).__mro__)
+    return any(base.__name__ in names for base in type(instance).__mro__)
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: the shard of a DTensor or of a ZeRO-3 parameter, else the tensor itself."""
+    """Return the part of a tensor that this rank stores.
+
+    This is the local tensor of a DTensor (after pending collectives), the partition of a ZeRO-3 parameter (`ds_tensor`), and
+    any other tensor itself.
+    """
     if has_class_named(tensor, "DTensor"):
         shard = tensor.to_local()  # type: ignore[attr-defined]
         return shard.wait() if has_class_named(shard, "AsyncCollectiveTensor") else shard  # type: ignore[no-any-return]
-    held = getattr(tensor, "ds_tensor", None)
-    return held if isinstance(held, Tensor) else tensor
+    partition = getattr(tensor, "ds_tensor", None)
+    return partition if isinstance(partition, Tensor) else tensor
 
 
 def dtype_name(tensor: Tensor) -> str:
+    """Return the dtype of a tensor without the prefix: `bfloat16`."""
     return str(tensor.dtype).removeprefix("torch.")

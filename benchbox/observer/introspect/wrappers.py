@@ -1,7 +1,8 @@
-"""Who shards and reduces, read from live objects.
+"""The wrappers that shard and reduce, read from live objects.
 
-This module does not know which backend was asked for. A set-up that silently became another one (accelerate ignores its
-plugins under `cpu=True` and runs DDP; FSDP1's hybrid strategy fell back to NO_SHARD) is therefore seen as what it became.
+This module does not know which backend was requested. It therefore reports the backend that really runs, also when it silently
+differs from the requested one: accelerate ignores its plugins under `cpu=True` and runs DDP, and FSDP1's hybrid strategy may
+fall back to NO_SHARD.
 """
 
 from __future__ import annotations
@@ -27,30 +28,30 @@ _COMPRESSING = (("bf16_compress", torch.bfloat16), ("fp16_compress", torch.float
 
 
 def world_size() -> int:
-    """Ranks of the process group; 1 without one."""
+    """Return the number of ranks of the process group: 1 without one."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def optimizer_chain(optimizer: Any) -> list[Any]:
-    """The optimizer and everything it wraps, outermost first, following `.optimizer` and `.inner`."""
+    """Return the optimizer and everything it wraps, outermost first, by following `.optimizer` and `.inner`."""
     chain: list[Any] = []
-    while optimizer is not None and all(optimizer is not link for link in chain):
+    while optimizer is not None and all(optimizer is not wrapper for wrapper in chain):
         chain.append(optimizer)
         optimizer = getattr(optimizer, "optimizer", None) or getattr(optimizer, "inner", None)
     return chain
 
 
 def zero_optimizer(chain: list[Any]) -> Any:
-    """DeepSpeed's ZeRO optimizer in the chain, or None."""
-    return next((link for link in chain if type(link).__name__.startswith("DeepSpeedZeroOptimizer")), None)
+    """Return DeepSpeed's ZeRO optimizer from the chain, or None."""
+    return next((optimizer for optimizer in chain if type(optimizer).__name__.startswith("DeepSpeedZeroOptimizer")), None)
 
 
 def identify_backend(model: nn.Module, chain: list[Any]) -> tuple[str, str | None]:
-    """(backend, sharding) of a wrapped model and the optimizers around the one that steps it."""
+    """Return (backend, sharding) of a wrapped model and its optimizer chain."""
     zero = zero_optimizer(chain)
     if zero is not None:
         return _identify_zero(zero)
-    if any(has_class_named(link, "BF16_Optimizer") for link in chain):  # ZeRO-1 whose gradients accumulate in float32
+    if any(has_class_named(optimizer, "BF16_Optimizer") for optimizer in chain):  # ZeRO-1, gradients accumulate in float32
         return "zero1", f"optimizer state partitioned over {world_size()} ranks"
     if has_class_named(model, "DeepSpeedEngine"):
         return "deepspeed, no ZeRO", None
@@ -70,7 +71,7 @@ def fsdp1_units(model: nn.Module) -> list[Any]:
 
 
 def fsdp1_handles(model: nn.Module) -> list[Any]:
-    """The handles that hold FSDP1's flat parameters, and with them the strategy and dtypes in force."""
+    """Return the handles of FSDP1's flat parameters, which hold the sharding strategy and dtypes in force."""
     handles = [getattr(unit, "_handle", None) for unit in fsdp1_units(model)]
     return [handle for handle in handles if handle is not None]
 
@@ -84,11 +85,11 @@ def _identify_zero(zero: Any) -> tuple[str, str]:
 
 
 def _identify_fsdp1(model: nn.Module) -> tuple[str, str]:
-    # The handle holds the strategy in force; the wrapper's argument is only what was asked for.
+    # The handle holds the strategy in force, the wrapper only the requested one.
     strategies = {handle._sharding_strategy.name for handle in fsdp1_handles(model)}  # noqa: SLF001
-    found = sorted(_FSDP1_NAMES[strategy] for strategy in strategies)
+    names = sorted(_FSDP1_NAMES[strategy] for strategy in strategies)
     sharding = f"{', '.join(sorted(strategies))} in {len(fsdp1_units(model))} units"
-    return (found[0] if len(found) == 1 else "fsdp1, mixed: " + ", ".join(found)), sharding
+    return (names[0] if len(names) == 1 else "fsdp1, mixed: " + ", ".join(names)), sharding
 
 
 def _identify_fsdp2(model: nn.Module) -> tuple[str, str]:
@@ -114,39 +115,44 @@ def _identify_fsdp2(model: nn.Module) -> tuple[str, str]:
     return "fsdp2, unknown layout", sharding
 
 
-def setup_of(model: nn.Module, chain: list[Any], accelerator: Any = None) -> Setup:
-    """Who shards and reduces, and what accelerate was told about it, if it is there."""
+def read_setup(model: nn.Module, chain: list[Any], accelerator: Any = None) -> Setup:
+    """Return the backend of a model, and what accelerate was configured with if an Accelerator exists."""
     backend, sharding = identify_backend(model, chain)
-    told = {} if accelerator is None else _told(accelerator)
-    return Setup(backend=backend, model_class=type(model).__name__, sharding=sharding, **told)
+    request = {} if accelerator is None else _read_request(accelerator)
+    return Setup(backend=backend, model_class=type(model).__name__, sharding=sharding, **request)
 
 
-def _told(accelerator: Any) -> dict[str, str | None]:
+def _read_request(accelerator: Any) -> dict[str, str | None]:
     state = getattr(accelerator, "state", None)
-    told: dict[str, str | None] = {"mixed_precision": getattr(accelerator, "mixed_precision", None), "source": "accelerate"}
-    # accelerate sets these itself when it is given a plugin, before it decides whether to use it.
+    request: dict[str, str | None] = {"mixed_precision": getattr(accelerator, "mixed_precision", None), "source": "accelerate"}
+    # accelerate sets these variables itself when it gets a plugin, before it decides whether to use the plugin.
     for variable, family in (("ACCELERATE_USE_FSDP", "fsdp"), ("ACCELERATE_USE_DEEPSPEED", "zero")):
         if os.environ.get(variable, "false").lower() in {"true", "1"}:
-            return told | {"requested": family, "source": variable}
+            return request | {"requested": family, "source": variable}
     for plugin, family in (("fsdp_plugin", "fsdp"), ("deepspeed_plugin", "zero")):
         if getattr(state, plugin, None) is not None:
-            return told | {"requested": family, "source": f"accelerate's {plugin}"}
-    return told
+            return request | {"requested": family, "source": f"accelerate's {plugin}"}
+    return request
 
 
-def prepared_by(accelerator: Any, stepping: list[Any]) -> PreparedByAccelerate:
-    """What accelerate wrapped, of the optimizers that step."""
-    wrapped = [optimizer for held in getattr(accelerator, "_optimizers", ()) for optimizer in optimizer_chain(held)]
-    unknown = [type(each).__name__ for each in stepping if all(each is not known for known in wrapped)]
+def read_prepared(accelerator: Any, optimizers: list[Any]) -> PreparedByAccelerate:
+    """Return which optimizers accelerate has wrapped.
+
+    Args:
+        accelerator: the Accelerator of the training.
+        optimizers: the optimizers that step tensors themselves.
+    """
+    wrapped = [optimizer for wrapper in getattr(accelerator, "_optimizers", ()) for optimizer in optimizer_chain(wrapper)]
+    unknown = [type(optimizer).__name__ for optimizer in optimizers if all(optimizer is not prepared for prepared in wrapped)]
     return PreparedByAccelerate(
         accumulation=int(getattr(accelerator, "gradient_accumulation_steps", 1)),
-        wrapped=tuple(dict.fromkeys(type(each).__name__ for each in wrapped)),
+        wrapped=tuple(dict.fromkeys(type(optimizer).__name__ for optimizer in wrapped)),
         unknown=tuple(unknown),
     )
 
 
 def configured_reduction(model: nn.Module) -> ConfiguredReduction | None:
-    """The dtype that gradients are said to be reduced in, by the wrapper's own policy; None where nothing says it."""
+    """Return the dtype that the wrapper is configured to reduce gradients in, or None if nothing is configured."""
     if has_class_named(model, "DeepSpeedEngine"):
         return _configured("DeepSpeed communication_data_type", getattr(model, "communication_data_type", None))
     if handles := fsdp1_handles(model):
@@ -159,10 +165,12 @@ def configured_reduction(model: nn.Module) -> ConfiguredReduction | None:
             return _configured("FSDP2 reduce_dtype", dtype)
         if has_class_named(module, "DistributedDataParallel"):
             hooks = [getattr(hook, "__name__", "") for hook, _ in getattr(module, "_comm_hooks", ())]
-            told = [(name, dtype) for name in hooks for mark, dtype in _COMPRESSING if name.startswith(mark)]
-            return _configured(f"DDP communication hook {told[0][0]}", told[0][1]) if told else None
+            compressing = [(name, dtype) for name in hooks for prefix, dtype in _COMPRESSING if name.startswith(prefix)]
+            return _configured(f"DDP communication hook {compressing[0][0]}", compressing[0][1]) if compressing else None
     return None
 
 
 def _configured(source: str, dtype: Any) -> ConfiguredReduction | None:
-    return ConfiguredReduction(source=source, dtype=str(dtype).removeprefix("torch.")) if isinstance(dtype, torch.dtype) else None
+    return (
+        ConfiguredReduction(source=source, dtype=str(dtype).removeprefix("torch.")) if isinstance(dtype, torch.dtype) else None
+    )

@@ -1,1 +1,1 @@
-"""Numbers of a step: the expected update, traces of rounding, tensor probes, the census."""
+"""Numerics of a step: the expected update, traces of rounding, tensor probes, the tensor census."""

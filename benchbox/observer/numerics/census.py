@@ -1,4 +1,4 @@
-"""Counting what a step touches: how many tensors of which kind, dtype and device a rank holds."""
+"""Census of the tensors that a step touches, by kind, dtype and device."""
 
 from __future__ import annotations
 
@@ -13,42 +13,50 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class _Size(NamedTuple):
+class _TensorSize(NamedTuple):
     dtype: str
     device: str
     elements: int
     bytes: int
 
 
-class Sizes:
-    """Counts each tensor once, whatever it is met in."""
+class TensorCensus:
+    """Counts each tensor once per kind, however often it is recorded."""
 
     def __init__(self) -> None:
-        self._sizes: dict[tuple[str, int], _Size] = {}  # by kind and the id of the tensor it belongs to
+        self._sizes: dict[tuple[str, int], _TensorSize] = {}  # by kind and the id of the owner
 
     def count(self, kind: str, owner: Tensor, tensor: Tensor) -> None:
-        """`owner` is the parameter or stepped tensor that `tensor` is the gradient, the state or the value of."""
-        held = local_shard(tensor)
-        size = _Size(dtype_name(held), str(held.device), held.numel(), held.numel() * held.element_size())
+        """Count the local shard of a tensor.
+
+        Args:
+            kind: kind of the census entry, see `CensusEntry`.
+            owner: the parameter or stepped tensor that `tensor` is the value, the gradient or a state of.
+            tensor: the tensor to count.
+        """
+        shard = local_shard(tensor)
+        size = _TensorSize(dtype_name(shard), str(shard.device), shard.numel(), shard.numel() * shard.element_size())
         self._sizes[kind, id(owner)] = size
 
-    def count_state(self, owner: Tensor, state: Mapping[Any, Any]) -> None:
-        for name, value in state.items():
+    def count_state(self, owner: Tensor, optimizer_state: Mapping[Any, Any]) -> None:
+        """Count the state tensors that an optimizer holds for `owner`, each under its own name."""
+        for name, value in optimizer_state.items():
             if isinstance(value, Tensor):
                 self.count(str(name), owner, value)
 
     def dtype(self, kind: str, owner: Tensor) -> str | None:
-        """Of what was counted under this kind for a tensor."""
+        """Return the dtype counted under this kind for a tensor, or None."""
         size = self._sizes.get((kind, id(owner)))
         return None if size is None else size.dtype
 
     def entries(self, rank: int) -> tuple[CensusEntry, ...]:
-        sums: dict[tuple[str, str, str], list[int]] = {}
+        """Return one entry per kind, dtype and device."""
+        totals: dict[tuple[str, str, str], list[int]] = {}
         for (kind, _), size in self._sizes.items():
-            total = sums.setdefault((kind, size.dtype, size.device), [0, 0, 0])
-            for place, amount in enumerate((1, size.elements, size.bytes)):
-                total[place] += amount
+            total = totals.setdefault((kind, size.dtype, size.device), [0, 0, 0])
+            for index, amount in enumerate((1, size.elements, size.bytes)):
+                total[index] += amount
         return tuple(
             CensusEntry(rank=rank, kind=kind, dtype=dtype, device=device, tensors=tensors, elements=elements, bytes=size)
-            for (kind, dtype, device), (tensors, elements, size) in sums.items()
+            for (kind, dtype, device), (tensors, elements, size) in totals.items()
         )

@@ -1,4 +1,4 @@
-"""What an optimizer's step ought to do to a weight, in float32: the yardstick that the stored weight is held against."""
+"""Expected updates: an optimizer's arithmetic in float32, the reference that stored weights are compared with."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ if TYPE_CHECKING:
 def expected_update(
     optimizer: Any, group: Mapping[str, Any], state: Mapping[str, Tensor], weight: Tensor, gradient: Tensor
 ) -> Tensor | None:
-    """The update of one step, float32 in the shape of `weight`: what is added to it when nothing is rounded.
+    """Return the update of one step without rounding: float32 in the shape of `weight`, to be added to it.
 
     Args:
-        optimizer: the optimizer that is about to step; its arithmetic is told by its class and its options.
-        group: its options for this weight.
-        state: its state for this weight before the step, elementwise tensors in the shape of `weight`, empty at the first step.
+        optimizer: the optimizer that is about to step. Its class and options determine its arithmetic.
+        group: the parameter group of this weight.
+        state: the optimizer's state for this weight before the step: elementwise tensors in the shape of `weight`, empty at
+            the first step.
+        weight: the weight before the step.
+        gradient: the gradient of the weight, in its shape.
 
     Returns:
-        None for an optimizer whose arithmetic is not one of these: Adam (Kingma & Ba 2015, arXiv:1412.6980), AdamW (Loshchilov
-        & Hutter 2019, arXiv:1711.05101), SGD with momentum (Sutskever et al. 2013, as torch has it).
+        The update, or None if the optimizer's arithmetic is not one of these: Adam (Kingma & Ba 2015, arXiv:1412.6980), AdamW
+        (Loshchilov & Hutter 2019, arXiv:1711.05101), SGD with momentum (Sutskever et al. 2013, as in torch).
     """
     weight, gradient = weight.float(), gradient.float()
     if group.get("maximize"):
@@ -31,18 +34,18 @@ def expected_update(
     if type(optimizer).__module__.startswith("optimi.") and "beta1" in group:
         return _optimi_adam(weight, gradient, group, state)
     if "betas" in group and "eps" in group and not group.get("amsgrad"):
-        return _adam(weight, gradient, group, state, decoupled=is_decoupled(optimizer, group))
+        return _adam(weight, gradient, group, state, decoupled=has_decoupled_decay(optimizer, group))
     if type(optimizer).__name__ == "SGD" and "momentum" in group:
         return _sgd(weight, gradient, group, state)
     return None
 
 
-def is_decoupled(optimizer: Any, group: Mapping[str, Any]) -> bool:
-    """Whether weight decay acts on the weight instead of the gradient."""
-    for holder in (group, vars(optimizer)):
-        for option in ("decoupled_weight_decay", "adam_w_mode", "decouple_wd"):
-            if option in holder:
-                return bool(holder[option])
+def has_decoupled_decay(optimizer: Any, group: Mapping[str, Any]) -> bool:
+    """Return whether weight decay acts on the weight instead of the gradient."""
+    for options in (group, vars(optimizer)):
+        for name in ("decoupled_weight_decay", "adam_w_mode", "decouple_wd"):
+            if name in options:
+                return bool(options[name])
     return "adamw" in type(optimizer).__name__.lower()
 
 
@@ -56,22 +59,22 @@ def _adam(
     step = int(float(state.get("step", group.get("step", 0)))) + 1
     if not decoupled and decay:
         gradient = gradient + decay * weight
-    first, second = state.get("exp_avg"), state.get("exp_avg_sq")
-    mean = (1.0 - beta1) * gradient if first is None else beta1 * first.float() + (1.0 - beta1) * gradient
-    square = (1.0 - beta2) * gradient.square()
-    if second is not None:
-        square += beta2 * second.float()
-    corrected = group.get("bias_correction", True)
-    scale = (1.0 - beta2**step) ** 0.5 if corrected else 1.0
-    rate = lr / (1.0 - beta1**step) if corrected else lr
-    update = -rate * mean / (square.sqrt() / scale + float(group["eps"]))
+    exp_avg, exp_avg_sq = state.get("exp_avg"), state.get("exp_avg_sq")
+    m = (1.0 - beta1) * gradient if exp_avg is None else beta1 * exp_avg.float() + (1.0 - beta1) * gradient
+    v = (1.0 - beta2) * gradient.square()
+    if exp_avg_sq is not None:
+        v += beta2 * exp_avg_sq.float()
+    has_correction = group.get("bias_correction", True)
+    scale = (1.0 - beta2**step) ** 0.5 if has_correction else 1.0
+    step_size = lr / (1.0 - beta1**step) if has_correction else lr
+    update = -step_size * m / (v.sqrt() / scale + float(group["eps"]))
     if decoupled and decay:
         update -= lr * decay * weight
     return update
 
 
 def _optimi_adam(weight: Tensor, gradient: Tensor, group: Mapping[str, Any], state: Mapping[str, Tensor]) -> Tensor:
-    """The Adam of optimi keeps moments corrected for their bias already: each beta is (beta^t - beta) / (beta^t - 1)."""
+    """Return the update of optimi's Adam, whose moments are corrected for bias: its beta is (beta^t - beta) / (beta^t - 1)."""
     step = int(float(group.get("step", 0))) + 1
     lr, decay = float(group["lr"]), float(group["weight_decay"])
     if decay and not group["decouple_wd"]:
@@ -79,15 +82,15 @@ def _optimi_adam(weight: Tensor, gradient: Tensor, group: Mapping[str, Any], sta
     moments = []
     for name, option, value in (("exp_avg", "beta1", gradient), ("exp_avg_sq", "beta2", gradient.square())):
         beta = float(group[option])
-        corrected = (beta**step - beta) / (beta**step - 1.0)
+        corrected_beta = (beta**step - beta) / (beta**step - 1.0)
         before = state.get(name)
-        moments.append((1.0 - corrected) * value + (0.0 if before is None else corrected * before.float()))
+        moments.append((1.0 - corrected_beta) * value + (0.0 if before is None else corrected_beta * before.float()))
     update = -lr * moments[0] / (moments[1].sqrt() + float(group["eps"]))
     return update - lr * decay * weight if decay and group["decouple_wd"] else update
 
 
-def betas_of(group: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Adam's betas, under either of the names that optimizers keep them by."""
+def adam_betas(group: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return Adam's betas from a parameter group, `betas` or `beta1` and `beta2`, or None."""
     if "betas" in group:
         return float(group["betas"][0]), float(group["betas"][1])
     if "beta1" in group and "beta2" in group:
@@ -95,10 +98,10 @@ def betas_of(group: Mapping[str, Any]) -> tuple[float, float] | None:
     return None
 
 
-def value_of(weight: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-    """What a stored weight stands for: with Kahan summation, itself and what its rounding has put aside for later."""
-    aside = state.get("kahan_comp", state.get("compensation"))
-    return weight if aside is None or aside.shape != weight.shape else weight.float() + aside.float()
+def compensated_weight(weight: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+    """Return the value that a stored weight stands for: with Kahan summation, the sum of the weight and its compensation."""
+    compensation = state.get("kahan_comp", state.get("compensation"))
+    return weight if compensation is None or compensation.shape != weight.shape else weight.float() + compensation.float()
 
 
 def _sgd(weight: Tensor, gradient: Tensor, group: Mapping[str, Any], state: Mapping[str, Tensor]) -> Tensor:
@@ -112,14 +115,14 @@ def _sgd(weight: Tensor, gradient: Tensor, group: Mapping[str, Any], state: Mapp
     return -float(group["lr"]) * gradient
 
 
-def sample(tensor: Tensor, most: int) -> Tensor:
-    """A copy of at most `most` elements of a tensor, evenly spread over it: flat, on its device."""
+def sample(tensor: Tensor, max_elements: int) -> Tensor:
+    """Return a copy of at most `max_elements` evenly spaced elements of a tensor: flat, on its device."""
     flat = tensor.detach().reshape(-1)
-    stride = -(-flat.numel() // most) if flat.numel() > most else 1
+    stride = -(-flat.numel() // max_elements) if flat.numel() > max_elements else 1
     return flat[::stride].clone()
 
 
-def differing_share(first: Tensor, second: Tensor) -> float:
-    """The share of elements that differ; of NaNs, those that only one of them has."""
-    same = (first == second) | (torch.isnan(first) & torch.isnan(second))
-    return 1.0 - same.double().mean().item() if first.numel() else 0.0
+def differing_share(a: Tensor, b: Tensor) -> float:
+    """Return the share of elements in which two tensors differ; two NaNs are equal."""
+    equal = (a == b) | (torch.isnan(a) & torch.isnan(b))
+    return 1.0 - equal.double().mean().item() if a.numel() else 0.0

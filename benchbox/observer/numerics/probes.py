@@ -1,4 +1,4 @@
-"""Close looks at single tensors: what a step ought to do to them, and what it did."""
+"""Probes of single tensors: the update that a step should make, and the update it made."""
 
 from __future__ import annotations
 
@@ -10,178 +10,192 @@ from torch import Tensor
 
 from ..facts import UpdateStatistics
 from ..introspect.tensors import dtype_name, local_shard
-from .expected_update import betas_of, differing_share, expected_update, sample, value_of
+from .expected_update import adam_betas, compensated_weight, differing_share, expected_update, sample
 from .rounding import bf16_valued_share, stalled_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-# Elements looked at in one tensor: enough to know a share to half a percent; in a policy of a thousand tensors 16 M elements,
-# some 100 MiB while a step is looked at.
-MOST_ELEMENTS = 2**14
+# Elements sampled from one tensor: enough to know a share to half a percent. In a policy of a thousand tensors these are 16 M
+# elements, some 100 MiB during a probed step.
+MAX_ELEMENTS = 2**14
 SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
 
 
-def can_look_at(tensor: Tensor) -> bool:
-    """Whether elements of a tensor and its gradient can be compared one by one: real numbers, dense, and really there."""
+def can_probe(tensor: Tensor) -> bool:
+    """Return whether a tensor and its gradient can be compared elementwise: real floating point, dense, and not on meta."""
     return all(
-        held.is_floating_point() and held.layout == torch.strided and held.device.type != "meta"
-        for held in (local_shard(each) for each in (tensor, tensor.grad) if each is not None)
+        shard.is_floating_point() and shard.layout == torch.strided and shard.device.type != "meta"
+        for shard in (local_shard(part) for part in (tensor, tensor.grad) if part is not None)
     )
 
 
 class WeightedShare:
-    """A share as a count of elements, so that shares of several tensors add up."""
+    """Mean of shares over several tensors, weighted by their numbers of elements."""
 
     def __init__(self) -> None:
-        self.of = 0
-        self.count = 0.0
+        self.elements = 0
+        self._count = 0.0
 
     def add(self, share: float | None, elements: int) -> None:
+        """Add the share of a tensor; None and empty tensors do not count."""
         if share is not None and elements:
-            self.of += elements
-            self.count += share * elements
+            self.elements += elements
+            self._count += share * elements
 
     @property
     def share(self) -> float | None:
-        return self.count / self.of if self.of else None
+        return self._count / self.elements if self.elements else None
 
 
-class Look:
-    """What was seen of one tensor that is stepped."""
+class TensorProbe:
+    """Observations of one stepped tensor over the probed steps, on a sample of its elements."""
 
     def __init__(self) -> None:
         self.steps = 0
-        self.updates = self.lost = 0
-        self.squared = self.dot = 0.0
+        self.updates = self.updates_lost = 0
+        self.update_squared = self.update_dot = 0.0
         self.gradient_squared: float | None = None
         self.second_moment_zero, self.second_moment_stalled = WeightedShare(), WeightedShare()
-        self.differs_first = WeightedShare()
-        self.differs: float | None = None
+        self.live_differs_first = WeightedShare()
+        self.live_differs: float | None = None
         self.steps_before: int | None = None
         self.bf16_valued: dict[str, WeightedShare] = defaultdict(WeightedShare)
-        self.first_window = self.last_window = 0
-        self._start: Tensor | None = None
-        self._moved = self._without_update = False
+        self.first_step = self.last_step = 0
+        self._initial: Tensor | None = None
+        self._moved = self._had_step_without_update = False
         self._before: Tensor | None = None
         self._update: Tensor | None = None
         self._with_gradient: Tensor | None = None
 
-    def first(self, tensor: Tensor, state: Mapping[str, Any], options: Mapping[str, Any], window: int) -> None:
-        """Before the first step seen: where it starts, and the marks that a rounding in the past would have left."""
-        count = state.get("step", options.get("step"))
+    def start(self, tensor: Tensor, optimizer_state: Mapping[str, Any], group: Mapping[str, Any], step: int) -> None:
+        """Record the tensor before its first probed step: its values, and traces of an earlier rounding."""
+        count = optimizer_state.get("step", group.get("step"))
         self.steps_before = 0 if count is None else int(float(count))
-        self.first_window = window
-        held = local_shard(tensor).detach()
-        self._start = sample(held, MOST_ELEMENTS)
-        states = _alike(held, state)
-        for name, value in {"weight": held, **states}.items():
+        self.first_step = step
+        shard = local_shard(tensor).detach()
+        self._initial = sample(shard, MAX_ELEMENTS)
+        states = _elementwise_state(shard, optimizer_state)
+        for name, value in {"weight": shard, **states}.items():
             if dtype_name(value) == "float32":
-                part = sample(value, MOST_ELEMENTS)
-                marked = part[(part != 0) & _has_history(states, part)]
-                self.bf16_valued[name].add(bf16_valued_share(marked), marked.numel())
+                values = sample(value, MAX_ELEMENTS)
+                trained = values[(values != 0) & _had_gradient(states, values)]
+                self.bf16_valued[name].add(bf16_valued_share(trained), trained.numel())
 
-    def against_live(self, tensor: Tensor, live: Tensor, *, first: bool) -> None:
-        """Between steps: whether the live tensor holds what the one that is stepped rounds to."""
-        mine, theirs = sample(local_shard(tensor), MOST_ELEMENTS), sample(local_shard(live), MOST_ELEMENTS)
-        if mine.numel() != theirs.numel() or theirs.device.type == "meta":
+    def compare_live(self, tensor: Tensor, live: Tensor, *, before_first_step: bool) -> None:
+        """Compare the live tensor, between steps, with the stepped tensor rounded to its dtype."""
+        stepped_values, live_values = sample(local_shard(tensor), MAX_ELEMENTS), sample(local_shard(live), MAX_ELEMENTS)
+        if stepped_values.numel() != live_values.numel() or live_values.device.type == "meta":
             return
-        share = differing_share(mine.to(device=theirs.device, dtype=theirs.dtype), theirs)
-        if first:
-            self.differs_first.add(share, mine.numel())
+        share = differing_share(stepped_values.to(device=live_values.device, dtype=live_values.dtype), live_values)
+        if before_first_step:
+            self.live_differs_first.add(share, stepped_values.numel())
         else:
-            self.differs = max(share, self.differs or 0.0)
+            self.live_differs = max(share, self.live_differs or 0.0)
 
-    def before(self, optimizer: Any, options: Mapping[str, Any], tensor: Tensor, state: Mapping[str, Any]) -> None:
-        """Right before a step that is looked at."""
-        held = local_shard(tensor).detach()
-        whole = local_shard(tensor.grad).detach()  # type: ignore[arg-type]
-        precision = torch.promote_types(whole.dtype, torch.float32)
-        self.gradient_squared = torch.linalg.vector_norm(whole, dtype=precision).item() ** 2 if whole.numel() else 0.0
-        gradient = sample(whole, MOST_ELEMENTS)
+    def before_step(self, optimizer: Any, group: Mapping[str, Any], tensor: Tensor, optimizer_state: Mapping[str, Any]) -> None:
+        """Compute the expected update, right before a probed step."""
+        shard = local_shard(tensor).detach()
+        full_gradient = local_shard(tensor.grad).detach()  # type: ignore[arg-type]
+        precision = torch.promote_types(full_gradient.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(full_gradient, dtype=precision).item() if full_gradient.numel() else 0.0
+        self.gradient_squared = norm**2
+        gradient = sample(full_gradient, MAX_ELEMENTS)
         self._with_gradient = gradient != 0
-        held_state = {name: sample(value, MOST_ELEMENTS) for name, value in _alike(held, state).items()}
-        self._before = value_of(sample(held, MOST_ELEMENTS), held_state)
-        if (count := state.get("step")) is not None:
-            held_state["step"] = count
-        self._update = expected_update(optimizer, options, held_state, self._before, gradient)
+        state = _sampled_state(shard, optimizer_state)
+        self._before = compensated_weight(sample(shard, MAX_ELEMENTS), state)
+        if (count := optimizer_state.get("step")) is not None:
+            state["step"] = count
+        self._update = expected_update(optimizer, group, state, self._before, gradient)
 
-    def after(self, options: Mapping[str, Any], tensor: Tensor, state: Mapping[str, Any], window: int) -> None:
-        """Right after it."""
-        held = local_shard(tensor).detach()
-        self.last_window = window
-        stored = sample(held, MOST_ELEMENTS)
-        if self._start is None or self._before is None or self._with_gradient is None:
+    def after_step(self, group: Mapping[str, Any], tensor: Tensor, optimizer_state: Mapping[str, Any], step: int) -> None:
+        """Compare the stored tensor with the expected update, right after a probed step."""
+        shard = local_shard(tensor).detach()
+        self.last_step = step
+        stored = sample(shard, MAX_ELEMENTS)
+        if self._initial is None or self._before is None or self._with_gradient is None:
             return
         self.steps += 1
-        held_state = {name: sample(value, MOST_ELEMENTS) for name, value in _alike(held, state).items()}
-        moved = value_of(stored, held_state).float() - self._before.float()
-        self._moved |= bool((stored != self._start).any())
+        state = _sampled_state(shard, optimizer_state)
+        movement = compensated_weight(stored, state).float() - self._before.float()
+        self._moved |= bool((stored != self._initial).any())
         if self._update is not None:
-            meant = self._with_gradient & (self._update != 0)
-            updates = int(meant.sum())
+            is_updated = self._with_gradient & (self._update != 0)
+            updates = int(is_updated.sum())
             self.updates += updates
-            self.lost += int((meant & (moved == 0)).sum())
-            update = torch.where(meant, self._update, 0.0).double()
-            self.squared += float(update.square().sum())
-            self.dot += float((update * moved.double()).sum())
-            self._without_update |= updates == 0
-        self._judge_second_moment(options, held_state.get("exp_avg_sq"))
+            self.updates_lost += int((is_updated & (movement == 0)).sum())
+            update = torch.where(is_updated, self._update, 0.0).double()
+            self.update_squared += float(update.square().sum())
+            self.update_dot += float((update * movement.double()).sum())
+            self._had_step_without_update |= updates == 0
+        self._record_second_moment(group, state.get("exp_avg_sq"))
         self._before = self._update = self._with_gradient = None
 
-    def _judge_second_moment(self, options: Mapping[str, Any], part: Tensor | None) -> None:
-        if part is None or self._with_gradient is None:
+    def _record_second_moment(self, group: Mapping[str, Any], second_moment: Tensor | None) -> None:
+        if second_moment is None or self._with_gradient is None:
             return
         with_gradient = int(self._with_gradient.sum())
         if with_gradient:
-            zero = int(((part == 0) & self._with_gradient).sum())
-            self.second_moment_zero.add(zero / with_gradient, with_gradient)
-        if (betas := betas_of(options)) is not None and dtype_name(part) in SIXTEEN_BIT:
-            self.second_moment_stalled.add(stalled_share(part, betas[1]), part.numel())
+            zeros = int(((second_moment == 0) & self._with_gradient).sum())
+            self.second_moment_zero.add(zeros / with_gradient, with_gradient)
+        if (betas := adam_betas(group)) is not None and dtype_name(second_moment) in SIXTEEN_BIT:
+            self.second_moment_stalled.add(stalled_share(second_moment, betas[1]), second_moment.numel())
 
     @property
     def pinned_steps(self) -> int:
-        pinned = self.steps > 1 and self.updates > 0 and not self._moved and not self._without_update
-        return self.last_window - self.first_window + 1 if pinned else 0
+        """Steps over which the tensor stayed bit-identical although each probed step had an update for it."""
+        pinned = self.steps > 1 and self.updates > 0 and not self._moved and not self._had_step_without_update
+        return self.last_step - self.first_step + 1 if pinned else 0
 
 
-def numbers(looks: Iterable[Look]) -> UpdateStatistics:
-    """Of one tensor, from the looks at its parts."""
-    looks = list(looks)
-    tallies: dict[str, WeightedShare] = defaultdict(WeightedShare)
-    zero, stalled, differs_first = WeightedShare(), WeightedShare(), WeightedShare()
-    for look in looks:
-        for name, tally in look.bf16_valued.items():
-            tallies[name].add(tally.share, tally.of)
-        zero.add(look.second_moment_zero.share, look.second_moment_zero.of)
-        stalled.add(look.second_moment_stalled.share, look.second_moment_stalled.of)
-        differs_first.add(look.differs_first.share, look.differs_first.of)
-    gradients = [look.gradient_squared for look in looks if look.gradient_squared is not None]
-    differs = [look.differs for look in looks if look.differs is not None]
+def update_statistics(probes: Iterable[TensorProbe]) -> UpdateStatistics:
+    """Return the statistics of one tensor from the probes of its parts."""
+    probes = list(probes)
+    bf16_valued: dict[str, WeightedShare] = defaultdict(WeightedShare)
+    zero, stalled, live_differs_first = WeightedShare(), WeightedShare(), WeightedShare()
+    for probe in probes:
+        for name, share in probe.bf16_valued.items():
+            bf16_valued[name].add(share.share, share.elements)
+        zero.add(probe.second_moment_zero.share, probe.second_moment_zero.elements)
+        stalled.add(probe.second_moment_stalled.share, probe.second_moment_stalled.elements)
+        live_differs_first.add(probe.live_differs_first.share, probe.live_differs_first.elements)
+    gradients = [probe.gradient_squared for probe in probes if probe.gradient_squared is not None]
+    live_differs = [probe.live_differs for probe in probes if probe.live_differs is not None]
     return UpdateStatistics(
-        steps=max(look.steps for look in looks),
-        updates=sum(look.updates for look in looks),
-        updates_lost=sum(look.lost for look in looks),
-        update_squared=sum(look.squared for look in looks),
-        update_dot=sum(look.dot for look in looks),
-        pinned_steps=min(look.pinned_steps for look in looks),
+        steps=max(probe.steps for probe in probes),
+        updates=sum(probe.updates for probe in probes),
+        updates_lost=sum(probe.updates_lost for probe in probes),
+        update_squared=sum(probe.update_squared for probe in probes),
+        update_dot=sum(probe.update_dot for probe in probes),
+        pinned_steps=min(probe.pinned_steps for probe in probes),
         gradient_squared=sum(gradients) if gradients else None,
         second_moment_zero=zero.share,
         second_moment_stalled=stalled.share,
-        steps_before=min((look.steps_before for look in looks if look.steps_before is not None), default=None),
-        bf16_valued={name: tally.share for name, tally in tallies.items() if tally.share is not None},
-        live_differs_first=differs_first.share,
-        live_differs=max(differs) if differs else None,
+        steps_before=min((probe.steps_before for probe in probes if probe.steps_before is not None), default=None),
+        bf16_valued={name: share.share for name, share in bf16_valued.items() if share.share is not None},
+        live_differs_first=live_differs_first.share,
+        live_differs=max(live_differs) if live_differs else None,
     )
 
 
-def _has_history(states: Mapping[str, Tensor], part: Tensor) -> Tensor:
-    """Elements that ever had a gradient, as far as their state tells: rows of an embedding may wait long for their first."""
-    held = next((states[name] for name in ("exp_avg_sq", "exp_avg", "momentum_buffer") if name in states), None)
-    return torch.ones_like(part, dtype=torch.bool) if held is None else sample(held, MOST_ELEMENTS) != 0
+def _had_gradient(states: Mapping[str, Tensor], values: Tensor) -> Tensor:
+    """Return a mask of the elements that ever had a gradient, as far as the optimizer state shows it.
+
+    Rows of an embedding may wait long for their first gradient.
+    """
+    moment = next((states[name] for name in ("exp_avg_sq", "exp_avg", "momentum_buffer") if name in states), None)
+    return torch.ones_like(values, dtype=torch.bool) if moment is None else sample(moment, MAX_ELEMENTS) != 0
 
 
-def _alike(held: Tensor, state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """State tensors that hold one number for each element of the tensor, as this rank has them."""
-    found = {name: local_shard(value).detach() for name, value in state.items() if isinstance(value, Tensor) and name != "step"}
-    return {name: value for name, value in found.items() if value.shape == held.shape and held.numel()}
+def _elementwise_state(shard: Tensor, optimizer_state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the local shards of the state tensors that have one value per element of the stepped tensor."""
+    shards = {
+        name: local_shard(value).detach()
+        for name, value in optimizer_state.items()
+        if isinstance(value, Tensor) and name != "step"
+    }
+    return {name: value for name, value in shards.items() if value.shape == shard.shape and shard.numel()}
+
+
+def _sampled_state(shard: Tensor, optimizer_state: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: sample(value, MAX_ELEMENTS) for name, value in _elementwise_state(shard, optimizer_state).items()}

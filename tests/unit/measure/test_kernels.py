@@ -84,10 +84,10 @@ def test_no_attention_has_no_name():
 
 
 def test_dtypes_of_products_are_those_that_ran():
-    layer, products = nn.Linear(4, 4), MatmulDtypes()
-    with OperationDispatchMode(products), torch.autocast("cpu", dtype=torch.bfloat16):
+    layer, matmuls = nn.Linear(4, 4), MatmulDtypes()
+    with OperationDispatchMode(matmuls), torch.autocast("cpu", dtype=torch.bfloat16):
         layer(torch.ones(2, 4))
-    assert products.forward == {"bfloat16": 1}
+    assert matmuls.counts == {"bfloat16": 1}
 
 
 class Layer(nn.Module):

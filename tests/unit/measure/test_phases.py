@@ -85,7 +85,7 @@ def test_the_real_clock_measures_seconds():
 
 def test_position_numbers_steps_within_a_stage_and_names_the_phase():
     position = ProgressTracker()
-    position.enter("measure", of=2)
+    position.enter("measure", 2)
     assert position.state[:4] == ("measure", None, 2, None)
     with position.step():
         with position.phase("backward"):

@@ -68,7 +68,7 @@ def test_an_observer_that_stumbles_says_so_and_the_training_goes_on(monkeypatch)
     def broken(*_):
         raise ZeroDivisionError("in the observer")
 
-    monkeypatch.setattr("benchbox.observer.observer.Look.before", broken)
+    monkeypatch.setattr("benchbox.observer.recording.TensorProbe.before_step", broken)
     model = layers()
     optimizer = torch.optim.AdamW(model.parameters())
     facts = seen(model, optimizer)

@@ -1,0 +1,195 @@
+"""Recording of optimizer steps into the state of an observer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from .introspect.discovery import discover
+from .introspect.master_matching import match_masters
+from .introspect.masters import declared_masters
+from .introspect.names import live_parameters, storage_address
+from .introspect.tensors import local_shard
+from .introspect.wrappers import optimizer_chain
+from .numerics.probes import TensorProbe, can_probe
+from .state import ObservedOptimizer, StepObservation, optimizer_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.optim import Optimizer
+
+    from .hooks.steps import SteppedTensors
+    from .introspect.masters import MasterLink
+    from .state import ObserverState
+
+
+class StepRecorder:
+    """Records `steps` optimizer steps: the first, the middle and the last are probed, the one after the middle is dispatched.
+
+    Args:
+        state: where to record.
+        steps: number of steps.
+        model, optimizer, schedules: as for `StepObserver`.
+    """
+
+    def __init__(
+        self,
+        state: ObserverState,
+        steps: int,
+        model: nn.Module | None = None,
+        optimizer: Any = None,
+        schedules: Sequence[Any] | None = None,
+    ) -> None:
+        self.state = state
+        self.last_step = steps
+        self._middle_step = (steps + 1) // 2
+        self._model, self._optimizer, self._schedules = model, optimizer, schedules
+
+    def install(self) -> None:
+        """Patch torch's calls and count forward passes from now on."""
+        self.state.calls.install()
+        self.state.forward_hooks.install()
+        if isinstance(self._model, nn.Module):
+            self.state.objects.models = [self._model]
+            self._register_models()
+
+    def remove(self) -> None:
+        """Remove all that was installed."""
+        self.state.operations.leave()
+        self.state.forward_hooks.remove()
+        self.state.calls.remove()
+
+    def begin_step(self, step: int) -> None:
+        """Begin a step: record its clipping, micro-batches and schedules."""
+        observation = StepObservation(step=step, is_probed=self._is_probed(step))
+        self.state.steps.append(observation)
+        self.state.calls.patch_fsdp1()
+        clips = self.state.calls.pop_clips()
+        if observation.is_probed:
+            if len(clips) == 1:
+                norm, max_norm, observation.clipped = clips[0]
+                observation.norm = (norm, max_norm)
+            observation.micro_batches, observation.called_modules = self.state.forward_hooks.remove()
+        observation.record_schedules(self.state.objects.schedules)
+
+    def before_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
+        """Record rates, and in a probed step the tensors before an optimizer steps them."""
+        observation = self.state.steps[-1]
+        observed = self.state.optimizers.get(id(optimizer)) or self._register_optimizer(optimizer)
+        observation.record_rates(optimizer, tensors)
+        if not observation.is_probed:
+            return
+        self._link_masters(optimizer, observed)
+        for group, _, tensor in tensors:
+            probe = self.state.probes.get(id(tensor))
+            optimizer_state = optimizer.state.get(tensor, {})
+            if probe is None:
+                if not can_probe(tensor):
+                    continue
+                probe = self.state.probes[id(tensor)] = TensorProbe()
+                probe.start(tensor, optimizer_state, group, observation.step)
+            link = self.state.links.get(id(tensor))
+            if link is not None and link.live is not None:
+                probe.compare_live(tensor, link.live, before_first_step=observation.step == 1)
+            probe.before_step(optimizer, group, tensor, optimizer_state)
+            if tensor.grad is not None:
+                kind = "gradient" if self.state.is_live(tensor) else "master_gradient"
+                self.state.census.count(kind, tensor, tensor.grad)
+
+    def after_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
+        """Record stepped tensors in a probed step, and prepare what the next step needs."""
+        observation = self.state.steps[-1]
+        if observation.is_probed:
+            observed = self.state.optimizers[id(optimizer)]
+            for group, index, tensor in tensors:
+                optimizer_state = optimizer.state.get(tensor, {})
+                if (probe := self.state.probes.get(id(tensor))) is not None:
+                    probe.after_step(group, tensor, optimizer_state, observation.step)
+                observed.record(tensor, group, index, optimizer_state)
+        if self._is_probed(observation.step + 1):
+            self.state.forward_hooks.install()
+        if observation.step == self._middle_step < self.last_step:
+            self.state.operations.enter()
+
+    def end_step(self) -> None:
+        """Compute the norm of the gradients that were stepped in a probed step."""
+        observation = self.state.steps[-1]
+        if observation.is_probed:
+            probed = [tensor_id for tensor_id in observation.stepped if tensor_id in self.state.probes]
+            # A script may clip only some of the parameters it steps.
+            clipped = [tensor_id for tensor_id in probed if self._covered_ids(tensor_id) & observation.clipped]
+            probes = [self.state.probes[tensor_id] for tensor_id in clipped or probed]
+            observation.stepped_norm = sum(probe.gradient_squared or 0.0 for probe in probes) ** 0.5
+
+    def finish(self) -> None:
+        """Compare live tensors with their masters after the last step, which no later step does."""
+        self._record_unstepped()
+        for link in self.state.links.values():
+            probe = self.state.probes.get(id(link.stepped))
+            if probe is not None and link.live is not None and probe.steps and local_shard(link.live).numel():
+                probe.compare_live(link.stepped, link.live, before_first_step=False)
+
+    def _is_probed(self, step: int) -> bool:
+        return step in (1, self._middle_step, self.last_step)
+
+    def _covered_ids(self, tensor_id: int) -> set[int]:
+        """Return the ids of a stepped tensor and of the parameters it stands for."""
+        link = self.state.links.get(tensor_id)
+        return {tensor_id} if link is None else {tensor_id, *(parameter_id for _, parameter_id in link.covers)}
+
+    def _register_optimizer(self, optimizer: Optimizer) -> ObservedOptimizer:
+        """Register an optimizer at its first step, and find its model, wrappers and schedules."""
+        if self._model is None:
+            optimizers = [*(observed.optimizer for observed in self.state.optimizers.values()), optimizer]
+            objects = discover(optimizers, [*self.state.objects.models, *self.state.steps[-1].called_modules])
+            if self._schedules is not None:
+                objects.schedules = list(self._schedules)
+            earlier = self.state.objects.schedules  # first in the list, they keep their names
+            earlier_ids = set(map(id, earlier))
+            objects.schedules = [*earlier, *(schedule for schedule in objects.schedules if id(schedule) not in earlier_ids)]
+            self.state.objects = objects
+            self._register_models()
+            chain = objects.chains[-1]
+            self.state.steps[-1].record_schedules(objects.schedules)
+        else:
+            chain = optimizer_chain(self._optimizer)
+        observed = self.state.optimizers[id(optimizer)] = ObservedOptimizer(optimizer, chain)
+        return observed
+
+    def _register_models(self) -> None:
+        for model in self.state.objects.models:
+            for name, parameter in live_parameters(model):
+                self.state.live_names[id(parameter)] = name
+                self.state.live_storages.add(storage_address(parameter))
+        self.state.live_storages.discard(0)  # the address of all empty shards
+        self.state.forward_hooks.roots = {id(model) for model in self.state.objects.models}
+
+    def _link_masters(self, optimizer: Optimizer, observed: ObservedOptimizer) -> None:
+        """Link stepped tensors to live parameters. This is repeated in each probed step: DeepSpeed fills its groups late."""
+        links = list(declared_masters(observed.chain, self.state.live_names)) or self._matched_masters(optimizer)
+        for link in links:
+            self.state.links[id(link.stepped)] = link
+        for model in self.state.objects.models:
+            for _, parameter in live_parameters(model):
+                if parameter.grad is not None:
+                    self.state.census.count("gradient", parameter, parameter.grad)
+        self._record_unstepped()
+
+    def _matched_masters(self, optimizer: Optimizer) -> list[MasterLink]:
+        stepped = optimizer_tensors(optimizer)
+        if any(self.state.is_live(tensor) for tensor in stepped):
+            return []
+        live = [pair for model in self.state.objects.models for pair in live_parameters(model)]
+        linked: set[int] = set()
+        for tensor_id, link in self.state.links.items():
+            if link.live is not None:
+                linked |= self._covered_ids(tensor_id)
+        return list(match_masters(stepped, live, linked))
+
+    def _record_unstepped(self) -> None:
+        optimized = self.state.optimized_ids()
+        for model in self.state.objects.models:
+            trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+            self.state.unstepped.record(parameter for parameter in trainable if id(parameter) not in optimized)
