@@ -27,7 +27,15 @@ class RankMemory(Peak):
     reason: str | None
 
 
-class RankResult(TypedDict):
+class Utilisation(TypedDict):
+    """FLOPs utilisation of one rank."""
+
+    mfu: float | None
+    hfu: float | None
+    mfu_reason: str | None
+
+
+class RankResult(Utilisation):
     """Measurement of one rank."""
 
     rank: int
@@ -42,8 +50,5 @@ class RankResult(TypedDict):
     memory: RankMemory
     collectives: dict[str, CollectiveRecord]  # operation -> calls in one step
     flops: Flops
-    mfu: float | None
-    hfu: float | None
-    mfu_reason: str | None
     environment: dict[str, Any]
     config: dict[str, Any]

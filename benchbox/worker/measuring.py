@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from benchbox.data.loader import Stream
+    from benchbox.data.loader import MicroBatchStream
     from benchbox.measure.phases import Instrument, ProgressTracker
     from benchbox.registry.contracts import Batch, Policy
     from benchbox.session import Session, StepResult
     from benchbox.store.events import EventWriter
     from benchbox.store.rank_result import RankResult
-    from benchbox.store.record import TowerFlops
+    from benchbox.store.record import TowerFlops, WeightsRecord
     from benchbox.worker.job_file import MeasureJobFile
 
 
@@ -70,7 +70,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         clock = PhaseClock(device)
         measured = _run_steps(session, stream, spec.steps, CombinedInstrument(clock, tracker), reporter)
         times = clock.drain()
-        memory = peak_memory(device)
+        device_memory = peak_memory(device)
         results = [*warmup, *measured]
         losses = _read_finite("loss", [result.loss for result in results])
         grad_norms = _read_finite("grad_norm", [result.grad_norm for result in results])
@@ -79,6 +79,9 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         facts = observe_session(session, stream, recipe_by_name(cell.recipe), tracker)
         probed = probe(session, stream, units, device, tracker)
         check_step(cell, kernel=probed.attention_kernel, checkpointed=probed.checkpointed_modules, stepped=facts.stepped)
+
+        memory = device_memory or probed.memory
+        assert memory is not None, "the probe measures memory where the device has no counters"
 
         reporter.enter_stage("write")
         rank_result: RankResult = {
@@ -96,7 +99,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
                 "device": observed.device,
                 "attention_kernel": probed.attention_kernel,
                 "checkpointed_modules": probed.checkpointed_modules,
-                "weights": None if session.loaded is None else session.loaded.to_dict(),
+                "weights": None if session.loaded is None else cast("WeightsRecord", session.loaded.to_dict()),
             },
             "step_time_s": times.step_s,
             "phases_s": times.phases_s,
@@ -104,7 +107,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
             "samples": sum(result.samples for result in measured),
             "loss": losses,
             "grad_norm": grad_norms,
-            "memory": memory or probed.memory,
+            "memory": memory,
             "collectives": probed.collectives,
             "flops": {**probed.flops, "per_tower": _tower_flops(meta_policy, probed.micro_batches, device)},
             **probed.utilisation(times.step_s),
@@ -115,7 +118,9 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         write_json(Path(job["out"]) / f"rank{rank}.json", rank_result)
 
 
-def _run_steps(session: Session, stream: Stream, count: int, instruments: Instrument, reporter: Reporter) -> list[StepResult]:
+def _run_steps(
+    session: Session, stream: MicroBatchStream, count: int, instruments: Instrument, reporter: Reporter
+) -> list[StepResult]:
     results = []
     for _ in range(count):
         results.append(session.step(stream, instruments))

@@ -44,7 +44,7 @@ def run_rank(job_file: str) -> NoReturn:
 
     from benchbox.measure.phases import ProgressTracker
 
-    tracker = ProgressTracker(keep=RankStateFile(out / f"state-rank{rank}").write)
+    tracker = ProgressTracker(on_change=RankStateFile(out / f"state-rank{rank}").write)
     _start_heartbeat(tracker, events)
     try:
         _run_job(job, rank, tracker, events)

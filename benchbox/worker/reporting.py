@@ -33,9 +33,9 @@ class Reporter:
         self._tracker = tracker
         self._events = events
 
-    def enter_stage(self, stage: str, steps: int | None = None) -> None:
-        """Enter a stage of this number of steps and report it."""
-        self._tracker.enter(stage, steps)
+    def enter_stage(self, stage: str, total_steps: int | None = None) -> None:
+        """Enter a stage of `total_steps` steps and report it."""
+        self._tracker.enter(stage, total_steps)
         self.report_progress()
 
     def report_progress(self) -> None:

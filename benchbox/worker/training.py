@@ -11,7 +11,7 @@ from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.train import TrainConfig
 from benchbox.store.checkpoints import checkpoint_steps, list_checkpoints
 from benchbox.store.files import write_json
-from benchbox.trainer.checkpoint import Checkpoints
+from benchbox.trainer.checkpoint import CheckpointManager
 from benchbox.trainer.loop import train as run_loop
 from benchbox.trainer.metrics import MetricsLog
 from benchbox.worker.expected import check_backend
@@ -31,7 +31,7 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
     reporter.enter_stage("build")
     checkpoints = None
     if config.checkpoint_every:
-        checkpoints = Checkpoints(folder / "checkpoints", cell, every=config.checkpoint_every, keep=config.keep)
+        checkpoints = CheckpointManager(folder / "checkpoints", cell, interval=config.checkpoint_every, keep=config.keep)
     policy = build_cell_policy(cell, [Path(directory) for directory in job["policy_dirs"]])
     existing = list_checkpoints(folder / "checkpoints") if job["resume"] else []
     start = checkpoint_steps(existing[-1]) if existing else 0
@@ -46,8 +46,8 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
         metrics = MetricsLog(
             folder / "metrics.jsonl",
             start=start,
-            every=config.log_every,
-            writes=rank == 0,
+            block_steps=config.log_every,
+            is_writer=rank == 0,
         )
         reporter.enter_stage("train", config.steps - start)
         run_loop(

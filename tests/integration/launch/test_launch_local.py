@@ -1,6 +1,5 @@
 """Real ranks under real torchrun that fail in every known way."""
 
-import os
 import pickle
 import subprocess
 import sys
@@ -116,17 +115,3 @@ def _wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-def test_variables_of_the_user_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        monkeypatch.delenv(name, raising=False)
-    cores = len(os.sched_getaffinity(0))
-    assert LocalLauncher().variables(2) == {
-        "OMP_NUM_THREADS": str(max(1, cores // 2)),
-        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-    }
-    assert LocalLauncher().variables(10_000)["OMP_NUM_THREADS"] == "1"
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
-    assert LocalLauncher().variables(2) == {}

@@ -2,8 +2,6 @@
 
 import io
 import json
-import os
-import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchbox.errors import ConfigurationError
 from benchbox.launch.fingerprint import policy_sha256
-from benchbox.launch.process.lock import lock_run_directory
-from benchbox.launch.process.signals import stop_on_signals
 from benchbox.launch.progress import ConsoleProgress
 from benchbox.launch.runner import RunSummary, run_matrix
 from benchbox.spec.cell import Cell, MeasureSpec
@@ -125,33 +120,6 @@ def test_a_stopped_run_is_resumed_where_it_stopped(bench: Bench) -> None:
     resumed = bench.run(*cells)
     assert (resumed.reused, resumed.executed) == (1, 2)
     assert bench.statuses() == ["healthy 1 ok"] * 3
-
-
-def test_a_signal_asks_to_stop_and_raises_nothing() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        before = signal.getsignal(number)
-        with stop_on_signals() as stop:
-            assert not stop()
-            signal.raise_signal(number)
-            signal.raise_signal(number)  # the impatient user
-            assert stop()
-        assert signal.getsignal(number) is before
-
-
-def test_a_second_run_in_a_directory_is_refused_and_a_dead_holder_is_not_in_the_way(tmp_path: Path) -> None:
-    with lock_run_directory(tmp_path / "run"):
-        message = rf"another run \(process {os.getpid()}\) is using it"
-        with pytest.raises(ConfigurationError, match=message), lock_run_directory(tmp_path / "run"):
-            pass
-    (tmp_path / "run" / ".lock").write_text("999999\n")  # left by a run that was killed
-    with lock_run_directory(tmp_path / "run"):
-        pass
-
-
-def test_a_run_directory_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="--out"), lock_run_directory(tmp_path / "file" / "run"):
-        pass
 
 
 def _rename(folder: Path) -> None:

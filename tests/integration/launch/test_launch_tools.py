@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from benchbox.launch.job import Job
-from benchbox.launch.process.environment import host_variables
 from benchbox.launch.process.local import LocalLauncher
 
 pytestmark = pytest.mark.ranks
@@ -26,13 +25,3 @@ def test_ranks_find_ninja_beside_their_interpreter_though_the_environment_is_not
         time.sleep(0.1)
     group.end()
     assert (job.folder / "ninja").read_text() == str(Path(sys.executable).parent / "ninja"), job.group_log.read_text()
-
-
-def test_compiled_extensions_are_kept_apart_by_environment_unless_the_user_says_where(monkeypatch) -> None:
-    """Two environments that shared a cache would compile for each other's headers by turns."""
-    here = host_variables({"XDG_CACHE_HOME": "/cache"})["TORCH_EXTENSIONS_DIR"]
-    monkeypatch.setattr(sys, "prefix", "/another/environment")
-    there = host_variables({"XDG_CACHE_HOME": "/cache"})["TORCH_EXTENSIONS_DIR"]
-    assert here.startswith("/cache/benchbox/")
-    assert here != there
-    assert "TORCH_EXTENSIONS_DIR" not in host_variables({"TORCH_EXTENSIONS_DIR": "/mine"})

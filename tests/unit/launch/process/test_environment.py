@@ -1,0 +1,37 @@
+"""Environment variables of a group of ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from benchbox.launch.process.environment import host_variables
+from benchbox.launch.process.local import LocalLauncher
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_variables_of_the_user_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    cores = len(os.sched_getaffinity(0))
+    assert LocalLauncher().variables(2) == {
+        "OMP_NUM_THREADS": str(max(1, cores // 2)),
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    }
+    assert LocalLauncher().variables(10_000)["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    assert LocalLauncher().variables(2) == {}
+
+
+def test_compiled_extensions_are_kept_apart_by_environment_unless_the_user_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two environments that shared a cache would compile for each other's headers by turns."""
+    here = host_variables({"XDG_CACHE_HOME": "/cache"})["TORCH_EXTENSIONS_DIR"]
+    monkeypatch.setattr(sys, "prefix", "/another/environment")
+    there = host_variables({"XDG_CACHE_HOME": "/cache"})["TORCH_EXTENSIONS_DIR"]
+    assert here.startswith("/cache/benchbox/")
+    assert here != there
+    assert "TORCH_EXTENSIONS_DIR" not in host_variables({"TORCH_EXTENSIONS_DIR": "/mine"})

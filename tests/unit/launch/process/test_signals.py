@@ -1,0 +1,42 @@
+"""Signals that ask a process to stop."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from benchbox.launch.process.signals import handle_stop_signals, stop_on_signals
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_asks_to_stop_and_raises_nothing(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with stop_on_signals() as stop:
+        assert not stop()
+        signal.raise_signal(number)
+        signal.raise_signal(number)  # the impatient user
+        assert stop()
+    assert signal.getsignal(number) is before
+
+
+def test_every_signal_is_passed_to_the_handler() -> None:
+    received: list[int] = []
+    with handle_stop_signals(received.append):
+        for number in NUMBERS:
+            signal.raise_signal(number)
+    assert received == list(NUMBERS)
+
+
+def test_a_signal_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`nohup` starts a process with SIGHUP ignored, so that it survives the end of its terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop()
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

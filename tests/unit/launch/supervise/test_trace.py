@@ -1,0 +1,39 @@
+"""State of a rank, reconstructed from its events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchbox.launch.supervise.trace import Trace
+from benchbox.registry.phases import RankState
+
+
+def event(kind: str, *, t: float = 1.0, **fields: Any) -> dict[str, Any]:
+    return {"t": t, "rank": 0, "event": kind, **fields}
+
+
+def test_only_a_change_of_state_is_progress_and_heartbeats_count_as_signs_of_life() -> None:
+    trace = Trace(0)
+    state = {"stage": "measure", "step": 1, "of": 3, "phase": None}
+    assert trace.update(event("progress", **state))
+    assert not trace.update(event("heartbeat", t=2.0, **state, since=1.0))
+    assert trace.last_event_at == 2.0
+    assert trace.update(event("heartbeat", t=3.0, **{**state, "phase": "forward"}, since=2.5))
+    assert trace.state == RankState("measure", 1, 3, "forward", 2.5)
+
+
+def test_a_start_tells_the_process_id() -> None:
+    trace = Trace(0)
+    assert trace.update(event("start", pid=77))
+    assert trace.pid == 77
+
+
+@pytest.mark.parametrize("kinds", [("terminated", "error"), ("error", "terminated"), ("done", "error")])
+def test_the_first_final_event_counts(kinds: tuple[str, str]) -> None:
+    trace = Trace(0)
+    for kind in kinds:
+        trace.update(event(kind))
+    assert trace.final_event == kinds[0]
+    assert len(trace.errors) == 1
