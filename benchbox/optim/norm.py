@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
+from benchbox.observer.introspect.tensors import local_shard
 from benchbox.optim.passes import native_functions, sum_of_squares, supports_native
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
     tensors a larger one.
     """
     total = torch.zeros((), dtype=torch.float32, device=device)
-    local_gradients = [(gradient.to_local() if isinstance(gradient, DTensor) else gradient).detach() for gradient in gradients]
+    local_gradients = [local_shard(gradient).detach() for gradient in gradients]
     native = [local for local in local_gradients if local.dtype == torch.bfloat16 and supports_native(local)]
     functions = native_functions(sum(local.numel() for local in native))
     if functions is not None:
