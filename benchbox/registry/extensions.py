@@ -80,7 +80,7 @@ def extension_folders(group: str) -> list[Path]:
             folders += map(Path, spec.submodule_search_locations)
     if problems:
         raise ConfigurationError(problems)
-    return folders
+    return list(dict.fromkeys(folders))  # a namespace package may have one folder twice
 
 
 def load_target(target: str, owner: str) -> Any:

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from benchbox.errors import DataError
-from benchbox.registry.weights import Loaded, in_words, weight_files
+from benchbox.registry.weights import Loaded, weight_files, weights_text
 
 INDEX = "model.safetensors.index.json"
 
@@ -88,7 +88,7 @@ def test_a_record_names_parameters_of_all_layers_once():
         "unexpected": ["lm_head.weight"],
         "fitted": {"position": "resized"},
     }
-    assert in_words(held) == (
+    assert weights_text(held) == (
         "24 parameters; not in it: layers.*.key.weight, layers.*.value.weight; not taken: lm_head.weight; position: resized"
     )
-    assert in_words(None) is None
+    assert weights_text(None) is None

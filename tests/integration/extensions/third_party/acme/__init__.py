@@ -1,0 +1,1 @@
+"""Extensions of benchbox by a third party: one of each kind."""
