@@ -1,4 +1,4 @@
-"""A finding: a rule that fired, with its evidence and the repair."""
+"""Findings of the audit: a rule that fired, with its evidence and the repair."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAILING: frozenset[str] = frozenset({"error", "unknown"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """`rank` is the lowest rank that shows it; `evidence` holds plain JSON values, among them all such `ranks`."""
+    """A rule that fired. `rank` is the lowest affected rank; `evidence` holds plain JSON values, with all affected `ranks`."""
 
     code: str
     severity: Severity

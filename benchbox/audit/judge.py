@@ -1,4 +1,4 @@
-"""From facts to findings: every selected rule over the facts of all ranks, less what is suppressed or known."""
+"""Judge the facts of all ranks by the selected rules, and set aside suppressed findings and those of a baseline."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedSuppression:
-    """What a rule was told not to speak of, and why. `names` are the tensors it would have named, up to ten of them."""
+    """A suppression and its effect. `names` are the tensors that the rule would have named, up to ten of them."""
 
     code: str
     parameters: str
     reason: str
     names: tuple[str, ...]
-    matched: int  # how many there are; 0: nothing changes without this suppression, and it is out of date
+    matched: int  # number of suppressed tensors; 0: the suppression has no effect and is out of date
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What an audit found. `known` are findings that were there in the baseline: they no longer fail the audit."""
+    """Result of an audit. `baseline_findings` were already in the baseline: they do not fail the audit."""
 
     findings: tuple[Finding, ...]
-    known: tuple[Finding, ...] = ()
+    baseline_findings: tuple[Finding, ...] = ()
     clean: tuple[str, ...] = ()
     not_judged: Mapping[str, str] = field(default_factory=dict)  # code: reason
     suppressed: tuple[AppliedSuppression, ...] = ()
@@ -50,72 +50,74 @@ class Judgement:
 def judge(facts: Sequence[RankFacts], selection: Selection | None = None) -> Judgement:
     """Run the rules over the facts of all ranks of one subject."""
     selection = selection or Selection()
-    findings: list[Finding] = []
-    known: list[Finding] = []
+    new_findings: list[Finding] = []
+    baseline_findings: list[Finding] = []
     clean: list[str] = []
     not_judged: dict[str, str] = {}
     suppressed: list[AppliedSuppression] = []
     for code, rule in rules().items():
         if not selection.selects(code):
             continue
-        suppressions = [each for each in selection.suppressions if each.rule == code]
-        found = list(rule.findings(_without(facts, suppressions)))
-        suppressed += [_suppressed(rule, facts, each, suppressions) for each in suppressions]
-        for finding in found:
-            (known if selection.knows(finding) else findings).append(finding)
-        if not found and (reason := rule.not_judged_reason(facts)) is not None:
+        suppressions = [suppression for suppression in selection.suppressions if suppression.rule == code]
+        findings = list(rule.findings(_exclude_suppressed(facts, suppressions)))
+        suppressed += [_apply_suppression(rule, facts, suppression, suppressions) for suppression in suppressions]
+        for finding in findings:
+            (baseline_findings if selection.in_baseline(finding) else new_findings).append(finding)
+        if not findings and (reason := rule.not_judged_reason(facts)) is not None:
             not_judged[code] = reason
-        elif not found:
+        elif not findings:
             clean.append(code)
     return Judgement(
-        findings=tuple(findings),
-        known=tuple(known),
+        findings=tuple(new_findings),
+        baseline_findings=tuple(baseline_findings),
         clean=tuple(clean),
         not_judged=not_judged,
         suppressed=tuple(suppressed),
     )
 
 
-def _narrowed(facts: Sequence[RankFacts], keep: Callable[[Any], bool]) -> list[RankFacts]:
-    """The facts with some of their tensors, parameters and buffers only."""
+def _filter_tensors(facts: Sequence[RankFacts], predicate: Callable[[Any], bool]) -> list[RankFacts]:
+    """Return the facts with only those stepped tensors, parameters and buffers for which the predicate is true."""
     return [
         replace(
-            each,
-            stepped=tuple(filter(keep, each.stepped)),
-            parameters=tuple(filter(keep, each.parameters)),
-            buffers=tuple(filter(keep, each.buffers)),
+            rank_facts,
+            stepped=tuple(filter(predicate, rank_facts.stepped)),
+            parameters=tuple(filter(predicate, rank_facts.parameters)),
+            buffers=tuple(filter(predicate, rank_facts.buffers)),
         )
-        for each in facts
+        for rank_facts in facts
     ]
 
 
-def _without(facts: Sequence[RankFacts], suppressions: Iterable[Suppression]) -> list[RankFacts]:
-    """The facts as a rule sees them that must not speak of certain tensors."""
-    patterns = [each.parameters for each in suppressions]
-    return _narrowed(facts, lambda tensor: not any(_matches(tensor, pattern) for pattern in patterns))
+def _exclude_suppressed(facts: Sequence[RankFacts], suppressions: Iterable[Suppression]) -> list[RankFacts]:
+    """Return the facts without the tensors that match a suppression."""
+    patterns = [suppression.parameters for suppression in suppressions]
+    return _filter_tensors(facts, lambda tensor: not any(_matches(tensor, pattern) for pattern in patterns))
 
 
 def _matches(tensor: Any, pattern: str) -> bool:
-    """By its name; a partition only if all parameters it covers match."""
+    """Return whether the tensor's name matches; a partition matches only if all parameters it covers do."""
     covers = getattr(tensor, "covers", ()) or (tensor.name,)
     return fnmatchcase(tensor.name, pattern) or all(fnmatchcase(name, pattern) for name in covers)
 
 
-def _suppressed(
-    rule: Rule, facts: Sequence[RankFacts], suppression: Suppression, together: Sequence[Suppression]
+def _apply_suppression(
+    rule: Rule, facts: Sequence[RankFacts], suppression: Suppression, suppressions: Sequence[Suppression]
 ) -> AppliedSuppression:
-    """A suppression is needed where the rule, with all others in force, says something else without it. What it keeps from the
-    rule is what the rule names when it sees nothing else.
+    """Determine the effect of one suppression among several of a rule.
+
+    It has an effect if the rule gives other findings without it while the others stay in force. The tensors it suppresses are
+    those the rule names when it is run on the matching tensors alone.
     """
-    others = _without(facts, [each for each in together if each is not suppression])
-    needed = list(rule.findings(others)) != list(rule.findings(_without(facts, together)))
-    alone = _narrowed(others, lambda tensor: _matches(tensor, suppression.parameters))
-    evidence = [finding.evidence for finding in rule.findings(alone)] if needed else []
-    names = dict.fromkeys(name for each in evidence for name in each.get("names", ()))
+    unsuppressed = _exclude_suppressed(facts, [item for item in suppressions if item is not suppression])
+    effective = list(rule.findings(unsuppressed)) != list(rule.findings(_exclude_suppressed(facts, suppressions)))
+    matching = _filter_tensors(unsuppressed, lambda tensor: _matches(tensor, suppression.parameters))
+    evidence = [finding.evidence for finding in rule.findings(matching)] if effective else []
+    names = dict.fromkeys(name for values in evidence for name in values.get("names", ()))
     return AppliedSuppression(
         code=rule.code,
         parameters=suppression.parameters,
         reason=suppression.reason,
         names=tuple(names)[:MAX_NAMES],
-        matched=max(len(names) + sum(each.get("more", 0) for each in evidence), int(needed)),
+        matched=max(len(names) + sum(values.get("more", 0) for values in evidence), int(effective)),
     )

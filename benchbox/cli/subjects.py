@@ -39,10 +39,10 @@ def check_recipe(name: str) -> None:
 
 def _with_contract(facts: Sequence["RankFacts"], recipe: str | None) -> list["RankFacts"]:
     """Return the facts with the contract of a recipe, or unchanged where no recipe is given."""
-    from benchbox.audit.subjects.contract import contract
+    from benchbox.audit.subjects.contract import recipe_contract
     from benchbox.registry.recipes import recipes
 
-    return [rank if recipe is None else replace(rank, contract=contract(recipes()[recipe])) for rank in facts]
+    return [rank if recipe is None else replace(rank, contract=recipe_contract(recipes()[recipe])) for rank in facts]
 
 
 def checkpoint_subject(path: Path, *, recipe: str | None) -> Subject:
@@ -115,7 +115,7 @@ def command_subject(
             cause = f"the command failed ({result.failure}), and " if result.failure else ""
             raise CellFailedError(f"{cause}no optimizer step was seen: {explain_no_steps(reports_folder(folder))}")
     training = select_training(trainings)
-    for note in list_limitations(training, of=len(trainings), steps=steps):
+    for note in list_limitations(training, trainings=len(trainings), steps=steps):
         notify(note)
     return Subject(
         name="the command",

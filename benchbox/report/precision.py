@@ -1,26 +1,27 @@
-"""What each recipe did to the same training in each place: the grid that shows where updates arrive and where they are lost."""
+"""The precision grid of a report: how each recipe changes the same training under each condition."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchbox.analysis.comparability import adam_dtypes
 from benchbox.analysis.quantities import quantity
-from benchbox.analysis.summary import label, plain
+from benchbox.analysis.summary import label, matrix_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from benchbox.analysis.summary import CellSummary
+    from benchbox.store.record import CellDict
 
-# As the audit judges them (BXP102).
+# The limits of rule BXP102
 _EDQ_GOOD, _EDQ_BAD = 0.9, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionCell:
-    """One recipe in one place. `level` is ok, warning, error or missing; `details` are lines below the EDQ."""
+    """One recipe under one condition. `level` is ok, warning, error or missing; `details` are lines below the EDQ."""
 
     edq: str
     level: str
@@ -29,34 +30,39 @@ class PrecisionCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionGrid:
-    """Recipes by places; a place is everything else that varies."""
+    """Recipes by conditions. A condition is everything else that varies."""
 
-    places: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[PrecisionCell, ...]], ...]  # recipe, a cell for each place
+    conditions: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[PrecisionCell, ...]], ...]  # recipe, a cell for each condition
 
 
 def precision_grid(summaries: Sequence[CellSummary], axes: Sequence[str]) -> PrecisionGrid | None:
-    """The grid of a run that compares recipes; None of any other."""
+    """Return the grid of a run that compares recipes; None for any other."""
     if "recipe" not in axes:
         return None
-    fields = _telling([summary.cell for summary in summaries], [axis for axis in axes if axis != "recipe"])
-    places = tuple(dict.fromkeys(label(summary.cell, fields) for summary in summaries))
+    fields = _distinguishing([summary.cell for summary in summaries], [axis for axis in axes if axis != "recipe"])
+    conditions = tuple(dict.fromkeys(label(summary.cell, fields) for summary in summaries))
     recipes = dict.fromkeys(summary.cell["recipe"] for summary in summaries)
-    held = {(summary.cell["recipe"], label(summary.cell, fields)): summary for summary in summaries}
+    by_position = {(summary.cell["recipe"], label(summary.cell, fields)): summary for summary in summaries}
     return PrecisionGrid(
-        places=places,
-        rows=tuple((recipe, tuple(_cell(held.get((recipe, place))) for place in places)) for recipe in recipes),
+        conditions=conditions,
+        rows=tuple(
+            (recipe, tuple(_cell(by_position.get((recipe, condition))) for condition in conditions)) for recipe in recipes
+        ),
     )
 
 
-def _telling(cells: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> list[str]:
-    """The axes that tell places apart, without those that follow from others."""
-    kept: list[str] = []
+def _distinguishing(cells: Sequence[CellDict], axes: Sequence[str]) -> list[str]:
+    """Return the axes that distinguish conditions, without those that follow from earlier ones."""
+    fields: list[str] = []
     for axis in axes:
-        told = {tuple(plain(cell.get(field)) for field in kept) for cell in cells}
-        if len({tuple(plain(cell.get(field)) for field in [*kept, axis]) for cell in cells}) > len(told):
-            kept.append(axis)
-    return kept
+        if len(_combinations(cells, [*fields, axis])) > len(_combinations(cells, fields)):
+            fields.append(axis)
+    return fields
+
+
+def _combinations(cells: Sequence[CellDict], fields: Sequence[str]) -> set[tuple[str, ...]]:
+    return {tuple(matrix_text(cell.get(field)) for field in fields) for cell in cells}
 
 
 def _cell(summary: CellSummary | None) -> PrecisionCell:

@@ -20,7 +20,7 @@ HOSTILE = "\x1b[31m[red]\n\x00</testcase>\"'&\u202e\udcff"
 
 def audit(facts: list[RankFacts], selection: Selection | None = None, **told: Any) -> Audit:
     """As the verb makes it."""
-    return Audit(title="train.py: 6 steps seen", told=told or TOLD, facts=facts, judgement=judge(facts, selection))
+    return Audit(title="train.py: 6 steps seen", subject=told or TOLD, facts=facts, judgement=judge(facts, selection))
 
 
 def pure(**changes: Any) -> list[RankFacts]:
@@ -40,7 +40,7 @@ def suppressing(rule: str, parameters: str) -> Selection:
 def knowing(facts: list[RankFacts], code: str) -> Selection:
     """With a baseline that has the findings of one rule."""
     findings = [finding for finding in judge(facts).findings if finding.code == code]
-    return Selection(baseline=frozenset(BaselineFinding.of(finding.to_dict()) for finding in findings))
+    return Selection(baseline=frozenset(BaselineFinding.from_dict(finding.to_dict()) for finding in findings))
 
 
 def hostile() -> list[RankFacts]:

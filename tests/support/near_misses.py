@@ -104,7 +104,10 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     ],
     "BXP303": [
         ("activations beside", ranks(collectives=(reduction("float32"), reduction("bfloat16", operation="all_reduce")))),
-        ("as configured", ranks(collectives=(reduction("bfloat16"),), reduction=ConfiguredReduction(source="a hook", dtype="bfloat16"))),
+        (
+            "as configured",
+            ranks(collectives=(reduction("bfloat16"),), reduction=ConfiguredReduction(source="a hook", dtype="bfloat16")),
+        ),
         (
             "parameters gathered, and flags counted",
             ranks(
@@ -177,7 +180,9 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("a frozen parameter", stepping(tensor(live_dtype=None), parameters=(live(linked=False, trainable=False),))),
         (
             "an optimizer that nobody can read",
-            ranks(stepped=(), opaque=(OpaqueOptimizer(optimizer="Mystery", reason="unknown"),), parameters=(live(linked=False),)),
+            ranks(
+                stepped=(), opaque=(OpaqueOptimizer(optimizer="Mystery", reason="unknown"),), parameters=(live(linked=False),)
+            ),
         ),
     ],
     "BXP405": [
@@ -234,6 +239,6 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("a master in the state", ranks(stepped=(half(state=MOMENTS | {"master_param": "float32"}),))),
         ("the lower half of one", ranks(stepped=(half(state=MOMENTS | {"master_param": "int16"}),))),
         ("nothing declared", stepping(half())),
-        ("the witness fell after it had seen the steps", ranks(problems=("end: KeyError",))),
+        ("the observer fell after it had seen the steps", ranks(problems=("end: KeyError",))),
     ],
 }

@@ -136,7 +136,11 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ),
     ],
     "BXP402": [
-        ("a duck-typed wrapper", "warning", ranks(prepared=PreparedByAccelerate(accumulation=1, wrapped=(), unknown=("AdamW",)))),
+        (
+            "a duck-typed wrapper",
+            "warning",
+            ranks(prepared=PreparedByAccelerate(accumulation=1, wrapped=(), unknown=("AdamW",))),
+        ),
         ("under accumulation", "error", ranks(prepared=PreparedByAccelerate(accumulation=4, wrapped=(), unknown=("AdamW",)))),
     ],
     "BXP403": [
@@ -214,9 +218,9 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ("storage", "error", ranks(contract=Contract(source="a flag", storage="float32"))),
         ("unreadable", "unknown", ranks(opaque=(OpaqueOptimizer(optimizer="Mystery", reason="its arithmetic is unknown"),))),
         (
-            "the witness fell",
+            "the observer fell",
             "unknown",
-            [rank(0, stepped=(), problems=("begin: KeyError",), missing={"stepped": "the witness failed"})],
+            [rank(0, stepped=(), problems=("begin: KeyError",), missing={"stepped": "the observer failed"})],
         ),
     ],
 }

@@ -1,21 +1,21 @@
-"""BXP6xx: what surrounds the step: autocast, buffers, defaults, and what was declared."""
+"""BXP6xx: environment of the step: autocast, buffers, defaults, and the declared precision."""
 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from benchbox.audit.rules.base import SIXTEEN_BIT, RuleViolation, Rule, names_evidence
-from benchbox.observer.facts import all_stepped
+from benchbox.audit.rules.base import SIXTEEN_BIT, Rule, RuleViolation, names_evidence
+from benchbox.observer.facts import all_stepped_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from benchbox.observer.facts import Contract, RankFacts, SteppedTensor
 
-_MIXED = {"bf16": "bfloat16", "fp16": "float16", "no": None}
-# Rounded, these change what the model computes for every input: rotary angles, running and dataset statistics.
-_SENSITIVE = (
+_MIXED_PRECISION_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "no": None}
+# Rounding these changes every output of the model: rotary angles, running and dataset statistics.
+_SENSITIVE_BUFFERS = (
     "*inv_freq*",
     "*freqs*",
     "*rotary*",
@@ -28,132 +28,135 @@ _SENSITIVE = (
     "*statistics*",
     "*quantile*",
 )
-# Of the products of a forward pass; a few may be kept in float32 on purpose.
-_MOST = 0.5
+# Least share of the matrix products of a forward pass; some may be float32 on purpose.
+_MIN_SHARE = 0.5
 
 
 def _autocast(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    for each in facts:
-        wanted, source = _wanted_compute(each)
-        total = sum(each.products.values())
-        if wanted is not None and total and each.products.get(wanted, 0) < _MOST * total:
-            evidence = {"requested": f"{wanted}, by {source}", "products": _counted(each.products), "autocast": _active(each)}
-            yield RuleViolation("warning", "forward pass", each.rank, evidence)
+    for rank_facts in facts:
+        requested, source = _requested_compute(rank_facts)
+        products = rank_facts.products
+        total = sum(products.values())
+        observed = {"products": _product_counts(products), "autocast": _autocast_state(rank_facts)}
+        if requested is not None and total and products.get(requested, 0) < _MIN_SHARE * total:
+            evidence = {"requested": f"{requested}, by {source}", **observed}
+            yield RuleViolation("warning", "forward pass", rank_facts.rank, evidence)
             return
-        unrequested = each.autocast is not None and each.autocast.active and _declares_none(each)
-        if unrequested:
-            evidence = {"requested": f"none, by {source}", "products": _counted(each.products), "autocast": _active(each)}
-            yield RuleViolation(
-                "warning", "forward pass", each.rank, evidence, "autocast is active though it was not requested"
-            )
+        if rank_facts.autocast is not None and rank_facts.autocast.active and _declares_no_autocast(rank_facts):
+            evidence = {"requested": f"none, by {source}", **observed}
+            title = "autocast is active though it was not requested"
+            yield RuleViolation("warning", "forward pass", rank_facts.rank, evidence, title)
             return
 
 
-def _wanted_compute(facts: RankFacts) -> tuple[str | None, str | None]:
-    """The dtype that products were to have, and who said so."""
+def _requested_compute(facts: RankFacts) -> tuple[str | None, str | None]:
+    """Return the requested dtype of matrix products, and the source of the request."""
     if facts.contract is not None and facts.contract.compute is not None:
         return facts.contract.compute, facts.contract.source
     if facts.setup is not None and facts.setup.mixed_precision is not None:
-        return _MIXED.get(facts.setup.mixed_precision), f"{facts.setup.source} mixed_precision={facts.setup.mixed_precision!r}"
+        dtype = _MIXED_PRECISION_DTYPES.get(facts.setup.mixed_precision)
+        return dtype, f"{facts.setup.source} mixed_precision={facts.setup.mixed_precision!r}"
     return None, None
 
 
-def _declares_none(facts: RankFacts) -> bool:
+def _declares_no_autocast(facts: RankFacts) -> bool:
     if facts.contract is not None and facts.contract.compute is not None:
         return facts.contract.compute == "float32"
     return facts.setup is not None and facts.setup.mixed_precision == "no"
 
 
 def _no_products(facts: Sequence[RankFacts]) -> str | None:
-    return None if any(each.products for each in facts) else "no matrix product was seen in a forward pass"
+    return None if any(rank_facts.products for rank_facts in facts) else "no matrix product was seen in a forward pass"
 
 
-def _counted(products: dict[str, int]) -> list[str]:
+def _product_counts(products: dict[str, int]) -> list[str]:
     return [f"{count} in {dtype}" for dtype, count in sorted(products.items())]
 
 
-def _active(facts: RankFacts) -> str:
+def _autocast_state(facts: RankFacts) -> str:
     if facts.autocast is None:
         return "not seen"
     return f"active, {facts.autocast.dtype}" if facts.autocast.active else "inactive"
 
 
-def _low_buffers(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    for each in facts:
-        found = [
+def _low_precision_buffers(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    for rank_facts in facts:
+        buffers = [
             buffer
-            for buffer in each.buffers
-            if buffer.dtype in SIXTEEN_BIT and any(fnmatchcase(buffer.name.lower(), pattern) for pattern in _SENSITIVE)
+            for buffer in rank_facts.buffers
+            if buffer.dtype in SIXTEEN_BIT and any(fnmatchcase(buffer.name.lower(), glob) for glob in _SENSITIVE_BUFFERS)
         ]
-        if found:
+        if buffers:
             evidence = {
-                "buffers": len(found),
-                "dtypes": sorted({buffer.dtype for buffer in found}),
-                **names_evidence(buffer.name for buffer in found),
+                "buffers": len(buffers),
+                "dtypes": sorted({buffer.dtype for buffer in buffers}),
+                **names_evidence(buffer.name for buffer in buffers),
             }
-            yield RuleViolation("warning", "buffers", each.rank, evidence)
+            yield RuleViolation("warning", "buffers", rank_facts.rank, evidence)
             return
 
 
-def _low_default(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    for each in facts:
-        if each.default_dtype is not None and each.default_dtype != "float32":
-            yield RuleViolation("warning", "torch.get_default_dtype()", each.rank, {"default": each.default_dtype})
+def _low_precision_default(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    for rank_facts in facts:
+        dtype = rank_facts.default_dtype
+        if dtype is not None and dtype != "float32":
+            yield RuleViolation("warning", "torch.get_default_dtype()", rank_facts.rank, {"default": dtype})
             return
 
 
 def _broken_contract(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    yield from _unknowns(facts)
-    contract = next((each.contract for each in facts if each.contract is not None), None)
+    yield from _unreadable_optimizers(facts)
+    contract = next((rank_facts.contract for rank_facts in facts if rank_facts.contract is not None), None)
     if contract is None:
         return
-    found: dict[tuple[str, str, str], list[tuple[int, str]]] = {}
-    for place, declared, rank, dtype, name in _measured(facts, contract):
+    differences: dict[tuple[str, str, str], list[tuple[int, str]]] = {}
+    for role, declared, rank, dtype, name in _declared_and_measured(facts, contract):
         if declared is not None and dtype not in (declared, "unknown"):
-            found.setdefault((place, declared, dtype), []).append((rank, name))
-    if found:
-        ranks = sorted({rank for held in found.values() for rank, _ in held})
+            differences.setdefault((role, declared, dtype), []).append((rank, name))
+    if differences:
+        ranks = sorted({rank for tensors in differences.values() for rank, _ in tensors})
         evidence = {
-            "differs": [f"{place}: {declared} declared, {dtype} measured" for place, declared, dtype in found],
-            **names_evidence(name for held in found.values() for _, name in held),
+            "differs": [f"{role}: {declared} declared, {dtype} measured" for role, declared, dtype in differences],
+            **names_evidence(name for tensors in differences.values() for _, name in tensors),
             "ranks": ranks,
         }
         yield RuleViolation("error", contract.source, ranks[0], evidence)
 
 
-def _measured(facts: Sequence[RankFacts], contract: Contract) -> Iterator[tuple[str, str | None, int, str, str]]:
-    """(place, dtype declared for it, rank, dtype found, name of the tensor)."""
-    for rank, tensor in all_stepped(facts):
-        yield "stepped", contract.stepped, rank, _stepped_in(tensor), tensor.name
+def _declared_and_measured(facts: Sequence[RankFacts], contract: Contract) -> Iterator[tuple[str, str | None, int, str, str]]:
+    """Yield (role, declared dtype, rank, measured dtype, name) of every tensor that a contract may declare."""
+    for rank, tensor in all_stepped_tensors(facts):
+        yield "stepped", contract.stepped, rank, _accumulation_dtype(tensor), tensor.name
         for state, dtype in tensor.state.items():
             if state not in {"step", "master_param"}:
                 yield "moments", contract.moments, rank, dtype, tensor.name
-    for each in facts:
-        for parameter in each.parameters:
+    for rank_facts in facts:
+        for parameter in rank_facts.parameters:
             if parameter.trainable:
-                yield "storage", contract.storage, each.rank, parameter.dtype, parameter.name
+                yield "storage", contract.storage, rank_facts.rank, parameter.dtype, parameter.name
 
 
-def _stepped_in(tensor: SteppedTensor) -> str:
-    """The dtype that updates add up in: that of a master in the optimizer's state, where one is kept there. An int16 master is
-    the lower half of a float32 number whose upper half is the bfloat16 tensor itself.
+def _accumulation_dtype(tensor: SteppedTensor) -> str:
+    """Return the dtype that updates accumulate in: that of a master in the optimizer's state, if there is one.
+
+    An int16 master is the lower half of a float32 number whose upper half is the bfloat16 tensor itself.
     """
     master = tensor.state.get("master_param", tensor.dtype)
     return "float32" if master == "int16" else master
 
 
-def _unknowns(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    ranks: dict[tuple[str, str], list[int]] = {}
-    for each in facts:
-        for opaque in each.opaque:
-            ranks.setdefault((opaque.optimizer, opaque.reason), []).append(each.rank)
-        if each.problems and "stepped" in each.missing:
-            ranks.setdefault(("the witness", f"it failed before it could say: {each.problems[0]}"), []).append(each.rank)
-    for (optimizer, reason), seen in ranks.items():
-        evidence = {"reason": reason, "ranks": sorted(seen)}
-        yield RuleViolation(
-            "unknown", optimizer, min(seen), evidence, "what the optimizer does could not be read: it may lose precision"
-        )
+def _unreadable_optimizers(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    ranks_by_reason: dict[tuple[str, str], list[int]] = {}
+    for rank_facts in facts:
+        for opaque in rank_facts.opaque:
+            ranks_by_reason.setdefault((opaque.optimizer, opaque.reason), []).append(rank_facts.rank)
+        if rank_facts.problems and "stepped" in rank_facts.missing:
+            reason = f"it failed before it could report: {rank_facts.problems[0]}"
+            ranks_by_reason.setdefault(("the observer", reason), []).append(rank_facts.rank)
+    for (optimizer, reason), ranks in ranks_by_reason.items():
+        evidence = {"reason": reason, "ranks": sorted(ranks)}
+        title = "what the optimizer does could not be read: it may lose precision"
+        yield RuleViolation("unknown", optimizer, min(ranks), evidence, title)
 
 
 RULES = (
@@ -181,7 +184,7 @@ RULES = (
         repair="cast parameters, not modules: keep these buffers in float32, or compute them in float32 when they are used",
         references=("transformers#25681",),
         sections=("buffers",),
-        check=_low_buffers,
+        check=_low_precision_buffers,
     ),
     Rule(
         code="BXP603",
@@ -192,7 +195,7 @@ RULES = (
         repair="set the default dtype only around the construction of the model (torch.set_default_dtype in a try/finally)",
         references=("transformers#28461",),
         sections=("process",),
-        check=_low_default,
+        check=_low_precision_default,
     ),
     Rule(
         code="BXP604",

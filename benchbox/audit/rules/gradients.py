@@ -1,10 +1,10 @@
-"""BXP3xx: gradients: where they accumulate, how they are reduced, clipped and scaled."""
+"""BXP3xx: accumulation, reduction, clipping and scaling of gradients."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchbox.audit.rules.base import SIXTEEN_BIT, RuleViolation, Rule, abbreviate
+from benchbox.audit.rules.base import SIXTEEN_BIT, Rule, RuleViolation, abbreviate
 from benchbox.observer.facts import REDUCTIONS
 
 if TYPE_CHECKING:
@@ -17,101 +17,112 @@ if TYPE_CHECKING:
 # much as an eighth, that of 8 by 1.6%. Ring reductions add one rank at a time.
 _LARGE_WORLD = 64
 # Relative slack of a norm: gradients in 16 bits are rounded when they are scaled.
-_SLACK = {"float32": 0.01, "bfloat16": 0.03, "float16": 0.03}
+_NORM_SLACK = {"float32": 0.01, "bfloat16": 0.03, "float16": 0.03}
 
 
 def _accumulation(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    found = {each.rank: sorted(SIXTEEN_BIT & set(each.accumulated_in)) for each in facts}
-    if ranks := [rank for rank, dtypes in found.items() if dtypes]:
-        micro = [step.micro_batches for each in facts for step in each.steps if step.micro_batches is not None]
-        evidence = {"dtypes": sorted({d for dtypes in found.values() for d in dtypes}), "ranks": ranks}
-        yield RuleViolation("warning", "gradients", ranks[0], evidence | {"micro-batches": max(micro, default=None)})
+    dtypes_by_rank = {rank_facts.rank: sorted(SIXTEEN_BIT & set(rank_facts.accumulated_in)) for rank_facts in facts}
+    if ranks := [rank for rank, dtypes in dtypes_by_rank.items() if dtypes]:
+        micro_batches = [
+            step.micro_batches for rank_facts in facts for step in rank_facts.steps if step.micro_batches is not None
+        ]
+        evidence = {
+            "dtypes": sorted({dtype for dtypes in dtypes_by_rank.values() for dtype in dtypes}),
+            "ranks": ranks,
+            "micro-batches": max(micro_batches, default=None),
+        }
+        yield RuleViolation("warning", "gradients", ranks[0], evidence)
 
 
 def _gradient_reductions(facts: RankFacts) -> list[CollectiveUse]:
-    """Of the collectives of a step, those that reduce gradients: the large ones, not the sums of norms and flags."""
-    reductions = [each for each in facts.collectives if each.operation in REDUCTIONS and "float" in each.dtype]
-    largest = max((each.elements for each in reductions), default=0)
+    """Return the collectives of a step that reduce gradients: the large ones, not the sums of norms and flags."""
+    reductions = [use for use in facts.collectives if use.operation in REDUCTIONS and "float" in use.dtype]
+    largest = max((use.elements for use in reductions), default=0)
     floor = max(largest // 8, 2)
-    return [each for each in reductions if each.elements >= floor]
+    return [use for use in reductions if use.elements >= floor]
 
 
-def _low_reduction(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    low = {each.rank: [found for found in _gradient_reductions(each) if found.dtype in SIXTEEN_BIT] for each in facts}
-    if ranks := [rank for rank, found in low.items() if found]:
-        world = max(each.world_size for each in facts)
-        severity: Severity = "warning" if world >= _LARGE_WORLD else "info"
-        told = abbreviate(f"{found.operation} of {found.elements:,} elements in {found.dtype}" for found in low[ranks[0]])
-        yield RuleViolation(severity, "gradients", ranks[0], {"collectives": told, "world size": world, "ranks": ranks})
+def _describe_collectives(collectives: Sequence[CollectiveUse]) -> list[str]:
+    return abbreviate(f"{use.operation} of {use.elements:,} elements in {use.dtype}" for use in collectives)
 
 
-def _other_reduction(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    """Only where nothing is reduced as configured: activations may be summed in another dtype beside (tensor parallelism)."""
-    for each in facts:
-        if each.reduction is None:
+def _low_precision_reduction(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    low = {
+        rank_facts.rank: [use for use in _gradient_reductions(rank_facts) if use.dtype in SIXTEEN_BIT] for rank_facts in facts
+    }
+    if ranks := [rank for rank, collectives in low.items() if collectives]:
+        world_size = max(rank_facts.world_size for rank_facts in facts)
+        severity: Severity = "warning" if world_size >= _LARGE_WORLD else "info"
+        evidence = {"collectives": _describe_collectives(low[ranks[0]]), "world size": world_size, "ranks": ranks}
+        yield RuleViolation(severity, "gradients", ranks[0], evidence)
+
+
+def _unconfigured_reduction(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    """Yield a violation if no reduction has the configured dtype: tensor parallelism may sum activations in another one."""
+    for rank_facts in facts:
+        configured = rank_facts.reduction
+        if configured is None:
             continue
-        other = _gradient_reductions(each)
-        if other and all(found.dtype != each.reduction.dtype for found in other):
-            yield RuleViolation(
-                "error",
-                each.reduction.source,
-                each.rank,
-                {
-                    "configured": each.reduction.dtype,
-                    "observed": abbreviate(
-                        f"{found.operation} of {found.elements:,} elements in {found.dtype}" for found in other
-                    ),
-                },
-            )
+        reductions = _gradient_reductions(rank_facts)
+        if reductions and all(use.dtype != configured.dtype for use in reductions):
+            evidence = {"configured": configured.dtype, "observed": _describe_collectives(reductions)}
+            yield RuleViolation("error", configured.source, rank_facts.rank, evidence)
             return
 
 
 def _no_reduction(facts: Sequence[RankFacts]) -> str | None:
-    configured = any(each.reduction is not None for each in facts)
+    configured = any(rank_facts.reduction is not None for rank_facts in facts)
     return "no reduction of gradients was seen" if configured and not any(map(_gradient_reductions, facts)) else None
 
 
-def _unread_clip(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    for each in facts:
-        dtype = next((tensor.gradient_dtype for tensor in each.stepped if tensor.gradient_dtype), "float32")
-        for step in each.steps:
-            if _is_unclipped(step, _SLACK.get(dtype, 0.01)):
+def _ineffective_clipping(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    for rank_facts in facts:
+        dtype = next((tensor.gradient_dtype for tensor in rank_facts.stepped if tensor.gradient_dtype), "float32")
+        for step in rank_facts.steps:
+            if _is_unclipped(step, _NORM_SLACK.get(dtype, 0.01)):
                 evidence = {
                     "reported": step.reported_norm,
                     "clipped to": step.max_norm,
                     "norm the optimizer read": step.stepped_norm,
                     "step": step.step,
                 }
-                yield RuleViolation("error", ", ".join(step.rates) or "optimizer", each.rank, evidence)
+                yield RuleViolation("error", ", ".join(step.rates) or "optimizer", rank_facts.rank, evidence)
                 return
 
 
 def _is_unclipped(step: StepFacts, slack: float) -> bool:
-    """Judged by what one rank holds of the gradients, which is never more than the whole: an alarm is never false."""
+    """Return whether clipping did not act on the gradients of this step. Only this rank's shard of them is compared, whose norm
+    is never above the total, so there are no false alarms.
+    """
     if step.max_norm is None or step.reported_norm is None or step.stepped_norm is None or step.stepped_norm == 0.0:
         return False
     clipped = step.stepped_norm <= step.max_norm * (1.0 + slack)
-    # Clipping that saw no gradients at all, or other ones, did not act on these.
+    # Clipping that read no gradients at all, or other ones, did not act on these.
     return not clipped or (step.reported_norm == 0.0 and step.stepped_norm > 0.0)
 
 
-def _unscaled(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    for each in facts:
-        if "scaler" in each.missing:
+def _unscaled_float16(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    for rank_facts in facts:
+        if "scaler" in rank_facts.missing:
             continue
-        half = [tensor.name for tensor in each.stepped if "float16" in (tensor.gradient_dtype, tensor.live_dtype, tensor.dtype)]
-        if each.scaler is None and (half or _computes_in_float16(each)):
-            evidence = {"float16": abbreviate(half) or ["matrix products"], "scaler": "none was seen"}
-            yield RuleViolation("error", "gradients", each.rank, evidence)
+        scaler = rank_facts.scaler
+        float16 = [
+            tensor.name
+            for tensor in rank_facts.stepped
+            if "float16" in (tensor.gradient_dtype, tensor.live_dtype, tensor.dtype)
+        ]
+        if scaler is None and (float16 or _computes_in_float16(rank_facts)):
+            evidence = {"float16": abbreviate(float16) or ["matrix products"], "scaler": "none was seen"}
+            yield RuleViolation("error", "gradients", rank_facts.rank, evidence)
             return
-        if each.scaler is not None and each.scaler.steps > 1 and each.scaler.skipped == each.scaler.steps:
-            skipped = {"steps": each.scaler.steps, "skipped": each.scaler.skipped}
-            yield RuleViolation("error", each.scaler.name, each.rank, skipped, "loss scaling skips every step")
+        if scaler is not None and scaler.steps > 1 and scaler.skipped == scaler.steps:
+            skipped = {"steps": scaler.steps, "skipped": scaler.skipped}
+            yield RuleViolation("error", scaler.name, rank_facts.rank, skipped, "loss scaling skips every step")
             return
 
 
 def _computes_in_float16(facts: RankFacts) -> bool:
-    """By autocast, or most products: a frozen float16 model that only looks on has no gradients to lose."""
+    """Return whether autocast or most products are float16: a frozen float16 teacher alone has no gradients to lose."""
     if facts.autocast is not None and facts.autocast.active and facts.autocast.dtype == "float16":
         return True
     return facts.products.get("float16", 0) > sum(facts.products.values()) / 2
@@ -141,7 +152,7 @@ RULES = (
         repair="reduce in float32 (FSDP: reduce_dtype; DeepSpeed: communication_data_type; DDP: float32 gradients)",
         references=("pytorch#106395",),
         sections=("collectives",),
-        check=_low_reduction,
+        check=_low_precision_reduction,
     ),
     Rule(
         code="BXP303",
@@ -155,7 +166,7 @@ RULES = (
         repair="say what is meant where it is read (DeepSpeed: lower_precision_safe_modules: []), and audit again",
         references=("DeepSpeed 0.19 torch_autocast",),
         sections=("collectives", "setup"),
-        check=_other_reduction,
+        check=_unconfigured_reduction,
         missing_evidence=_no_reduction,
     ),
     Rule(
@@ -170,20 +181,22 @@ RULES = (
         repair="clip after the upcast to the masters (MasterWeightOptimizer.clip_grad_norm_), right before the step",
         references=("OpenTau#186",),
         sections=("steps", "clip", "numbers"),
-        check=_unread_clip,
+        check=_ineffective_clipping,
     ),
     Rule(
         code="BXP305",
         title="float16 is trained without loss scaling",
         severity="error",
         rationale="float16 gradients below 6e-8 are zero; without a scaler small ones vanish unseen",
-        measurement="dtypes of gradients and products, calls of a GradScaler or DeepSpeed's loss scaler, and the steps it skipped",
+        measurement=(
+            "dtypes of gradients and products, calls of a GradScaler or DeepSpeed's loss scaler, and the steps it skipped"
+        ),
         repair=(
             "train in bfloat16, or scale the loss (torch.amp.GradScaler); if every step is skipped the scaled loss "
             "overflows: lower init_scale"
         ),
         references=("arXiv:1710.03740",),
         sections=("stepped", "scaler"),
-        check=_unscaled,
+        check=_unscaled_float16,
     ),
 )

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.rules.base import (
     SIXTEEN_BIT,
-    RuleViolation,
     Rule,
-    breaches,
-    judged,
+    RuleViolation,
+    abbreviate,
     names_evidence,
     round_share,
-    abbreviate,
+    tensor_violations,
 )
-from benchbox.observer.facts import all_stepped
+from benchbox.observer.facts import all_stepped_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
 # the first is rounded back for every mantissa, one smaller than the second for some.
 _ALWAYS_STALLS = 2.0**-9
 _MAY_STALL = 2.0**-8
-_SECOND = "exp_avg_sq"
+_SECOND_MOMENT = "exp_avg_sq"
 # bfloat16 moments beside float32 weights at this beta2 or less: DeepSeek-V3 (arXiv:2412.19437) trained so.
 _FAST_BETA2 = 0.995
 
 
-def _stalls(tensor: SteppedTensor) -> Severity | None:
-    if tensor.state.get(_SECOND) != "bfloat16" or tensor.betas is None:
+def _stall_severity(tensor: SteppedTensor) -> Severity | None:
+    if tensor.state.get(_SECOND_MOMENT) != "bfloat16" or tensor.betas is None:
         return None
     decay = 1.0 - tensor.betas[1]
     if decay <= _ALWAYS_STALLS:
@@ -44,20 +43,23 @@ def _stalls(tensor: SteppedTensor) -> Severity | None:
 def _second_moment_stalls(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         stalled = [t.numbers.second_moment_stalled for t in tensors if t.numbers.second_moment_stalled is not None]
-        seen = {"share of v that cannot decay": round_share(max(stalled))} if stalled else {}
-        return {"state": f"{_SECOND} in bfloat16", "beta2": sorted({t.betas[1] for t in tensors if t.betas})} | seen
+        measured = {"share of v that cannot decay": round_share(max(stalled))} if stalled else {}
+        return {
+            "state": f"{_SECOND_MOMENT} in bfloat16",
+            "beta2": sorted({t.betas[1] for t in tensors if t.betas}),
+        } | measured
 
-    return breaches(judged(facts, _stalls), evidence)
+    return tensor_violations(facts, _stall_severity, evidence)
 
 
 def _sixteen_bit_moments(tensor: SteppedTensor) -> list[str]:
     return [name for name, dtype in tensor.state.items() if name != "step" and dtype in SIXTEEN_BIT]
 
 
-def _low_moments(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+def _low_precision_moments(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
-        if not _sixteen_bit_moments(tensor) or tensor.compensation is not None or _stalls(tensor) is not None:
-            return None  # 201 says more of those that stall
+        if not _sixteen_bit_moments(tensor) or tensor.compensation is not None or _stall_severity(tensor) is not None:
+            return None  # BXP201 reports those that stall
         forgets = tensor.betas is not None and tensor.betas[1] <= _FAST_BETA2
         return "info" if tensor.dtype == "float32" and forgets else "warning"
 
@@ -65,23 +67,23 @@ def _low_moments(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
         state = abbreviate(f"{name} in {tensor.state[name]}" for tensor in tensors for name in _sixteen_bit_moments(tensor))
         return {"state": state, "beta2": sorted({tensor.betas[1] for tensor in tensors if tensor.betas})}
 
-    return breaches(judged(facts, severity), evidence)
+    return tensor_violations(facts, severity, evidence)
 
 
 def _underflow(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
-        underflows = tensor.state.get(_SECOND) == "float16" and (tensor.numbers.second_moment_zero or 0.0) > 0.0
+        underflows = tensor.state.get(_SECOND_MOMENT) == "float16" and (tensor.numbers.second_moment_zero or 0.0) > 0.0
         return "error" if underflows else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         worst = max(tensor.numbers.second_moment_zero or 0.0 for tensor in tensors)
         return {"share of v that is zero where the gradient is not": round_share(worst)}
 
-    return breaches(judged(facts, severity), evidence)
+    return tensor_violations(facts, severity, evidence)
 
 
-def _flushes(value: float, dtype: str) -> bool:
-    """Whether a positive number becomes zero in a dtype."""
+def _flushes_to_zero(value: float, dtype: str) -> bool:
+    """Return whether a positive number becomes zero in a dtype."""
     if dtype == "float16":
         return float(struct.unpack("e", struct.pack("e", value))[0]) == 0.0
     return value < 2.0**-134 if dtype == "bfloat16" else value < 2.0**-150
@@ -89,29 +91,30 @@ def _flushes(value: float, dtype: str) -> bool:
 
 def _lost_epsilon(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
-        return "error" if tensor.eps and _flushes(tensor.eps, tensor.state.get(_SECOND, tensor.dtype)) else None
+        dtype = tensor.state.get(_SECOND_MOMENT, tensor.dtype)
+        return "error" if tensor.eps and _flushes_to_zero(tensor.eps, dtype) else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         return {
             "eps": sorted({tensor.eps for tensor in tensors if tensor.eps}),
-            "state": abbreviate(f"{_SECOND} in {tensor.state.get(_SECOND, tensor.dtype)}" for tensor in tensors),
+            "state": abbreviate(f"{_SECOND_MOMENT} in {tensor.state.get(_SECOND_MOMENT, tensor.dtype)}" for tensor in tensors),
         }
 
-    return breaches(judged(facts, severity), evidence)
+    return tensor_violations(facts, severity, evidence)
 
 
 def _lossy_counter(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         return "error" if tensor.state.get("step") in SIXTEEN_BIT else None
 
-    yield from breaches(
-        judged(facts, severity), lambda tensors: {"step": abbreviate(tensor.state["step"] for tensor in tensors)}
+    yield from tensor_violations(
+        facts, severity, lambda tensors: {"step": abbreviate(tensor.state["step"] for tensor in tensors)}
     )
     counts: dict[tuple[str, str], dict[int, float]] = {}
-    last = {each.rank: len(each.steps) for each in facts}
-    for rank, tensor in all_stepped(facts):
-        # A rank that was seen for fewer steps than the others (it was ended earlier) has fewer behind it.
-        if tensor.step_count is not None and last[rank] == max(last.values()):
+    observed_steps = {rank_facts.rank: len(rank_facts.steps) for rank_facts in facts}
+    for rank, tensor in all_stepped_tensors(facts):
+        # A rank that was observed for fewer steps than the others (it ended earlier) has a lower count.
+        if tensor.step_count is not None and observed_steps[rank] == max(observed_steps.values()):
             counts.setdefault((tensor.optimizer, tensor.name), {})[rank] = tensor.step_count
     differing = {key: by_rank for key, by_rank in counts.items() if len(set(by_rank.values())) > 1}
     if differing:
@@ -150,7 +153,7 @@ RULES = (
         repair="keep optimizer state in float32 unless the memory is needed, and then keep beta2 at 0.995 or less",
         references=("arXiv:2412.19437",),
         sections=("stepped", "options"),
-        check=_low_moments,
+        check=_low_precision_moments,
     ),
     Rule(
         code="BXP203",

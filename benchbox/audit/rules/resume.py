@@ -1,11 +1,11 @@
-"""BXP5xx: whether what was saved is what goes on."""
+"""BXP5xx: equality of the saved and the resumed training state."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchbox.audit.rules.base import RuleViolation, Rule, breaches, judged, round_share, abbreviate, rms_update
-from benchbox.observer.facts import all_stepped
+from benchbox.audit.rules.base import Rule, RuleViolation, abbreviate, rms_update, round_share, tensor_violations
+from benchbox.observer.facts import all_stepped_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -13,34 +13,37 @@ if TYPE_CHECKING:
     from benchbox.audit.findings import Severity
     from benchbox.observer.facts import RankFacts, SteppedTensor
 
-# Of few elements all may be exact in bfloat16 by chance.
-_FEWEST = 64
-# The first step of a warm-up may have a rate of zero, and leave weights as they were made.
-_STEPS_BEFORE = 2
-# Root mean square of updates that move any float32 weight up to 4: early in a warm-up none may.
-_MOVES = 2.0**-22
+# In smaller tensors all elements may be exact in bfloat16 by chance.
+_MIN_ELEMENTS = 64
+# The first step of a warm-up may have a rate of zero, and leave weights at their initial values.
+_MIN_STEPS_BEFORE = 2
+# Root mean square of updates that change any float32 weight up to 4: early in a warm-up none may.
+_EFFECTIVE_UPDATE = 2.0**-22
 _ALL = 1.0
 
 
-def _has_run(tensor: SteppedTensor) -> bool:
-    """Real updates came before the first step seen: weights no longer are what they were made of."""
-    enough = (tensor.numbers.steps_before or 0) >= _STEPS_BEFORE and tensor.elements >= _FEWEST
+def _was_updated(tensor: SteppedTensor) -> bool:
+    """Return whether real updates came before the first observed step, so that weights no longer have their initial values."""
+    enough = (tensor.numbers.steps_before or 0) >= _MIN_STEPS_BEFORE and tensor.elements >= _MIN_ELEMENTS
     update = rms_update(tensor.numbers)
-    return enough and tensor.lr != 0.0 and (update is None or update >= _MOVES)
+    return enough and tensor.lr != 0.0 and (update is None or update >= _EFFECTIVE_UPDATE)
 
 
-def _never_ran(facts: Sequence[RankFacts]) -> str | None:
-    if not any(_has_run(tensor) for _, tensor in all_stepped(facts)):
-        return f"nothing was resumed: no tensor of {_FEWEST} elements or more had {_STEPS_BEFORE} steps behind it that moved it"
+def _nothing_resumed(facts: Sequence[RankFacts]) -> str | None:
+    if not any(_was_updated(tensor) for _, tensor in all_stepped_tensors(facts)):
+        return (
+            f"nothing was resumed: no tensor of {_MIN_ELEMENTS} elements or more had {_MIN_STEPS_BEFORE} effective steps "
+            "before the first observed one"
+        )
     return None
 
 
 def _rederived(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    """Masters, and float32 weights that are stepped themselves: both are saved, and may come back through bfloat16."""
+    """Judge masters, and float32 weights that are stepped themselves: both may be rounded to bfloat16 when they are saved."""
 
     def severity(tensor: SteppedTensor) -> Severity | None:
         exact = tensor.dtype == "float32" and tensor.numbers.bf16_valued.get("weight") == _ALL
-        return "error" if exact and _has_run(tensor) else None
+        return "error" if exact and _was_updated(tensor) else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         return {
@@ -48,49 +51,49 @@ def _rederived(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
             "steps before": max(tensor.numbers.steps_before or 0 for tensor in tensors),
         }
 
-    return breaches(judged(facts, severity), evidence)
+    return tensor_violations(facts, severity, evidence)
 
 
 def _rounded_moments(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    def through_bfloat16(tensor: SteppedTensor) -> list[str]:
+    def bf16_valued_moments(tensor: SteppedTensor) -> list[str]:
         shares = tensor.numbers.bf16_valued.items()
-        held = [name for name, share in shares if share == _ALL and tensor.state.get(name) == "float32"]
-        # Without momentum the first moment is the gradient, which may have come in bfloat16.
-        return [name for name in held if name != "exp_avg" or tensor.betas is None or tensor.betas[0] > 0.0]
+        names = [name for name, share in shares if share == _ALL and tensor.state.get(name) == "float32"]
+        # Without momentum the first moment is the gradient, which may have been computed in bfloat16.
+        return [name for name in names if name != "exp_avg" or tensor.betas is None or tensor.betas[0] > 0.0]
 
     def severity(tensor: SteppedTensor) -> Severity | None:
-        return "warning" if _has_run(tensor) and through_bfloat16(tensor) else None
+        return "warning" if _was_updated(tensor) and bf16_valued_moments(tensor) else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         return {
-            "state": abbreviate(name for tensor in tensors for name in through_bfloat16(tensor)),
+            "state": abbreviate(name for tensor in tensors for name in bf16_valued_moments(tensor)),
             "share that bfloat16 holds exactly": _ALL,
             "steps before": max(tensor.numbers.steps_before or 0 for tensor in tensors),
         }
 
-    return breaches(judged(facts, severity), evidence)
+    return tensor_violations(facts, severity, evidence)
 
 
-def _changed(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    seen: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-    for each in facts:
-        for load in each.loads:
-            told = tuple(
+def _changed_on_load(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    ranks_by_change: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    for rank_facts in facts:
+        for load in rank_facts.loads:
+            changes = tuple(
                 f"{name}: {', '.join(dtypes)} became {', '.join(load.held.get(name, ('nothing',)))}"
                 for name, dtypes in (load.before | load.given).items()
                 if name != "step" and set(load.held.get(name, ())) != set(dtypes)
             )
-            if told:
-                seen.setdefault((load.optimizer, told), []).append(each.rank)
-    for (optimizer, told), ranks in seen.items():
-        yield RuleViolation("error", optimizer, min(ranks), {"state": list(told), "ranks": sorted(set(ranks))})
+            if changes:
+                ranks_by_change.setdefault((load.optimizer, changes), []).append(rank_facts.rank)
+    for (optimizer, changes), ranks in ranks_by_change.items():
+        yield RuleViolation("error", optimizer, min(ranks), {"state": list(changes), "ranks": sorted(set(ranks))})
 
 
 def _nothing_loaded(facts: Sequence[RankFacts]) -> str | None:
-    return None if any(each.loads for each in facts) else "no optimizer state was loaded"
+    return None if any(rank_facts.loads for rank_facts in facts) else "no optimizer state was loaded"
 
 
-def _stale(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+def _stale_masters(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         return "error" if (tensor.numbers.live_differs_first or 0.0) > 0.0 else None
 
@@ -98,13 +101,13 @@ def _stale(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
         worst = max(tensor.numbers.live_differs_first or 0.0 for tensor in tensors)
         return {"share of elements that differ before the first step": round_share(worst)}
 
-    return breaches(judged(facts, severity), evidence)
+    return tensor_violations(facts, severity, evidence)
 
 
-def _uncompared(facts: Sequence[RankFacts]) -> str | None:
-    masters = [tensor for _, tensor in all_stepped(facts) if not tensor.live]
+def _masters_uncompared(facts: Sequence[RankFacts]) -> str | None:
+    masters = [tensor for _, tensor in all_stepped_tensors(facts) if not tensor.live]
     compared = any(tensor.numbers.live_differs_first is not None for tensor in masters)
-    return "no master could be compared with the parameter it stands for" if masters and not compared else None
+    return "no master could be compared with its live parameter" if masters and not compared else None
 
 
 RULES = (
@@ -121,7 +124,7 @@ RULES = (
         references=("OpenTau#185", "Megatron-LM#1359"),
         sections=("stepped",),
         check=_rederived,
-        missing_evidence=_never_ran,
+        missing_evidence=_nothing_resumed,
     ),
     Rule(
         code="BXP502",
@@ -133,7 +136,7 @@ RULES = (
         references=("OpenTau#184", "speculators#899"),
         sections=("stepped",),
         check=_rounded_moments,
-        missing_evidence=_never_ran,
+        missing_evidence=_nothing_resumed,
     ),
     Rule(
         code="BXP503",
@@ -147,7 +150,7 @@ RULES = (
         repair="step float32 tensors (masters), or restore state under a class that keeps its dtype",
         references=("DeepSpeed#7786",),
         sections=("loads",),
-        check=_changed,
+        check=_changed_on_load,
         missing_evidence=_nothing_loaded,
     ),
     Rule(
@@ -159,7 +162,7 @@ RULES = (
         repair="load weights before masters are made, or refresh the masters after loading",
         references=("DeepSpeed#4141", "prime-rl#3234"),
         sections=("stepped", "links"),
-        check=_stale,
-        missing_evidence=_uncompared,
+        check=_stale_masters,
+        missing_evidence=_masters_uncompared,
     ),
 )

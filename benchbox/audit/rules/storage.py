@@ -1,4 +1,4 @@
-"""BXP1xx: what the optimizer steps, how it is stored, and whether its updates arrive."""
+"""BXP1xx: storage of the tensors that the optimizer steps, and loss of their updates."""
 
 from __future__ import annotations
 
@@ -7,40 +7,39 @@ from typing import TYPE_CHECKING, Any
 from benchbox.audit.rules.base import (
     MAX_NAMES,
     RETUNE,
-    RuleViolation,
     Rule,
-    breaches,
-    is_lossy,
-    judged,
-    names_evidence,
-    round_share,
+    RuleViolation,
     abbreviate,
+    is_lossy,
+    names_evidence,
     rms_update,
+    round_share,
+    tensor_violations,
 )
-from benchbox.observer.facts import all_stepped, edq
+from benchbox.audit.thresholds import EDQ_ERROR, EDQ_WARNING
+from benchbox.observer.facts import all_stepped_tensors, edq
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from benchbox.audit.findings import Severity
-    from benchbox.observer.facts import UpdateStatistics, RankFacts, SteppedTensor
+    from benchbox.observer.facts import RankFacts, SteppedTensor, UpdateStatistics
 
-# Half a unit in bfloat16's last place is between 2^-9 and 2^-8 of a number: what is below the first certainly vanishes.
+# Half a unit in the last place of bfloat16 is between 2^-9 and 2^-8 of a number: a smaller change certainly vanishes.
 _VANISHES = 2.0**-9
-_EDQ_ERROR, _EDQ_WARNING = 0.5, 0.9
 _EDQ_NEAR_ONE = 0.95
 _PINNED_STEPS = 3
-# A tensor this small may stand still by chance, or have next to no gradient.
-_FEW_ELEMENTS = 1
-# A float32 weight below 16 takes every update of this size: below it nothing is wrong with one that stands still in a warm-up.
-_FLOAT32_TAKES = 2.0**-20
-# optimi and torchdistx keep what rounding takes from an update, and decay weights outside of that sum.
+# A tensor of so few elements may keep its value by chance, or have next to no gradient.
+_MAX_TRIVIAL_ELEMENTS = 1
+# A float32 weight below 16 takes every update of this size; with smaller ones, as in a warm-up, a constant weight is no fault.
+_FLOAT32_EFFECTIVE = 2.0**-20
+# optimi and torchdistx compensate for the rounding of an update, and decay weights outside of that sum.
 _KAHAN = "Kahan"
-_UNCOMPUTED = "no update was computed beside the real one: the witness knows the arithmetic of Adam, AdamW and SGD"
+_UNCOMPUTED = "no update was computed beside the real one: the observer knows the arithmetic of Adam, AdamW and SGD"
 
 
 def _is_adapter(tensor: SteppedTensor) -> bool:
-    """By the names that peft and its like give; what is only called so (`vision_adapter`) may be as wide as the model."""
+    """Return whether peft or a similar library named the tensor; a `vision_adapter` may be as wide as the model."""
     return any(part.startswith(("lora_", "adapter_")) or part == "adapters" for part in tensor.name.split("."))
 
 
@@ -54,64 +53,65 @@ def _sixteen_bit_steps(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
         return "info" if (edq([tensor.numbers]) or 0.0) >= _EDQ_NEAR_ONE else "warning"
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
-        arrived = edq([tensor.numbers for tensor in tensors])
+        combined = edq([tensor.numbers for tensor in tensors])
         state = abbreviate(f"{name} in {dtype}" for tensor in tensors for name, dtype in sorted(tensor.state.items()))
-        return {"state": state} | ({} if arrived is None else {"edq": round(arrived, 4)})
+        return {"state": state} | ({} if combined is None else {"edq": round(combined, 4)})
 
-    return breaches(judged(facts, severity), evidence)
+    return tensor_violations(facts, severity, evidence)
 
 
-def _lossy(facts: Sequence[RankFacts]) -> dict[str, list[tuple[int, SteppedTensor]]]:
-    """16-bit tensors without compensation, with the rank that steps them, by optimizer."""
-    held: dict[str, list[tuple[int, SteppedTensor]]] = {}
-    for rank, tensor in all_stepped(facts):
+def _lossy_tensors(facts: Sequence[RankFacts]) -> dict[str, list[tuple[int, SteppedTensor]]]:
+    """Return (rank, tensor) of the 16-bit tensors without compensation, by optimizer."""
+    by_optimizer: dict[str, list[tuple[int, SteppedTensor]]] = {}
+    for rank, tensor in all_stepped_tensors(facts):
         if is_lossy(tensor):
-            held.setdefault(tensor.optimizer, []).append((rank, tensor))
-    return held
+            by_optimizer.setdefault(tensor.optimizer, []).append((rank, tensor))
+    return by_optimizer
 
 
 def _lost_updates(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    """Over all lossy tensors of an optimizer together: single small ones may be noisy."""
-    for optimizer, lossy in _lossy(facts).items():
-        found = [(rank, tensor) for rank, tensor in lossy if tensor.numbers.update_squared > 0.0]
-        numbers = [tensor.numbers for _, tensor in found]
-        arrived = edq(numbers)
-        if arrived is None or arrived >= _EDQ_WARNING:
+    """Judge all lossy tensors of an optimizer together: single small ones may be noisy."""
+    for optimizer, lossy in _lossy_tensors(facts).items():
+        updated = [(rank, tensor) for rank, tensor in lossy if tensor.numbers.update_squared > 0.0]
+        statistics = [tensor.numbers for _, tensor in updated]
+        combined = edq(statistics)
+        if combined is None or combined >= EDQ_WARNING:
             continue
-        lost = sum(each.updates_lost for each in numbers) / sum(each.updates for each in numbers)
+        lost = sum(numbers.updates_lost for numbers in statistics) / sum(numbers.updates for numbers in statistics)
         by_name: dict[str, list[UpdateStatistics]] = {}
-        for _, tensor in found:
+        for _, tensor in updated:
             by_name.setdefault(tensor.name, []).append(tensor.numbers)
-        edqs = {name: edq(held) or 0.0 for name, held in by_name.items()}
+        edqs = {name: edq(of_name) or 0.0 for name, of_name in by_name.items()}
         worst = sorted(edqs, key=edqs.__getitem__)
         yield RuleViolation(
-            "error" if arrived < _EDQ_ERROR else "warning",
+            "error" if combined < EDQ_ERROR else "warning",
             optimizer,
-            min(rank for rank, _ in found),
+            min(rank for rank, _ in updated),
             {
-                "edq": round(arrived, 4),
+                "edq": round(combined, 4),
                 "share of updates lost": round_share(lost),
-                "lr": sorted({tensor.lr for _, tensor in found if tensor.lr is not None}),
-                "steps looked at": max(each.steps for each in numbers),
-                "ranks": sorted({rank for rank, _ in found}),
+                "lr": sorted({tensor.lr for _, tensor in updated if tensor.lr is not None}),
+                "steps looked at": max(numbers.steps for numbers in statistics),
+                "ranks": sorted({rank for rank, _ in updated}),
                 **names_evidence(worst),
                 "edq of these": [round(edqs[name], 4) for name in worst[:MAX_NAMES]],
             },
         )
 
 
-def _uncomputed(facts: Sequence[RankFacts]) -> str | None:
-    """An optimizer of which no update was computed: nothing is known of those that were lost."""
-    unknown = [name for name, held in _lossy(facts).items() if edq([tensor.numbers for _, tensor in held]) is None]
+def _updates_uncomputed(facts: Sequence[RankFacts]) -> str | None:
+    """Return a reason for optimizers whose updates were not computed: how many were lost is unknown."""
+    by_optimizer = _lossy_tensors(facts).items()
+    unknown = [name for name, lossy in by_optimizer if edq([tensor.numbers for _, tensor in lossy]) is None]
     return f"{', '.join(unknown)}: {_UNCOMPUTED}" if unknown else None
 
 
 def _pinned(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
-        pinned = tensor.numbers.pinned_steps >= _PINNED_STEPS and tensor.elements > _FEW_ELEMENTS
+        pinned = tensor.numbers.pinned_steps >= _PINNED_STEPS and tensor.elements > _MAX_TRIVIAL_ELEMENTS
         if not pinned or tensor.compensation is not None:
             return None
-        return "error" if is_lossy(tensor) or (rms_update(tensor.numbers) or 0.0) >= _FLOAT32_TAKES else None
+        return "error" if is_lossy(tensor) or (rms_update(tensor.numbers) or 0.0) >= _FLOAT32_EFFECTIVE else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         return {
@@ -119,12 +119,12 @@ def _pinned(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
             "update, root mean square": float(f"{max(rms_update(tensor.numbers) or 0.0 for tensor in tensors):.3g}"),
         }
 
-    return breaches(judged(facts, severity), evidence)
+    return tensor_violations(facts, severity, evidence)
 
 
-def _too_short(facts: Sequence[RankFacts]) -> str | None:
-    stepped = [tensor for _, tensor in all_stepped(facts)]
-    if max((len(each.steps) for each in facts), default=0) < _PINNED_STEPS:
+def _too_few_steps(facts: Sequence[RankFacts]) -> str | None:
+    stepped = [tensor for _, tensor in all_stepped_tensors(facts)]
+    if max((len(rank_facts.steps) for rank_facts in facts), default=0) < _PINNED_STEPS:
         return f"fewer than {_PINNED_STEPS} steps were seen"
     return _UNCOMPUTED if stepped and not any(tensor.numbers.updates for tensor in stepped) else None
 
@@ -136,18 +136,18 @@ def _live_differs(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
         return {"share of elements that differ": round_share(max(tensor.numbers.live_differs or 0.0 for tensor in tensors))}
 
-    return breaches(judged(facts, severity), evidence)
+    return tensor_violations(facts, severity, evidence)
 
 
-def _uncompared(facts: Sequence[RankFacts]) -> str | None:
-    masters = [tensor for _, tensor in all_stepped(facts) if not tensor.live]
+def _masters_uncompared(facts: Sequence[RankFacts]) -> str | None:
+    masters = [tensor for _, tensor in all_stepped_tensors(facts) if not tensor.live]
     compared = any(tensor.numbers.live_differs is not None for tensor in masters)
-    return "no master could be compared with the parameter it stands for" if masters and not compared else None
+    return "no master could be compared with its live parameter" if masters and not compared else None
 
 
-def _no_live_device(facts: Sequence[RankFacts]) -> str | None:
-    if all(tensor.live_device is None for _, tensor in all_stepped(facts)):
-        return "which device the live parameters are on was not seen"
+def _live_device_unknown(facts: Sequence[RankFacts]) -> str | None:
+    if all(tensor.live_device is None for _, tensor in all_stepped_tensors(facts)):
+        return "the device of the live parameters was not observed"
     return None
 
 
@@ -165,24 +165,24 @@ def _other_device(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
             "state": sorted({device for tensor in tensors for device in tensor.state_devices.values()}),
         }
 
-    return breaches(judged(facts, severity), evidence)
+    return tensor_violations(facts, severity, evidence)
 
 
-def _decay(tensor: SteppedTensor) -> float:
+def _decay_per_step(tensor: SteppedTensor) -> float:
     return (tensor.lr or 0.0) * (tensor.weight_decay or 0.0)
 
 
 def _decay_lost(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
-        rounds = is_lossy(tensor) or (tensor.compensation or "").startswith(_KAHAN)
-        # Decay that is added to the gradient, as SGD does, arrives or is lost with it. Old checkpoints do not say which it is.
-        shrinks = tensor.betas is not None if tensor.decoupled_decay is None else tensor.decoupled_decay
-        return "warning" if rounds and shrinks and 0.0 < _decay(tensor) < _VANISHES else None
+        is_rounded = is_lossy(tensor) or (tensor.compensation or "").startswith(_KAHAN)
+        # Decay that is added to the gradient, as in SGD, arrives or is lost with it. Old checkpoints do not record the kind.
+        is_decoupled = tensor.betas is not None if tensor.decoupled_decay is None else tensor.decoupled_decay
+        return "warning" if is_rounded and is_decoupled and 0.0 < _decay_per_step(tensor) < _VANISHES else None
 
     def evidence(tensors: Sequence[SteppedTensor]) -> dict[str, Any]:
-        return {"lr x weight decay": float(f"{max(map(_decay, tensors)):.3g}"), "least that arrives": _VANISHES}
+        return {"lr x weight decay": float(f"{max(map(_decay_per_step, tensors)):.3g}"), "least that arrives": _VANISHES}
 
-    return breaches(judged(facts, severity), evidence)
+    return tensor_violations(facts, severity, evidence)
 
 
 _MASTERS = "let the optimizer step float32 masters (recipe bf16_master) or float32 parameters under autocast (fp32_autocast)"
@@ -192,7 +192,9 @@ RULES = (
         code="BXP101",
         title="the optimizer steps 16-bit tensors, and nothing keeps what rounding loses",
         severity="error",
-        rationale="bfloat16 keeps 8 significant bits: an update below 2^-9 of its weight is rounded away, however often it comes",
+        rationale=(
+            "bfloat16 keeps 8 significant bits: an update below 2^-9 of its weight is rounded away, however often it comes"
+        ),
         measurement="dtype of every tensor the innermost optimizer updates, read on all ranks inside its step",
         repair=f"{_MASTERS}; {RETUNE}",
         references=("OpenTau#181", "accelerate#3979", "accelerate#2624", "transformers#42805", "AReaL#1292"),
@@ -215,7 +217,7 @@ RULES = (
         references=("arXiv:2405.03637", "AReaL#1634"),
         sections=("stepped", "numbers"),
         check=_lost_updates,
-        missing_evidence=_uncomputed,
+        missing_evidence=_updates_uncomputed,
     ),
     Rule(
         code="BXP103",
@@ -230,7 +232,7 @@ RULES = (
         references=("OpenTau#181",),
         sections=("stepped", "numbers"),
         check=_pinned,
-        missing_evidence=_too_short,
+        missing_evidence=_too_few_steps,
     ),
     Rule(
         code="BXP104",
@@ -242,20 +244,22 @@ RULES = (
         references=("OpenTau#186",),
         sections=("stepped", "links"),
         check=_live_differs,
-        missing_evidence=_uncompared,
+        missing_evidence=_masters_uncompared,
     ),
     Rule(
         code="BXP105",
         title="masters or optimizer state are on another device than the live parameters",
         severity="error",
-        rationale="every step then waits for copies between devices; it happens when masters are made before the model is moved",
+        rationale=(
+            "every step then waits for copies between devices; it happens when masters are made before the model is moved"
+        ),
         measurement="devices of stepped tensors, of their state, and of the live parameters they stand for",
         repair=(
             "make masters after the model is on its device, or declare the offload to the backend that does it asynchronously"
         ),
         references=("OpenTau#186",),
         sections=("stepped", "links"),
-        missing_evidence=_no_live_device,
+        missing_evidence=_live_device_unknown,
         check=_other_device,
     ),
     Rule(

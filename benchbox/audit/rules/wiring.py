@@ -1,12 +1,12 @@
-"""BXP4xx: whether schedule, optimizer, model and launcher are connected as they seem."""
+"""BXP4xx: connections between schedule, optimizer, model and launcher."""
 
 from __future__ import annotations
 
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
-from benchbox.audit.rules.base import RuleViolation, Rule, names_evidence, abbreviate
-from benchbox.observer.facts import all_stepped
+from benchbox.audit.rules.base import Rule, RuleViolation, abbreviate, names_evidence
+from benchbox.observer.facts import all_stepped_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -14,81 +14,94 @@ if TYPE_CHECKING:
     from benchbox.audit.findings import Severity
     from benchbox.observer.facts import RankFacts, StepFacts, SteppedTensor
 
-_SAME_RATE = 1e-6  # relative: rates travel through float32
-# What accelerate calls a backend, and what the witness may then find.
-_FAMILIES = {"fsdp": ("fsdp", "hsdp"), "zero": ("zero", "deepspeed")}
-# AdamW's own: a weight decay that nobody asked for.
-_STOCK_DECAY = 0.01
+_RATE_TOLERANCE = 1e-6  # relative: rates travel through float32
+# Names of a backend in accelerate, and the names that the observer then gives it.
+_BACKEND_PREFIXES = {"fsdp": ("fsdp", "hsdp"), "zero": ("zero", "deepspeed")}
+# The default weight decay of AdamW: nobody asked for it.
+_ADAMW_DECAY = 0.01
 
 
-def _unreached(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    for each in facts:
-        if each.steps and all(map(_all_given, each.steps)):
-            continue  # what other schedules there are, are left over from optimizers that were thrown away
-        for schedule in each.schedules:
+def _ineffective_schedule(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    for rank_facts in facts:
+        if rank_facts.steps and all(map(_rates_from_schedules, rank_facts.steps)):
+            continue  # any other schedules belong to optimizers that were discarded
+        for schedule in rank_facts.schedules:
             course = [
-                (s.step, s.schedule_rates[schedule.name], s.rates) for s in each.steps if schedule.name in s.schedule_rates
+                (step.step, step.schedule_rates[schedule.name], step.rates)
+                for step in rank_facts.steps
+                if schedule.name in step.schedule_rates
             ]
-            astray = [entry for entry in course if not any(_within(found, entry[1]) for found in entry[2].values())]
-            moved = len({mine for _, mine, _ in course}) > 1
-            if not astray or not moved:  # one that stands still may be of epochs, or left over from an earlier stage
+            diverging = [
+                (step, scheduled, in_force)
+                for step, scheduled, in_force in course
+                if not any(_rates_within(rates, scheduled) for rates in in_force.values())
+            ]
+            varies = len({scheduled for _, scheduled, _ in course}) > 1
+            if not diverging or not varies:  # a constant one may advance by epochs, or be left over from an earlier stage
                 continue
-            step, mine, rates = astray[-1]
+            step, scheduled, in_force = diverging[-1]
             evidence = {
                 "step": step,
-                "schedule says": list(mine),
-                "stepped with": [f"{name}: {', '.join(f'{rate:.4g}' for rate in found)}" for name, found in rates.items()],
+                "schedule says": list(scheduled),
+                "stepped with": [f"{name}: {', '.join(f'{rate:.4g}' for rate in rates)}" for name, rates in in_force.items()],
                 "bound to": schedule.optimizer + (" (another one than steps)" if schedule.reaches is False else ""),
             }
-            yield RuleViolation("error", schedule.name, each.rank, evidence)
+            yield RuleViolation("error", schedule.name, rank_facts.rank, evidence)
             return
 
 
-def _all_given(step: StepFacts) -> bool:
-    """Whether every rate in force is one that some schedule gave."""
-    return _within(list(chain.from_iterable(step.rates.values())), list(chain.from_iterable(step.schedule_rates.values())))
+def _rates_from_schedules(step: StepFacts) -> bool:
+    """Return whether every rate in force is one that some schedule set."""
+    in_force = list(chain.from_iterable(step.rates.values()))
+    return _rates_within(in_force, list(chain.from_iterable(step.schedule_rates.values())))
 
 
-def _within(found: Sequence[float], given: Sequence[float]) -> bool:
-    """Whether all rates found are among those given: an optimizer may step only some of its groups."""
-    return all(any(abs(rate - own) <= _SAME_RATE * max(abs(rate), abs(own)) for own in given) for rate in found)
+def _rates_within(in_force: Sequence[float], scheduled: Sequence[float]) -> bool:
+    """Return whether all rates in force are among the scheduled ones: an optimizer may step only some of its groups."""
+    return all(
+        any(abs(rate - expected) <= _RATE_TOLERANCE * max(abs(rate), abs(expected)) for expected in scheduled)
+        for rate in in_force
+    )
 
 
-def _no_rates(facts: Sequence[RankFacts]) -> str | None:
-    said = any(step.schedule_rates for each in facts for step in each.steps)
-    return None if said else "no schedule said which rates it gives"
+def _no_scheduled_rates(facts: Sequence[RankFacts]) -> str | None:
+    observed = any(step.schedule_rates for rank_facts in facts for step in rank_facts.steps)
+    return None if observed else "the rates of no schedule were observed"
 
 
 def _unprepared(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    for each in facts:
-        if each.prepared is not None and each.prepared.unknown:
-            severity: Severity = "error" if each.prepared.accumulation > 1 else "warning"
+    for rank_facts in facts:
+        prepared = rank_facts.prepared
+        if prepared is not None and prepared.unknown:
+            severity: Severity = "error" if prepared.accumulation > 1 else "warning"
             evidence = {
-                "optimizers": list(each.prepared.unknown),
-                "accumulation": each.prepared.accumulation,
-                "prepared": list(each.prepared.wrapped) or ["none"],
+                "optimizers": list(prepared.unknown),
+                "accumulation": prepared.accumulation,
+                "prepared": list(prepared.wrapped) or ["none"],
             }
-            yield RuleViolation(severity, each.prepared.unknown[0], each.rank, evidence)
+            yield RuleViolation(severity, prepared.unknown[0], rank_facts.rank, evidence)
             return
 
 
 def _wrong_cadence(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    for each in facts:
-        found = list(_fast_optimizer(each)) or list(_fast_schedules(each))
-        if found:
-            yield from found
+    for rank_facts in facts:
+        violations = list(_premature_steps(rank_facts)) or list(_fast_schedules(rank_facts))
+        if violations:
+            yield from violations
             return
 
 
-def _fast_optimizer(facts: RankFacts) -> Iterator[RuleViolation]:
-    """Steps without a forward pass before them, or all with fewer than are to be accumulated: the last of an epoch may have."""
-    wanted = facts.prepared.accumulation if facts.prepared is not None else None
-    seen = [step.micro_batches for step in facts.steps if step.micro_batches is not None]
-    if not any(seen):
+def _premature_steps(facts: RankFacts) -> Iterator[RuleViolation]:
+    """Yield a violation if a step had no forward pass before it, or all had fewer than the accumulation asks for. Single steps
+    may have fewer: the last accumulation window of an epoch is cut short.
+    """
+    accumulation = facts.prepared.accumulation if facts.prepared is not None else None
+    micro_batches = [step.micro_batches for step in facts.steps if step.micro_batches is not None]
+    if not any(micro_batches):
         return  # the script calls no module
-    if 0 in seen or (wanted is not None and max(seen) < wanted):
+    if 0 in micro_batches or (accumulation is not None and max(micro_batches) < accumulation):
         where = ", ".join(sorted({name for step in facts.steps for name in step.rates})) or "optimizer"
-        evidence = {"micro-batches before each step": seen, "to be accumulated": wanted}
+        evidence = {"micro-batches before each step": micro_batches, "to be accumulated": accumulation}
         yield RuleViolation("error", where, facts.rank, evidence, "the optimizer steps more often than once in its window")
 
 
@@ -104,85 +117,91 @@ def _fast_schedules(facts: RankFacts) -> Iterator[RuleViolation]:
             yield RuleViolation("info" if by_design else "error", schedule.name, facts.rank, evidence, title)
 
 
-def _no_cadence(facts: Sequence[RankFacts]) -> str | None:
-    counted = any(step.micro_batches or step.schedule_steps for each in facts for step in each.steps)
+def _cadence_unobserved(facts: Sequence[RankFacts]) -> str | None:
+    counted = any(step.micro_batches or step.schedule_steps for rank_facts in facts for step in rank_facts.steps)
     return None if counted else "neither forward passes nor advances of a schedule were counted"
 
 
 def _unlinked(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    """Trainable parameters that nothing steps, beside tensors that an optimizer steps or holds and that are no parameters."""
-    linked_somewhere = {p.name for each in facts for p in each.parameters if p.linked}
-    for each in facts:
-        orphans = _orphans(each)
-        if orphans and _moves_unseen(each):
+    """Yield a violation for trainable parameters that nothing steps, while an optimizer steps or holds tensors that are no
+    parameters of the model.
+    """
+    linked_on_any_rank = {p.name for rank_facts in facts for p in rank_facts.parameters if p.linked}
+    for rank_facts in facts:
+        orphans = _orphans(rank_facts)
+        if orphans and _has_unexplained_updates(rank_facts):
             continue
-        unstepped = [p for p in each.parameters if p.trainable and p.elements and p.linked is False]
-        lost = [p for p in unstepped if p.name not in linked_somewhere]
-        # A temperature that is learned beside the model takes the place of none of its matrices.
-        in_their_place = 2 * sum(tensor.elements for tensor in orphans) >= sum(p.elements for p in lost)
-        idle = "stepped" not in each.missing and not each.stepped and not each.opaque
-        if lost and ((orphans and in_their_place) or idle or each.strangers):
+        unstepped = [p for p in rank_facts.parameters if p.trainable and p.elements and p.linked is False]
+        untrained = [p for p in unstepped if p.name not in linked_on_any_rank]
+        # A temperature that is learned beside the model replaces none of its matrices.
+        orphans_replace_them = 2 * sum(tensor.elements for tensor in orphans) >= sum(p.elements for p in untrained)
+        idle = "stepped" not in rank_facts.missing and not rank_facts.stepped and not rank_facts.opaque
+        if untrained and ((orphans and orphans_replace_them) or idle or rank_facts.strangers):
             evidence = {
-                "parameters": len(lost),
-                **names_evidence(p.name for p in lost),
+                "parameters": len(untrained),
+                **names_evidence(p.name for p in untrained),
                 "stepped": abbreviate(tensor.name for tensor in orphans) or ("nothing" if idle else None),
-                "held, without a gradient": abbreviate(each.strangers) or None,
+                "held, without a gradient": abbreviate(rank_facts.strangers) or None,
             }
-            yield RuleViolation("error", " > ".join(each.optimizer_chain) or "optimizer", each.rank, evidence)
+            yield RuleViolation("error", " > ".join(rank_facts.optimizer_chain) or "optimizer", rank_facts.rank, evidence)
             return
 
 
 def _orphans(facts: RankFacts) -> list[SteppedTensor]:
-    """Tensors that are stepped and stand for no parameter of the model."""
+    """Return the stepped tensors that correspond to no parameter of the model."""
     return [tensor for tensor in facts.stepped if not tensor.live and tensor.live_dtype is None and not tensor.covers]
 
 
-def _moves_unseen(facts: RankFacts) -> bool:
+def _has_unexplained_updates(facts: RankFacts) -> bool:
+    """Return whether trainable parameters change without an observed optimizer that steps them."""
     return any(p.trainable and p.linked is None for p in facts.parameters)
 
 
 def _unknown_links(facts: Sequence[RankFacts]) -> str | None:
-    if any(_orphans(each) and _moves_unseen(each) for each in facts):
-        return "parameters move, and which of the tensors that are stepped stand for them could not be told"
+    if any(_orphans(rank_facts) and _has_unexplained_updates(rank_facts) for rank_facts in facts):
+        return "parameters change, and which of the stepped tensors belong to them could not be determined"
     return None
 
 
 def _other_backend(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    for each in facts:
-        setup = each.setup
+    for rank_facts in facts:
+        setup = rank_facts.setup
         if setup is None or setup.requested is None:
             continue
-        if not setup.backend.startswith(_FAMILIES.get(setup.requested, (setup.requested,))):
+        if not setup.backend.startswith(_BACKEND_PREFIXES.get(setup.requested, (setup.requested,))):
             evidence = {"requested": setup.requested, "by": setup.source, "observed": setup.backend, "model": setup.model_class}
-            yield RuleViolation("error", setup.model_class, each.rank, evidence)
+            yield RuleViolation("error", setup.model_class, rank_facts.rank, evidence)
             return
 
 
 def _decay_by_shape(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    """Judged over all ranks: one rank may hold only parameters that are rightly not decayed."""
-    stepped = list(all_stepped(facts))
+    """Judge all ranks together: one rank may hold only parameters that are rightly not decayed."""
+    stepped = list(all_stepped_tensors(facts))
     if any(tensor.weight_decay for _, tensor in stepped):
         return
     flattened = [(rank, tensor) for rank, tensor in stepped if (tensor.live_ndim or 0) >= 2 and len(tensor.shape) < 2]
-    empty = [decay for each in facts for decay, tensors in each.groups if decay and not tensors]
-    asked = [each.default_decay for each in facts if each.default_decay and each.default_decay != _STOCK_DECAY]
-    if flattened and (empty or asked):
-        meant = f"{max(empty)} of a parameter group without parameters" if empty else f"{asked[0]}, the optimizer's default"
-        first = flattened[0][1]
+    empty = [decay for rank_facts in facts for decay, tensors in rank_facts.groups if decay and not tensors]
+    defaults = [rank_facts.default_decay for rank_facts in facts]
+    requested = [decay for decay in defaults if decay and decay != _ADAMW_DECAY]
+    if flattened and (empty or requested):
+        intended = (
+            f"{max(empty)} of a parameter group without parameters" if empty else f"{requested[0]}, the optimizer's default"
+        )
+        first_tensor = flattened[0][1]
         evidence = {
-            "decay meant": meant,
+            "decay meant": intended,
             "decay in force": 0.0,
             **names_evidence(tensor.name for _, tensor in flattened),
-            "shapes": f"{first.live_ndim} dimensions, stepped as {len(first.shape)}",
+            "shapes": f"{first_tensor.live_ndim} dimensions, stepped as {len(first_tensor.shape)}",
             "ranks": sorted({rank for rank, _ in flattened}),
         }
-        yield RuleViolation("error", first.optimizer, min(rank for rank, _ in flattened), evidence)
+        yield RuleViolation("error", first_tensor.optimizer, min(rank for rank, _ in flattened), evidence)
 
 
 def _unknown_shapes(facts: Sequence[RankFacts]) -> str | None:
-    stepped = [tensor for _, tensor in all_stepped(facts)]
-    told = any(tensor.weight_decay or tensor.live_ndim is not None for tensor in stepped)
-    return "the unsharded shapes of the parameters are not known" if stepped and not told else None
+    stepped = [tensor for _, tensor in all_stepped_tensors(facts)]
+    observed = any(tensor.weight_decay or tensor.live_ndim is not None for tensor in stepped)
+    return "the unsharded shapes of the parameters are not known" if stepped and not observed else None
 
 
 RULES = (
@@ -198,8 +217,8 @@ RULES = (
         repair="build the schedule on the optimizer that steps, after everything is wrapped, and rebind neither",
         references=("OpenTau#182", "OpenTau#186"),
         sections=("steps", "schedule"),
-        check=_unreached,
-        missing_evidence=_no_rates,
+        check=_ineffective_schedule,
+        missing_evidence=_no_scheduled_rates,
     ),
     Rule(
         code="BXP402",
@@ -225,7 +244,7 @@ RULES = (
         references=("OpenTau#186",),
         sections=("steps",),
         check=_wrong_cadence,
-        missing_evidence=_no_cadence,
+        missing_evidence=_cadence_unobserved,
     ),
     Rule(
         code="BXP404",
@@ -249,7 +268,7 @@ RULES = (
         code="BXP405",
         title="another backend runs than was requested",
         severity="error",
-        rationale="accelerate drops its plugins without a word where it finds no use for them, as under cpu=True, and runs plain DDP",
+        rationale=("accelerate silently drops plugins that it cannot use, as under cpu=True, and runs plain DDP"),
         measurement="classes and strategies of the live wrappers against what accelerate was told",
         repair="remove what makes accelerate drop the plugin; compare nothing until the backend is the one that is named",
         references=("accelerate state.py",),
@@ -260,7 +279,9 @@ RULES = (
         code="BXP406",
         title="weight decay is zero because groups were built after sharding",
         severity="error",
-        rationale="sharding makes every parameter one-dimensional: a rule that decays what has two dimensions then decays nothing",
+        rationale=(
+            "sharding makes every parameter one-dimensional: code that decays only two-dimensional parameters decays nothing"
+        ),
         measurement=(
             "weight decay of all stepped tensors, their shapes as stepped and unsharded, and groups that were meant to decay"
         ),

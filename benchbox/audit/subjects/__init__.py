@@ -1,1 +1,1 @@
-"""What can be audited: a session of benchbox, a checkpoint, any training command. Each gives the facts of its ranks."""
+"""Subjects of an audit: a session of benchbox, a checkpoint, any training command. Each provides the facts of its ranks."""

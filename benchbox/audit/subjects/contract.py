@@ -1,4 +1,4 @@
-"""What a precision recipe declares, in the words that rules compare with what was seen."""
+"""The declared precision of a recipe, in the terms that rules compare with the facts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ if TYPE_CHECKING:
     from benchbox.registry.recipes import Recipe
 
 
-def contract(recipe: Recipe) -> Contract:
-    """What a recipe declares. Not what is stored: a backend may keep 16-bit copies of float32 shards, or the reverse."""
+def recipe_contract(recipe: Recipe) -> Contract:
+    """Return the contract of a recipe, which leaves storage open: backends may store shards in either precision."""
     return Contract(source=f"recipe {recipe.name}", compute=recipe.compute, stepped=recipe.stepped, moments=recipe.stepped)

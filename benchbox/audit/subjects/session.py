@@ -1,12 +1,12 @@
-"""The session as a subject of the audit: a few of its steps, under a witness."""
+"""The session as a subject of the audit: a few of its steps, under an observer."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from benchbox.audit.subjects.contract import contract
+from benchbox.audit.subjects.contract import recipe_contract
 from benchbox.measure.phases import NONE, Instrument
-from benchbox.observer.observer import Witness
+from benchbox.observer.observer import StepObserver
 
 if TYPE_CHECKING:
     from benchbox.observer.facts import RankFacts
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 STEPS = 6  # first, middle and last are looked at closely: the fewest that show a weight staying where it is
 
 
-def witness_session(session: Session, micro_batches: Any, recipe: Recipe, instruments: Instrument = NONE) -> RankFacts:
-    """Take some steps under a witness and return what it saw on this rank."""
+def observe_session(session: Session, micro_batches: Any, recipe: Recipe, instruments: Instrument = NONE) -> RankFacts:
+    """Take some steps under an observer and return what it saw on this rank."""
     prepared = session.backend.prepared
-    with Witness(
+    with StepObserver(
         source="session",
         steps=STEPS,
         model=prepared.model,
         optimizer=prepared.optimizer,
         schedules=[prepared.schedule],
-        contract=contract(recipe),
-    ) as witness:
+        contract=recipe_contract(recipe),
+    ) as observer:
         for _ in range(STEPS):
             result = session.step(micro_batches, instruments)
-            witness.reported(result.grad_norm, session.backend.max_grad_norm)
-    return witness.facts()
+            observer.record_norm(result.grad_norm, session.backend.max_grad_norm)
+    return observer.facts()

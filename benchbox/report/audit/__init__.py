@@ -1,4 +1,4 @@
-"""What an audit found, for people and for programs. One file for each format."""
+"""Reports of an audit, for people and for programs: one module for each format."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ if TYPE_CHECKING:
     from benchbox.observer.facts import RankFacts
 
 
-def write_audit(form: str, title: str, told: Mapping[str, Any], facts: Sequence[RankFacts], judgement: Judgement) -> None:
-    """Print an audit on stdout, in one of `text`, `json`, `sarif`, `junit`.
+def write_audit(
+    output_format: str, title: str, subject: Mapping[str, Any], facts: Sequence[RankFacts], judgement: Judgement
+) -> None:
+    """Print an audit on stdout.
 
     Args:
-        form: which of them.
+        output_format: `text`, `json`, `sarif` or `junit`.
         title: the subject in one line, for people.
-        told: the subject for programs, plain JSON values with its `kind` among them.
+        subject: the subject for programs, plain JSON values with its `kind` among them.
         facts: of every rank.
         judgement: of these facts.
     """
-    audit = Audit(title=title, told=told, facts=facts, judgement=judgement)
-    if form == "text":
+    audit = Audit(title=title, subject=subject, facts=facts, judgement=judgement)
+    if output_format == "text":
         from rich.console import Console
 
         from benchbox.report.audit.text import print_audit
 
         print_audit(Console(highlight=False), audit)
-    elif form == "json":
+    elif output_format == "json":
         from benchbox.report.audit.as_json import json_report
 
         print(json_report(audit))
-    elif form == "sarif":
+    elif output_format == "sarif":
         from benchbox.report.audit.sarif import sarif_report
 
         print(sarif_report(audit))
-    elif form == "junit":
+    elif output_format == "junit":
         from benchbox.report.audit.junit import junit_report
 
         print(junit_report(audit))
     else:
-        raise AssertionError(f"no format is called {form}")
+        raise AssertionError(f"no format is called {output_format}")

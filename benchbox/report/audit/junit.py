@@ -1,4 +1,4 @@
-"""An audit as JUnit XML, in the form that CI systems read: one test case a rule."""
+"""An audit as JUnit XML, in the form that CI systems read: one test case for each rule."""
 
 from __future__ import annotations
 
@@ -7,43 +7,48 @@ from xml.etree import ElementTree as ET
 
 from benchbox.audit.findings import FAILING
 from benchbox.audit.rules import rules
-from benchbox.report.audit.view import message, escape_unprintable, format_suppression, sort_by_severity
+from benchbox.report.audit.view import escape_unprintable, format_finding, format_suppression, sort_by_severity
 
 if TYPE_CHECKING:
     from benchbox.report.audit.view import Audit
 
 
 def junit_report(audit: Audit) -> str:
-    """Rules with an error, or of which is unknown whether they hold, failed; those that could not be judged are skipped.
-    Warnings, notes, what a baseline had already and what was suppressed are told in the output of a test case that passes.
+    """Return the audit as JUnit XML.
+
+    A rule with an error or an unknown result is a failed test case, one that could not be judged a skipped test case. Warnings,
+    notes, findings of the baseline and suppressions are the output of a test case that passes.
     """
     judgement = audit.judgement
-    found = sort_by_severity(judgement.findings)
-    judged = {*judgement.clean, *judgement.not_judged, *(each.code for each in (*found, *judgement.known))}
+    findings = sort_by_severity(judgement.findings)
+    with_findings = {finding.code for finding in (*findings, *judgement.baseline_findings)}
+    selected = {*judgement.clean, *judgement.not_judged, *with_findings}
     suite = ET.Element("testsuite", name=f"benchbox audit-precision: {escape_unprintable(audit.title)}")
     failures = 0
     for code, rule in rules().items():
-        if code not in judged:
+        if code not in selected:
             continue
         case = ET.SubElement(suite, "testcase", classname="benchbox.audit", name=f"{code} {rule.title}", time="0")
-        mine = [finding for finding in found if finding.code == code]
-        failed = [finding for finding in mine if finding.severity in FAILING]
+        of_rule = [finding for finding in findings if finding.code == code]
+        failed = [finding for finding in of_rule if finding.severity in FAILING]
         if failed:
             failures += 1
-            lines = [line for finding in failed for line in (message(finding), f"repair: {finding.repair}")]
+            lines = [line for finding in failed for line in (format_finding(finding), f"repair: {finding.repair}")]
             failure = ET.SubElement(case, "failure", type=failed[0].severity, message=escape_unprintable(failed[0].title))
             failure.text = "\n".join(lines)
         elif code in judgement.not_judged:
             ET.SubElement(case, "skipped", message=escape_unprintable(judgement.not_judged[code]))
-        told = [f"{finding.severity}: {message(finding)}" for finding in mine if finding not in failed]
-        told += [f"known: {message(finding)}" for finding in judgement.known if finding.code == code]
-        told += [f"suppressed: {format_suppression(each)}" for each in judgement.suppressed if each.code == code]
-        if told:
-            ET.SubElement(case, "system-out").text = "\n".join(told)
+        output = [f"{finding.severity}: {format_finding(finding)}" for finding in of_rule if finding not in failed]
+        output += [f"known: {format_finding(finding)}" for finding in judgement.baseline_findings if finding.code == code]
+        output += [
+            f"suppressed: {format_suppression(suppressed)}" for suppressed in judgement.suppressed if suppressed.code == code
+        ]
+        if output:
+            ET.SubElement(case, "system-out").text = "\n".join(output)
     cases = len(suite)
     if audit.problems:
-        failed_at = [f"the witness failed on rank {rank}: {escape_unprintable(problem)}" for rank, problem in audit.problems]
-        ET.SubElement(suite, "system-err").text = "\n".join(failed_at)
+        lines = [f"the observer failed on rank {rank}: {escape_unprintable(problem)}" for rank, problem in audit.problems]
+        ET.SubElement(suite, "system-err").text = "\n".join(lines)
     for name, count in (("tests", cases), ("failures", failures), ("errors", 0), ("skipped", len(judgement.not_judged))):
         suite.set(name, str(count))
     suites = ET.Element("testsuites")

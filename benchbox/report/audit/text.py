@@ -1,4 +1,4 @@
-"""An audit for people: on a terminal wrapped to its width, anywhere else in whole lines."""
+"""An audit for people: on a terminal wrapped to its width, anywhere else in unwrapped lines."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from benchbox.analysis.quantities import quantity
 from benchbox.audit.record import summarize_numbers
 from benchbox.report.audit.view import (
-    group_by_reason,
-    evidence_rows,
     escape_unprintable,
+    evidence_rows,
     format_ranks,
     format_suppression,
+    group_by_reason,
     sort_by_severity,
 )
 from benchbox.report.rows import print_rows, say
@@ -27,57 +27,55 @@ if TYPE_CHECKING:
     from benchbox.report.audit.view import Audit
 
 _STYLES: Mapping[str, str] = {"error": "bold red", "unknown": "bold magenta", "warning": "bold yellow", "info": "bold cyan"}
-_NARROWEST = 40  # columns: on less, wrapping makes a ladder of words
+_MIN_WIDTH = 40  # columns: on fewer, wrapping leaves one word on a line
 
 
 def print_audit(console: Console, audit: Audit) -> None:
-    """Print the subject, what was counted, what was found, and what was not."""
+    """Print the subject, the census, the findings, and the rules that were clean or not judged."""
     judgement = audit.judgement
     ranks = len(audit.facts)
-    _paragraph(console, escape_unprintable(audit.title), style="bold")
+    _print_paragraph(console, escape_unprintable(audit.title), style="bold")
     stepped_by = f", stepped by {escape_unprintable(audit.chain)}" if audit.chain else ""
-    _paragraph(console, ("1 rank" if ranks == 1 else f"{ranks} ranks") + stepped_by)
-    if any(each.entries for each in audit.facts):
+    _print_paragraph(console, ("1 rank" if ranks == 1 else f"{ranks} ranks") + stepped_by)
+    if any(facts.entries for facts in audit.facts):
         say(console)
         _print_census(console, audit)
-    if told := _what_arrived(audit):
+    if summary := _summarize_updates(audit):
         say(console)
-        _paragraph(console, told, hanging=2)
-    repairs: dict[str, str] = {}
+        _print_paragraph(console, summary, hanging=2)
+    codes_by_repair: dict[str, str] = {}
     for finding in sort_by_severity(judgement.findings):
         say(console)
-        first = repairs.setdefault(finding.repair, finding.code)
-        _print_finding(console, finding, finding.repair if first == finding.code else f"as for {first}")
+        code = codes_by_repair.setdefault(finding.repair, finding.code)
+        _print_finding(console, finding, finding.repair if code == finding.code else f"as for {code}")
     say(console)
-    for line in _verdict(audit):
-        _paragraph(console, line, hanging=2)
+    for line in _conclusion_lines(audit):
+        _print_paragraph(console, line, hanging=2)
 
 
 def _print_census(console: Console, audit: Audit) -> None:
-    """One row a kind, dtype and device; ranks that hold the same share one."""
-    ranks: dict[tuple[Any, ...], list[int]] = {}
-    for each in audit.facts:
-        for entry in each.entries:
+    """Print one row for each kind, dtype and device; ranks with equal rows share one."""
+    ranks_by_row: dict[tuple[Any, ...], list[int]] = {}
+    for facts in audit.facts:
+        for entry in facts.entries:
             key = (entry.kind, entry.dtype, entry.device, entry.tensors, entry.elements, entry.bytes)
-            ranks.setdefault(key, []).append(entry.rank)
+            ranks_by_row.setdefault(key, []).append(entry.rank)
     rows = [
         (
-            format_ranks(held),
-            escape_unprintable(kind),
-            escape_unprintable(dtype),
-            escape_unprintable(device),
+            format_ranks(ranks),
+            *map(escape_unprintable, (kind, dtype, device)),
             str(tensors),
             f"{elements:,}",
             quantity(size, "bytes"),
         )
-        for (kind, dtype, device, tensors, elements, size), held in ranks.items()
+        for (kind, dtype, device, tensors, elements, size), ranks in ranks_by_row.items()
     ]
     headers = ("ranks", "kind", "dtype", "device", "tensors", "elements", "bytes")
     print_rows(console, headers, rows, right=("tensors", "elements", "bytes"))
 
 
-def _what_arrived(audit: Audit) -> str:
-    """What the steps that were looked at did, over all tensors and ranks; nothing where none was."""
+def _summarize_updates(audit: Audit) -> str:
+    """Return the effect of the observed steps over all tensors and ranks in one line; "" if none was measured."""
     numbers = summarize_numbers(audit.facts)
     edq, lost, stalled = numbers["edq"], numbers["updates_lost"], numbers["second_moment_stalled"]
     parts = []
@@ -89,38 +87,39 @@ def _what_arrived(audit: Audit) -> str:
 
 
 def _print_finding(console: Console, finding: Finding, repair: str) -> None:
-    _paragraph(
-        console, f"{finding.code} {finding.severity}: {escape_unprintable(finding.title)}", style=_STYLES[finding.severity]
-    )
+    heading = f"{finding.code} {finding.severity}: {escape_unprintable(finding.title)}"
+    _print_paragraph(console, heading, style=_STYLES[finding.severity])
     rows = [("where", escape_unprintable(finding.where)), *evidence_rows(finding), ("repair", repair)]
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
-        _paragraph(console, f"  {name:<{width}}  {text}", hanging=width + 4, style="green" if name == "repair" else "")
+        style = "green" if name == "repair" else ""
+        _print_paragraph(console, f"  {name:<{width}}  {text}", hanging=width + 4, style=style)
 
 
-def _verdict(audit: Audit) -> Iterator[str]:
+def _conclusion_lines(audit: Audit) -> Iterator[str]:
     judgement = audit.judgement
     counts = Counter(finding.severity for finding in sort_by_severity(judgement.findings))
-    told = ", ".join(f"{count} {_plural(severity) if count > 1 else severity}" for severity, count in counts.items())
-    yield f"found: {told}" if told else "found: nothing"
+    summary = ", ".join(f"{count} {_plural(severity) if count > 1 else severity}" for severity, count in counts.items())
+    yield f"found: {summary or 'nothing'}"
     if judgement.clean:
         yield f"clean: {', '.join(judgement.clean)}"
     for reason, codes in group_by_reason(judgement.not_judged).items():
         yield f"not judged: {', '.join(codes)}: {escape_unprintable(reason)}"
-    for each in judgement.suppressed:
-        yield f"suppressed: {format_suppression(each)}"
-    for finding in sort_by_severity(judgement.known):
-        yield f"known: {finding.code} {finding.severity} in {escape_unprintable(finding.where)}: {escape_unprintable(finding.title)}"
+    for suppressed in judgement.suppressed:
+        yield f"suppressed: {format_suppression(suppressed)}"
+    for finding in sort_by_severity(judgement.baseline_findings):
+        where, title = escape_unprintable(finding.where), escape_unprintable(finding.title)
+        yield f"known: {finding.code} {finding.severity} in {where}: {title}"
     for rank, problem in audit.problems:
-        yield f"the witness failed on rank {rank}: {escape_unprintable(problem)}"
+        yield f"the observer failed on rank {rank}: {escape_unprintable(problem)}"
 
 
 def _plural(severity: str) -> str:
     return f"{severity}s" if severity in {"error", "warning"} else severity
 
 
-def _paragraph(console: Console, text: str, *, hanging: int = 0, style: str = "") -> None:
-    if not console.is_terminal or console.width < _NARROWEST:
+def _print_paragraph(console: Console, text: str, *, hanging: int = 0, style: str = "") -> None:
+    if not console.is_terminal or console.width < _MIN_WIDTH:
         say(console, text, style)
         return
     indent = " " * min(hanging, console.width // 2)

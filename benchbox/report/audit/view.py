@@ -1,4 +1,4 @@
-"""What every format of an audit shows, in the order in which it shows it."""
+"""Content that all formats of an audit share, and its order."""
 
 from __future__ import annotations
 
@@ -11,62 +11,62 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from benchbox.audit.findings import Finding
-    from benchbox.audit.judge import Judgement, AppliedSuppression
+    from benchbox.audit.judge import AppliedSuppression, Judgement
     from benchbox.observer.facts import RankFacts
 
-_ORDER = ("error", "unknown", "warning", "info")
+_SEVERITY_ORDER = ("error", "unknown", "warning", "info")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """A subject, what was seen of it on every rank, and what was found. `title` is for people, `told` for programs."""
+    """A subject, the facts of all its ranks, and the judgement; `title` is for people, `subject` for programs."""
 
     title: str
-    told: Mapping[str, Any]
+    subject: Mapping[str, Any]
     facts: Sequence[RankFacts]
     judgement: Judgement
 
     @property
     def chain(self) -> str:
-        """The optimizers of the first rank that has any, outermost first."""
-        return next((" > ".join(each.optimizer_chain) for each in self.facts if each.optimizer_chain), "")
+        """Optimizers of the first rank that has any, outermost first."""
+        return next((" > ".join(facts.optimizer_chain) for facts in self.facts if facts.optimizer_chain), "")
 
     @property
     def problems(self) -> list[tuple[int, str]]:
-        """(rank, what its witness failed at)."""
-        return [(each.rank, problem) for each in self.facts for problem in each.problems]
+        """(rank, failure of its observer)."""
+        return [(facts.rank, problem) for facts in self.facts for problem in facts.problems]
 
 
 def sort_by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """By severity, then by code."""
-    return sorted(findings, key=lambda finding: (_ORDER.index(finding.severity), finding.code))
+    """Sort findings by severity, the worst first, then by code."""
+    return sorted(findings, key=lambda finding: (_SEVERITY_ORDER.index(finding.severity), finding.code))
 
 
 def group_by_reason(not_judged: Mapping[str, str]) -> dict[str, list[str]]:
-    """Codes that were not judged, by the reason they share."""
-    found: dict[str, list[str]] = {}
+    """Group the codes that were not judged by their reason."""
+    codes: dict[str, list[str]] = {}
     for code, reason in not_judged.items():
-        found.setdefault(reason, []).append(code)
-    return found
+        codes.setdefault(reason, []).append(code)
+    return codes
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """`0-3` for neighbours, `0, 2` otherwise."""
-    held = sorted(set(ranks))
-    if len(held) > 1 and held[-1] - held[0] + 1 == len(held):
-        return f"{held[0]}-{held[-1]}"
-    return ", ".join(map(str, held))
+    """Format ranks as `0-3` if they are consecutive, as `0, 2` otherwise."""
+    distinct = sorted(set(ranks))
+    if len(distinct) > 1 and distinct[-1] - distinct[0] + 1 == len(distinct):
+        return f"{distinct[0]}-{distinct[-1]}"
+    return ", ".join(map(str, distinct))
 
 
 def escape_unprintable(text: str) -> str:
-    """Text from outside, with what is not printable written as an escape: names may hold anything."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+    """Escape the unprintable characters of a text that comes from the subject: names may contain anything."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def format_value(value: Any) -> str:
-    """A value of a finding's evidence, as people read it."""
+    """Format a value of a finding's evidence for people."""
     if isinstance(value, list):
-        texts = [format_value(each) for each in value]
+        texts = [format_value(item) for item in value]
         return ("; " if any("," in text and " " in text for text in texts) else ", ").join(texts)
     if isinstance(value, float):
         return f"{value:.6g}"
@@ -74,48 +74,48 @@ def format_value(value: Any) -> str:
 
 
 def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
-    """(what, value) of a finding's evidence, without what is unknown."""
+    """Return (key, text) of a finding's evidence, without the unknown values."""
     more = finding.evidence.get("more")
     rows = []
     for key, value in finding.evidence.items():
         if value is None or key == "more":
             continue
         text = format_ranks(value) if key == "ranks" else format_value(value)
-        rows.append((key, append_count(text, more) if key == "names" else text))
+        rows.append((key, _append_count(text, more) if key == "names" else text))
     return rows
 
 
-def append_count(names: str, more: int | None) -> str:
-    """Names, and how many more there are."""
+def _append_count(names: str, more: int | None) -> str:
     return f"{names} and {more} more" if more else names
 
 
-def message(finding: Finding) -> str:
-    """A finding in one line, for formats that have one."""
-    told = "; ".join(f"{key}: {text}" for key, text in [("where", escape_unprintable(finding.where)), *evidence_rows(finding)])
-    return f"{escape_unprintable(finding.title)} ({told})"
+def format_finding(finding: Finding) -> str:
+    """Format a finding as one line."""
+    rows = [("where", escape_unprintable(finding.where)), *evidence_rows(finding)]
+    return f"{escape_unprintable(finding.title)} ({'; '.join(f'{key}: {text}' for key, text in rows)})"
 
 
 def format_suppression(suppressed: AppliedSuppression) -> str:
-    """What a rule was told not to speak of, why, and what that kept from it, in one line."""
-    kept = append_count(", ".join(map(escape_unprintable, suppressed.names)), suppressed.matched - len(suppressed.names))
-    told = f"{suppressed.code} for {escape_unprintable(suppressed.parameters)} ({escape_unprintable(suppressed.reason)})"
-    return f"{told}: {kept or 'it changes nothing, take it out'}"
+    """Format a suppression, its reason and the tensors it suppressed as one line."""
+    names = ", ".join(map(escape_unprintable, suppressed.names))
+    effect = _append_count(names, suppressed.matched - len(suppressed.names)) or "it has no effect, remove it"
+    parameters, reason = escape_unprintable(suppressed.parameters), escape_unprintable(suppressed.reason)
+    return f"{suppressed.code} for {parameters} ({reason}): {effect}"
 
 
-def names(finding: Finding) -> list[str]:
-    """The parameters or buffers that a finding names."""
+def tensor_names(finding: Finding) -> list[str]:
+    """Return the parameters or buffers that a finding names."""
     return [escape_unprintable(str(name)) for name in finding.evidence.get("names", ())]
 
 
 def to_json(value: Any) -> str:
-    """Indented JSON. A number that JSON has no word for (a norm may be infinite) becomes a string."""
-    return json.dumps(_finite(value), indent=1, allow_nan=False)
+    """Return indented JSON. Numbers that JSON cannot express (a norm may be infinite) become strings."""
+    return json.dumps(_replace_nonfinite(value), indent=1, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
+        return [_replace_nonfinite(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -101,7 +101,7 @@ def test_losses_weights_and_random_numbers_are_bit_for_bit_those_of_the_command_
     assert json.loads(audited.stdout)["subject"]["steps"] == 5
 
 
-def test_what_the_witness_does_not_understand_changes_neither_output_nor_exit_code(run):
+def test_what_the_observer_does_not_understand_changes_neither_output_nor_exit_code(run):
     """Its script steps complex, sparse and absent tensors, forgets its state, trains in threads and forks, and makes errors of
     warnings."""
     command = ("python", SCRIPTS / "odd_things.py")

@@ -1,4 +1,4 @@
-"""What an interpreter does that the witness was put into: real interpreters, and a torch that is a few lines long."""
+"""What an interpreter does that the observer was put into: real interpreters, and a torch that is a few lines long."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from benchbox.audit.subjects.command.process_reports import explain_no_steps
 
 @pytest.fixture
 def python(tmp_path):
-    """Run a program in an interpreter with the witness in it; `torch` is the source of the torch it finds."""
+    """Run a program in an interpreter with the observer in it; `torch` is the source of the torch it finds."""
 
     def run(program, *options, torch="", **variables):
         (tmp_path / "libraries").mkdir()
         (tmp_path / "libraries" / "torch.py").write_text(torch)
         user = {**os.environ, "PYTHONPATH": str(tmp_path / "libraries")} | variables
-        injected = inject(tmp_path / "witness", 3, user)
+        injected = inject(tmp_path / "observer", 3, user)
         return subprocess.run(
             [sys.executable, *options, "-c", program],
             env=user | injected,
@@ -30,7 +30,7 @@ def python(tmp_path):
             timeout=60,
         )
 
-    run.reports = reports_folder(tmp_path / "witness")
+    run.reports = reports_folder(tmp_path / "observer")
     return run
 
 
@@ -53,11 +53,11 @@ print(torch.whole)
     assert (python.reports / "torch").exists()
 
 
-def test_a_torch_that_the_witness_cannot_use_is_used_by_the_program_and_the_trouble_is_told(python):
+def test_a_torch_that_the_observer_cannot_use_is_used_by_the_program_and_the_trouble_is_told(python):
     done = python("import torch; print(torch.answer)", torch="answer = 42\n")
     assert (done.stdout, done.stderr, done.returncode) == ("42\n", "", 0)
     assert explain_no_steps(python.reports).startswith(
-        "the witness could not begin: ModuleNotFoundError: No module named 'torch.optim'"
+        "the observer could not start: ModuleNotFoundError: No module named 'torch.optim'"
     )
 
 
@@ -101,7 +101,7 @@ def test_a_sitecustomize_that_fails_fails_as_it_would(python, tmp_path):
 
 def test_a_child_that_was_given_our_path_and_nothing_else_is_left_alone(python, tmp_path):
     """Programs put environments together for what they start; there is nowhere to write to then."""
-    before = {each.name for each in tmp_path.iterdir()} | {"libraries", "witness"}
+    before = {each.name for each in tmp_path.iterdir()} | {"libraries", "observer"}
     program = """
 import os, subprocess, sys
 own = {"PYTHONPATH": os.environ["PYTHONPATH"]}

@@ -1,7 +1,7 @@
-"""Runs scripts of `cases/` one after another in this process under a witness, each with its bug and repaired.
+"""Runs scripts of `cases/` one after another in this process under an observer, each with its bug and repaired.
 
 `python run_cases.py OUT NAME ...`, or the same under `torch.distributed.run`. Every rank writes into the folder OUT, as
-`<name>-<variant>-<rank>.json`, the facts its witness gave, or `{"failed": traceback}`.
+`<name>-<variant>-<rank>.json`, the facts its observer gave, or `{"failed": traceback}`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState, PartialState
 
 from benchbox.observer.facts import Contract
-from benchbox.observer.observer import Witness
+from benchbox.observer.observer import StepObserver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def main(out: str, names: list[str]) -> None:
     for name in names:
         for variant, repaired in VARIANTS.items():
             try:
-                told = witnessed(name, repaired, Path(out) / f"{name}-{variant}")
+                told = observed(name, repaired, Path(out) / f"{name}-{variant}")
             except Exception:
                 if dist.is_initialized():
                     raise  # another rank may be waiting for this one
@@ -49,7 +49,7 @@ def main(out: str, names: list[str]) -> None:
         dist.destroy_process_group()
 
 
-def witnessed(name: str, repaired: bool, folder: Path) -> dict[str, Any]:
+def observed(name: str, repaired: bool, folder: Path) -> dict[str, Any]:
     """Facts of one run of a script in a folder of its own, which its ranks share."""
     folder.mkdir(exist_ok=True)
     with contextlib.chdir(folder), on_its_own():
@@ -58,9 +58,9 @@ def witnessed(name: str, repaired: bool, folder: Path) -> dict[str, Any]:
         if hasattr(case, "earlier"):  # a run before the one that is audited, in this folder too
             case.earlier(repaired)
             gc.collect()
-        with Witness(source="command", steps=STEPS, contract=contract) as witness:
+        with StepObserver(source="command", steps=STEPS, contract=contract) as observer:
             case.main(repaired)
-        return witness.facts().to_dict()
+        return observer.facts().to_dict()
 
 
 @contextlib.contextmanager

@@ -82,7 +82,7 @@ def judged(out: Path, case: Case, variant: str) -> Judgement:
         if "failed" in each:
             pytest.fail(f"{case.name}, {variant}:\n{each['failed']}")
     facts = [RankFacts.from_dict(each) for each in told]
-    assert [problem for each in facts for problem in each.problems] == [], "the witness stumbled"
+    assert [problem for each in facts for problem in each.problems] == [], "the observer stumbled"
     return judge(facts)
 
 

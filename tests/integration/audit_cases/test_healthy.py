@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from benchbox.audit.judge import judge
 from benchbox.observer.facts import RankFacts
-from benchbox.observer.observer import Witness
+from benchbox.observer.observer import StepObserver
 from tests.support.tiny_training import Masters, Policy, batches, loss_of
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     Script = Callable[[], None]
 
 
-def witnessed(script: Script) -> tuple[RankFacts, Judgement]:
-    with Witness(source="command", steps=6) as witness:
+def observed(script: Script) -> tuple[RankFacts, Judgement]:
+    with StepObserver(source="command", steps=6) as observer:
         script()
-    facts = RankFacts.from_dict(witness.facts().to_dict())
-    assert facts.problems == (), "the witness stumbled"
+    facts = RankFacts.from_dict(observer.facts().to_dict())
+    assert facts.problems == (), "the observer stumbled"
     return facts, judge([facts])
 
 
@@ -174,14 +174,14 @@ SCRIPTS = {
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # of a critic that begins later
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
 def test_nothing_is_said_of_a_loop_that_is_right(script: Script) -> None:
-    facts, judgement = witnessed(script)
+    facts, judgement = observed(script)
     assert facts.steps
     assert [(finding.code, finding.evidence) for finding in judgement.findings if finding.severity != "info"] == []
 
 
 @pytest.mark.parametrize("script", [masters_in_groups, masters_of_a_part])
 def test_masters_are_told_by_their_values_where_their_order_does_not_tell_them(script: Script) -> None:
-    facts, judgement = witnessed(script)
+    facts, judgement = observed(script)
     live = {parameter.name: parameter for parameter in facts.parameters if parameter.linked}
     assert {tensor.name for tensor in facts.stepped} == live.keys()
     assert {tensor.name: tensor.live_dtype for tensor in facts.stepped} == dict.fromkeys(live, "bfloat16")
@@ -189,5 +189,5 @@ def test_masters_are_told_by_their_values_where_their_order_does_not_tell_them(s
 
 
 def test_what_moves_without_being_seen_to_be_stepped_is_not_judged() -> None:
-    _, judgement = witnessed(one_flat_master)
+    _, judgement = observed(one_flat_master)
     assert "could not be told" in judgement.not_judged["BXP404"]

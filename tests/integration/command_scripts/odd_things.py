@@ -1,4 +1,4 @@
-"""Does what no witness expects, and stops at nothing: every warning is an error here. Ends with exit code 5."""
+"""Does what no observer expects, and stops at nothing: every warning is an error here. Ends with exit code 5."""
 
 import os
 import sys
@@ -177,7 +177,7 @@ def orphaned():
 
 
 for number, thing in enumerate([shy, stateless, closure, forgetful, sparse, away, failing, threaded, orphaned]):
-    if not os.fork():  # each meets a witness that has seen nothing yet
+    if not os.fork():  # each meets an observer that has seen nothing yet
         thing()
         print(thing.__name__, len(calls), calls.count("before"))
         sys.exit(number)

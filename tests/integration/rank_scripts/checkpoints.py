@@ -24,7 +24,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from benchbox.backends.accelerators import fsdp_accelerator
 from benchbox.backends.extension import build_extension
-from benchbox.observer.introspect.tensors import local
+from benchbox.observer.introspect.tensors import local_shard
 
 STEPS = 3
 
@@ -43,7 +43,7 @@ def batch(step: int, dtype: torch.dtype) -> torch.Tensor:
 
 def round_(tensor: torch.Tensor) -> None:
     """What a way through bfloat16 leaves."""
-    held = local(tensor).detach()
+    held = local_shard(tensor).detach()
     held.copy_(held.bfloat16())
 
 

@@ -78,11 +78,15 @@ def test_of_no_facts_at_all_nothing_is_judged() -> None:
         ("BXP102", stepping(half(updates=0, update_squared=0.0, update_dot=0.0)), "AdamW: no update was computed"),
         ("BXP103", ranks(steps=courses(2)), "fewer than 3 steps"),
         ("BXP104", stepping(tensor(live_differs=None)), "no master could be compared"),
-        ("BXP105", stepping(tensor(live_device=None)), "which device the live parameters are on"),
+        ("BXP105", stepping(tensor(live_device=None)), "the device of the live parameters was not observed"),
         ("BXP303", ranks(collectives=()), "no reduction of gradients was seen"),
-        ("BXP401", ranks(steps=courses(schedule_rates={})), "no schedule said"),
+        ("BXP401", ranks(steps=courses(schedule_rates={})), "the rates of no schedule were observed"),
         ("BXP403", ranks(steps=courses(schedule_steps={}, micro_batches=None)), "neither forward passes nor"),
-        ("BXP404", stepping(orphan(), parameters=(live(linked=None), live(NORM, linked=False))), "which of the tensors"),
+        (
+            "BXP404",
+            stepping(orphan(), parameters=(live(linked=None), live(NORM, linked=False))),
+            "which of the stepped tensors",
+        ),
         ("BXP406", stepping(tensor(live_ndim=None, weight_decay=0.0)), "unsharded shapes"),
         ("BXP501", stepping(tensor(steps_before=0)), "nothing was resumed"),
         ("BXP502", stepping(tensor(steps_before=0)), "nothing was resumed"),
@@ -123,6 +127,6 @@ def test_each_rule_tells_why_how_it_measures_and_what_to_do() -> None:
         assert rule.severity in {"error", "warning"}, "the worst that it can be"
 
 
-def test_facts_made_here_survive_json_as_those_of_a_witness_do() -> None:
+def test_facts_made_here_survive_json_as_those_of_an_observer_do() -> None:
     made = rank(steps=(course(1),), stepped=(replace(tensor(), numbers=numbers()),))
     assert RankFacts.from_dict(made.to_dict()) == made

@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler as schedules
 
 from benchbox.audit.judge import Judgement, judge
 from benchbox.observer.facts import RankFacts
-from benchbox.observer.observer import Witness
+from benchbox.observer.observer import StepObserver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -50,10 +50,10 @@ def train(
             schedule.step()
 
 
-def witnessed(policy: Policy, optimizer: torch.optim.Optimizer, **how: Any) -> RankFacts:
-    with Witness(source="command", steps=6) as witness:
+def observed(policy: Policy, optimizer: torch.optim.Optimizer, **how: Any) -> RankFacts:
+    with StepObserver(source="command", steps=6) as observer:
         train(policy, optimizer, 8, **how)
-    facts = RankFacts.from_dict(witness.facts().to_dict())
+    facts = RankFacts.from_dict(observer.facts().to_dict())
     assert facts.problems == ()
     return facts
 
@@ -73,7 +73,7 @@ def codes(judgement: Judgement) -> list[str]:
 def test_schedules_made_of_others_reach_the_optimizer(compose: Callable[[Any], Any]) -> None:
     policy = Policy()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
-    judgement = judge([witnessed(policy, optimizer, schedule=compose(optimizer))])
+    judgement = judge([observed(policy, optimizer, schedule=compose(optimizer))])
     assert codes(judgement) == []
     assert "BXP401" in judgement.clean
 
@@ -81,13 +81,13 @@ def test_schedules_made_of_others_reach_the_optimizer(compose: Callable[[Any], A
 def test_a_warm_up_that_begins_below_the_precision_of_float32_pins_nothing() -> None:
     policy = Policy()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-9)
-    assert codes(judge([witnessed(policy, optimizer)])) == []
+    assert codes(judge([observed(policy, optimizer)])) == []
 
 
 @pytest.mark.parametrize("make", [torch.optim.Adafactor, torch.optim.Adagrad, torch.optim.RMSprop])
 def test_what_cannot_be_computed_is_not_judged(make: Callable[..., torch.optim.Optimizer]) -> None:
     policy = Policy().to(torch.bfloat16)
-    judgement = judge([witnessed(policy, make(policy.parameters(), lr=1e-3))])
+    judgement = judge([observed(policy, make(policy.parameters(), lr=1e-3))])
     assert "BXP101" in codes(judgement)
     assert "no update was computed" in judgement.not_judged["BXP102"]
 
@@ -97,7 +97,7 @@ def clipped(parameters: Callable[[Policy], Iterable[nn.Parameter]]) -> Judgement
     for parameter in policy.head.parameters():
         parameter.register_hook(lambda gradient: 100 * gradient)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
-    facts = witnessed(policy, optimizer, clip=lambda: nn.utils.clip_grad_norm_(parameters(policy), 0.01))
+    facts = observed(policy, optimizer, clip=lambda: nn.utils.clip_grad_norm_(parameters(policy), 0.01))
     assert facts.steps[0].stepped_norm == pytest.approx(0.01, rel=1e-3)
     return judge([facts])
 
@@ -115,10 +115,10 @@ def test_clipping_is_seen_however_the_parameters_are_handed_over() -> None:
 
 
 def resumed(policy: Policy) -> Judgement:
-    """Eight steps, then eight more under a witness, on weights that began as bfloat16 values."""
+    """Eight steps, then eight more under an observer, on weights that began as bfloat16 values."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.0)
     train(policy, optimizer, 8)
-    return judge([witnessed(policy, optimizer, first=8)])
+    return judge([observed(policy, optimizer, first=8)])
 
 
 def rounded(policy: Policy) -> Policy:
@@ -139,7 +139,7 @@ def test_weights_that_come_back_through_bfloat16_were_derived_again() -> None:
     policy = Policy()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.0)
     train(policy, optimizer, 8)
-    (finding,) = judge([witnessed(rounded(policy), optimizer, first=8)]).findings
+    (finding,) = judge([observed(rounded(policy), optimizer, first=8)]).findings
     assert finding.code == "BXP501"
     assert "tokens.weight" in finding.evidence["names"]
     assert finding.evidence["steps before"] == 8

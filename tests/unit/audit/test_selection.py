@@ -9,7 +9,7 @@ import pytest
 
 from benchbox.audit.judge import judge
 from benchbox.audit.rules import rule, rules
-from benchbox.audit.selection import Selection, Suppression, codes, load_baseline, load_suppressions
+from benchbox.audit.selection import Selection, Suppression, load_baseline, load_suppressions, parse_codes
 from benchbox.errors import ConfigurationError
 from tests.support.facts import NORM, WEIGHT, half, ranks, stepping, tensor
 
@@ -39,9 +39,9 @@ def test_select_and_ignore_take_codes_and_families() -> None:
 
 
 def test_codes_are_taken_from_lists_in_any_case_and_unknown_ones_are_refused() -> None:
-    assert codes(["bxp101, BXP2", "BXP3"], "--select") == ("BXP101", "BXP2", "BXP3")
+    assert parse_codes(["bxp101, BXP2", "BXP3"], "--select") == ("BXP101", "BXP2", "BXP3")
     with pytest.raises(ConfigurationError, match="--select: no rule is called 'BXP107'; did you mean 'BXP10"):
-        codes(["BXP107"], "--select")
+        parse_codes(["BXP107"], "--select")
 
 
 def test_a_rule_is_found_by_its_code_and_another_is_suggested() -> None:
@@ -121,8 +121,11 @@ def test_an_unknown_rule_in_a_file_of_suppressions_is_refused_with_its_place(tmp
 
 def baseline(path: Path, judgement: Judgement) -> Selection:
     """As `--format json` leaves it for the next audit."""
-    held = {name: [finding.to_dict() for finding in getattr(judgement, name)] for name in ("findings", "known")}
-    path.write_text(json.dumps(held))
+    report = {
+        "findings": [finding.to_dict() for finding in judgement.findings],
+        "known": [finding.to_dict() for finding in judgement.baseline_findings],
+    }
+    path.write_text(json.dumps(report))
     return Selection(baseline=load_baseline(path))
 
 
@@ -131,7 +134,7 @@ def test_findings_that_were_there_before_are_known_and_do_not_fail(tmp_path: Pat
     known = baseline(tmp_path / "a.json", judge(facts))
     judgement = judge(facts, known)
     assert (judgement.findings, judgement.failing) == ((), ())
-    assert [finding.code for finding in judgement.known] == ["BXP101", "BXP106"]
+    assert [finding.code for finding in judgement.baseline_findings] == ["BXP101", "BXP106"]
     assert not {"BXP101", "BXP106"} & {*judgement.clean, *judgement.not_judged}
     again = baseline(tmp_path / "b.json", judgement)
     assert judge(facts, again).findings == (), "what was known stays known"

@@ -235,12 +235,12 @@ def test_sarif_recognises_a_finding_whatever_was_measured_this_time():
     assert first["BXP102"]["partialFingerprints"] != other["BXP102"]["partialFingerprints"]
 
 
-def test_sarif_says_what_could_not_be_judged_and_where_the_witness_failed():
+def test_sarif_says_what_could_not_be_judged_and_where_the_observer_failed():
     (invocation,) = sarif([rank(0), rank(1, missing={"loads": "it was late"}, problems=("it fell",))])["invocations"]
     assert not invocation["executionSuccessful"]
     assert [(note["level"], note["message"]["text"]) for note in invocation["toolExecutionNotifications"]] == [
         ("note", "BXP503 could not be judged: it was late"),
-        ("warning", "the witness failed on rank 1: it fell"),
+        ("warning", "the observer failed on rank 1: it fell"),
     ]
     assert sarif(ranks())["invocations"] == [{"executionSuccessful": True, "toolExecutionNotifications": []}]
 
@@ -278,9 +278,9 @@ def test_junit_lets_pass_what_is_known_or_suppressed_and_tells_so():
     assert "names: backbone.weight" in partly.find("failure").text
 
 
-def test_junit_tells_what_the_witness_failed_at():
+def test_junit_tells_what_the_observer_failed_at():
     assert junit(ranks(problems=("it fell",))).find("system-err").text == (
-        "the witness failed on rank 0: it fell\nthe witness failed on rank 1: it fell"
+        "the observer failed on rank 0: it fell\nthe observer failed on rank 1: it fell"
     )
 
 
@@ -301,7 +301,7 @@ def test_names_are_data_in_every_format(capsys):
 @pytest.mark.parametrize(("form", "begins"), [("text", "train.py"), ("json", "{"), ("sarif", "{"), ("junit", "<?xml")])
 def test_each_format_is_printed_on_stdout_alone(capsys, form, begins):
     shown = audit(pure())
-    write_audit(form, shown.title, shown.told, shown.facts, shown.judgement)
+    write_audit(form, shown.title, shown.subject, shown.facts, shown.judgement)
     printed = capsys.readouterr()
     assert printed.out.startswith(begins)
     assert printed.err == ""

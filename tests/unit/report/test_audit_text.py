@@ -123,7 +123,7 @@ def test_it_ends_with_what_was_found_what_is_clean_and_what_nobody_knows():
 def test_what_is_kept_from_a_rule_is_listed_with_the_reason_and_what_nobody_needs_is_out_of_date():
     shown = audit(pure(), suppressing("BXP201", "*"))
     assert "suppressed: BXP201 for * (known since May): backbone.weight, norm.weight" in printed(shown)
-    assert "suppressed: BXP103 for gone.* (known since May): it changes nothing, take it out" in printed(
+    assert "suppressed: BXP103 for gone.* (known since May): it has no effect, remove it" in printed(
         audit(pure(), suppressing("BXP103", "gone.*"))
     )
     many = audit(stepping(*(half(f"layer{each}") for each in range(13))), suppressing("BXP101", "layer*"))
@@ -136,9 +136,9 @@ def test_what_a_baseline_had_is_named_but_is_no_finding():
     assert headings(shown) == ["BXP101 error", "BXP106 warning"]
 
 
-def test_what_the_witness_failed_at_is_told_with_its_rank():
+def test_what_the_observer_failed_at_is_told_with_its_rank():
     facts = [rank(0), rank(1, problems=("a look at step 2: KeyError: 'exp_avg'",))]
-    assert lines(audit(facts))[-1] == "the witness failed on rank 1: a look at step 2: KeyError: 'exp_avg'"
+    assert lines(audit(facts))[-1] == "the observer failed on rank 1: a look at step 2: KeyError: 'exp_avg'"
 
 
 @pytest.mark.parametrize("terminal", [True, False])

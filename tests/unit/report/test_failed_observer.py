@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchbox.audit.record import build_precision_record
 from benchbox.cli.subjects import observer_failure
-from benchbox.report.view import build
+from benchbox.report.view import build_report
 from tests.support.example_run import CELL, example_record, example_run
 from tests.support.facts import rank
 
@@ -12,7 +12,7 @@ TROUBLE = "before: ZeroDivisionError: oops"
 
 
 def findings_column(record):
-    table = build(example_run([CELL]), [record]).table
+    table = build_report(example_run([CELL]), [record]).table
     place = [column.name for column in table.columns].index("findings")
     return table.rows[0][place]
 

@@ -1,4 +1,4 @@
-"""Checkpoints as subjects of the audit: read without running anything in them, whoever wrote them."""
+"""Checkpoints as subjects of the audit: read without running any code in them, whichever program wrote them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from benchbox.audit.subjects.checkpoint.stored import RankCheckpoint
     from benchbox.observer.facts import RankFacts
 
-_KNOWN = (
+_FORMATS = (
     "give a folder of DeepSpeed ZeRO, torch.distributed.checkpoint (FSDP), accelerate, transformers, LeRobot or benchbox, or a "
     "file of safetensors or torch.save"
 )
 
 
 def read_checkpoint(path: Path) -> list[RankFacts]:
-    """The facts of every rank that a checkpoint holds. What it is, is told from what lies there.
+    """Read the facts of every rank from a checkpoint. Its format is recognised by its files.
 
     Raises:
-        DataError: there is no checkpoint, it is damaged, or it could only be read by running what is in it.
+        DataError: there is no checkpoint, it is damaged, or it could only be read by running code in it.
     """
-    return checkpoint_facts(_read(path))
+    return checkpoint_facts(_read_ranks(path))
 
 
-def _read(path: Path) -> list[RankCheckpoint]:
+def _read_ranks(path: Path) -> list[RankCheckpoint]:
     if not path.exists():
         raise DataError(f"{path}: no such file or directory")
     if path.is_file():
@@ -51,12 +51,12 @@ def _read(path: Path) -> list[RankCheckpoint]:
         return read_distributed(folders)
     if model_files(path) or optimizer_files(path):
         return read_folder(path)
-    raise DataError(f"{path}: {_nothing_in(path)}; {_KNOWN}")
+    raise DataError(f"{path}: {_explain_no_checkpoint(path)}; {_FORMATS}")
 
 
-def _nothing_in(folder: Path) -> str:
-    """Why there is no checkpoint. Who gives the folder of a whole run is told where its checkpoints are."""
-    inside = sorted(each.name for each in folder.iterdir() if each.is_dir())
+def _explain_no_checkpoint(folder: Path) -> str:
+    """Explain why a folder is no checkpoint. If it is the folder of a run, the listed sub-folders lead to its checkpoints."""
+    subfolders = sorted(path.name for path in folder.iterdir() if path.is_dir())
     if not any(folder.iterdir()):
         return "the folder is empty"
-    return f"holds no checkpoint, but folders: {', '.join(inside[:10])}" if inside else "holds no checkpoint"
+    return f"holds no checkpoint, but folders: {', '.join(subfolders[:10])}" if subfolders else "holds no checkpoint"

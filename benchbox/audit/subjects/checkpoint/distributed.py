@@ -1,6 +1,6 @@
 """Sharded checkpoints of `torch.distributed.checkpoint`, as FSDP writes them.
 
-Each tensor lies in shards, each shard in the file of the rank that wrote it. What several ranks hold alike is written by one.
+Each tensor is split into shards, each shard in the file of the rank that wrote it. Replicated tensors are written by one rank.
 """
 
 from __future__ import annotations
@@ -17,187 +17,189 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from benchbox.audit.subjects.checkpoint.files import build_rank_checkpoint
 from benchbox.audit.subjects.checkpoint.optimizers import merge_models
-from benchbox.audit.subjects.checkpoint.safe import load_bytes, load_metadata
-from benchbox.audit.subjects.checkpoint.stored import StoredArray, ElementRange, RankCheckpoint, StoredSteppedTensor
+from benchbox.audit.subjects.checkpoint.safe import load_metadata, load_torch_bytes
+from benchbox.audit.subjects.checkpoint.stored import ElementRange, RankCheckpoint, StoredArray, StoredSteppedTensor
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 METADATA = ".metadata"
-# accelerate's save_state under FSDP puts the model and the optimizer into folders of their own.
+# accelerate's save_state under FSDP puts the model and the optimizer into separate folders.
 _PARTS = ("pytorch_model_fsdp_*", "optimizer_*")
 _WRITER = re.compile(r"^__(\d+)_\d+\.distcp$")
-# Keys that wrap a model or an optimizer, and say nothing of which.
+# Keys that wrap a model or an optimizer, and do not identify it.
 _WRAPPERS = frozenset({"model", "app", "state_dict", "optimizer", "optim", "module"})
 
 Offsets = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Spread(StoredArray):
-    """A tensor in shards: (writer, shard) by where a shard begins."""
+class _ShardedArray(StoredArray):
+    """A tensor in shards: (writer, shard) by the offsets of the shard."""
 
     shards: dict[Offsets, tuple[int, StoredArray]]
 
 
 def distributed_folders(folder: Path) -> list[Path]:
-    """The folders of distributed checkpoints that make up this one: itself, or those that accelerate put into it."""
+    """Return the folders that make up a distributed checkpoint: this one, or those that accelerate put into it."""
     if (folder / METADATA).is_file():
         return [folder]
     return [part for pattern in _PARTS for part in sorted(folder.glob(pattern)) if (part / METADATA).is_file()]
 
 
 def read_distributed(folders: Sequence[Path]) -> list[RankCheckpoint]:
-    """Model and optimizer of a sharded checkpoint, for each rank that wrote a file of it.
+    """Read model and optimizer of a sharded checkpoint, for each rank that wrote a file of it.
 
     Raises:
         DataError: a file is damaged or missing.
     """
     models: dict[str, dict[str, StoredArray]] = defaultdict(dict)
-    optimizers: dict[str, _Optimizer] = defaultdict(_Optimizer)
+    optimizers: dict[str, _OptimizerBuilder] = defaultdict(_OptimizerBuilder)
     writers: set[int] = set()
     for folder in folders:
-        shards = _Shards(folder)
-        writers |= shards.writers
-        for key, path in shards.paths():
-            value = shards.value(key)
-            if (place := _index(path, "state")) is not None:
-                optimizers[_label(path[:place])].state[path[place + 1]][str(path[-1])] = value
-            elif (place := _index(path, "param_groups")) is not None:
-                optimizers[_label(path[:place])].groups[path[place + 1]][str(path[-1])] = value
+        files = _ShardFiles(folder)
+        writers |= files.writers
+        for key, path in files.paths():
+            value = files.read(key)
+            if (index := _key_index(path, "state")) is not None:
+                optimizers[_label(path[:index])].state[path[index + 1]][str(path[-1])] = value
+            elif (index := _key_index(path, "param_groups")) is not None:
+                optimizers[_label(path[:index])].groups[path[index + 1]][str(path[-1])] = value
             elif isinstance(value, StoredArray):
                 models[_label(path[:-1])][str(path[-1])] = value
-    model = {name: value for name, value in merge_models(models).items() if value.dtype != "uint8" and value.ndim}
-    whole = build_rank_checkpoint(model, [each.state_dict() for each in optimizers.values()], in_order=False)
+    model = {name: array for name, array in merge_models(models).items() if array.dtype != "uint8" and array.ndim}
+    state_dicts = [optimizer.state_dict() for optimizer in optimizers.values()]
+    unsharded = build_rank_checkpoint(model, state_dicts, in_order=False)
     ranks = sorted(writers)
     return [
         replace(
-            whole,
+            unsharded,
             rank=rank,
             world_size=len(ranks),
-            model={name: shard for name, value in model.items() for _, shard in _written_by(rank, value)},
-            stepped=[part for each in whole.stepped for part in _parts(each, rank)],
+            model={name: shard for name, array in model.items() for _, shard in _shards_written_by(rank, array)},
+            stepped=[shard for tensor in unsharded.stepped for shard in _tensor_shards(tensor, rank)],
         )
         for rank in ranks
     ]
 
 
-class _Optimizer:
-    """An optimizer's state dictionary, put together again."""
+class _OptimizerBuilder:
+    """Collects the entries of an optimizer's state dictionary."""
 
     def __init__(self) -> None:
         self.state: dict[Any, dict[str, Any]] = defaultdict(dict)
         self.groups: dict[Any, dict[str, Any]] = defaultdict(dict)
 
     def state_dict(self) -> dict[str, Any]:
-        """Flattened ones have a group for every parameter, under its name."""
-        groups = [{"params": [place], **group} for place, group in self.groups.items()]
+        """Return the state dictionary. Flattened ones have a group for every parameter, under its name."""
+        groups = [{"params": [key], **group} for key, group in self.groups.items()]
         groups = [{**group, "params": list(group["params"])} for group in groups]
-        known = {key for group in groups for key in group["params"]}
-        rest = [key for key in self.state if key not in known]
-        return {"state": self.state, "param_groups": [*groups, *([{"params": rest}] if rest else [])]}
+        grouped = {key for group in groups for key in group["params"]}
+        ungrouped = [key for key in self.state if key not in grouped]
+        return {"state": self.state, "param_groups": [*groups, *([{"params": ungrouped}] if ungrouped else [])]}
 
 
-def _index(path: tuple[Any, ...], word: str) -> int | None:
-    """Where a word stands in a path, if a parameter and a name follow."""
-    return path.index(word) if word in path[:-2] else None
+def _key_index(path: tuple[Any, ...], key: str) -> int | None:
+    """Return the index of a key in a path, if a parameter and a name follow it."""
+    return path.index(key) if key in path[:-2] else None
 
 
 def _label(path: tuple[Any, ...]) -> str:
-    return ".".join(str(part) for part in path if part not in _WRAPPERS)
+    return ".".join(str(key) for key in path if key not in _WRAPPERS)
 
 
-def _parts(each: StoredSteppedTensor, rank: int) -> Iterator[StoredSteppedTensor]:
-    """What a rank wrote of a stepped tensor: of its weight, or of its state if that is all there is."""
-    spread = each.weight or next((value for value in each.state.values() if value.shape), None)
-    if spread is None:
+def _tensor_shards(tensor: StoredSteppedTensor, rank: int) -> Iterator[StoredSteppedTensor]:
+    """Yield the shards of a stepped tensor that a rank wrote: of its weight, or of its state if only that is stored."""
+    array = tensor.weight or next((array for array in tensor.state.values() if array.shape), None)
+    if array is None:
         return
-    for offsets, shard in _written_by(rank, spread):
+    for offsets, shard in _shards_written_by(rank, array):
         yield replace(
-            each,
-            weight=None if each.weight is None else shard,
-            state={name: _beside(value, offsets) for name, value in each.state.items()},
-            live=None if each.live is None else _run(each.live, offsets),
+            tensor,
+            weight=None if tensor.weight is None else shard,
+            state={name: _shard_at(state, offsets) for name, state in tensor.state.items()},
+            live=None if tensor.live is None else _shard_range(tensor.live, offsets),
         )
 
 
-def _run(live: ElementRange, offsets: Offsets) -> ElementRange:
-    shard = _beside(live.held, offsets)
-    return ElementRange(held=shard, start=0, stop=shard.elements)
+def _shard_range(live: ElementRange, offsets: Offsets) -> ElementRange:
+    shard = _shard_at(live.array, offsets)
+    return ElementRange(array=shard, start=0, stop=shard.elements)
 
 
-def _written_by(rank: int, value: StoredArray) -> Iterator[tuple[Offsets, StoredArray]]:
-    if isinstance(value, _Spread):
-        for offsets, (writer, shard) in value.shards.items():
+def _shards_written_by(rank: int, array: StoredArray) -> Iterator[tuple[Offsets, StoredArray]]:
+    if isinstance(array, _ShardedArray):
+        for offsets, (writer, shard) in array.shards.items():
             if writer == rank:
                 yield offsets, shard
 
 
-def _beside(value: StoredArray, offsets: Offsets) -> StoredArray:
-    """The shard at the same place, whoever wrote it; the tensor itself where it has none there, like a step count."""
-    return value.shards[offsets][1] if isinstance(value, _Spread) and offsets in value.shards else value
+def _shard_at(array: StoredArray, offsets: Offsets) -> StoredArray:
+    """Return the shard at these offsets, whichever rank wrote it; the tensor itself if it has none, like a step count."""
+    return array.shards[offsets][1] if isinstance(array, _ShardedArray) and offsets in array.shards else array
 
 
-class _Shards:
+class _ShardFiles:
     """The files of one distributed checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._metadata = load_metadata(folder / METADATA)
-        self._places: dict[str, list[tuple[Offsets, Any]]] = defaultdict(list)
-        for index, place in (self._metadata.storage_data or {}).items():
-            self._places[index.fqn].append((tuple(index.offset or ()), place))
+        self._locations: dict[str, list[tuple[Offsets, Any]]] = defaultdict(list)
+        for index, location in (self._metadata.storage_data or {}).items():
+            self._locations[index.fqn].append((tuple(index.offset or ()), location))
         self._check()
-        self.writers = {self._writer(place) for places in self._places.values() for _, place in places}
+        self.writers = {self._writer(location) for shards in self._locations.values() for _, location in shards}
 
     def paths(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """(key, the way to it in the nested dictionary that was saved). Flattened optimizers have `state.<name>.exp_avg`."""
+        """Yield (key, its path in the nested dictionary that was saved). Flattened optimizers have `state.<name>.exp_avg`."""
         planned = self._metadata.planner_data if isinstance(self._metadata.planner_data, dict) else {}
         for key in self._metadata.state_dict_metadata:
             path = tuple(planned.get(key, (key,)))
-            for word in ("state", "param_groups"):
-                if isinstance(path[-1], str) and path[-1].startswith(f"{word}.") and path[-1].count(".") > 1:
-                    parameter, name = path[-1].removeprefix(f"{word}.").rsplit(".", 1)
-                    path = (*path[:-1], word, parameter, name)
+            for section in ("state", "param_groups"):
+                if isinstance(path[-1], str) and path[-1].startswith(f"{section}.") and path[-1].count(".") > 1:
+                    parameter, name = path[-1].removeprefix(f"{section}.").rsplit(".", 1)
+                    path = (*path[:-1], section, parameter, name)
             yield key, path
 
-    def value(self, key: str) -> Any:
-        """A tensor in its shards, not yet read, or any other value."""
-        kind = self._metadata.state_dict_metadata[key]
-        places = self._places.get(key)
-        if not places:
+    def read(self, key: str) -> Any:
+        """Return a tensor in its shards, whose values are not read yet, or any other value."""
+        metadata = self._metadata.state_dict_metadata[key]
+        locations = self._locations.get(key)
+        if not locations:
             raise DataError(f"{self._folder / METADATA}: names {key}, and no place where it is")
-        if not isinstance(kind, TensorStorageMetadata):
-            return self._load(places[0][1])
-        sizes = {tuple(chunk.offsets): tuple(chunk.sizes) for chunk in kind.chunks}
-        dtype, ndim = kind.properties.dtype, len(kind.size)
-        whole = _Spread(
+        if not isinstance(metadata, TensorStorageMetadata):
+            return self._load(locations[0][1])
+        sizes = {tuple(chunk.offsets): tuple(chunk.sizes) for chunk in metadata.chunks}
+        dtype, ndim = metadata.properties.dtype, len(metadata.size)
+        array = _ShardedArray(
             dtype=str(dtype).removeprefix("torch."),
             ndim=ndim,
-            shape=tuple(kind.size),
+            shape=tuple(metadata.size),
             element_bytes=torch.empty(0, dtype=dtype).element_size(),
-            read=self._reader(key, places[0][1]),
+            read=self._reader(key, locations[0][1]),
             shards={},
         )
-        for offsets, place in places:
+        for offsets, location in locations:
             shard = StoredArray(
-                dtype=whole.dtype,
+                dtype=array.dtype,
                 ndim=ndim,
                 shape=sizes.get(offsets, ()),
-                element_bytes=whole.element_bytes,
-                read=self._reader(key, place),
+                element_bytes=array.element_bytes,
+                read=self._reader(key, location),
             )
-            whole.shards[offsets] = self._writer(place), shard
-        return whole
+            array.shards[offsets] = self._writer(location), shard
+        return array
 
     def _check(self) -> None:
-        """Every file is there and as long as it must be, before any is read."""
+        """Check before any file is read that all exist and are long enough."""
         ends: dict[str, int] = {}
-        for places in self._places.values():
-            for _, place in places:
-                ends[place.relative_path] = max(ends.get(place.relative_path, 0), int(place.offset) + int(place.length))
+        for locations in self._locations.values():
+            for _, location in locations:
+                end = int(location.offset) + int(location.length)
+                ends[location.relative_path] = max(ends.get(location.relative_path, 0), end)
         for name, end in ends.items():
             path = self._path(name)
             if not path.is_file():
@@ -206,26 +208,26 @@ class _Shards:
                 raise DataError(f"{path}: damaged (it ends before its last tensor)")
 
     def _path(self, name: str) -> Path:
-        """Whatever the metadata says, nothing outside the folder is read."""
+        """Return the path of a file in the folder: whatever the metadata says, nothing outside the folder is read."""
         return self._folder / str(name).replace("\\", "/").rsplit("/", 1)[-1]
 
-    def _writer(self, place: Any) -> int:
-        match = _WRITER.match(self._path(place.relative_path).name)
+    def _writer(self, location: Any) -> int:
+        match = _WRITER.match(self._path(location.relative_path).name)
         return int(match[1]) if match else 0
 
-    def _reader(self, key: str, place: Any) -> Any:
+    def _reader(self, key: str, location: Any) -> Callable[[], Tensor]:
         def read() -> Tensor:
-            value = self._load(place)
+            value = self._load(location)
             if not isinstance(value, Tensor):
-                raise DataError(f"{self._path(place.relative_path)}: holds no tensor where {key} should be")
+                raise DataError(f"{self._path(location.relative_path)}: holds no tensor where {key} should be")
             return value
 
         return read
 
-    def _load(self, place: Any) -> Any:
-        path = self._path(place.relative_path)
-        if getattr(place, "transform_descriptors", None):
-            raise DataError(f"{path}: is compressed ({', '.join(place.transform_descriptors)}), which is not read here")
+    def _load(self, location: Any) -> Any:
+        path = self._path(location.relative_path)
+        if getattr(location, "transform_descriptors", None):
+            raise DataError(f"{path}: is compressed ({', '.join(location.transform_descriptors)}), which is not supported")
         with path.open("rb") as file:
-            file.seek(int(place.offset))
-            return load_bytes(io.BytesIO(file.read(int(place.length))), path)
+            file.seek(int(location.offset))
+            return load_torch_bytes(io.BytesIO(file.read(int(location.length))), path)

@@ -1,7 +1,7 @@
-"""What lies where in the flat partitions of ZeRO.
+"""Layout of the flat partitions of ZeRO.
 
-Parameters lie in the order of `param_shapes`: a rank of ZeRO-1 or 2 holds the next run of a group's elements, a rank of ZeRO-3
-the same share of every parameter, rounded up.
+Parameters are laid out in the order of `param_shapes`: a rank of ZeRO-1 or 2 has the next consecutive elements of a group, a
+rank of ZeRO-3 an equal share of every parameter, rounded up.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchbox.observer.introspect.names import own_name
+from benchbox.observer.introspect.names import unwrapped_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -18,51 +18,57 @@ if TYPE_CHECKING:
 
 
 class ParameterSpan(NamedTuple):
-    """Elements `start` to `stop` of a partition: those of parameter `name` from its element `begin` on."""
+    """Elements `start` to `stop` of a partition; they are those of parameter `name` from its element `offset` on."""
 
     name: str
     start: int
     stop: int
-    begin: int
+    offset: int
 
 
-def runs(group: Shapes, lengths: Sequence[int], rank: int) -> list[ParameterSpan]:
-    """A rank's partition of a group in ZeRO-1 and 2, of the lengths that all ranks saved; nothing if they do not add up."""
+def partition_spans(group: Shapes, lengths: Sequence[int], rank: int) -> list[ParameterSpan]:
+    """Return the spans in a rank's partition of a group in ZeRO-1 and 2.
+
+    Args:
+        group: the shapes of its parameters.
+        lengths: of the partitions that all ranks saved; if they do not add up to the group, the layout is unknown and empty.
+        rank: of the partition.
+    """
     total = sum(prod(shape) for shape in group.values())
-    # BF16_Optimizer saves its last partition with the padding: less than a partition of it.
+    # BF16_Optimizer saves its last partition with the padding, which is shorter than a partition.
     if not total <= sum(lengths) <= total + max(lengths):
         return []
-    begin = sum(lengths[:rank])
-    return list(_between(group, begin, begin + lengths[rank]))
+    start = sum(lengths[:rank])
+    return list(_spans_between(group, start, start + lengths[rank]))
 
 
-def _between(group: Shapes, begin: int, end: int) -> Iterator[ParameterSpan]:
-    """The parameters whose elements, one after another, lie between two positions."""
+def _spans_between(group: Shapes, start: int, stop: int) -> Iterator[ParameterSpan]:
+    """Yield the parameters whose elements, concatenated, overlap `start` to `stop`."""
     position = 0
     for name, shape in group.items():
         size = prod(shape)
-        first, last = max(position, begin), min(position + size, end)
-        if first < last:
-            yield ParameterSpan(own_name(name), first - begin, last - begin, first - position)
+        overlap_start, overlap_stop = max(position, start), min(position + size, stop)
+        if overlap_start < overlap_stop:
+            yield ParameterSpan(unwrapped_name(name), overlap_start - start, overlap_stop - start, overlap_start - position)
         position += size
 
 
-def shards(lengths: Sequence[int], rank: int, world: int, shapes: Sequence[Shapes]) -> list[list[ParameterSpan]]:
-    """ZeRO-3 splits groups into sub-groups of whole parameters."""
-    every = [(name, prod(shape)) for group in shapes for name, shape in group.items()]
-    if sum(-(-size // world) for _, size in every) != sum(lengths):
+def zero3_spans(lengths: Sequence[int], rank: int, world_size: int, shapes: Sequence[Shapes]) -> list[list[ParameterSpan]]:
+    """Return the spans in each partition of a rank in ZeRO-3, which splits groups into sub-groups of entire parameters."""
+    sizes = [(name, prod(shape)) for group in shapes for name, shape in group.items()]
+    if sum(-(-size // world_size) for _, size in sizes) != sum(lengths):
         return [[] for _ in lengths]
-    remaining = iter(every)
-    places = []
+    remaining = iter(sizes)
+    partitions = []
     for length in lengths:
-        partition: list[ParameterSpan] = []
+        spans: list[ParameterSpan] = []
         position = 0
         while position < length:
             name, size = next(remaining)
-            share = -(-size // world)
-            own = min(share, size - rank * share)  # the last ranks' shares end in padding
-            if own > 0:
-                partition.append(ParameterSpan(own_name(name), position, position + own, rank * share))
+            share = -(-size // world_size)
+            unpadded = min(share, size - rank * share)  # the last ranks' shares end in padding
+            if unpadded > 0:
+                spans.append(ParameterSpan(unwrapped_name(name), position, position + unpadded, rank * share))
             position += share
-        places.append(partition)
-    return places
+        partitions.append(spans)
+    return partitions

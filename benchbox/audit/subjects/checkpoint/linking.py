@@ -1,4 +1,6 @@
-"""Which weights an optimizer stepped: by name where its state dictionary has names, else by shape and order."""
+"""Link an optimizer's parameters to the weights of the model: by name where its state dictionary has names, else by shape and
+order.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from benchbox.audit.subjects.checkpoint.numbers import nearest_candidate
 from benchbox.audit.subjects.checkpoint.optimizers import optimizer_kind
-from benchbox.audit.subjects.checkpoint.stored import UNKNOWN, StoredArray, ElementRange, StoredSteppedTensor, is_buffer
-from benchbox.observer.introspect.names import own_name
+from benchbox.audit.subjects.checkpoint.stored import UNKNOWN, ElementRange, StoredArray, StoredSteppedTensor, is_buffer_name
+from benchbox.observer.introspect.names import unwrapped_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,124 +23,126 @@ _FLOATING = frozenset({"float64", "float32", "float16", "bfloat16"})
 def link_weights(
     optimizer: Sequence[ParameterState], model: Mapping[str, StoredArray], *, in_order: bool
 ) -> list[StoredSteppedTensor]:
-    """What an optimizer stepped.
+    """Return the tensors that an optimizer stepped, with the weights they are or stand for.
 
     Args:
-        model: the weights that lie beside it.
-        in_order: whether they are in the order of the model. safetensors sorts them by name.
+        optimizer: its parameters.
+        model: the weights of the same checkpoint.
+        in_order: whether the weights are in the order of the model. safetensors sorts them by name.
     """
     kind = optimizer_kind(optimizer)
-    by_name = {saved.key: saved.name for saved in optimizer if saved.name is not None}
-    names = {key: own_name(name) for key, name in by_name.items() if own_name(name) in model}
-    taken = set(names.values())
-    rest = {name: tensor for name, tensor in model.items() if name not in taken and not is_buffer(name)}
-    found = {
-        saved.key: _named(saved, names[saved.key], model[names[saved.key]], kind) for saved in optimizer if saved.key in names
+    stored_names = {parameter.key: unwrapped_name(parameter.name) for parameter in optimizer if parameter.name is not None}
+    names = {key: name for key, name in stored_names.items() if name in model}
+    linked_names = set(names.values())
+    unlinked = {name: array for name, array in model.items() if name not in linked_names and not is_buffer_name(name)}
+    linked = {
+        parameter.key: _linked_tensor(parameter, names[parameter.key], model[names[parameter.key]], kind)
+        for parameter in optimizer
+        if parameter.key in names
     }
-    found |= _by_shape([saved for saved in optimizer if saved.key not in names], rest, kind, in_order=in_order)
-    return [found[saved.key] for saved in optimizer]
+    unnamed = [parameter for parameter in optimizer if parameter.key not in names]
+    linked |= _link_by_shape(unnamed, unlinked, kind, in_order=in_order)
+    return [linked[parameter.key] for parameter in optimizer]
 
 
-def _named(
-    saved: ParameterState, name: str, weight: StoredArray, kind: str, *, state_is_own: bool = True
+def _linked_tensor(
+    parameter: ParameterState, name: str, weight: StoredArray, kind: str, *, state_is_matched: bool = True
 ) -> StoredSteppedTensor:
-    is_master = saved.master is not None
+    master = parameter.master
+    stepped = master if master is not None else weight
     return StoredSteppedTensor(
         name=name,
         optimizer=kind,
-        dtype=saved.master.dtype if saved.master is not None else weight.dtype,
-        weight=saved.master if saved.master is not None else weight,
-        state=saved.state,
-        options=saved.options,
-        step_count=saved.step_count,
-        is_master=is_master,
-        live=ElementRange(held=weight, start=0, stop=weight.elements) if is_master else None,
+        dtype=stepped.dtype,
+        weight=stepped,
+        state=parameter.state,
+        options=parameter.options,
+        step_count=parameter.step_count,
+        is_master=master is not None,
+        live=ElementRange(array=weight, start=0, stop=weight.elements) if master is not None else None,
         live_dtype=weight.dtype,
         ndim=weight.ndim,
-        state_is_own=state_is_own,
+        state_is_matched=state_is_matched,
     )
 
 
-def _by_shape(
+def _link_by_shape(
     optimizer: Sequence[ParameterState], model: Mapping[str, StoredArray], kind: str, *, in_order: bool
 ) -> dict[int | str, StoredSteppedTensor]:
-    """Numbered parameters, those of one shape together."""
-    weights: dict[tuple[int, ...], dict[str, StoredArray]] = defaultdict(dict)
-    for name, tensor in model.items():
-        if _is_weight(tensor):
-            weights[tensor.shape][name] = tensor
-    alike: dict[tuple[int, ...] | None, list[ParameterState]] = defaultdict(list)
-    for saved in optimizer:
-        alike[saved.shape].append(saved)
-    found: dict[int | str, StoredSteppedTensor] = {}
-    for shape, members in alike.items():
-        # Where nothing tells a shape (an optimizer that keeps no state, a parameter that never had a gradient) it can be any.
-        candidates = (
-            weights.get(shape, {}) if shape is not None else {name: each for name, each in model.items() if _is_weight(each)}
-        )
-        own = len(members) == 1 or (in_order and len({saved.group for saved in members}) == 1)
-        if all(saved.master is not None for saved in members):
-            found |= _by_value(members, candidates, kind)
-        elif len(candidates) == len(members) and (own or _interchangeable(members)):
-            for saved, (name, weight) in zip(members, candidates.items(), strict=True):
-                found[saved.key] = _named(saved, name, weight, kind, state_is_own=own)
+    """Link numbered parameters, those of one shape together."""
+    weights = {name: array for name, array in model.items() if array.dtype in _FLOATING}
+    weights_by_shape: dict[tuple[int, ...], dict[str, StoredArray]] = defaultdict(dict)
+    for name, array in weights.items():
+        weights_by_shape[array.shape][name] = array
+    parameters_by_shape: dict[tuple[int, ...] | None, list[ParameterState]] = defaultdict(list)
+    for parameter in optimizer:
+        parameters_by_shape[parameter.shape].append(parameter)
+    linked: dict[int | str, StoredSteppedTensor] = {}
+    for shape, parameters in parameters_by_shape.items():
+        # A parameter of unknown shape (its optimizer keeps no state, or it never had a gradient) can be any weight.
+        candidates = weights_by_shape.get(shape, {}) if shape is not None else weights
+        matched = len(parameters) == 1 or (in_order and len({parameter.group for parameter in parameters}) == 1)
+        if all(parameter.master is not None for parameter in parameters):
+            linked |= _link_by_value(parameters, candidates, kind)
+        elif len(candidates) == len(parameters) and (matched or _are_interchangeable(parameters)):
+            for parameter, (name, weight) in zip(parameters, candidates.items(), strict=True):
+                linked[parameter.key] = _linked_tensor(parameter, name, weight, kind, state_is_matched=matched)
         else:
-            found |= {saved.key: _unlinked(saved, candidates, kind) for saved in members}
-    return found
+            linked |= {parameter.key: _unlinked_tensor(parameter, candidates, kind) for parameter in parameters}
+    return linked
 
 
-def _is_weight(tensor: StoredArray) -> bool:
-    return tensor.dtype in _FLOATING
-
-
-def _interchangeable(members: Sequence[ParameterState]) -> bool:
-    """Whether nothing but the numbers in their state tells these from one another."""
-    first = members[0]
-    dtypes = {name: value.dtype for name, value in first.state.items()}
+def _are_interchangeable(parameters: Sequence[ParameterState]) -> bool:
+    """Return whether these parameters differ in nothing but the values of their state."""
+    reference = parameters[0]
+    dtypes = {name: array.dtype for name, array in reference.state.items()}
     return all(
-        saved.options == first.options
-        and saved.step_count == first.step_count
-        and {name: value.dtype for name, value in saved.state.items()} == dtypes
-        for saved in members[1:]
+        parameter.options == reference.options
+        and parameter.step_count == reference.step_count
+        and {name: array.dtype for name, array in parameter.state.items()} == dtypes
+        for parameter in parameters[1:]
     )
 
 
-def _by_value(
-    members: Sequence[ParameterState], candidates: Mapping[str, StoredArray], kind: str
+def _link_by_value(
+    parameters: Sequence[ParameterState], candidates: Mapping[str, StoredArray], kind: str
 ) -> dict[int | str, StoredSteppedTensor]:
-    """A master belongs to the weight that it rounds to. One that rounds to none differs from all, whichever is its own: the
-    nearest is shown.
+    """Link each master to the weight that it rounds to. One that rounds to no weight differs from the right one, whichever that
+    is: it is compared with the nearest.
     """
-    found: dict[int | str, StoredSteppedTensor] = {}
-    free = dict(candidates)
-    for saved in members:
-        assert saved.master is not None
-        name, share = nearest_candidate(saved.master, free)
+    linked: dict[int | str, StoredSteppedTensor] = {}
+    unlinked = dict(candidates)
+    for parameter in parameters:
+        assert parameter.master is not None
+        name, share = nearest_candidate(parameter.master, unlinked)
         if share == 0.0:
-            found[saved.key] = _named(saved, name, free.pop(name), kind)
-    stale = [saved for saved in members if saved.key not in found]
-    for saved in stale:
-        assert saved.master is not None
-        name, share = nearest_candidate(saved.master, free)
-        known = len(stale) == len(free)  # what is left is theirs
-        shown = name if known and len(stale) == 1 else f"master {saved.key}"
-        found[saved.key] = _named(saved, shown, free[name], kind) if known else _unlinked(saved, {}, kind)
-    return found
+            linked[parameter.key] = _linked_tensor(parameter, name, unlinked.pop(name), kind)
+    stale = [parameter for parameter in parameters if parameter.key not in linked]
+    as_many_weights = len(stale) == len(unlinked)  # the remaining weights belong to the remaining masters
+    for parameter in stale:
+        assert parameter.master is not None
+        if as_many_weights:
+            nearest, _ = nearest_candidate(parameter.master, unlinked)
+            name = nearest if len(stale) == 1 else f"master {parameter.key}"
+            linked[parameter.key] = _linked_tensor(parameter, name, unlinked[nearest], kind)
+        else:
+            linked[parameter.key] = _unlinked_tensor(parameter, {}, kind)
+    return linked
 
 
-def _unlinked(saved: ParameterState, candidates: Mapping[str, StoredArray], kind: str) -> StoredSteppedTensor:
-    """Of this one only what it can be is known; its dtype, if that is the same for all of them."""
+def _unlinked_tensor(parameter: ParameterState, candidates: Mapping[str, StoredArray], kind: str) -> StoredSteppedTensor:
+    """Return a tensor of which only the candidates are known, and its dtype if all of them have the same."""
     dtypes = {weight.dtype for weight in candidates.values()}
-    master = saved.master
+    master = parameter.master
     return StoredSteppedTensor(
-        name=f"parameter {saved.key}" if isinstance(saved.key, int) else saved.key,
+        name=f"parameter {parameter.key}" if isinstance(parameter.key, int) else parameter.key,
         optimizer=kind,
         dtype=master.dtype if master is not None else (dtypes.pop() if len(dtypes) == 1 else UNKNOWN),
         weight=master,
-        among=tuple(candidates.values()),
-        state=saved.state,
-        options=saved.options,
-        step_count=saved.step_count,
+        candidates=tuple(candidates.values()),
+        state=parameter.state,
+        options=parameter.options,
+        step_count=parameter.step_count,
         is_master=master is not None,
-        ndim=None if saved.shape is None else len(saved.shape),
+        ndim=None if parameter.shape is None else len(parameter.shape),
     )

@@ -1,5 +1,5 @@
-"""What stored numbers say of the steps that made them. Tensors are looked at whole, but a piece at a time: they lie in mapped
-files, and may together be larger than memory.
+"""Measure the values of stored tensors. Every element counts, but a chunk at a time: the tensors are mapped from files, and may
+together be larger than memory.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchbox.observer.facts import UpdateStatistics
-from benchbox.observer.numerics.expected_update import difference
+from benchbox.observer.numerics.expected_update import differing_share
 from benchbox.observer.numerics.probes import SIXTEEN_BIT, WeightedShare
 from benchbox.observer.numerics.rounding import bf16_valued_share, stalled_share
 
@@ -18,84 +18,85 @@ if TYPE_CHECKING:
 
     from benchbox.audit.subjects.checkpoint.stored import StoredArray, StoredSteppedTensor
 
-_PIECE_ELEMENTS = 2**16  # stay in a core's cache: larger ones take longer
-_FIRST_ELEMENTS = 2**12  # tell two weights from one another
-# State that is zero where no gradient ever came, the surest first.
+_CHUNK_ELEMENTS = 2**16  # fits into a core's cache: larger chunks take longer
+_COMPARED_ELEMENTS = 2**12  # enough to tell two weights apart
+# State that stays zero where no gradient ever came, the most reliable first.
 _HISTORY = ("exp_avg_sq", "exp_avg", "momentum_buffer")
 
 
-def measure_numbers(each: StoredSteppedTensor) -> UpdateStatistics:
-    """Marks of rounding in a stepped tensor and its state, and whether the live weight is what the master rounds to."""
-    second, betas = each.state.get("exp_avg_sq"), each.options.get("betas")
+def measure_numbers(tensor: StoredSteppedTensor) -> UpdateStatistics:
+    """Measure traces of rounding in a stepped tensor and its state, and the difference between master and live weight."""
+    second_moment, betas = tensor.state.get("exp_avg_sq"), tensor.options.get("betas")
     stalled = None
-    if second is not None and second.dtype in SIXTEEN_BIT and isinstance(betas, (tuple, list)):
-        stalled = stalled_share(second.read(), float(betas[1]))
+    if second_moment is not None and second_moment.dtype in SIXTEEN_BIT and isinstance(betas, (tuple, list)):
+        stalled = stalled_share(second_moment.read(), float(betas[1]))
     return UpdateStatistics(
         second_moment_stalled=stalled,
-        steps_before=None if each.step_count is None else int(each.step_count),
-        bf16_valued=_bf16_valued(each),
-        live_differs=_live_differs(each),
+        steps_before=None if tensor.step_count is None else int(tensor.step_count),
+        bf16_valued=_bf16_valued(tensor),
+        live_differs=_live_differs(tensor),
     )
 
 
-def _bf16_valued(each: StoredSteppedTensor) -> dict[str, float]:
-    """As the facts define it: of float32 elements that are not zero and that had a gradient, as far as the state tells. Of a
-    weight that may be one of several the share of all of them: it is 1 only if it is that of each.
+def _bf16_valued(tensor: StoredSteppedTensor) -> dict[str, float]:
+    """Return the shares that the facts define: of float32 elements that are not zero and, as far as the state shows, had a
+    gradient. For a weight that may be one of several candidates it is the share over all: 1 only if it is 1 for each.
     """
-    weights = (each.weight,) if each.weight is not None else each.among
-    tallies = {name: WeightedShare() for name in ("weight", *each.state)}
-    past = next((each.state[name] for name in _HISTORY if name in each.state), None)
+    weights = (tensor.weight,) if tensor.weight is not None else tensor.candidates
+    running_shares = {name: WeightedShare() for name in ("weight", *tensor.state)}
+    history = next((tensor.state[name] for name in _HISTORY if name in tensor.state), None)
     for weight in weights:
-        _count(tallies["weight"], weight, past if each.weight is not None and each.state_is_own else None)
-    for name, value in each.state.items():
+        matched = tensor.weight is not None and tensor.state_is_matched
+        _count_bf16_valued(running_shares["weight"], weight, history if matched else None)
+    for name, array in tensor.state.items():
         if name != "step":
-            _count(tallies[name], value, past)
-    return {name: tally.share for name, tally in tallies.items() if tally.share is not None}
+            _count_bf16_valued(running_shares[name], array, history)
+    return {name: running_share.share for name, running_share in running_shares.items() if running_share.share is not None}
 
 
-def _count(tally: WeightedShare, value: StoredArray, past: StoredArray | None) -> None:
-    if value.dtype != "float32":
+def _count_bf16_valued(running_share: WeightedShare, array: StoredArray, history: StoredArray | None) -> None:
+    if array.dtype != "float32":
         return
-    history = _pieces(past) if past is not None and past.shape == value.shape else None
-    for piece in _pieces(value):
-        counts = piece != 0 if history is None else (piece != 0) & (next(history) != 0)
-        counted = piece[counts]
-        tally.add(bf16_valued_share(counted), counted.numel())
+    history_chunks = _chunks(history) if history is not None and history.shape == array.shape else None
+    for chunk in _chunks(array):
+        mask = chunk != 0 if history_chunks is None else (chunk != 0) & (next(history_chunks) != 0)
+        counted = chunk[mask]
+        running_share.add(bf16_valued_share(counted), counted.numel())
 
 
-def _live_differs(each: StoredSteppedTensor) -> float | None:
-    """The share of elements in which the live weight is not the master, rounded to its dtype."""
-    if each.live is None or each.weight is None:
+def _live_differs(tensor: StoredSteppedTensor) -> float | None:
+    """Return the share of elements in which the live weight is not the master rounded to its dtype."""
+    if tensor.live is None or tensor.weight is None:
         return None
-    live = _flat(each.live.held)[each.live.start : each.live.stop]
-    master = _flat(each.weight)
+    live = _flatten(tensor.live.array)[tensor.live.start : tensor.live.stop]
+    master = _flatten(tensor.weight)
     if live.numel() != master.numel() or not live.numel():
         return None
-    tally = WeightedShare()
-    for mine, theirs in zip(master.split(_PIECE_ELEMENTS), live.split(_PIECE_ELEMENTS), strict=True):
-        tally.add(difference(mine.to(theirs.dtype), theirs), mine.numel())
-    return tally.share
+    running_share = WeightedShare()
+    for master_chunk, live_chunk in zip(master.split(_CHUNK_ELEMENTS), live.split(_CHUNK_ELEMENTS), strict=True):
+        running_share.add(differing_share(master_chunk.to(live_chunk.dtype), live_chunk), master_chunk.numel())
+    return running_share.share
 
 
 def nearest_candidate(master: StoredArray, candidates: Mapping[str, StoredArray]) -> tuple[str, float]:
-    """The candidate most like a master rounded to its dtype, and the share that differs, by the first elements. ("", 1.0) where
-    there is none.
+    """Return the candidate most like a master rounded to its dtype, and the share that differs, over their first elements; or
+    ("", 1.0) without candidates.
     """
-    mine = _flat(master)[:_FIRST_ELEMENTS]
-    best = "", 1.0
+    sample = _flatten(master)[:_COMPARED_ELEMENTS]
+    nearest = "", 1.0
     for name, candidate in candidates.items():
-        theirs = _flat(candidate)[:_FIRST_ELEMENTS]
-        share = difference(mine.to(theirs.dtype), theirs)
-        if share < best[1] or not best[0]:
-            best = name, share
+        candidate_sample = _flatten(candidate)[:_COMPARED_ELEMENTS]
+        share = differing_share(sample.to(candidate_sample.dtype), candidate_sample)
+        if share < nearest[1] or not nearest[0]:
+            nearest = name, share
         if share == 0.0:
             break
-    return best
+    return nearest
 
 
-def _pieces(value: StoredArray) -> Iterator[Tensor]:
-    yield from _flat(value).split(_PIECE_ELEMENTS)
+def _chunks(array: StoredArray) -> Iterator[Tensor]:
+    yield from _flatten(array).split(_CHUNK_ELEMENTS)
 
 
-def _flat(value: StoredArray) -> Tensor:
-    return value.read().detach().reshape(-1)
+def _flatten(array: StoredArray) -> Tensor:
+    return array.read().detach().reshape(-1)

@@ -1,8 +1,8 @@
-"""Reading files that somebody else wrote, without running anything in them.
+"""Read untrusted files without running any code in them.
 
-A pickle is a program. torch's `weights_only` unpickler runs none of it: it builds tensors and plain containers, and refuses the
-rest. Beside their tensors checkpoints hold objects of many classes, DeepSpeed's loss scaler or a script's own configuration:
-each such class is replaced by one that keeps nothing and does nothing, and is never imported.
+A pickle is a program. torch's `weights_only` unpickler does not run it: it builds tensors and plain containers, and refuses
+everything else. Beside their tensors, checkpoints contain objects of many classes, such as DeepSpeed's loss scaler or a
+script's own configuration: each such class is replaced by an empty placeholder, and is never imported.
 """
 
 from __future__ import annotations
@@ -25,75 +25,86 @@ from benchbox.errors import DataError
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Python's own modules, also by the names that pickles for Python 2 have for them.
-_PYTHON = sys.stdlib_module_names | IMPORT_MAPPING.keys()
-# What pickles may name of them and still be no program: parts of settings, and how instances and nested classes are pickled.
-_RECORDS = ("argparse.", "collections.", "datetime.", "decimal.", "enum.", "fractions.", "pathlib.", "types.Simple", "uuid.")
-_PLAIN = frozenset({"functools.partial", "copy_reg._reconstructor"}) | {
+# Modules of the standard library, also by their names in pickles for Python 2.
+_STDLIB_MODULES = sys.stdlib_module_names | IMPORT_MAPPING.keys()
+# Names in these modules that harmless pickles contain: parts of settings, and helpers that pickle instances and nested classes.
+_RECORD_PREFIXES = (
+    "argparse.",
+    "collections.",
+    "datetime.",
+    "decimal.",
+    "enum.",
+    "fractions.",
+    "pathlib.",
+    "types.Simple",
+    "uuid.",
+)
+_RECORD_NAMES = frozenset({"functools.partial", "copy_reg._reconstructor"}) | {
     f"__builtin__.{name}" for name in ("complex", "frozenset", "getattr", "object", "slice", "xrange")
 }
 _PROGRAM = "a program, not read and not run"
 _CONTAINERS = {"collections": {"OrderedDict"}, "torch": {"Size", "device"}}
-# Records and enumerations: making one runs nothing but their own plain constructors.
-_DCP = frozenset(
+# Records and enumerations: creating one runs nothing but their plain constructors.
+_DCP_RECORDS = frozenset(
     name for name, kind in vars(dcp).items() if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, Enum))
 )
 
 
-class IgnoredObject:
-    """Stands where an object of another class was, and keeps nothing of it."""
+class PlaceholderObject:
+    """Placeholder for an object of another class; keeps nothing of it."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        """Whatever it is made with is let go."""
+        """Ignore all arguments."""
 
     def __setstate__(self, _: Any) -> None:
-        """Whatever it was is let go."""
+        """Ignore the state."""
 
 
-def load_file(path: Path) -> Any:
-    """What `torch.save` wrote: tensors are mapped from the file, not read.
+def load_torch_file(path: Path) -> Any:
+    """Load a file of `torch.save`; tensors are mapped from the file, not read.
 
     Raises:
-        DataError: the file is damaged, is no such file, or can only be read by running what is in it.
+        DataError: the file is damaged, is no such file, or could only be read by running code in it.
     """
     mapped = _is_zip(path)
-    foreign = _foreign(path) if mapped else []  # the old format is read whole, and only without foreign classes
-    if strange := sorted(name for name in foreign if _could_run(name)):
-        raise DataError(f"{path}: {_PROGRAM}: it calls {', '.join(strange)}")
-    with safe_globals([(IgnoredObject, name) for name in foreign]):
-        return _loaded(path, path, mmap=mapped)
+    foreign = _foreign_classes(path) if mapped else []  # the old format is read at once, and only without foreign classes
+    if calls := sorted(name for name in foreign if _is_code(name)):
+        raise DataError(f"{path}: {_PROGRAM}: it calls {', '.join(calls)}")
+    with safe_globals([(PlaceholderObject, name) for name in foreign]):
+        return _torch_load(path, path, mmap=mapped)
 
 
-def _foreign(path: Path) -> list[str]:
+def _foreign_classes(path: Path) -> list[str]:
     try:
         return get_unsafe_globals_in_checkpoint(str(path))
     except Exception as error:
-        raise DataError(f"{path}: not a checkpoint file of torch, or damaged ({_line(error)})") from error
+        raise DataError(f"{path}: not a checkpoint file of torch, or damaged ({_first_line(error)})") from error
 
 
-def _could_run(name: str) -> bool:
-    """Whether nothing but a program would name this: a function of the interpreter's own. It would not be run here, whatever it
-    is, but a file that holds it is no checkpoint.
+def _is_code(name: str) -> bool:
+    """Return whether only a program would contain this name: a function of the standard library. It would not be called here in
+    any case, but a file with such a name is no checkpoint.
     """
-    return name.split(".")[0] in _PYTHON and not name.startswith(_RECORDS) and name not in _PLAIN
+    is_stdlib = name.split(".")[0] in _STDLIB_MODULES
+    return is_stdlib and not name.startswith(_RECORD_PREFIXES) and name not in _RECORD_NAMES
 
 
-def load_bytes(held: io.BytesIO, path: Path) -> Any:
-    """What `torch.save` wrote into a part of a file; `path` is for the error.
+def load_torch_bytes(buffer: io.BytesIO, path: Path) -> Any:
+    """Load the output of `torch.save` from a part of a file; `path` is for the error message.
 
     Raises:
-        DataError: as `load_file`.
+        DataError: see `load_torch_file`.
     """
-    return _loaded(held, path, mmap=False)
+    return _torch_load(buffer, path, mmap=False)
 
 
-def _loaded(source: Path | io.BytesIO, path: Path, *, mmap: bool) -> Any:
+def _torch_load(source: Path | io.BytesIO, path: Path, *, mmap: bool) -> Any:
     try:
         return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
-        raise DataError(f"{path}: {_PROGRAM} ({_line(error)})") from error
+        raise DataError(f"{path}: {_PROGRAM} ({_first_line(error)})") from error
     except Exception as error:
-        raise DataError(f"{path}: damaged ({_line(error)})") from error
+        raise DataError(f"{path}: damaged ({_first_line(error)})") from error
 
 
 def _is_zip(path: Path) -> bool:
@@ -102,10 +113,10 @@ def _is_zip(path: Path) -> bool:
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Of pickled globals, only the plain records that distributed checkpoints describe themselves with."""
+    """Unpickler that admits only the plain records of the metadata of distributed checkpoints."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == dcp.__name__ and name in _DCP:
+        if module == dcp.__name__ and name in _DCP_RECORDS:
             return getattr(dcp, name)
         if name in _CONTAINERS.get(module, ()):
             return super().find_class(module, name)
@@ -125,22 +136,22 @@ def _refuse(name: str) -> NoReturn:
 
 
 def load_metadata(path: Path) -> dcp.Metadata:
-    """The `.metadata` of a distributed checkpoint.
+    """Load the `.metadata` of a distributed checkpoint.
 
     Raises:
-        DataError: it is damaged, or holds anything but such metadata.
+        DataError: it is damaged, or is anything but such metadata.
     """
     try:
-        found = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
+        metadata = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
     except pickle.UnpicklingError as error:
-        raise DataError(f"{path}: {_PROGRAM} ({_line(error)})") from error
+        raise DataError(f"{path}: {_PROGRAM} ({_first_line(error)})") from error
     except Exception as error:
-        raise DataError(f"{path}: damaged ({_line(error)})") from error
-    if not isinstance(found, dcp.Metadata):
+        raise DataError(f"{path}: damaged ({_first_line(error)})") from error
+    if not isinstance(metadata, dcp.Metadata):
         raise DataError(f"{path}: not the metadata of a distributed checkpoint")
-    return found
+    return metadata
 
 
-def _line(error: Exception) -> str:
-    """The first line of what a library said."""
+def _first_line(error: Exception) -> str:
+    """Return the first line of a library's message."""
     return str(error).strip().split("\n")[0][:200] or type(error).__name__

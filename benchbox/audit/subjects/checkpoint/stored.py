@@ -1,11 +1,11 @@
-"""What a checkpoint holds, whatever wrote it: the weights, and what its optimizers stepped."""
+"""Content of a checkpoint in any format: the weights, and the tensors that its optimizers stepped."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchbox.observer.introspect.tensors import dtype_name, local
+from benchbox.observer.introspect.tensors import dtype_name, local_shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from benchbox.observer.facts import OpaqueOptimizer
 
-# A tensor whose dtype nothing in the checkpoint tells.
+# The dtype of a tensor that the checkpoint does not show.
 UNKNOWN = "unknown"
-# By the end of their names, where nothing else says which tensors are buffers: batch norms, rotary embeddings, positions.
-_BUFFERS = frozenset(
+# Last parts of the names of buffers, for checkpoints that do not list them: batch norms, rotary embeddings, positions.
+_BUFFER_NAMES = frozenset(
     {
         "running_mean",
         "running_var",
@@ -35,9 +35,9 @@ _BUFFERS = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredArray:
-    """A tensor in a checkpoint. Its dtype and shape are known; it is read when its numbers are looked at.
+    """A tensor in a checkpoint. Its dtype and shape are known; its values are read on demand.
 
-    `shape` is that of the part which is held here, `ndim` the dimensions of the whole.
+    `shape` is that of the part which is stored here, `ndim` the dimensions of the full tensor.
     """
 
     dtype: str
@@ -56,9 +56,9 @@ class StoredArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementRange:
-    """Elements `start` to `stop` of a tensor, counted in its flattened order."""
+    """Elements `start` to `stop` of an array in its flattened order."""
 
-    held: StoredArray
+    array: StoredArray
     start: int
     stop: int
 
@@ -67,16 +67,16 @@ class ElementRange:
 class StoredSteppedTensor:
     """One tensor that an optimizer stepped, or a rank's part of it: a master or the weight itself, its state, its options.
 
-    `weight` is None where the checkpoint does not hold it, or does not show which of its tensors (`among`) it is; `dtype` is
-    still known if all that it can be are alike. `live` is what a master was rounded into, as far as the checkpoint holds it,
-    and `state_is_own` is False where the state may be that of another weight of the same shape, dtypes and options.
+    `weight` is None where the checkpoint does not store it, or does not show which of its tensors (`candidates`) it is; `dtype`
+    is still known if all candidates have the same. `live` is the weight that a master was rounded into, as far as it is stored.
+    `state_is_matched` is False where the state may belong to another weight of equal shape, dtypes and options.
     """
 
     name: str
     optimizer: str
     dtype: str
     weight: StoredArray | None
-    among: tuple[StoredArray, ...] = ()
+    candidates: tuple[StoredArray, ...] = ()
     state: Mapping[str, StoredArray]
     options: Mapping[str, object]
     step_count: float | None
@@ -85,12 +85,12 @@ class StoredSteppedTensor:
     live_dtype: str | None = None
     ndim: int | None = None
     covers: tuple[str, ...] = ()
-    state_is_own: bool = True
+    state_is_matched: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCheckpoint:
-    """What one rank saved. `buffers` names those of the model's tensors that are buffers, None where nothing says so."""
+    """The part of a checkpoint that one rank saved. `buffers` names the buffers of the model, None where nothing lists them."""
 
     rank: int = 0
     world_size: int = 1
@@ -102,21 +102,21 @@ class RankCheckpoint:
     buffers: frozenset[str] | None = None
 
     def is_buffer(self, name: str) -> bool:
-        return name in self.buffers if self.buffers is not None else is_buffer(name)
+        return name in self.buffers if self.buffers is not None else is_buffer_name(name)
 
 
-def is_buffer(name: str) -> bool:
-    """Told by the name: a state dictionary does not say which of its tensors are buffers."""
-    return name.rsplit(".", 1)[-1] in _BUFFERS
+def is_buffer_name(name: str) -> bool:
+    """Return whether a name is one of the usual ones of buffers: a state dictionary does not list its buffers."""
+    return name.rsplit(".", 1)[-1] in _BUFFER_NAMES
 
 
-def held(tensor: Tensor) -> StoredArray:
-    """A tensor that is there already, as a rule mapped from its file. Of a DTensor its local part."""
-    part = local(tensor).detach()
+def describe_tensor(tensor: Tensor) -> StoredArray:
+    """Describe a loaded tensor, usually one that is mapped from its file; of a DTensor its local shard."""
+    shard = local_shard(tensor).detach()
     return StoredArray(
-        dtype=dtype_name(part),
-        shape=tuple(part.shape),
+        dtype=dtype_name(shard),
+        shape=tuple(shard.shape),
         ndim=tensor.ndim,
-        element_bytes=part.element_size(),
-        read=lambda: part,
+        element_bytes=shard.element_size(),
+        read=lambda: shard,
     )

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO checkpoints: one optimizer file a rank, masters and state in flat partitions."""
+"""DeepSpeed's ZeRO checkpoints: one optimizer file for each rank, masters and state in flat partitions."""
 
 from __future__ import annotations
 
@@ -8,20 +8,26 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
-from benchbox.audit.subjects.checkpoint.layout import ParameterSpan, runs, shards
+from benchbox.audit.subjects.checkpoint.layout import ParameterSpan, partition_spans, zero3_spans
 from benchbox.audit.subjects.checkpoint.optimizers import (
-    weight_decay_groups,
     is_model_state,
     is_optimizer_state,
     merge_models,
     optimizer_kind,
     read_parameter_states,
+    weight_decay_groups,
 )
-from benchbox.audit.subjects.checkpoint.safe import load_file
-from benchbox.audit.subjects.checkpoint.stored import StoredArray, ElementRange, RankCheckpoint, StoredSteppedTensor, held
+from benchbox.audit.subjects.checkpoint.safe import load_torch_file
+from benchbox.audit.subjects.checkpoint.stored import (
+    ElementRange,
+    RankCheckpoint,
+    StoredArray,
+    StoredSteppedTensor,
+    describe_tensor,
+)
 from benchbox.errors import DataError
 from benchbox.observer.facts import OpaqueOptimizer
-from benchbox.observer.introspect.names import own_name
+from benchbox.observer.introspect.names import unwrapped_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,8 +40,8 @@ _OPTIMIZER_FILE = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt
 _MODEL_FILE = re.compile(r"^(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt$")
 
 
-class _RankFile(NamedTuple):
-    """One `*_optim_states.pt`: the masters of each partition, the optimizer that stepped them, and its wrapper's name."""
+class _OptimizerFile(NamedTuple):
+    """One `*_optim_states.pt`: the masters of each partition, the optimizer that stepped them, and the name of its wrapper."""
 
     masters: list[Tensor]
     inner: Mapping[str, Any]
@@ -44,19 +50,21 @@ class _RankFile(NamedTuple):
 
 
 def zero_folder(folder: Path) -> Path | None:
-    """The folder that holds the files of the ranks: this one, or the one that `latest` names. None if this is no such
+    """Return the folder with the files of the ranks: this one, or the one that `latest` names. None if this is no ZeRO
     checkpoint.
     """
     latest = folder / "latest"
-    named = latest.read_text(errors="replace").strip() if latest.is_file() else ""
-    for each in (folder, *([folder / named.replace("\\", "/").rsplit("/", 1)[-1]] if named else [])):
-        if each.is_dir() and any(_MODEL_FILE.match(path.name) or _OPTIMIZER_FILE.search(path.name) for path in each.iterdir()):
-            return each
+    tag = latest.read_text(errors="replace").strip() if latest.is_file() else ""
+    for candidate in (folder, *([folder / tag.replace("\\", "/").rsplit("/", 1)[-1]] if tag else [])):
+        if candidate.is_dir() and any(
+            _MODEL_FILE.match(path.name) or _OPTIMIZER_FILE.search(path.name) for path in candidate.iterdir()
+        ):
+            return candidate
     return None
 
 
 def read_zero(folder: Path) -> list[RankCheckpoint]:
-    """Every rank of a ZeRO-1, 2 or 3 checkpoint.
+    """Read every rank of a ZeRO-1, 2 or 3 checkpoint.
 
     Raises:
         DataError: a file is damaged or missing.
@@ -68,49 +76,51 @@ def read_zero(folder: Path) -> list[RankCheckpoint]:
     if not optimizers or not models:
         raise DataError(f"{folder}: holds no {'*_model_states.pt' if optimizers else '*_optim_states.pt'} of its ranks")
     ranks: list[RankCheckpoint] = []
-    for parallel in sorted({parallel for parallel, _ in optimizers}):
-        files = {rank: path for (part, rank), path in optimizers.items() if part == parallel}
-        ranks += _read_group(folder, parallel, files, {rank: path for (part, rank), path in models.items() if part == parallel})
-    return [replace(each, rank=rank, world_size=len(ranks)) for rank, each in enumerate(ranks)]
+    for model_rank in sorted({model_rank for model_rank, _ in optimizers}):
+        optimizer_files = {rank: path for (part, rank), path in optimizers.items() if part == model_rank}
+        model_files = {rank: path for (part, rank), path in models.items() if part == model_rank}
+        ranks += _read_group(folder, model_rank, optimizer_files, model_files)
+    return [replace(checkpoint, rank=rank, world_size=len(ranks)) for rank, checkpoint in enumerate(ranks)]
 
 
 def _read_group(
-    folder: Path, parallel: int, optimizers: Mapping[int, Path], models: Mapping[int, Path]
+    folder: Path, model_rank: int, optimizers: Mapping[int, Path], models: Mapping[int, Path]
 ) -> list[RankCheckpoint]:
-    """The data-parallel ranks of one part of the model."""
+    """Read the data-parallel ranks of one model-parallel rank."""
     if 0 not in models:
-        raise DataError(f"{folder}: holds no *mp_rank_{parallel:02d}_model_states.pt")
-    described = _model_file(models[0])
-    world = int(described.get("dp_world_size") or max(optimizers) + 1)
-    if missing := [rank for rank in range(world) if rank not in optimizers]:
-        raise DataError(f"{folder}: the optimizer states of rank {', '.join(map(str, missing))} of {world} are missing")
+        raise DataError(f"{folder}: holds no *mp_rank_{model_rank:02d}_model_states.pt")
+    metadata = _read_model_file(models[0])
+    world_size = int(metadata.get("dp_world_size") or max(optimizers) + 1)
+    if missing := [rank for rank in range(world_size) if rank not in optimizers]:
+        raise DataError(f"{folder}: the optimizer states of rank {', '.join(map(str, missing))} of {world_size} are missing")
     shapes = [
-        {name: tuple(int(size) for size in shape) for name, shape in group.items()} for group in described["param_shapes"] or ()
+        {name: tuple(int(size) for size in shape) for name, shape in group.items()} for group in metadata["param_shapes"] or ()
     ]
-    files = [_rank_file(optimizers[rank]) for rank in range(world)]
-    stored = []
+    files = [_read_optimizer_file(optimizers[rank]) for rank in range(world_size)]
+    checkpoints = []
     for rank, file in enumerate(files):
-        module = _model_file(models[rank])["module"] if rank in models else described["module"]
+        module = _read_model_file(models[rank])["module"] if rank in models else metadata["module"]
         model = merge_models({"": module})
-        common: dict[str, Any] = {"model": model, "buffers": _buffers(described)}
+        common: dict[str, Any] = {"model": model, "buffers": _buffer_names(metadata)}
         if file is None:
-            reason = f"the layout of {optimizers[rank].name} is not known here"
-            stored.append(RankCheckpoint(stepped=(), opaque=(OpaqueOptimizer(optimizer="DeepSpeed", reason=reason),), **common))
+            opaque = OpaqueOptimizer(optimizer="DeepSpeed", reason=f"the layout of {optimizers[rank].name} is not supported")
+            checkpoints.append(RankCheckpoint(stepped=(), opaque=(opaque,), **common))
             continue
-        inner = read_parameter_states(file.inner, {})
-        stored.append(
+        parameters = read_parameter_states(file.inner, {})
+        spans = _partition_layout(files, rank, shapes)
+        checkpoints.append(
             RankCheckpoint(
-                optimizer_chain=(file.wrapper, optimizer_kind(inner)),
-                stepped=list(_stepped(file, inner, _places(files, rank, shapes), shapes, model)),
+                optimizer_chain=(file.wrapper, optimizer_kind(parameters)),
+                stepped=list(_stepped_tensors(file, parameters, spans, shapes, model)),
                 groups=weight_decay_groups(file.inner),
                 **common,
             )
         )
-    return stored
+    return checkpoints
 
 
-def _model_file(path: Path) -> Mapping[str, Any]:
-    value = load_file(path)
+def _read_model_file(path: Path) -> Mapping[str, Any]:
+    value = load_torch_file(path)
     if (
         not isinstance(value, dict)
         or not is_model_state(value.get("module"))
@@ -120,14 +130,14 @@ def _model_file(path: Path) -> Mapping[str, Any]:
     return {"param_shapes": None} | value
 
 
-def _buffers(described: Mapping[str, Any]) -> frozenset[str] | None:
-    names = described.get("buffer_names")
-    return frozenset(own_name(str(name)) for name in names) if isinstance(names, list) else None
+def _buffer_names(metadata: Mapping[str, Any]) -> frozenset[str] | None:
+    names = metadata.get("buffer_names")
+    return frozenset(unwrapped_name(str(name)) for name in names) if isinstance(names, list) else None
 
 
-def _rank_file(path: Path) -> _RankFile | None:
-    """None if it is laid out in another way than those of ZeRO-1, 2 and 3."""
-    value = load_file(path)
+def _read_optimizer_file(path: Path) -> _OptimizerFile | None:
+    """Read the optimizer of a rank; None if its layout is not that of ZeRO-1, 2 or 3."""
+    value = load_torch_file(path)
     state = value.get("optimizer_state_dict") if isinstance(value, dict) else None
     if not isinstance(state, dict):
         raise DataError(f"{path}: holds no optimizer_state_dict")
@@ -139,69 +149,72 @@ def _rank_file(path: Path) -> _RankFile | None:
     if not isinstance(masters, list) or not isinstance(inner, dict) or not is_optimizer_state(inner):
         return None
     stepped = sum(len(group["params"]) for group in inner["param_groups"])
-    if stepped != len(masters) or not all(isinstance(each, Tensor) for each in masters):
+    if stepped != len(masters) or not all(isinstance(master, Tensor) for master in masters):
         return None
-    return _RankFile(masters, inner, "fp32_flat_groups" in state, wrapper)
+    return _OptimizerFile(masters, inner, "fp32_flat_groups" in state, wrapper)
 
 
-def _places(files: Sequence[_RankFile | None], rank: int, shapes: Sequence[Shapes]) -> list[list[ParameterSpan]]:
-    """What lies in each partition of a rank; nothing where that is not known."""
+def _partition_layout(files: Sequence[_OptimizerFile | None], rank: int, shapes: Sequence[Shapes]) -> list[list[ParameterSpan]]:
+    """Return the spans in each partition of a rank; none where they are not known."""
     file = files[rank]
     assert file is not None
     if file.stage3:
-        return shards([master.numel() for master in file.masters], rank, len(files), shapes)
-    known = [each for each in files if each is not None and len(each.masters) == len(shapes)]
-    if len(known) < len(files):
+        return zero3_spans([master.numel() for master in file.masters], rank, len(files), shapes)
+    readable = [rank_file for rank_file in files if rank_file is not None and len(rank_file.masters) == len(shapes)]
+    if len(readable) < len(files):
         return [[] for _ in file.masters]
-    return [runs(group, [each.masters[index].numel() for each in known], rank) for index, group in enumerate(shapes)]
+    return [
+        partition_spans(group, [rank_file.masters[index].numel() for rank_file in readable], rank)
+        for index, group in enumerate(shapes)
+    ]
 
 
-def _stepped(
-    file: _RankFile,
-    inner: Sequence[ParameterState],
-    places: Sequence[Sequence[ParameterSpan]],
+def _stepped_tensors(
+    file: _OptimizerFile,
+    parameters: Sequence[ParameterState],
+    layout: Sequence[Sequence[ParameterSpan]],
     shapes: Sequence[Shapes],
     model: Mapping[str, StoredArray],
 ) -> Iterator[StoredSteppedTensor]:
-    dimensions = {own_name(name): len(shape) for group in shapes for name, shape in group.items()}
+    ndims = {unwrapped_name(name): len(shape) for group in shapes for name, shape in group.items()}
     attribute = "fp32_partitioned_groups_flat" if file.stage3 else "single_partition_of_fp32_groups"
-    for index, each in enumerate(inner):
+    for index, parameter in enumerate(parameters):
         master = file.masters[index]
-        if not places[index]:
+        if not layout[index]:
             name = f"{file.wrapper}.{attribute}[{index}]"
-            covers = tuple(own_name(name) for name in shapes[index]) if len(shapes) == len(file.masters) else ()
-            yield _part(each, master, ParameterSpan(name, 0, master.numel(), 0), covers, None, None)
-        for place in places[index]:
-            yield _part(each, master, place, (), model.get(place.name), dimensions[place.name])
+            covers = tuple(unwrapped_name(name) for name in shapes[index]) if len(shapes) == len(file.masters) else ()
+            yield _slice_partition(parameter, master, ParameterSpan(name, 0, master.numel(), 0), covers, None, None)
+        for span in layout[index]:
+            yield _slice_partition(parameter, master, span, (), model.get(span.name), ndims[span.name])
 
 
-def _part(
-    each: ParameterState,
+def _slice_partition(
+    parameter: ParameterState,
     master: Tensor,
-    place: ParameterSpan,
+    span: ParameterSpan,
     covers: tuple[str, ...],
     live: StoredArray | None,
     ndim: int | None,
 ) -> StoredSteppedTensor:
-    """A partition, or the part of it that belongs to one parameter, with the same part of the state."""
-    size = place.stop - place.start
-    whole = tuple(master.shape)
+    """Return the slice of a partition that belongs to one parameter, with the same slice of the state."""
+    size = span.stop - span.start
+    partition_shape = tuple(master.shape)
     return StoredSteppedTensor(
-        name=place.name,
-        optimizer=optimizer_kind([each]),
-        dtype=held(master).dtype,
-        weight=held(master[place.start : place.stop]),
+        name=span.name,
+        optimizer=optimizer_kind([parameter]),
+        dtype=describe_tensor(master).dtype,
+        weight=describe_tensor(master[span.start : span.stop]),
         state={
-            name: held(value.read()[place.start : place.stop]) if value.shape == whole else value
-            for name, value in each.state.items()
+            name: describe_tensor(array.read()[span.start : span.stop]) if array.shape == partition_shape else array
+            for name, array in parameter.state.items()
         },
-        options=each.options,
-        step_count=each.step_count,
+        options=parameter.options,
+        step_count=parameter.step_count,
         is_master=True,
         # ZeRO-3 leaves an empty tensor of the live dtype where a parameter is spread over the ranks.
-        live=ElementRange(held=live, start=place.begin, stop=place.begin + size)
-        if live is not None and live.elements
-        else None,
+        live=(
+            ElementRange(array=live, start=span.offset, stop=span.offset + size) if live is not None and live.elements else None
+        ),
         live_dtype=None if live is None else live.dtype,
         ndim=ndim,
         covers=covers,

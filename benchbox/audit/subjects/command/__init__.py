@@ -1,1 +1,1 @@
-"""Any training command as a subject of the audit, unmodified: the witness is put into the Pythons that it starts."""
+"""Any training command as a subject of the audit, unmodified: the observer is injected into the Pythons that it starts."""

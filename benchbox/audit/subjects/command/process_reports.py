@@ -1,4 +1,4 @@
-"""Reading what the processes of a command saw, and telling which of them trained together."""
+"""Read the reports of a command's processes, and group those that trained together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProcessReport:
-    """What one process saw. `job` is what it knew about the group it belongs to."""
+    """Report of one process. `job` identifies its process group, as far as the process knows."""
 
     began: float  # unix time in seconds
     job: str
@@ -24,13 +24,13 @@ class ProcessReport:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The ranks of one training, in order; of several machines, those on this one."""
+    """The ranks of one training, in order; if it runs on several machines, the ranks on this one."""
 
     ranks: tuple[RankFacts, ...]
 
     @property
     def steps(self) -> int:
-        """Optimizer steps that every rank has seen."""
+        """Optimizer steps that were observed on every rank."""
         return min(len(facts.steps) for facts in self.ranks)
 
     @property
@@ -39,48 +39,49 @@ class Training:
 
 
 def count_finished_ranks(folder: Path) -> int:
-    """The ranks of a training whose every rank has been through its steps, or 0 as long as there is none."""
-    found: dict[int, set[int]] = {}
+    """Return the world size of a training whose ranks all have finished their observed steps; 0 as long as there is none."""
+    finished: dict[int, set[int]] = {}
     for mark in folder.glob("through-*"):
-        rank, ranks = map(int, mark.name.split("-")[1:3])
-        found.setdefault(ranks, set()).add(rank)
-    return max((ranks for ranks, there in found.items() if len(there) == ranks), default=0)
+        rank, world_size = map(int, mark.name.split("-")[1:3])
+        finished.setdefault(world_size, set()).add(rank)
+    return max((world_size for world_size, ranks in finished.items() if len(ranks) == world_size), default=0)
 
 
 def read_trainings(folder: Path) -> list[Training]:
-    """What was seen in the folder, one entry for each training that took a step, in the order in which they began."""
-    sightings = []
+    """Read the reports in a folder: one entry for each training that took a step, in the order of their start."""
+    reports = []
     for path in folder.glob("facts-*.json"):
-        told = json.loads(path.read_text())
-        sightings.append(ProcessReport(told["began"], told["job"], RankFacts.from_dict(told["facts"])))
-    return group_trainings(sightings)
+        report = json.loads(path.read_text())
+        reports.append(ProcessReport(report["began"], report["job"], RankFacts.from_dict(report["facts"])))
+    return group_trainings(reports)
 
 
-def group_trainings(sightings: Iterable[ProcessReport]) -> list[Training]:
-    """Ranks that belong together: of one job and world size, and no rank twice. A rank that comes again begins a new training:
-    the command trained twice, or was restarted by its launcher.
+def group_trainings(reports: Iterable[ProcessReport]) -> list[Training]:
+    """Group the reports of one job and world size into trainings.
+
+    A rank that reports again begins a new training: the command trained twice, or its launcher restarted it.
     """
     groups: list[list[ProcessReport]] = []
     open_groups: dict[tuple[str, int], list[ProcessReport]] = {}
-    for sighting in sorted(sightings, key=lambda each: each.began):
-        key = (sighting.job, sighting.facts.world_size)
+    for report in sorted(reports, key=lambda report: report.began):
+        key = (report.job, report.facts.world_size)
         group = open_groups.get(key)
-        if group is None or any(each.facts.rank == sighting.facts.rank for each in group):
+        if group is None or any(member.facts.rank == report.facts.rank for member in group):
             group = open_groups[key] = []
             groups.append(group)
-        group.append(sighting)
-    return [Training(tuple(sorted((each.facts for each in group), key=lambda facts: facts.rank))) for group in groups]
+        group.append(report)
+    return [Training(tuple(sorted((report.facts for report in group), key=lambda facts: facts.rank))) for group in groups]
 
 
-def select_training(found: Sequence[Training]) -> Training:
-    """The one to be judged: of those with most steps the last, as a restart comes after what failed."""
-    return max(reversed(found), key=lambda training: training.steps)
+def select_training(trainings: Sequence[Training]) -> Training:
+    """Return the training to judge: the latest of those with most steps, because a restart follows a failure."""
+    return max(reversed(trainings), key=lambda training: training.steps)
 
 
-def list_limitations(training: Training, *, of: int, steps: int) -> Iterator[str]:
-    """What a reader must know of the training that was chosen: it is one `of` several, or less than all of it was seen."""
-    if of > 1:
-        yield f"the command trained {of} times; judged is the last of those with most steps"
+def list_limitations(training: Training, *, trainings: int, steps: int) -> Iterator[str]:
+    """Yield notes for the reader if a training was selected among several `trainings`, or was only observed in part."""
+    if trainings > 1:
+        yield f"the command trained {trainings} times; judged is the last training of those with most steps"
     if len(training.ranks) < training.world_size:
         yield (
             f"{len(training.ranks)} of {training.world_size} ranks were seen; the others ran on another machine, or ended "
@@ -91,9 +92,9 @@ def list_limitations(training: Training, *, of: int, steps: int) -> Iterator[str
 
 
 def explain_no_steps(folder: Path) -> str:
-    """Why no optimizer step was seen, as far as the processes of the command got."""
+    """Explain why no optimizer step was observed, from the marks that the processes of the command left."""
     for path in sorted(folder.glob("problem-*.json")):
-        return f"the witness could not begin: {json.loads(path.read_text())['problem']}"
+        return f"the observer could not start: {json.loads(path.read_text())['problem']}"
     if (folder / "torch").exists():
         return (
             "torch was imported, and no torch.optim.Optimizer took a step: the command ended before its first step, or steps "
