@@ -22,7 +22,7 @@ from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, open_cell_data, policy_on_paper
 from benchbox.spec.cell import Cell, MeasureSpec
 from benchbox.store.files import write_json
-from benchbox.theory.flops import summed, training_cost
+from benchbox.theory.flops import sum_costs, training_cost
 from benchbox.worker.expected import check_backend, check_step
 from benchbox.worker.reporting import Reporter
 
@@ -136,7 +136,7 @@ def _tower_flops(policy: Policy, micro_batches: list[Batch], device: torch.devic
     if not hasattr(policy, "work"):
         return None
     batches = ({name: tensor.to(device) for name, tensor in batch.items()} for batch in micro_batches)
-    costs = summed(training_cost(policy.work(batch)) for batch in batches)
+    costs = sum_costs(training_cost(policy.work(batch)) for batch in batches)
     return {
         tower: {"forward": cost.forward, "backward": cost.backward, "recomputed": cost.recomputed}
         for tower, cost in costs.items()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def benchbox(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the command as a user does: in a process of its own, in an empty directory, its output not a terminal."""
+    """Run the command as a user does: in a process of its own and an empty directory, with its output not on a terminal."""
 
     def run(*arguments: str | Path, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "benchbox.cli.app", *map(str, arguments)]

@@ -15,7 +15,7 @@ from benchbox.registry.recipes import recipes
 @pytest.mark.parametrize(
     ("kind", "names"), [("backends", backends()), ("recipes", recipes()), ("freezing", FREEZES), ("metrics", metrics())]
 )
-def test_everything_that_can_be_named_is_listed(benchbox, kind, names):
+def test_every_registered_name_is_listed(benchbox, kind, names):
     text = benchbox("list", kind).stdout
     assert [line for line in text.splitlines() if not line.startswith(" ")] == list(names)
     rows = json.loads(benchbox("list", kind, "--format", "json").stdout)
@@ -39,7 +39,7 @@ def test_policies_of_this_directory_and_of_policy_dir_are_listed_with_their_size
     assert "near\n    tiny, full\n" in text
 
 
-def test_presets_that_cannot_be_read_are_reported_where_they_stand(benchbox, tmp_path):
+def test_unreadable_presets_are_reported_with_file_and_line(benchbox, tmp_path):
     folder = tmp_path / "policies" / "broken"
     folder.mkdir(parents=True)
     (folder / "policy.py").touch()
@@ -50,7 +50,7 @@ def test_presets_that_cannot_be_read_are_reported_where_they_stand(benchbox, tmp
     assert "not YAML" in result.stderr
 
 
-def test_an_unknown_kind_is_refused_with_those_there_are(benchbox):
+def test_an_unknown_kind_is_refused_with_the_known_ones(benchbox):
     result = benchbox("list", "polices")
     assert result.returncode == 2
     assert "'policies'" in result.stderr
@@ -68,6 +68,6 @@ def test_rules_are_listed_one_a_line_and_each_can_be_explained(benchbox):
         assert part in flat
 
 
-def test_a_rule_that_there_is_not_is_one_line_with_the_nearest(benchbox):
+def test_an_unknown_rule_is_one_line_with_a_suggestion(benchbox):
     done = benchbox("explain", "BXP109")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: unknown rule 'BXP109'; did you mean 'BXP106'?\n")

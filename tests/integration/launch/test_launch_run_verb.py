@@ -1,4 +1,4 @@
-"""`benchbox run` before anything is launched: every slip is one line, and nothing is started."""
+"""`benchbox run` before anything is launched: every user error is one line, and nothing is started."""
 
 import subprocess
 import sys
@@ -52,11 +52,11 @@ def test_a_dry_run_prints_the_cells_and_makes_nothing(run: Run, matrix: Path) ->
     assert not (matrix.parent / "runs").exists()
 
 
-def test_a_number_of_launches_that_is_none_is_refused(run: Run) -> None:
+def test_zero_launches_are_refused(run: Run) -> None:
     refused(run("--launches", "0"), "measure.launches=0")
 
 
-def test_a_matrix_of_which_nothing_can_run_says_why(run: Run) -> None:
+def test_a_matrix_without_a_cell_that_can_run_says_why(run: Run) -> None:
     refused(run("--set", "backend=hsdp"), "no cell can run", "hsdp needs at least 4 ranks")
 
 
