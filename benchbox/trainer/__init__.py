@@ -1,1 +1,1 @@
-"""Training: the same step as everywhere, with metrics and checkpoints around it."""
+"""Training: the loop around the common step, metrics and checkpoints."""

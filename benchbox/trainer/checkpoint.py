@@ -1,8 +1,8 @@
-"""Checkpoints: everything a run needs to continue bit for bit, written whole or not at all.
+"""Checkpoints: the complete state that a run needs to continue bit for bit.
 
-A checkpoint is a folder `step-<n>`: `model.safetensors` (the policy under its own names, as trained), `optimizer.pt` (moments
-and masters), `schedule.pt`, `rng-rank<r>.pt`, and `checkpoint.json`, which says what it is. The folder appears under its name
-only when all of it is on disk.
+A checkpoint is a folder `step-<n>`: `model.safetensors` (the weights by parameter name, in the dtype of the training),
+`optimizer.pt` (moments and masters), `schedule.pt`, `rng-rank<r>.pt`, and `checkpoint.json`, its description. The folder
+appears under its name only when all files are on disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch.nn.parallel import DistributedDataParallel
 
 from benchbox.errors import DataError
-from benchbox.store.checkpoints import check_same, describe_in, keep_newest, name_of
+from benchbox.store.checkpoints import (
+    check_same_configuration,
+    checkpoint_name,
+    remove_old_checkpoints,
+    write_description,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,37 +33,42 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import Cell
 
 
-class Checkpoints:
-    """Saves and restores sessions of one cell, whose backend holds everything on every rank."""
+class CheckpointManager:
+    """Saves and restores sessions of one cell with a backend that replicates the complete state on every rank.
 
-    def __init__(self, folder: Path, cell: Cell, *, every: int, keep: int) -> None:
-        self.every = every
+    Args:
+        interval: steps between two checkpoints.
+        keep: number of checkpoints to keep; older ones are removed.
+    """
+
+    def __init__(self, folder: Path, cell: Cell, *, interval: int, keep: int) -> None:
+        self.interval = interval
         self._folder = folder
         self._cell = cell
         self._keep = keep
 
     def save(self, session: Session, steps: int) -> Path:
-        """Save what `steps` steps have made. Called on every rank; returns when the checkpoint is on disk."""
-        final = self._folder / name_of(steps)
+        """Save the state after `steps` steps. All ranks must call it; it returns when the checkpoint is on disk."""
+        final = self._folder / checkpoint_name(steps)
         partial = self._folder / f".partial-{final.name}"
         if _rank() == 0:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         _barrier()
-        torch.save(_random_state(session.device), partial / f"rng-rank{_rank()}.pt")
+        torch.save(_rng_state(session.device), partial / f"rng-rank{_rank()}.pt")
         if _rank() == 0:
             prepared = session.backend.prepared
-            tensors = {name: tensor.detach().contiguous() for name, tensor in _policy(session.model).state_dict().items()}
+            tensors = {name: tensor.detach().contiguous() for name, tensor in _unwrap(session.model).state_dict().items()}
             save_file(tensors, partial / "model.safetensors")
             torch.save(prepared.stepping.state_dict(), partial / "optimizer.pt")
             torch.save(prepared.schedule.state_dict(), partial / "schedule.pt")
-            describe_in(partial, self._cell, steps)
+            write_description(partial, self._cell, steps)
         _barrier()
         if _rank() == 0:
-            _to_disk(partial)
+            _sync_to_disk(partial)
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
-            keep_newest(self._folder, self._keep)
+            remove_old_checkpoints(self._folder, self._keep)
         _barrier()
         return final
 
@@ -66,28 +76,28 @@ class Checkpoints:
         """Load a checkpoint into a freshly built session.
 
         Raises:
-            ConfigurationError: it is of another configuration.
-            DataError: it is damaged.
+            ConfigurationError: the checkpoint belongs to another configuration.
+            DataError: the checkpoint is damaged.
         """
-        check_same(checkpoint, self._cell)
+        check_same_configuration(checkpoint, self._cell)
         device = session.device
         prepared = session.backend.prepared
         try:
             weights = load_file(checkpoint / "model.safetensors", device=str(device))
-            optimizer = _load(checkpoint / "optimizer.pt", device)
-            schedule = _load(checkpoint / "schedule.pt", device)
-            random = _load(checkpoint / f"rng-rank{_rank()}.pt", torch.device("cpu"))
+            optimizer = _load_state(checkpoint / "optimizer.pt", device)
+            schedule = _load_state(checkpoint / "schedule.pt", device)
+            rng_state = _load_state(checkpoint / f"rng-rank{_rank()}.pt", torch.device("cpu"))
         except Exception as error:
-            raise DataError(f"{checkpoint}: damaged checkpoint ({error}); remove it to resume from the one before") from error
-        _policy(session.model).load_state_dict(weights)
+            raise DataError(f"{checkpoint}: damaged checkpoint ({error}); remove it to resume from the previous one") from error
+        _unwrap(session.model).load_state_dict(weights)
         prepared.stepping.load_state_dict(optimizer)
         prepared.schedule.load_state_dict(schedule)
-        torch.set_rng_state(random["cpu"])
+        torch.set_rng_state(rng_state["cpu"])
         if device.type == "cuda":
-            torch.cuda.set_rng_state(random["cuda"], device)
+            torch.cuda.set_rng_state(rng_state["cuda"], device)
 
 
-def _policy(model: nn.Module) -> nn.Module:
+def _unwrap(model: nn.Module) -> nn.Module:
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
@@ -100,19 +110,19 @@ def _barrier() -> None:
         dist.barrier()
 
 
-def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
+def _rng_state(device: torch.device) -> dict[str, torch.Tensor]:
     state = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
 
 
-def _load(path: Path, device: torch.device) -> Any:
+def _load_state(path: Path, device: torch.device) -> Any:
     return torch.load(path, map_location=device, weights_only=True)
 
 
-def _to_disk(folder: Path) -> None:
-    """Make the files durable before the folder gets its name: a rename may reach the disk before what it names."""
+def _sync_to_disk(folder: Path) -> None:
+    """Flush the files before the folder is renamed: a rename may reach the disk before the contents of the folder."""
     for path in [*folder.iterdir(), folder]:
         descriptor = os.open(path, os.O_RDONLY)
         try:

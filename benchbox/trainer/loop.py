@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from benchbox.measure.phases import Instrument
     from benchbox.registry.contracts import Batch
     from benchbox.session import Session
-    from benchbox.trainer.checkpoint import Checkpoints
+    from benchbox.trainer.checkpoint import CheckpointManager
     from benchbox.trainer.metrics import MetricsLog
 
 
@@ -23,24 +23,25 @@ def train(
     start: int,
     steps: int,
     metrics: MetricsLog,
-    checkpoints: Checkpoints | None,
+    checkpoints: CheckpointManager | None,
     instruments: Instrument = NONE,
     after_step: Callable[[], None] = lambda: None,
 ) -> None:
-    """Take steps `start` to `steps` (exclusive), log each, checkpoint now and then and at the end.
+    """Train from step `start` to `steps` (exclusive), log every step, and save checkpoints at intervals and at the end.
 
     Args:
-        batches: a stream that stands at step `start`.
-        checkpoints: None trains without.
+        batches: the micro-batches from step `start` on.
+        checkpoints: None saves no checkpoints.
+        after_step: called after every step.
 
     Raises:
-        NonFiniteError: a loss or gradient norm is not finite; nothing is checkpointed after it.
+        NonFiniteError: a loss or gradient norm is not finite. No checkpoint is saved after it.
     """
     for step in range(start, steps):
         metrics.add(step, session.step(batches, instruments))
-        done = step + 1
-        if checkpoints is not None and (done % checkpoints.every == 0 or done == steps):
-            metrics.flush()  # before the checkpoint: a diverged run must not overwrite a healthy one
-            checkpoints.save(session, done)
+        completed = step + 1
+        if checkpoints is not None and (completed % checkpoints.interval == 0 or completed == steps):
+            metrics.flush()  # before the checkpoint: a diverged run must not replace a good checkpoint
+            checkpoints.save(session, completed)
         after_step()
     metrics.flush()

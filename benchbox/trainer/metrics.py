@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one line a step, written by rank 0, in blocks, so that the step never waits for a number."""
+"""`metrics.jsonl`: one line per step, written by rank 0 in blocks, so that steps do not wait for values of the device."""
 
 from __future__ import annotations
 
@@ -20,47 +20,54 @@ if TYPE_CHECKING:
 
 
 class MetricsLog:
-    """Collects step results and writes them every `every` steps.
+    """Log of step results, written in blocks of steps.
 
-    Reading a loss waits for the device, so all of a block are read at once. Steps after `start` that an earlier, interrupted
-    run had logged are taken out: they are about to be taken again.
+    Reading a loss waits for the device, so the results of a block are read together.
+
+    Args:
+        start: first step of this run. Lines of an interrupted run for this and later steps are removed from the file, because
+            these steps are repeated.
+        block_steps: number of steps in a block.
+        is_writer: whether this rank writes the file.
     """
 
-    def __init__(self, path: Path, *, start: int, every: int, writes: bool) -> None:
+    def __init__(self, path: Path, *, start: int, block_steps: int, is_writer: bool) -> None:
         self._path = path
-        self._every = every
-        self._writes = writes
+        self._block_steps = block_steps
+        self._is_writer = is_writer
         self._block: list[tuple[int, StepResult]] = []
-        self._since = time.perf_counter()
-        if writes and path.exists():
+        self._block_start_s = time.perf_counter()
+        if is_writer and path.exists():
             lines = path.read_text().splitlines(keepends=True)
             write_text(path, "".join(line for line in lines if json.loads(line)["step"] < start))
 
     def add(self, step: int, result: StepResult) -> None:
-        """Take in the result of a step.
+        """Add the result of a step, and write the block if it is full.
 
         Raises:
-            NonFiniteError: a block is full and holds a loss or norm that is not finite.
+            NonFiniteError: the full block contains a loss or gradient norm that is not finite.
         """
         self._block.append((step, result))
-        if len(self._block) >= self._every:
+        if len(self._block) >= self._block_steps:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is collected; every rank calls it at the same steps. `step_s` is the mean over the block, checkpoints
-        between its steps included; `samples` is what all ranks consumed in the step, counted by each.
+        """Write the current block. All ranks must call it after the same steps.
+
+        `step_s` is the mean over the block, including checkpoints between its steps; `samples` is the number of samples that
+        all ranks consumed in the step, counted on each rank.
 
         Raises:
-            NonFiniteError: the block holds a loss or norm that is not finite; it is written all the same.
+            NonFiniteError: the block contains a loss or gradient norm that is not finite. It is written nevertheless.
         """
         if not self._block:
             return
-        samples = _over_ranks([result.samples for _, result in self._block], self._block[0][1].loss.device)
-        rows = [self._row(*taken, count) for taken, count in zip(self._block, samples, strict=True)]
+        samples = _sum_over_ranks([result.samples for _, result in self._block], self._block[0][1].loss.device)
+        rows = [self._row(step, result, count) for (step, result), count in zip(self._block, samples, strict=True)]
         now = time.perf_counter()
-        step_s = (now - self._since) / len(rows)
-        self._since, self._block = now, []
-        if self._writes:
+        step_s = (now - self._block_start_s) / len(rows)
+        self._block_start_s, self._block = now, []
+        if self._is_writer:
             with self._path.open("a") as log:
                 log.writelines(json.dumps({**row, "step_s": step_s}) + "\n" for row in rows)
         for row in rows:
@@ -80,8 +87,8 @@ class MetricsLog:
         }
 
 
-def _over_ranks(counts: list[int], device: torch.device) -> list[int]:
-    """Counts of this rank, summed over all."""
+def _sum_over_ranks(counts: list[int], device: torch.device) -> list[int]:
+    """Return the sums of counts over all ranks."""
     total = torch.tensor(counts, device=device)
     if dist.is_initialized():
         dist.all_reduce(total)

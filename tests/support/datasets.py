@@ -1,4 +1,4 @@
-"""A small dataset whose frames say which frame they are, and what LeRobot may add to one."""
+"""Small datasets whose images encode the index of their frame, and modified copies of them."""
 
 import json
 import shutil
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import torch
 
 from benchbox.data import LeRobotWriter
+from benchbox.data.video import VideoWriter
 
 FEATURES = {
     "observation.state": {"dtype": "float32", "shape": [3], "names": ["x", "y", "z"]},
@@ -22,27 +23,27 @@ LENGTHS = (13, 1, 20)
 TASKS = ("push the red block", "open the drawer", "push the red block")
 
 
-def burn(index: int, height: int, width: int) -> np.ndarray:
-    """An image that says which frame it is: eight bars, black or white, the bits of its index."""
+def draw_index(index: int, height: int, width: int) -> np.ndarray:
+    """Return an image (H, W, 3) that encodes the index of a frame as eight bars, black or white."""
     bits = [(index >> bit) & 1 for bit in range(8)]
     bars = np.repeat(np.array(bits, dtype=np.uint8) * 255, width // 8)
     return np.broadcast_to(bars[None, :, None], (height, width, 3)).copy()
 
 
-def read_back(image: torch.Tensor) -> int:
-    """The index `burn` wrote into it; (3, H, W)."""
+def read_index(image: torch.Tensor) -> int:
+    """Return the index that `draw_index` encoded in an image (3, H, W)."""
     width = image.shape[2] // 8
     middles = image.float().mean((0, 1))[width // 2 :: width]
     return sum(int(level > 127) << bit for bit, level in enumerate(middles))
 
 
 def blank_frame() -> dict[str, np.ndarray]:
-    """Zeros for every feature."""
+    """Return zeros for every feature."""
     return {name: np.zeros(f["shape"], np.uint8 if f["dtype"] == "video" else np.float32) for name, f in FEATURES.items()}
 
 
 def write_dataset(root, lengths=LENGTHS, tasks=TASKS, **options) -> Path:
-    """A dataset of random numbers whose frames carry their own index over the whole dataset."""
+    """Write a dataset of random states whose images and actions encode the index of their frame over all episodes."""
     rng = np.random.default_rng(0)
     index = 0
     with LeRobotWriter(root, fps=10, features=FEATURES, robot_type="test", **options) as writer:
@@ -51,8 +52,8 @@ def write_dataset(root, lengths=LENGTHS, tasks=TASKS, **options) -> Path:
                 frame = {
                     "observation.state": rng.normal(size=3),
                     "action": np.array([index, -index]) / 10,
-                    "observation.images.front": burn(index, 32, 48),
-                    "observation.images.wrist": burn(index, 24, 24),
+                    "observation.images.front": draw_index(index, 32, 48),
+                    "observation.images.wrist": draw_index(index, 24, 24),
                 }
                 writer.add_frame(frame, task=task)
                 index += 1
@@ -60,8 +61,8 @@ def write_dataset(root, lengths=LENGTHS, tasks=TASKS, **options) -> Path:
     return root
 
 
-def annotated(root: Path, to: Path, columns: dict[str, list], subtasks: tuple[str, ...] = ()) -> Path:
-    """A copy with further columns, text or numbers, one value a frame, and the table of subtasks as LeRobot 0.4.4 writes it."""
+def annotate(root: Path, to: Path, columns: dict[str, list], subtasks: tuple[str, ...] = ()) -> Path:
+    """Copy a dataset and add columns, with a text or number per frame, and a table of subtasks in the format of LeRobot 0.4.4."""
     shutil.copytree(root, to)
     (file,) = (to / "data").rglob("*.parquet")
     table = pq.read_table(file)
@@ -74,4 +75,14 @@ def annotated(root: Path, to: Path, columns: dict[str, list], subtasks: tuple[st
     if subtasks:
         index = pd.Index(list(subtasks), name="subtask")
         pd.DataFrame({"subtask_index": range(len(subtasks))}, index=index).to_parquet(to / "meta/subtasks.parquet")
+    return to
+
+
+def copy_with_short_video(root: Path, to: Path) -> Path:
+    """Copy a dataset of `write_dataset`, with a front camera that stops five frames before the table does."""
+    shutil.copytree(root, to)
+    writer = VideoWriter(to / "videos/observation.images.front/chunk-000/file-000.mp4", fps=10, height=32, width=48)
+    for index in range(sum(LENGTHS) - 5):
+        writer.add(np.ascontiguousarray(draw_index(index, 32, 48)), key_frame=index == 0)
+    writer.close()
     return to

@@ -1,35 +1,19 @@
-"""`benchbox data inspect` says what a dataset holds, and what is wrong with it."""
+"""The inspection of a dataset lists its contents and its problems."""
 
 import json
 import shutil
-import subprocess
-import sys
 
-import numpy as np
 import pytest
 
 from benchbox.data import open_dataset
 from benchbox.data.inspection import inspect
 from benchbox.data.sample import sample_path
-from benchbox.data.video import VideoWriter
-from tests.support.datasets import annotated, burn
-
-
-def benchbox_inspect(root):
-    command = [sys.executable, "-m", "benchbox.cli.app", "data", "inspect", str(root)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+from tests.support.datasets import annotate, copy_with_short_video
 
 
 @pytest.fixture
 def short_video(dataset_root, tmp_path):
-    """A copy whose front camera stops five frames before the table does."""
-    root = shutil.copytree(dataset_root, tmp_path / "short")
-    video = root / "videos/observation.images.front/chunk-000/file-000.mp4"
-    writer = VideoWriter(video, fps=10, height=32, width=48)
-    for index in range(29):
-        writer.add(np.ascontiguousarray(burn(index, 32, 48)), key_frame=index == 0)
-    writer.close()
-    return root
+    return copy_with_short_video(dataset_root, tmp_path / "short")
 
 
 def test_it_names_frames_tasks_cameras_and_normalisations(dataset_root):
@@ -42,7 +26,7 @@ def test_it_names_frames_tasks_cameras_and_normalisations(dataset_root):
 
 
 def test_subtasks_are_listed_and_one_that_is_not_there_is_a_problem(dataset_root, tmp_path):
-    root = annotated(dataset_root, tmp_path / "said", {"subtask_index": [0] * 14 + [2] * 20}, ("reach", "push"))
+    root = annotate(dataset_root, tmp_path / "said", {"subtask_index": [0] * 14 + [2] * 20}, ("reach", "push"))
     inspection = inspect(open_dataset(root))
     assert inspection.facts["subtasks"] == "reach; push"
     (problem,) = inspection.problems
@@ -62,19 +46,6 @@ def test_statistics_that_are_missing_are_a_problem(dataset_root, tmp_path):
     inspection = inspect(open_dataset(root))
     assert inspection.problems == [f"{root}/meta/stats.json: no statistics of observation.state"]
     assert inspection.facts["statistics of action"] == "min, max; normalises by min_max"
-
-
-def test_problems_are_printed_and_the_exit_code_says_so(short_video):
-    done = benchbox_inspect(short_video)
-    assert done.returncode == 2
-    assert "1 problem\n" in done.stdout
-    assert "no frame at 3.300 s" in done.stdout
-
-
-def test_a_folder_that_is_no_dataset_is_one_line(tmp_path):
-    done = benchbox_inspect(tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == f"error: {tmp_path}: not a LeRobot dataset: meta/info.json is missing\n"
 
 
 def test_the_shipped_sample_is_small_whole_and_has_four_cameras():

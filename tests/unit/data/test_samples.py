@@ -16,7 +16,7 @@ from benchbox.data.samples import DatasetSamples, letterbox
 from benchbox.data.text import EOS, ByteTokenizer
 from benchbox.errors import ConfigurationError, DataError
 from benchbox.spec.cell import DataSpec
-from tests.support.datasets import annotated, read_back
+from tests.support.datasets import annotate, read_index
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def samples(dataset_root, spec):
 
 def test_the_current_frame_is_last_and_history_goes_back_frame_by_frame(samples):
     sample = samples.sample(0, 20)
-    assert [read_back(sample["images"][t, 0]) for t in range(3)] == [18, 19, 20]
+    assert [read_index(sample["images"][t, 0]) for t in range(3)] == [18, 19, 20]
     assert sample["image_mask"].all()
     states = [samples.dataset[i]["observation.state"] for i in (18, 19, 20)]
     assert torch.equal(sample["state"][:, :3], torch.stack(states))
@@ -41,7 +41,7 @@ def test_history_before_the_start_of_an_episode_is_black_and_masked(samples):
     sample = samples.sample(0, 15)  # the second frame of its episode
     assert sample["image_mask"][:, 0].tolist() == [False, True, True]
     assert sample["images"][0].max() == 0
-    assert [read_back(sample["images"][t, 0]) for t in (1, 2)] == [14, 15]
+    assert [read_index(sample["images"][t, 0]) for t in (1, 2)] == [14, 15]
     assert torch.equal(sample["state"][0], sample["state"][1])
 
 
@@ -73,7 +73,7 @@ def test_cameras_the_dataset_lacks_are_black_and_masked(dataset_root, spec):
 def test_fewer_cameras_are_the_first_the_dataset_lists(dataset_root, spec):
     sample = DatasetSamples(open_dataset(dataset_root), replace(spec, cameras=1), seed=0).sample(0, 20)
     assert sample["images"].shape[1] == 1
-    assert read_back(sample["images"][-1, 0]) == 20
+    assert read_index(sample["images"][-1, 0]) == 20
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_future_frames_follow_the_current_one_and_past_the_end_repeat_the_last(d
 
     def future(index):
         sample = samples.sample(0, index)
-        return [read_back(image[0]) for image in sample["future_images"]], sample["future_mask"].tolist()
+        return [read_index(image[0]) for image in sample["future_images"]], sample["future_mask"].tolist()
 
     assert future(2) == ([3, 4, 5, 6], [True] * 4)
     assert future(10) == ([11, 12, 12, 12], [True, True, False, False])  # the last but two of an episode of 13
@@ -194,13 +194,13 @@ def said(full_spec):
 def test_a_subtask_of_lerobot_is_the_response_and_leads_to_its_last_frame(dataset_root, said, tmp_path):
     """Subtask 0 up to frame 4, 1 up to frame 9, then none; the next episode begins within subtask 1 and stays there."""
     numbers = [0] * 5 + [1] * 5 + [-1] * 3 + [1] + [1] * 8 + [0] * 12
-    root = annotated(dataset_root, tmp_path / "said", {"subtask_index": numbers}, SUBTASKS)
+    root = annotate(dataset_root, tmp_path / "said", {"subtask_index": numbers}, SUBTASKS)
     samples = DatasetSamples(open_dataset(root), said, seed=0)
     for index, subtask, goal in [(0, 0, 4), (4, 0, 4), (7, 1, 9), (13, 1, 13), (14, 1, 21), (30, 0, 33)]:
         sample = samples.sample(0, index)
         assert words(sample, "response") == (SUBTASKS[subtask], True)
         assert sample["subgoal_mask"].all()
-        assert [read_back(image) for image in sample["subgoal_images"][:1]] == [goal]
+        assert [read_index(image) for image in sample["subgoal_images"][:1]] == [goal]
     unsaid = samples.sample(0, 11)
     assert not unsaid["response_mask"].any()
     assert not unsaid["subgoal_mask"].any()
@@ -215,11 +215,11 @@ def test_text_features_are_the_response_the_memory_and_metadata(dataset_root, sa
         "metadata.quality": ["good"] * 10 + [""] * 24,
         "subtask_index": [0] * 34,
     }
-    root = annotated(dataset_root, tmp_path / "said", columns, SUBTASKS)
+    root = annotate(dataset_root, tmp_path / "said", columns, SUBTASKS)
     samples = DatasetSamples(open_dataset(root), said, seed=0)
     sample = samples.sample(0, 1)
     assert words(sample, "response") == ("grasp", True)  # before the subtask
-    assert read_back(sample["subgoal_images"][0]) == 2
+    assert read_index(sample["subgoal_images"][0]) == 2
     assert words(sample, "memory") == ("seen 1", True)
     assert words(sample, "metadata") == ("speed: fast, quality: good, ", False)
     assert sample["metadata_mask"].any(1).tolist() == [True, True, False]
@@ -231,13 +231,13 @@ def test_text_features_are_the_response_the_memory_and_metadata(dataset_root, sa
 
 
 def test_a_subtask_that_is_not_in_the_table_is_named_with_its_file(dataset_root, said, tmp_path):
-    root = annotated(dataset_root, tmp_path / "said", {"subtask_index": [2] * 34}, SUBTASKS)
+    root = annotate(dataset_root, tmp_path / "said", {"subtask_index": [2] * 34}, SUBTASKS)
     with pytest.raises(DataError, match=r"meta/subtasks\.parquet: no subtask 2, which frame 3 names"):
         DatasetSamples(open_dataset(root), said, seed=0).sample(0, 3)
 
 
 def test_a_missing_text_is_an_empty_one(dataset_root, said, tmp_path):
-    root = annotated(dataset_root, tmp_path / "said", {"memory": ["seen", *[None] * 33]})
+    root = annotate(dataset_root, tmp_path / "said", {"memory": ["seen", *[None] * 33]})
     samples = DatasetSamples(open_dataset(root), said, seed=0)
     assert words(samples.sample(0, 0), "memory") == ("seen", True)
     assert not samples.sample(0, 1)["memory_mask"].any()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -76,14 +74,6 @@ def test_a_shared_object_that_others_could_have_written_is_not_loaded(fresh: Pat
     library.cache_clear()
     assert library() is None
     assert f"{made} can be written by others" in caplog.text
-
-
-@needs_compiler
-def test_ranks_that_compile_at_the_same_time_all_get_it(fresh: Path) -> None:
-    code = "from benchbox.optim.native import library; assert library() is not None"
-    ranks = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0, 0]
-    assert len(list((fresh / "benchbox" / "native").iterdir())) == 1
 
 
 @needs_compiler

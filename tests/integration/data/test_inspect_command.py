@@ -1,0 +1,24 @@
+"""`benchbox data inspect` prints what a dataset contains and what is wrong with it."""
+
+import subprocess
+import sys
+
+from tests.support.datasets import copy_with_short_video
+
+
+def benchbox_inspect(root):
+    command = [sys.executable, "-m", "benchbox.cli.app", "data", "inspect", str(root)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_problems_are_printed_and_the_exit_code_says_so(dataset_root, tmp_path):
+    result = benchbox_inspect(copy_with_short_video(dataset_root, tmp_path / "short"))
+    assert result.returncode == 2
+    assert "1 problem\n" in result.stdout
+    assert "no frame at 3.300 s" in result.stdout
+
+
+def test_a_folder_that_is_no_dataset_is_one_line(tmp_path):
+    result = benchbox_inspect(tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == f"error: {tmp_path}: not a LeRobot dataset: meta/info.json is missing\n"

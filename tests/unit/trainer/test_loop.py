@@ -1,0 +1,100 @@
+"""The loop trains, logs every step, and saves checkpoints from which a training continues."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from benchbox.errors import NonFiniteError
+from benchbox.store.checkpoints import list_checkpoints
+from benchbox.trainer.loop import train
+from benchbox.trainer.metrics import MetricsLog
+from tests.support.small_session import SmallSession, batches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from benchbox.trainer.checkpoint import CheckpointManager
+
+
+def run(
+    session: SmallSession,
+    folder: Path,
+    checkpoints: CheckpointManager | None,
+    *,
+    steps: int,
+    start: int = 0,
+    stream: Iterator[Tensor] | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Train a session, and return the rows of its metrics without times."""
+    folder.mkdir(exist_ok=True)
+    log = MetricsLog(folder / "metrics.jsonl", start=start, block_steps=10, is_writer=True)
+    train(session, stream or batches(start), start=start, steps=steps, metrics=log, checkpoints=checkpoints, **options)
+    return read_rows(folder)
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name != "step_s"} for row in rows]
+
+
+def saved(folder: Path) -> list[str]:
+    return [path.name for path in list_checkpoints(folder / "checkpoints")]
+
+
+def test_every_step_is_logged_and_checkpoints_are_saved_at_the_interval_and_at_the_end(
+    tmp_path: Path, checkpoints: CheckpointManager
+) -> None:
+    rows = run(SmallSession(), tmp_path, checkpoints, steps=5)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    assert saved(tmp_path) == ["step-00000004", "step-00000005"], "the newest two of 2, 4 and 5"
+
+
+def test_a_restored_session_continues_bit_for_bit(tmp_path: Path, checkpoints: CheckpointManager) -> None:
+    """Weights, masters, moments, schedule and random numbers: a session built from another seed ends alike."""
+    straight = SmallSession()
+    rows = run(straight, tmp_path / "straight", None, steps=6)
+    run(SmallSession(), tmp_path, checkpoints, steps=4)
+    resumed = SmallSession(seed=1)
+    checkpoints.restore(resumed, tmp_path / "checkpoints" / "step-00000004")
+    assert run(resumed, tmp_path, checkpoints, start=4, steps=6) == rows
+    pairs = [(straight.model.state_dict(), resumed.model.state_dict())]
+    pairs += zip(straight.optimizer.state.values(), resumed.optimizer.state.values(), strict=True)
+    pairs.append((dict(enumerate(straight.optimizer.masters)), dict(enumerate(resumed.optimizer.masters))))
+    for expected, actual in pairs:
+        assert expected.keys() == actual.keys()
+        assert all(torch.equal(expected[name], actual[name]) for name in expected)
+
+
+def test_a_loss_that_is_not_finite_ends_the_training_before_the_next_checkpoint(
+    tmp_path: Path, checkpoints: CheckpointManager
+) -> None:
+    """The row that shows it is in the log, and the newest checkpoint is from before."""
+    stream = chain([next(batches())] * 2, [torch.full((2, 8), float("nan"), dtype=torch.bfloat16)], batches())
+    with pytest.raises(NonFiniteError, match="step 2: loss is nan"):
+        run(SmallSession(), tmp_path, checkpoints, steps=8, stream=stream)
+    assert saved(tmp_path) == ["step-00000002"]
+    assert read_rows(tmp_path)[2]["loss"] != read_rows(tmp_path)[2]["loss"], "NaN"
+    assert [row["step"] for row in read_rows(tmp_path)] == [0, 1, 2, 3]
+
+
+def test_without_checkpoints_none_are_saved_and_progress_is_reported_after_every_step(tmp_path: Path) -> None:
+    session, learning_rates = SmallSession(), []
+    rows = run(
+        session,
+        tmp_path,
+        None,
+        steps=3,
+        after_step=lambda: learning_rates.append(session.optimizer.param_groups[0]["lr"]),
+    )
+    assert len(learning_rates) == len(rows) == 3
+    assert learning_rates[:-1] == [row["lr"] for row in rows[1:]], "the schedule is ahead by one step"
+    assert not (tmp_path / "checkpoints").exists()

@@ -1,0 +1,93 @@
+"""`metrics.jsonl` has one row per step of this run, also after an interruption."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from benchbox.errors import NonFiniteError
+from benchbox.session import StepResult
+from benchbox.trainer.metrics import MetricsLog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def result(loss: float = 0.5, grad_norm: float = 2.0) -> StepResult:
+    return StepResult(torch.tensor(loss), torch.tensor(grad_norm), {"flow": torch.tensor(0.25)}, 8, (1e-4, 1e-5))
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def open_log(path: Path, *, start: int = 0, block_steps: int = 2, is_writer: bool = True) -> MetricsLog:
+    return MetricsLog(path, start=start, block_steps=block_steps, is_writer=is_writer)
+
+
+def test_a_row_has_the_losses_norm_rate_samples_and_time_of_a_step(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "metrics.jsonl", block_steps=1)
+    log.add(7, result())
+    (row,) = rows(tmp_path / "metrics.jsonl")
+    assert row.pop("step_s") > 0
+    assert row == {"step": 7, "loss": 0.5, "grad_norm": 2.0, "lr": 1e-4, "samples": 8, "flow": 0.25}
+
+
+def test_rows_are_written_in_blocks_and_share_their_mean_time(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = open_log(path)
+    log.add(0, result())
+    assert not path.exists()
+    log.add(1, result())
+    log.add(2, result())
+    assert [row["step"] for row in rows(path)] == [0, 1]
+    log.flush()
+    log.flush()  # an empty block
+    assert [row["step"] for row in rows(path)] == [0, 1, 2]
+    assert rows(path)[0]["step_s"] == rows(path)[1]["step_s"]
+
+
+def test_steps_that_are_repeated_after_an_interruption_are_in_the_log_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    interrupted = open_log(path)
+    for step in range(4):
+        interrupted.add(step, result(loss=1.0))
+    resumed = open_log(path, start=3)
+    for step in range(3, 5):
+        resumed.add(step, result(loss=2.0))
+    assert [(row["step"], row["loss"]) for row in rows(path)] == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
+
+
+def test_only_the_writer_touches_the_file(tmp_path: Path) -> None:
+    """Another rank logs the same steps, and leaves the file of an interrupted run alone too."""
+    path = tmp_path / "metrics.jsonl"
+    log = open_log(path, block_steps=1)
+    log.add(0, result())
+    before = path.read_text()
+    other_rank = open_log(path, block_steps=1, is_writer=False)
+    other_rank.add(0, result())
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"loss": float("nan")}, "step 1: loss is nan"),
+        ({"grad_norm": float("inf")}, "step 1: grad_norm is inf"),
+    ],
+)
+@pytest.mark.parametrize("is_writer", [True, False])
+def test_a_value_that_is_not_finite_is_an_error_on_every_rank_after_its_block_is_written(
+    tmp_path: Path, bad: dict[str, float], message: str, is_writer: bool
+) -> None:
+    log = open_log(tmp_path / "metrics.jsonl", block_steps=3, is_writer=is_writer)
+    log.add(0, result())
+    log.add(1, result(**bad))
+    with pytest.raises(NonFiniteError, match=message):
+        log.add(2, result())
+    assert (tmp_path / "metrics.jsonl").exists() == is_writer
+    if is_writer:
+        assert [row["step"] for row in rows(tmp_path / "metrics.jsonl")] == [0, 1, 2]
