@@ -1,28 +1,29 @@
-"""From a whole run to a baseline, and the name of the machine it is of."""
+"""Making a baseline of a complete run, finding the one to compare with, and the name of the machine it was measured on."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchbox import __version__
-from benchbox.analysis.gate import Reference
-from benchbox.analysis.summary import label, varying
+from benchbox.analysis.gate import BaselineLookup
+from benchbox.analysis.summary import label, varying_fields
 from benchbox.errors import RecordError, ThresholdError
 from benchbox.store.baseline import Baseline, baseline_path, read_baseline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from benchbox.analysis.summary import CellSummary
+    from benchbox.store.record import LaunchRecord
     from benchbox.store.run import Run
 
 
-def machine_of(records: Iterable[Mapping[str, Any]]) -> str:
-    """The machine that records were taken on, as the measuring processes named it.
+def machine_of(records: Iterable[LaunchRecord]) -> str:
+    """Return the machine that records were measured on, as the measuring processes named it.
 
     Raises:
         RecordError: no record names a machine, or they name several.
@@ -36,23 +37,23 @@ def machine_of(records: Iterable[Mapping[str, Any]]) -> str:
 
 
 def slug(name: str) -> str:
-    """A name that is safe as a folder on every system."""
+    """Return a name that is safe as a folder on every system."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "machine"
 
 
 def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> Baseline:
-    """The baseline of a run whose every planned launch ended ok.
+    """Return the baseline of a run in which every planned launch ended ok.
 
     Raises:
         ThresholdError: a cell failed or is missing: a baseline with holes would make later failures look expected.
     """
-    holes = [summary for summary in summaries if not summary.whole]
+    holes = [summary for summary in summaries if not summary.complete]
     if holes or not summaries:
-        fields = varying(summary.cell for summary in summaries)
-        first = f": {label(holes[0].cell, fields)} is {holes[0].status}" if holes else ""
+        fields = varying_fields(summary.cell for summary in summaries)
+        example = f": {label(holes[0].cell, fields)} is {holes[0].status}" if holes else ""
         raise ThresholdError(
             f"a baseline is made of a whole run, and {len(holes)} of {len(summaries)} cells are not ok in all "
-            f"{run.launches} launches{first}"
+            f"{run.launches} launches{example}"
         )
     cells = {
         summary.cell_id: {
@@ -72,8 +73,8 @@ def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> B
     )
 
 
-def find_baseline(run: Run, records: Sequence[Mapping[str, Any]], where: Path) -> Reference:
-    """The baseline this run is to be held against: the file `where`, or in the folder `where` that of the run's machine.
+def find_baseline(run: Run, records: Sequence[LaunchRecord], location: Path) -> BaselineLookup:
+    """Find the baseline to compare a run with: the file `location`, or in that folder the one of the run's machine.
 
     There is none when the run was measured on another machine than the baseline: two machines are not a regression.
 
@@ -83,14 +84,14 @@ def find_baseline(run: Run, records: Sequence[Mapping[str, Any]], where: Path) -
     try:
         machine = machine_of(records)
     except RecordError as error:
-        return Reference(None, str(error))
-    path = where
-    if where.suffix != ".json":
-        path = baseline_path(where, machine, run.name)
+        return BaselineLookup(None, str(error))
+    path = location
+    if location.suffix != ".json":
+        path = baseline_path(location, machine, run.name)
         if not path.is_file():
-            return Reference(None, f"no baseline {path}; promote a run you trust: benchbox baseline promote RUN")
+            return BaselineLookup(None, f"no baseline {path}; promote a run you trust: benchbox baseline promote RUN")
     baseline = read_baseline(path)
     measured_on = slug(str(baseline.environment.get("machine")))
     if measured_on != machine:
-        return Reference(None, f"{path} was measured on {measured_on}, and this run on {machine}: not comparable")
-    return Reference(baseline, None)
+        return BaselineLookup(None, f"{path} was measured on {measured_on}, and this run on {machine}: not comparable")
+    return BaselineLookup(baseline, None)

@@ -1,17 +1,18 @@
-"""Which two cells may be put in one ratio: those that differ in the named axis and in nothing else, requested or observed."""
+"""Throughput ratios of cells. Only cells that differ in the named axis and in nothing else, requested or observed, get one."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchbox.analysis.summary import plain
+from benchbox.analysis.summary import matrix_text
 
 if TYPE_CHECKING:
     from benchbox.analysis.summary import CellSummary
+    from benchbox.store.record import LaunchRecord
 
-# Launches that differ in any of these were made with something else, and the ratio would be of that too.
+# If launches differ in any of these, a ratio would measure that difference too.
 _SAME_ENVIRONMENT = (
     "machine",
     "benchbox",
@@ -35,11 +36,11 @@ class Comparison:
     reference: CellSummary | None
     ratio: float | None
     reason: str | None
-    apart: bool | None  # whether the ranges over launches do not overlap; None with a single launch on either side
+    ranges_disjoint: bool | None  # over launches; None with a single launch on either side
 
 
 def reference_axis(reference: Mapping[str, Any], axes: Mapping[str, Any]) -> tuple[tuple[str, ...], str | None]:
-    """The fields a matrix's `reference` compares along, and why they are no single axis, if they are not.
+    """Return the fields that a matrix's `reference` compares along, and why they are not a single axis, if they are not.
 
     Several fields count as one axis only when the matrix moves them together (a zipped axis).
     """
@@ -52,81 +53,92 @@ def reference_axis(reference: Mapping[str, Any], axes: Mapping[str, Any]) -> tup
     return fields, f"the reference differs in {len(fields)} axes at once: {', '.join(fields)}"
 
 
-def against_reference(
+def compare_with_reference(
     summaries: Sequence[CellSummary], reference: Mapping[str, Any], axes: Mapping[str, Any]
 ) -> dict[str, Comparison]:
-    """Every cell that is not itself a reference, by cell id, against the cell that equals it but for the reference's axis."""
+    """Compare every cell that is not itself a reference with the cell that equals it except on the reference's axis.
+
+    Returns:
+        Comparisons by cell id.
+    """
     if not reference:
         return {}
-    fields, trouble = reference_axis(reference, axes)
-    found = {}
+    fields, obstacle = reference_axis(reference, axes)
+    comparisons = {}
     for summary in summaries:
         if all(summary.cell.get(field) == value for field, value in reference.items()):
             continue
-        wanted = {**summary.cell, **reference}
-        other = next((candidate for candidate in summaries if candidate.cell == wanted), None)
-        found[summary.cell_id] = _comparison(summary, other, fields, trouble)
-    return found
+        reference_cell = {**summary.cell, **reference}
+        counterpart = next((candidate for candidate in summaries if candidate.cell == reference_cell), None)
+        comparisons[summary.cell_id] = _comparison(summary, counterpart, fields, obstacle)
+    return comparisons
 
 
-def _comparison(subject: CellSummary, reference: CellSummary | None, axis: tuple[str, ...], trouble: str | None) -> Comparison:
-    reason = trouble
+def _comparison(subject: CellSummary, reference: CellSummary | None, axis: tuple[str, ...], obstacle: str | None) -> Comparison:
+    reason = obstacle
     if reason is None and reference is None:
         reason = f"no cell differs from it in {' and '.join(axis)} only"
     if reason is None and reference is not None:
-        reason = incomparable(subject, reference, axis)
-    ratio = apart = None
+        reason = why_incomparable(subject, reference, axis)
+    ratio = disjoint = None
     if reason is None and reference is not None:
-        own, other = (summary.values["global_samples_per_s"] for summary in (subject, reference))
-        assert own is not None
-        assert other is not None
-        ratio = own.value / other.value
-        if min(own.launches, other.launches) > 1:
-            apart = own.low > other.high or own.high < other.low
-    return Comparison(axis=axis, subject=subject, reference=reference, ratio=ratio, reason=reason, apart=apart)
+        numerator, denominator = (summary.values["global_samples_per_s"] for summary in (subject, reference))
+        assert numerator is not None
+        assert denominator is not None
+        ratio = numerator.value / denominator.value
+        if min(numerator.launches, denominator.launches) > 1:
+            disjoint = numerator.low > denominator.high or numerator.high < denominator.low
+    return Comparison(axis=axis, subject=subject, reference=reference, ratio=ratio, reason=reason, ranges_disjoint=disjoint)
 
 
-def incomparable(one: CellSummary, other: CellSummary, axis: Collection[str]) -> str | None:
-    """Why two cells may not be put in one ratio along `axis`, or None when they may."""
-    differ = [field for field in one.cell if field not in axis and one.cell[field] != other.cell.get(field)]
-    if differ:
-        return f"they also differ in {', '.join(differ)}"
-    for summary in (one, other):
+def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collection[str]) -> str | None:
+    """Return the reason why a ratio of two cells along `axis` would mislead, or None when they are comparable."""
+    different = [field for field in subject.cell if field not in axis and subject.cell[field] != reference.cell.get(field)]
+    if different:
+        return f"they also differ in {', '.join(different)}"
+    for summary in (subject, reference):
         if summary.status != "ok":
             return f"{_name(summary, axis)} is {summary.status}"
-    first, second = one.evidence, other.evidence
-    assert first is not None
-    assert second is not None
-    for name, values in _must_agree(first, second, axis).items():
-        if values[0] != values[1]:
-            return f"they also differ in {name}: {plain(values[0])} against {plain(values[1])}"
+    assert subject.evidence is not None
+    assert reference.evidence is not None
+    for name, read in _controlled_values(axis).items():
+        subject_value, reference_value = read(subject.evidence), read(reference.evidence)
+        if subject_value != reference_value:
+            return f"they also differ in {name}: {matrix_text(subject_value)} against {matrix_text(reference_value)}"
     return None
 
 
-def _must_agree(one: Mapping[str, Any], other: Mapping[str, Any], axis: Collection[str]) -> dict[str, tuple[Any, Any]]:
-    """What was seen and must be the same on both sides, whatever was asked for."""
-    both = (one, other)
-
-    def values(read: Any) -> tuple[Any, Any]:
-        return read(both[0]), read(both[1])
-
-    pairs = {"measured steps": values(lambda record: record["steps"])}
+def _controlled_values(axis: Collection[str]) -> dict[str, Callable[[LaunchRecord], Any]]:
+    """Return readers of the observed values, by name, that must be equal on both sides whatever was requested."""
+    readers: dict[str, Callable[[LaunchRecord], Any]] = {"measured steps": lambda record: record["steps"]}
     if "attention" not in axis:
-        pairs["the attention kernel that ran"] = values(lambda record: record["observed"]["attention_kernel"])
+        readers["the attention kernel that ran"] = _attention_kernel
     if "checkpointing" not in axis:
-        pairs["checkpointed modules"] = values(lambda record: bool(record["observed"]["checkpointed_modules"]))
+        readers["checkpointed modules"] = _is_checkpointed
     if "recipe" not in axis:
-        pairs["Adam state"] = values(lambda record: ", ".join(adam_dtypes(record)) or None)
+        readers["Adam state"] = lambda record: ", ".join(adam_dtypes(record)) or None
     for key in _SAME_ENVIRONMENT:
-        pairs[key] = values(lambda record, key=key: (record["environment"] or {}).get(key))
-    return pairs
+        readers[key] = _environment_reader(key)
+    return readers
 
 
-def adam_dtypes(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Dtypes of Adam's moments found on any rank, `float32`, sorted; empty when no census was taken."""
-    census = (record["precision"] or {}).get("census") or []
+def _environment_reader(key: str) -> Callable[[LaunchRecord], Any]:
+    return lambda record: (record["environment"] or {}).get(key)
+
+
+def _attention_kernel(record: LaunchRecord) -> str | None:
+    return record["observed"]["attention_kernel"] if record["observed"] else None
+
+
+def _is_checkpointed(record: LaunchRecord) -> bool:
+    return bool(record["observed"] and record["observed"]["checkpointed_modules"])
+
+
+def adam_dtypes(record: LaunchRecord) -> tuple[str, ...]:
+    """Return the dtypes of Adam's moments on all ranks, such as `float32`, sorted; empty when no census was taken."""
+    census = record["precision"]["census"] if record["precision"] else []
     return tuple(sorted({entry["dtype"].removeprefix("torch.") for entry in census if entry["kind"].startswith("exp_avg")}))
 
 
 def _name(summary: CellSummary, axis: Collection[str]) -> str:
-    return " ".join(plain(summary.cell.get(field)) for field in axis)
+    return " ".join(matrix_text(summary.cell.get(field)) for field in axis)

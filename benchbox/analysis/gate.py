@@ -1,4 +1,4 @@
-"""The gate: every demand on every cell it selects, as expected / found / verdict. What did not run is never green."""
+"""The gate: each demand on each selected cell, with the expected and the actual value. A cell that did not run never passes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from benchbox.analysis.quantities import quantity
-from benchbox.analysis.summary import MISSING, CellSummary, label, varying
-from benchbox.registry.metrics import Metric, metric
+from benchbox.analysis.summary import MISSING, CellSummary, label, metric_words, varying_fields
+from benchbox.registry.metrics import Metric, metric_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,114 +19,113 @@ Verdict = Literal["ok", "breach", "missing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class GateRow:
     """One demand on one cell. `note` says what to do where the verdict alone does not."""
 
     cell_id: str | None  # None: the demand selects no cell
     cell: str  # its label
     metric: str
     expected: str
-    found: str
+    actual: str
     verdict: Verdict
     note: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the row as JSON output; there the actual value is called `found`."""
+        return {{"actual": "found"}.get(key, key): value for key, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
-    """The baseline to hold against, or why there is none and what to do about it."""
+class BaselineLookup:
+    """The baseline to compare with, or why there is none and what to do about it."""
 
     baseline: Baseline | None
     remedy: str | None
 
 
-def gate(run: Run, summaries: Sequence[CellSummary], reference: Reference) -> list[Row]:
-    """Rows for the state of every cell, then for every threshold of the run in its order.
+def gate(run: Run, summaries: Sequence[CellSummary], lookup: BaselineLookup) -> list[GateRow]:
+    """Return a row for the state of every cell, then rows for every threshold of the run in its order.
 
     Numbers are read from launches that ended ok. The state rows cannot be switched off: a cell that failed, or of which
     launches are missing, is a breach whether or not a threshold asks for `status`.
     """
-    fields = varying(summary.cell for summary in summaries)
-    rows = [_state(summary, fields) for summary in summaries]
+    fields = varying_fields(summary.cell for summary in summaries)
+    rows = [_state_row(summary, fields) for summary in summaries]
     for threshold in run.thresholds:
         where = threshold.get("where") or {}
         selected = [summary for summary in summaries if all(summary.cell.get(k) == v for k, v in where.items())]
         if not selected:
-            rows.append(_selects_nothing(run, threshold, where))
+            rows.append(_unmatched_row(run, threshold, where))
         for summary in selected:
-            rows += _demands(threshold, summary, fields, reference)
-    # A threshold that asks for what the state row already says adds nothing.
+            rows += _demand_rows(threshold, summary, fields, lookup)
+    # A threshold that repeats the demand of a state row adds nothing.
     return list(dict.fromkeys(rows))
 
 
-def passes(rows: Sequence[Row]) -> bool:
-    return all(row.verdict == "ok" for row in rows)
-
-
-def _state(summary: CellSummary, fields: Sequence[str]) -> Row:
-    found = summary.status
-    verdict: Verdict = "ok" if found == "ok" else "breach"
+def _state_row(summary: CellSummary, fields: Sequence[str]) -> GateRow:
+    actual = summary.status
+    verdict: Verdict = "ok" if actual == "ok" else "breach"
     note = None
     if summary.status == MISSING:
         verdict, note = "missing", "it has not run: run the matrix again, finished launches are kept"
-    elif summary.status == "ok" and not summary.whole:
-        found, verdict = f"ok in {len(summary.ok)} of {summary.planned} launches", "missing"
+    elif summary.status == "ok" and not summary.complete:
+        actual, verdict = f"ok in {len(summary.ok)} of {summary.planned} launches", "missing"
         note = "run the matrix again, finished launches are kept"
     elif summary.error:
         note = f"{summary.error['type']}: {summary.error['message']}".splitlines()[0]
-    return _row(summary, fields, "status", "ok", found, verdict, note)
+    return _row(summary, fields, "status", "ok", actual, verdict, note)
 
 
-def _selects_nothing(run: Run, threshold: Mapping[str, Any], where: Mapping[str, Any]) -> Row:
+def _unmatched_row(run: Run, threshold: Mapping[str, Any], where: Mapping[str, Any]) -> GateRow:
     skipped = [entry for entry in run.skipped if all(entry["cell"].get(k) == v for k, v in where.items())]
     note = f"every cell it selects was skipped: {skipped[0]['reason']}" if skipped else "no cell of the matrix has these values"
-    return Row(
+    return GateRow(
         cell_id=None,
         cell=label(where, where) if where else "every cell",
         metric=threshold["metric"],
         expected="a cell to hold it against",
-        found="matches nothing",
+        actual="matches nothing",
         verdict="breach",
         note=note,
     )
 
 
-def _demands(threshold: Mapping[str, Any], summary: CellSummary, fields: Sequence[str], reference: Reference) -> Iterator[Row]:
-    wanted = metric(threshold["metric"])
-    if not wanted.is_number:
+def _demand_rows(
+    threshold: Mapping[str, Any], summary: CellSummary, fields: Sequence[str], lookup: BaselineLookup
+) -> Iterator[GateRow]:
+    metric = metric_by_name(threshold["metric"])
+    if not metric.is_number:
         expected = str(threshold.get("expect"))
-        found = summary.status if wanted.name == "status" else _word(wanted, summary)
-        if wanted.name == "status" and expected == "ok":
-            yield _state(summary, fields)
+        actual = summary.status if metric.name == "status" else metric_words(metric, summary.records) or MISSING
+        if metric.name == "status" and expected == "ok":
+            yield _state_row(summary, fields)
         else:
-            yield _row(summary, fields, wanted.name, expected, found, "ok" if found == expected else "breach")
+            yield _row(summary, fields, metric.name, expected, actual, "ok" if actual == expected else "breach")
         return
-    spread = summary.values[wanted.name]
+    spread = summary.values[metric.name]
 
     def number(value: float) -> str:
-        return quantity(value, wanted.unit, digits=4)
+        return quantity(value, metric.unit, digits=4)
 
-    for text, holds, remedy in _numeric(threshold, wanted, summary.cell_id, reference):
+    for text, bounds, remedy in _ranges(threshold, metric, summary.cell_id, lookup):
         if spread is None:
-            why = "no launch ended ok" if not summary.ok else "no launch could measure it"
-            yield _row(summary, fields, wanted.name, text, "no value", "missing", why)
-        elif holds is None:
-            yield _row(summary, fields, wanted.name, text, number(spread.value), "missing", remedy)
+            reason = "no launch ended ok" if not summary.ok else "no launch could measure it"
+            yield _row(summary, fields, metric.name, text, "no value", "missing", reason)
+        elif bounds is None:
+            yield _row(summary, fields, metric.name, text, number(spread.value), "missing", remedy)
         else:
-            low, high = holds
+            low, high = bounds
             verdict: Verdict = "ok" if low <= spread.value <= high else "breach"
-            yield _row(summary, fields, wanted.name, text, number(spread.value), verdict)
+            yield _row(summary, fields, metric.name, text, number(spread.value), verdict)
 
 
-def _numeric(
-    threshold: Mapping[str, Any], wanted: Metric, cell_id: str, reference: Reference
+def _ranges(
+    threshold: Mapping[str, Any], metric: Metric, cell_id: str, lookup: BaselineLookup
 ) -> Iterator[tuple[str, tuple[float, float] | None, str | None]]:
-    """Each demand as its text and the closed range it allows, or None and the remedy where there is nothing to compare with."""
+    """Yield each demand as text with the closed range it allows, or with None and the remedy if there is no baseline value."""
 
     def number(value: float) -> str:
-        return quantity(value, wanted.unit, digits=4)
+        return quantity(value, metric.unit, digits=4)
 
     infinity = float("inf")
     if (expect := threshold.get("expect")) is not None:
@@ -138,17 +137,17 @@ def _numeric(
     if (allowed := threshold.get("max_regression")) is None:
         return
     text = f"within {allowed * 100:g}% of the baseline"
-    if reference.baseline is None:
-        yield text, None, reference.remedy
+    if lookup.baseline is None:
+        yield text, None, lookup.remedy
         return
-    base = reference.baseline.value(cell_id, wanted.name)
+    base = lookup.baseline.value(cell_id, metric.name)
     if base is None:
         yield text, None, "the baseline does not have it: promote a run of today's matrix"
         return
     worse, better = base + allowed * abs(base), base - allowed * abs(base)
-    if wanted.direction == "lower":
+    if metric.direction == "lower":
         yield f"<= {number(worse)} (baseline {number(base)} + {allowed * 100:g}%)", (-infinity, worse), None
-    elif wanted.direction == "higher":
+    elif metric.direction == "higher":
         yield f">= {number(better)} (baseline {number(base)} - {allowed * 100:g}%)", (better, infinity), None
     else:
         yield f"{number(better)} .. {number(worse)} (baseline {number(base)} +- {allowed * 100:g}%)", (better, worse), None
@@ -159,21 +158,16 @@ def _row(
     fields: Sequence[str],
     name: str,
     expected: str,
-    found: str,
+    actual: str,
     verdict: Verdict,
     note: str | None = None,
-) -> Row:
-    return Row(
+) -> GateRow:
+    return GateRow(
         cell_id=summary.cell_id,
         cell=label(summary.cell, fields),
         metric=name,
         expected=expected,
-        found=found,
+        actual=actual,
         verdict=verdict,
         note=note,
     )
-
-
-def _word(wanted: Metric, summary: CellSummary) -> str:
-    words = sorted({str(wanted.read(record)) for record in summary.records})
-    return ", ".join(words) or MISSING

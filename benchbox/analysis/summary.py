@@ -1,4 +1,4 @@
-"""Launch records -> one summary a cell. The launch is the sample: steps are never pooled across launches."""
+"""One summary per cell, made from its launch records. The launch is the sample: steps are never pooled across launches."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-from benchbox.registry.metrics import METRICS, Metric
+from benchbox.registry.metrics import Metric, metrics
 from benchbox.registry.phases import PHASES
+from benchbox.registry.statuses import STATUSES
 
 if TYPE_CHECKING:
+    from benchbox.store.record import CellDict, ErrorRecord, LaunchRecord, ObservedRecord, Precision, StepTime
     from benchbox.store.run import Run
 
-Record = Mapping[str, Any]
-
 MISSING = "missing"
-# From best to worst. A wrong thing measured (mismatch) is worse than nothing measured.
-STATUS_ORDER = ("ok", "interrupted", "unsupported", "timeout", "hang", "oom", "nan", "desync", "crash", "mismatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,106 +35,128 @@ class CellSummary:
     """One cell over its launches. Metrics come from the launches that ended ok, and are None when there is none."""
 
     cell_id: str
-    cell: Mapping[str, Any]
+    cell: CellDict
     planned: int  # launches
-    records: tuple[Record, ...]
+    records: tuple[LaunchRecord, ...]
     status: str  # the worst over launches, or "missing" when none ran
     values: Mapping[str, Spread | None]  # by metric
 
     @property
-    def ok(self) -> tuple[Record, ...]:
+    def ok(self) -> tuple[LaunchRecord, ...]:
         return tuple(record for record in self.records if record["status"] == "ok")
 
     @property
-    def error(self) -> Mapping[str, Any] | None:
+    def error(self) -> ErrorRecord | None:
         """The error of the worst launch."""
         return next((record["error"] for record in self.records if record["status"] == self.status), None)
 
     @property
-    def whole(self) -> bool:
-        """Whether every planned launch ran and ended ok."""
+    def complete(self) -> bool:
+        """Return whether every planned launch ran and ended ok."""
         return self.status == "ok" and len(self.ok) >= self.planned
 
     @property
-    def evidence(self) -> Record | None:
-        """The record that shows what ran: the last ok launch, else the last that observed anything."""
+    def evidence(self) -> LaunchRecord | None:
+        """The record that shows what ran: that of the latest ok launch, else of the latest that observed anything."""
         observed = [record for record in self.records if record["observed"]]
         return next(iter([*reversed(self.ok), *reversed(observed)]), None)
 
+    @property
+    def observed(self) -> ObservedRecord | None:
+        """Observations in `evidence`."""
+        return self.evidence["observed"] if self.evidence else None
+
+    @property
+    def precision(self) -> Precision | None:
+        """Result of the precision audit in `evidence`."""
+        return self.evidence["precision"] if self.evidence else None
+
     def phases(self) -> dict[str, float]:
-        """Seconds of each phase in a mean step of the slowest rank, mean over launches, in the order of the step.
+        """Return seconds of each phase in a mean step of the slowest rank, mean over launches, in the order of the step.
 
         Means, not medians: they add up to the mean step (`mean_step_s`).
         """
-        of_launches: dict[str, list[float]] = defaultdict(list)
+        seconds: dict[str, list[float]] = defaultdict(list)  # phase -> [launch]
         for record in self.ok:
-            rank = _slowest_rank(record)
+            rank = _slowest_rank(_step_time(record))
             for phase, times in (record["phases_s"] or {}).items():
-                of_launches[phase].append(mean(times["per_rank"][rank]))
-        order = [phase for phase in PHASES if phase in of_launches]
-        order += [phase for phase in of_launches if phase not in PHASES]
-        return {phase: mean(of_launches[phase]) for phase in order}
+                seconds[phase].append(mean(times["per_rank"][rank]))
+        order = [phase for phase in PHASES if phase in seconds]
+        order += [phase for phase in seconds if phase not in PHASES]
+        return {phase: mean(seconds[phase]) for phase in order}
 
     def mean_step_s(self) -> float | None:
-        """Mean step of the slowest rank, mean over launches: what the phases add up to."""
-        steps = [mean(record["step_time_s"]["per_rank"][_slowest_rank(record)]) for record in self.ok]
-        return mean(steps) if steps else None
+        """Return the mean step of the slowest rank, mean over launches: the sum of the phases."""
+        step_times = [_step_time(record) for record in self.ok]
+        means = [mean(times["per_rank"][_slowest_rank(times)]) for times in step_times]
+        return mean(means) if means else None
 
 
-def summarise(run: Run, records: Iterable[Record]) -> list[CellSummary]:
-    """One summary for every planned cell, in the order of the plan; a cell without records is `missing`."""
-    by_cell: dict[str, list[Record]] = defaultdict(list)
+def summarize(run: Run, records: Iterable[LaunchRecord]) -> list[CellSummary]:
+    """Return one summary for every planned cell, in the order of the plan; a cell without records is `missing`."""
+    by_cell: dict[str, list[LaunchRecord]] = defaultdict(list)
     for record in records:
         by_cell[record["cell_id"]].append(record)
     return [_summary(cell_id, cell, run.launches, by_cell[cell_id]) for cell_id, cell in run.cells.items()]
 
 
-def _summary(cell_id: str, cell: Mapping[str, Any], planned: int, records: Sequence[Record]) -> CellSummary:
+def _summary(cell_id: str, cell: CellDict, planned: int, records: Sequence[LaunchRecord]) -> CellSummary:
     ok = [record for record in records if record["status"] == "ok"]
     return CellSummary(
         cell_id=cell_id,
         cell=cell,
         planned=planned,
         records=tuple(records),
-        status=max((record["status"] for record in records), key=STATUS_ORDER.index, default=MISSING),
-        values={metric.name: spread(metric, ok) for metric in METRICS.values() if metric.is_number},
+        status=max((record["status"] for record in records), key=STATUSES.index, default=MISSING),
+        values={metric.name: spread(metric, ok) for metric in metrics().values() if metric.is_number},
     )
 
 
-def spread(metric: Metric, records: Iterable[Record]) -> Spread | None:
-    """A numeric metric over launches, or None when no launch knows it."""
-    known = [float(value) for value in (metric.read(record) for record in records) if value is not None]
-    if not known:
+def spread(metric: Metric, records: Iterable[LaunchRecord]) -> Spread | None:
+    """Return a numeric metric over launches, or None when it is unknown in all of them."""
+    values = [float(value) for value in map(metric.read, records) if value is not None]
+    if not values:
         return None
-    value = median(known)
+    value = median(values)
     if metric.launches == "worst":
-        value = min(known) if metric.direction == "higher" else max(known)
-    return Spread(value, min(known), max(known), len(known))
+        value = min(values) if metric.direction == "higher" else max(values)
+    return Spread(value, min(values), max(values), len(values))
 
 
-def varying(cells: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The fields in which cells differ, in the order of the cell: what tells them apart."""
-    seen: dict[str, set[str]] = defaultdict(set)
+def metric_words(metric: Metric, records: Iterable[LaunchRecord]) -> str:
+    """Return the values of a metric that is a word, sorted, each once; empty without records."""
+    return ", ".join(sorted({str(metric.read(record)) for record in records}))
+
+
+def varying_fields(cells: Iterable[CellDict]) -> tuple[str, ...]:
+    """Return the fields in which cells differ, in the order of the cell."""
+    texts: dict[str, set[str]] = defaultdict(set)
     for cell in cells:
         for key, value in cell.items():
-            seen[key].add(json.dumps(value, sort_keys=True))
-    return tuple(key for key, values in seen.items() if len(values) > 1)
+            texts[key].add(json.dumps(value, sort_keys=True))
+    return tuple(key for key, values in texts.items() if len(values) > 1)
 
 
-def label(cell: Mapping[str, Any], fields: Iterable[str]) -> str:
-    """`backend=zero2 cams=4`: a cell by the fields that matter."""
-    return " ".join(f"{field}={plain(cell.get(field))}" for field in fields) or f"backend={cell['backend']}"
+def label(cell: CellDict, fields: Iterable[str]) -> str:
+    """Return a cell as text, by the given fields: `backend=zero2 cams=4`."""
+    return " ".join(f"{field}={matrix_text(cell.get(field))}" for field in fields) or f"backend={cell['backend']}"
 
 
-def plain(value: Any) -> str:
-    """A value of a cell as a matrix would spell it."""
+def matrix_text(value: Any) -> str:
+    """Return a value of a cell as it is written in a matrix."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return ",".join(f"{key}={plain(item)}" for key, item in value.items())
+        return ",".join(f"{key}={matrix_text(item)}" for key, item in value.items())
     return "null" if value is None else str(value)
 
 
-def _slowest_rank(record: Record) -> int:
-    totals = [sum(steps) for steps in record["step_time_s"]["per_rank"]]
+def _step_time(record: LaunchRecord) -> StepTime:
+    times = record["step_time_s"]
+    assert times is not None, "a launch that ended ok has step times"
+    return times
+
+
+def _slowest_rank(times: StepTime) -> int:
+    totals = [sum(steps) for steps in times["per_rank"]]
     return totals.index(max(totals))

@@ -1,4 +1,4 @@
-"""`benchbox check` and `benchbox baseline`: holding a run against its thresholds."""
+"""`benchbox check` and `benchbox baseline`: comparing a run with its thresholds and a baseline."""
 
 import json
 from pathlib import Path
@@ -22,20 +22,20 @@ def check(
     ] = BASELINES,
     output: FormatOption = Format.text,
 ) -> None:
-    """Hold a run against the thresholds of its matrix: expected, found, verdict.
+    """Check a run against the thresholds of its matrix: expected, found, verdict.
 
-    A cell that failed or has not run is never green, whatever the thresholds say. Exit code 4 when anything is not ok.
+    A cell that failed or has not run never passes, whatever the thresholds say. Exit code 4 when anything is not ok.
     """
     from benchbox.analysis.baseline import find_baseline
-    from benchbox.analysis.gate import Reference, gate
-    from benchbox.analysis.summary import summarise
+    from benchbox.analysis.gate import BaselineLookup, gate
+    from benchbox.analysis.summary import summarize
     from benchbox.store.run import RunStore
 
     store = RunStore(path)
     run, records = store.run(), list(store.records())
     needed = any("max_regression" in threshold for threshold in run.thresholds)
-    reference = find_baseline(run, records, baseline) if needed else Reference(None, None)
-    rows = gate(run, summarise(run, records), reference)
+    lookup = find_baseline(run, records, baseline) if needed else BaselineLookup(None, None)
+    rows = gate(run, summarize(run, records), lookup)
     failing = [row for row in rows if row.verdict != "ok"]
     if output is Format.json:
         typer.echo(json.dumps({"verdict": "breach" if failing else "ok", "rows": [row.to_dict() for row in rows]}, indent=1))
@@ -46,9 +46,9 @@ def check(
 
         console = Console()
         columns = ("cell", "metric", "expected", "found", "verdict")
-        print_rows(console, columns, [(row.cell, row.metric, row.expected, row.found, row.verdict) for row in rows])
-        noted = (row for row in failing if row.note)
-        notes = (f"{row.cell}: {row.note}" if row.verdict == "breach" else f"{row.note}" for row in noted)
+        print_rows(console, columns, [(row.cell, row.metric, row.expected, row.actual, row.verdict) for row in rows])
+        annotated = (row for row in failing if row.note)
+        notes = (f"{row.cell}: {row.note}" if row.verdict == "breach" else f"{row.note}" for row in annotated)
         for note in dict.fromkeys(notes):
             say(console, f"note: {note}")
     if failing or not rows:
@@ -62,21 +62,21 @@ def promote(
 ) -> None:
     """Make a run the baseline of its matrix on its machine. Refused (exit code 4) unless every planned launch ended ok."""
     from benchbox.analysis.baseline import machine_of, make_baseline, slug
-    from benchbox.analysis.summary import summarise
+    from benchbox.analysis.summary import summarize
     from benchbox.store.baseline import baseline_path, write_baseline
     from benchbox.store.run import RunStore
 
     store = RunStore(path)
     run, records = store.run(), list(store.records())
     name = slug(machine) if machine else machine_of(records)
-    baseline = make_baseline(run, summarise(run, records), name)
+    baseline = make_baseline(run, summarize(run, records), name)
     target = baseline_path(out, name, run.name)
     write_baseline(target, baseline)
     typer.echo(f"{target}: {len(baseline.cells)} cells; commit it, and `benchbox check` compares with it")
 
 
 def register(app: typer.Typer) -> None:
-    """`check RUN` and `baseline promote RUN`."""
+    """Register `check RUN` and `baseline promote RUN`."""
     app.command()(check)
     baselines = typer.Typer(help="Baselines to compare runs with.", no_args_is_help=True)
     baselines.callback()(lambda: None)

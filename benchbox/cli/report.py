@@ -1,4 +1,4 @@
-"""`benchbox report`: what runs show, as files."""
+"""`benchbox report`: the results of runs as files."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +12,15 @@ def report(
         Path | None,
         typer.Option(metavar="DIR", help="Write here instead of into the run; of several runs, each into its own folder."),
     ] = None,
+    pack: Annotated[
+        bool,
+        typer.Option("--pack", help="Also write run.json and all records as one records.parquet: a run to publish."),
+    ] = False,
 ) -> None:
-    """Print the table of runs and write report.html, report.md, table.csv and table.parquet."""
+    """Print the table of runs and write report.html, report.md, table.csv and table.parquet.
+
+    With --pack, DIR becomes a run directory that verify, check and report read like the original, without its cells/ folder.
+    """
     from dataclasses import astuple
 
     from rich.console import Console
@@ -30,10 +37,11 @@ def report(
     for path, name in zip(paths, names, strict=True):
         print_table(path, console)
         folder = out / name if out is not None and len(paths) > 1 else out
-        for written in astuple(write_reports(path, folder)):
-            say(console, str(written))
+        for file in astuple(write_reports(path, folder, pack=pack)):
+            if file is not None:
+                say(console, str(file))
 
 
 def register(app: typer.Typer) -> None:
-    """`report RUN...`."""
+    """Register `report RUN...`."""
     app.command()(report)

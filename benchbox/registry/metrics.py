@@ -1,63 +1,85 @@
-"""Metrics by name. A metric is a declaration: its name, its unit, which way is better, and how it is read from a record.
+"""Metrics by name. A metric is a declaration: its name, its unit, which direction is better, and how it is read from a record.
 
-Tables, thresholds, comparisons and the method section of a report all read this list, so a number has one definition.
+Tables, thresholds, comparisons and the method section of a report all read this list, so a number has one definition. Other
+packages add metrics through the entry-point group `benchbox.metrics`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from statistics import median
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.names import did_you_mean
 from benchbox.registry.statuses import STATUSES
 
-Record = Mapping[str, Any]
-Value = float | str | None
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchbox.store.record import LaunchRecord
+
+MetricValue = float | str | None
 Direction = Literal["lower", "higher", "none"]
+
+_GROUP = "benchbox.metrics"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One number (or word) of one launch record. `formula` is the sentence a report prints of it."""
+    """One number (or word) of one launch record. `formula` is the sentence that a report prints about it."""
 
     name: str
-    unit: str
-    direction: Direction  # which way is better; none: only equality makes sense
+    unit: str  # "text" for a word
+    direction: Direction  # which direction is better; none: only equality makes sense
     formula: str
-    read: Callable[[Record], Value]
+    read: Callable[[LaunchRecord], MetricValue]
     launches: Literal["median", "worst"] = "median"  # how the values of several launches become that of a cell
-    words: tuple[str, ...] = ()  # what a metric that is text can say
+    words: tuple[str, ...] = ()  # possible values of a metric that is a word
 
     @property
     def is_number(self) -> bool:
         return self.unit != "text"
 
 
-def dotted(path: str) -> Callable[[Record], Value]:
-    """A reader of one place of a record, `memory.worst.allocated_peak_bytes`; None where a key on the way is absent or null."""
-    keys = path.split(".")
+def _step_time(record: LaunchRecord) -> float | None:
+    times = record["step_time_s"]
+    return median(times["slowest"]) if times and times["slowest"] else None
 
-    def read(record: Record) -> Value:
-        return reduce(lambda at, key: at.get(key) if isinstance(at, Mapping) else None, keys, record)  # type: ignore[return-value,arg-type]
+
+def _samples_per_s(record: LaunchRecord) -> float | None:
+    throughput = record["throughput"]
+    return throughput["global_samples_per_s"] if throughput else None
+
+
+def _peak_allocated(record: LaunchRecord) -> int | None:
+    memory = record["memory"]
+    return memory["worst"]["allocated_peak_bytes"] if memory else None
+
+
+def _peak_reserved(record: LaunchRecord) -> int | None:
+    memory = record["memory"]
+    return memory["worst"]["reserved_peak_bytes"] if memory else None
+
+
+def _final_loss(record: LaunchRecord) -> float | None:
+    losses = record["loss"]
+    return losses[-1] if losses else None
+
+
+def _audited(name: str) -> Callable[[LaunchRecord], float | None]:
+    """Return a reader of one of the numbers that the precision audit computes over all ranks."""
+
+    def read(record: LaunchRecord) -> float | None:
+        precision = record["precision"]
+        return (precision.get("numbers") or {}).get(name) if precision else None
 
     return read
 
 
-def _median_slowest_step(record: Record) -> float | None:
-    times = (record.get("step_time_s") or {}).get("slowest")
-    return median(times) if times else None
-
-
-def _last_loss(record: Record) -> float | None:
-    losses = record.get("loss")
-    return losses[-1] if losses else None
-
-
-METRICS: dict[str, Metric] = {
+BUILT_IN_METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric(
@@ -65,21 +87,21 @@ METRICS: dict[str, Metric] = {
             unit="s",
             direction="lower",
             formula="median over measured steps of the slowest rank's time for that step",
-            read=_median_slowest_step,
+            read=_step_time,
         ),
         Metric(
             name="global_samples_per_s",
             unit="samples/s",
             direction="higher",
             formula="batch x accumulation x world_size / step_time_s",
-            read=dotted("throughput.global_samples_per_s"),
+            read=_samples_per_s,
         ),
         Metric(
             name="peak_allocated_bytes",
             unit="bytes",
             direction="lower",
             formula="most bytes held by tensors after warm-up, on the rank that held most",
-            read=dotted("memory.worst.allocated_peak_bytes"),
+            read=_peak_allocated,
             launches="worst",
         ),
         Metric(
@@ -87,7 +109,7 @@ METRICS: dict[str, Metric] = {
             unit="bytes",
             direction="lower",
             formula="most bytes the allocator took from the device after warm-up, on the rank that took most; null on CPU",
-            read=dotted("memory.worst.reserved_peak_bytes"),
+            read=_peak_reserved,
             launches="worst",
         ),
         Metric(
@@ -95,21 +117,21 @@ METRICS: dict[str, Metric] = {
             unit="fraction",
             direction="higher",
             formula="model FLOPs a step / (step_time_s x world_size x the device's peak); null where the peak is unknown",
-            read=dotted("mfu"),
+            read=lambda record: record["mfu"],
         ),
         Metric(
             name="hfu",
             unit="fraction",
             direction="higher",
             formula="as mfu, of all FLOPs that the device did: recomputation is among them",
-            read=dotted("hfu"),
+            read=lambda record: record.get("hfu"),
         ),
         Metric(
             name="final_loss",
             unit="loss",
             direction="none",
             formula="training loss of the last step, mean over all ranks and micro-steps",
-            read=_last_loss,
+            read=_final_loss,
         ),
         Metric(
             name="edq",
@@ -117,40 +139,73 @@ METRICS: dict[str, Metric] = {
             direction="higher",
             formula="effective descent quality (arXiv:2405.03637), <u, what arrived> / |u|^2 over all tensors stepped, with u "
             "the updates that the optimizer's arithmetic gives in float32: 1 when every update arrives",
-            read=dotted("precision.numbers.edq"),
+            read=_audited("edq"),
         ),
         Metric(
             name="updates_lost",
             unit="fraction",
             direction="lower",
             formula="non-zero updates that left the stored weight bit for bit as it was / non-zero updates",
-            read=dotted("precision.numbers.updates_lost"),
+            read=_audited("updates_lost"),
         ),
         Metric(
             name="second_moment_stalled",
             unit="fraction",
             direction="lower",
             formula="second moments v that v x beta2 rounds back to / v that are not zero; null where v is not 16-bit",
-            read=dotted("precision.numbers.second_moment_stalled"),
+            read=_audited("second_moment_stalled"),
         ),
         Metric(
             name="status",
             unit="text",
             direction="none",
             formula="how the launch ended: ok, or the type of its failure",
-            read=dotted("status"),
+            read=lambda record: record["status"],
             words=STATUSES,
         ),
     )
 }
 
 
-def metric(name: str) -> Metric:
-    """The metric of that name.
+@cache
+def metrics() -> dict[str, Metric]:
+    """Return every metric by name: the built-in ones, then those of the entry-point group `benchbox.metrics`.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: an entry point cannot be loaded, is not a `Metric`, or has a name that is already taken.
     """
-    if name not in METRICS:
-        raise ConfigurationError(Problem("", f"unknown metric {name!r}", did_you_mean(name, METRICS)))
-    return METRICS[name]
+    by_name = dict(BUILT_IN_METRICS)
+    for entry_point in entry_points(group=_GROUP):
+        metric = _load(entry_point)
+        if metric.name in by_name:
+            raise _refusal(entry_point, f"a metric named {metric.name!r} exists already", "give it another name")
+        by_name[metric.name] = metric
+    return by_name
+
+
+def _load(entry_point: EntryPoint) -> Metric:
+    try:
+        metric = entry_point.load()
+    except (ImportError, AttributeError) as error:
+        raise _refusal(entry_point, f"cannot be loaded ({error})", "repair or uninstall the package") from None
+    if not isinstance(metric, Metric):
+        raise _refusal(entry_point, f"is a {type(metric).__name__}", "it must be a benchbox.registry.metrics.Metric")
+    return metric
+
+
+def _refusal(entry_point: EntryPoint, message: str, hint: str) -> ConfigurationError:
+    package = f" of {entry_point.dist.name}" if entry_point.dist else ""
+    return ConfigurationError(
+        Problem(f"entry point {_GROUP}: {entry_point.name} = {entry_point.value}{package}", message, hint)
+    )
+
+
+def metric_by_name(name: str) -> Metric:
+    """Return the metric with that name.
+
+    Raises:
+        ConfigurationError: no metric has this name.
+    """
+    if name not in metrics():
+        raise ConfigurationError(Problem("", f"unknown metric {name!r}", did_you_mean(name, metrics())))
+    return metrics()[name]

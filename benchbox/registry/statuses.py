@@ -1,5 +1,5 @@
-"""How a launch can end."""
+"""Statuses of a launch, in order of severity. A wrong measurement (mismatch) is worse than none."""
 
 from __future__ import annotations
 
-STATUSES = ("ok", "oom", "timeout", "hang", "desync", "nan", "crash", "mismatch", "unsupported", "interrupted")
+STATUSES = ("ok", "interrupted", "unsupported", "timeout", "hang", "oom", "nan", "desync", "crash", "mismatch")

@@ -12,8 +12,10 @@ from safetensors import SafetensorError, safe_open
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from benchbox.store.record import WeightsRecord
 
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -41,13 +43,13 @@ class Loaded:
         }
 
 
-def in_words(seen: Mapping[str, Any] | None) -> str | None:
-    """What records hold of it, in a line."""
-    if seen is None:
+def weights_text(weights: WeightsRecord | None) -> str | None:
+    """Return the published weights of a launch record as one line of text."""
+    if weights is None:
         return None
-    rest = {"not in it": seen["missing"], "not taken": seen["unexpected"]}
-    parts = [f"{seen['loaded']} parameters", *(f"{name}: {', '.join(names)}" for name, names in rest.items() if names)]
-    return "; ".join([*parts, *(f"{name}: {what}" for name, what in seen["fitted"].items())])
+    remainders = {"not in it": weights["missing"], "not taken": weights["unexpected"]}
+    parts = [f"{weights['loaded']} parameters", *(f"{name}: {', '.join(names)}" for name, names in remainders.items() if names)]
+    return "; ".join([*parts, *(f"{name}: {adaptation}" for name, adaptation in weights["fitted"].items())])
 
 
 def _across_layers(names: Sequence[str]) -> list[str]:

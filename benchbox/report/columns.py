@@ -1,4 +1,4 @@
-"""The columns of the comparison table: a column is an entry here, whatever the report is rendered as."""
+"""The columns of the comparison table, independent of the format in which a report is rendered."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 from benchbox.analysis.comparability import Comparison, adam_dtypes
 from benchbox.analysis.quantities import UNKNOWN, quantity
-from benchbox.analysis.summary import CellSummary, plain
-from benchbox.registry.metrics import METRICS
+from benchbox.analysis.summary import CellSummary, matrix_text, metric_words
+from benchbox.registry.metrics import BUILT_IN_METRICS, Metric, metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """A table cell: what it says, what it sorts by, a remark for who looks closer, and a detail that belongs to the text."""
+class CellValue:
+    """Content of a table cell: its text, the value it sorts by, a remark shown on request, and a detail beside the text."""
 
     text: str
     sort: float | str = ""
@@ -31,121 +31,106 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """`brief` columns are those of the terminal, where there is little room."""
+    """A column of the table. `brief` columns are shown on a terminal, where there is little room."""
 
     name: str
     remark: str
     number: bool
     brief: bool
-    read: Callable[[CellSummary, Comparison | None], Value]
+    read: Callable[[CellSummary, Comparison | None], CellValue]
 
 
-def _metric(name: str, *, ranged: bool = False) -> Callable[[CellSummary, Comparison | None], Value]:
-    metric = METRICS[name]
+def _metric_column(metric: Metric, *, name: str | None = None, brief: bool = True, ranged: bool = False) -> Column:
+    """Return the column of a numeric metric. With `ranged`, the range over launches is shown beside the value."""
 
-    def read(summary: CellSummary, _: Comparison | None) -> Value:
-        spread = summary.values[name]
+    def read(summary: CellSummary, _: Comparison | None) -> CellValue:
+        spread = summary.values[metric.name]
         if spread is None:
-            return Value(UNKNOWN, -1.0)
+            return CellValue(UNKNOWN, -1.0)
         text = quantity(spread.value, metric.unit).removesuffix(" samples/s")
         low, high = (quantity(bound, metric.unit).removesuffix(" samples/s") for bound in (spread.low, spread.high))
         remark = f"{low} to {high} over {spread.launches} launches" if spread.launches > 1 else "one launch"
         detail = _range(low, high) if ranged and low != high else ""
-        return Value(text, spread.value, remark, detail)
+        return CellValue(text, spread.value, remark, detail)
 
-    return read
+    return Column(name=name or metric.name, remark=metric.formula, number=True, brief=brief, read=read)
+
+
+def _word_column(metric: Metric) -> Column:
+    def read(summary: CellSummary, _: Comparison | None) -> CellValue:
+        words = metric_words(metric, summary.ok) or UNKNOWN
+        return CellValue(words, words)
+
+    return Column(name=metric.name, remark=metric.formula, number=False, brief=False, read=read)
 
 
 def _range(low: str, high: str) -> str:
-    """`203..210`, with units only when they are not the same."""
-    (number, _, unit), (other, _, other_unit) = low.partition(" "), high.partition(" ")
-    return f"{number}..{other}" if unit == other_unit else f"{low}..{high}"
+    """Return `203..210`, with units only when they differ."""
+    (low_number, _, low_unit), (high_number, _, high_unit) = low.partition(" "), high.partition(" ")
+    return f"{low_number}..{high_number}" if low_unit == high_unit else f"{low}..{high}"
 
 
-def _ratio(_: CellSummary, comparison: Comparison | None) -> Value:
+def _ratio(_: CellSummary, comparison: Comparison | None) -> CellValue:
     if comparison is None:
-        return Value("reference", 1.0, "what the others are compared with")
+        return CellValue("reference", 1.0, "what the others are compared with")
     if comparison.ratio is None:
-        return Value(UNKNOWN, -1.0, comparison.reason or "")
+        return CellValue(UNKNOWN, -1.0, comparison.reason or "")
     text = f"{comparison.ratio:.2f}x"
-    if comparison.apart is None:
-        return Value(text, comparison.ratio, "of a single launch on one side: the spread is unknown")
-    if not comparison.apart:
-        return Value(f"{text} ~", comparison.ratio, "ranges over launches overlap: no difference is shown")
-    return Value(text, comparison.ratio, "ranges over launches do not overlap")
+    if comparison.ranges_disjoint is None:
+        return CellValue(text, comparison.ratio, "of a single launch on one side: the spread is unknown")
+    if not comparison.ranges_disjoint:
+        return CellValue(f"{text} ~", comparison.ratio, "ranges over launches overlap: no difference is shown")
+    return CellValue(text, comparison.ratio, "ranges over launches do not overlap")
 
 
-def _kernel(summary: CellSummary, _: Comparison | None) -> Value:
-    observed = (summary.evidence or {}).get("observed") or {}
-    return Value(str(observed.get("attention_kernel") or UNKNOWN), str(observed.get("attention_kernel")))
+def _kernel(summary: CellSummary, _: Comparison | None) -> CellValue:
+    kernel = summary.observed["attention_kernel"] if summary.observed else None
+    return CellValue(str(kernel or UNKNOWN), str(kernel))
 
 
-def _adam(summary: CellSummary, _: Comparison | None) -> Value:
+def _adam(summary: CellSummary, _: Comparison | None) -> CellValue:
     dtypes = adam_dtypes(summary.evidence) if summary.evidence else ()
-    return Value(", ".join(dtypes) or UNKNOWN, " ".join(dtypes))
+    return CellValue(", ".join(dtypes) or UNKNOWN, " ".join(dtypes))
 
 
-def _findings(summary: CellSummary, _: Comparison | None) -> Value:
-    precision = (summary.evidence or {}).get("precision")
+def _findings(summary: CellSummary, _: Comparison | None) -> CellValue:
+    precision = summary.precision
     if not precision:
-        return Value(UNKNOWN, "", "the precision audit has no census of this cell")
+        return CellValue(UNKNOWN, "", "the precision audit has no census of this cell")
     if problems := precision.get("problems"):
-        return Value("witness failed", "", "; ".join(problems))
-    found = precision["findings"]
-    told = [finding for finding in found if finding["severity"] != "info"]  # notes stand in the section on findings
-    codes = list(dict.fromkeys(f"{finding['code']} {finding['severity']}" for finding in told))
-    return Value(", ".join(codes) or "none", len(codes), "; ".join(dict.fromkeys(finding["title"] for finding in found)))
+        return CellValue("observer failed", "", "; ".join(problems))
+    findings = precision["findings"]
+    shown = [finding for finding in findings if finding["severity"] != "info"]  # the section on findings has the others
+    codes = list(dict.fromkeys(f"{finding['code']} {finding['severity']}" for finding in shown))
+    titles = dict.fromkeys(finding["title"] for finding in findings)
+    return CellValue(", ".join(codes) or "none", len(codes), "; ".join(titles))
 
 
-def _status(summary: CellSummary, _: Comparison | None) -> Value:
-    text = "incomplete" if summary.status == "ok" and not summary.whole else summary.status
+def _status(summary: CellSummary, _: Comparison | None) -> CellValue:
+    text = "incomplete" if summary.status == "ok" and not summary.complete else summary.status
     ok, planned = len(summary.ok), summary.planned
-    return Value(
-        text, text, f"{ok} of {planned} launches ok", "" if summary.whole or not summary.records else f"{ok}/{planned} ok"
-    )
+    detail = "" if summary.complete or not summary.records else f"{ok}/{planned} ok"
+    return CellValue(text, text, f"{ok} of {planned} launches ok", detail)
 
 
 _RATIO = Column(name="vs reference", remark="global samples/s over the reference's", number=True, brief=True, read=_ratio)
-_RESERVED = Column(
-    name="peak reserved",
-    remark=METRICS["peak_reserved_bytes"].formula,
-    number=True,
-    brief=False,
-    read=_metric("peak_reserved_bytes"),
+_RESERVED = _metric_column(BUILT_IN_METRICS["peak_reserved_bytes"], name="peak reserved", brief=False)
+_UTILISATION = (
+    _metric_column(BUILT_IN_METRICS["mfu"], name="MFU"),
+    _metric_column(BUILT_IN_METRICS["hfu"], name="HFU", brief=False),
 )
-_UTILISATION = tuple(
-    Column(name=name.upper(), remark=METRICS[name].formula, number=True, brief=name == "mfu", read=_metric(name))
-    for name in ("mfu", "hfu")
-)
-_NUMERICS = tuple(
-    Column(name=name, remark=METRICS[metric].formula, number=True, brief=brief, read=_metric(metric))
-    for name, metric, brief in (
-        ("EDQ", "edq", True),
-        ("updates lost", "updates_lost", True),
-        ("v stalled", "second_moment_stalled", False),
-        ("final loss", "final_loss", True),
-    )
+_NUMERICS = (
+    _metric_column(BUILT_IN_METRICS["edq"], name="EDQ"),
+    _metric_column(BUILT_IN_METRICS["updates_lost"], name="updates lost"),
+    _metric_column(BUILT_IN_METRICS["second_moment_stalled"], name="v stalled", brief=False),
+    _metric_column(BUILT_IN_METRICS["final_loss"], name="final loss"),
 )
 _COLUMNS = (
     Column(name="status", remark="the worst over launches", number=False, brief=True, read=_status),
-    Column(
-        name="samples/s",
-        remark=METRICS["global_samples_per_s"].formula,
-        number=True,
-        brief=True,
-        read=_metric("global_samples_per_s"),
-    ),
+    _metric_column(BUILT_IN_METRICS["global_samples_per_s"], name="samples/s"),
     _RATIO,
-    Column(
-        name="step", remark=METRICS["step_time_s"].formula, number=True, brief=True, read=_metric("step_time_s", ranged=True)
-    ),
-    Column(
-        name="peak allocated",
-        remark=METRICS["peak_allocated_bytes"].formula,
-        number=True,
-        brief=True,
-        read=_metric("peak_allocated_bytes"),
-    ),
+    _metric_column(BUILT_IN_METRICS["step_time_s"], name="step", ranged=True),
+    _metric_column(BUILT_IN_METRICS["peak_allocated_bytes"], name="peak allocated"),
     _RESERVED,
     *_UTILISATION,
     *_NUMERICS,
@@ -156,43 +141,51 @@ _COLUMNS = (
 
 
 def columns(axes: Sequence[str], summaries: Sequence[CellSummary], *, compared: bool) -> tuple[Column, ...]:
-    """The columns of a run: one for every axis that varies, then the measurements that this run can have.
+    """Return the columns of a run: one for every axis that varies, then the measurements that this run can have.
 
-    An axis that moves together with an earlier one tells nothing new, and is left to who has room for it. What steps did to
-    weights is told where recipes are compared.
+    An axis that moves together with an earlier one adds no information, so its column is not brief. The columns about lost
+    updates appear where recipes are compared. Metrics of other packages come last, if a launch has a value.
     """
-    left_out = [] if compared else [_RATIO]
+    omitted = [] if compared else [_RATIO]
     if all(summary.values["peak_reserved_bytes"] is None for summary in summaries):
-        left_out.append(_RESERVED)
+        omitted.append(_RESERVED)
     if all(summary.values["mfu"] is None for summary in summaries):
-        left_out += _UTILISATION
+        omitted += _UTILISATION
     if "recipe" not in axes:
-        left_out += _NUMERICS
-    told: list[list[str]] = []  # what each axis so far says of every cell, as a pattern
+        omitted += _NUMERICS
+    patterns: list[list[str]] = []
     fields = []
     for field in axes:
-        pattern = _pattern(plain(summary.cell.get(field)) for summary in summaries)
-        fields.append(_axis(field, brief=pattern not in told))
-        told.append(pattern)
-    return (*fields, *(column for column in _COLUMNS if column not in left_out))
+        pattern = _pattern(matrix_text(summary.cell.get(field)) for summary in summaries)
+        fields.append(_axis(field, brief=pattern not in patterns))
+        patterns.append(pattern)
+    return (*fields, *(column for column in _COLUMNS if column not in omitted), *_added_columns(summaries))
+
+
+def _added_columns(summaries: Sequence[CellSummary]) -> tuple[Column, ...]:
+    """Return the columns of the metrics that other packages added and that any launch has a value of."""
+    added = [metric for name, metric in metrics().items() if name not in BUILT_IN_METRICS]
+    numbers = [metric for metric in added if metric.is_number and any(summary.values[metric.name] for summary in summaries)]
+    words = [metric for metric in added if not metric.is_number]
+    return (*(_metric_column(metric, brief=False) for metric in numbers), *(_word_column(metric) for metric in words))
 
 
 def _pattern(values: Iterable[str]) -> list[str]:
-    """Values as numbers in the order of their appearance: equal for fields that move together."""
-    seen: dict[str, str] = {}
-    return [seen.setdefault(value, str(len(seen))) for value in values]
+    """Return values as numbers in the order of their appearance: equal for fields that move together."""
+    numbers: dict[str, str] = {}
+    return [numbers.setdefault(value, str(len(numbers))) for value in values]
 
 
 def _axis(field: str, *, brief: bool) -> Column:
-    def read(summary: CellSummary, _: Comparison | None) -> Value:
+    def read(summary: CellSummary, _: Comparison | None) -> CellValue:
         value = summary.cell.get(field)
-        return Value(plain(value), value if isinstance(value, (int, float)) else plain(value))
+        return CellValue(matrix_text(value), value if isinstance(value, (int, float)) else matrix_text(value))
 
     return Column(name=field, remark="", number=False, brief=brief, read=read)
 
 
 def table_rows(
     columns: Sequence[Column], summaries: Sequence[CellSummary], comparisons: Mapping[str, Comparison]
-) -> tuple[tuple[Value, ...], ...]:
-    """One row a cell."""
+) -> tuple[tuple[CellValue, ...], ...]:
+    """Return one row per cell."""
     return tuple(tuple(column.read(summary, comparisons.get(summary.cell_id)) for column in columns) for summary in summaries)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from benchbox.analysis.quantities import quantity
 from benchbox.analysis.summary import CellSummary, label
 from benchbox.registry.phases import PHASES
-from benchbox.report.charts import FULL, Chart, Entry, Legend, Piece, chart
+from benchbox.report.charts import FULL, BarData, BarPart, Chart, LegendEntry, layout_chart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,15 +21,15 @@ _BYTE_SCALES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _COLOURS = 9
 
 
-def draw(summaries: Sequence[CellSummary], axes: Sequence[str], compared: Sequence[str]) -> tuple[Chart, ...]:
-    """Every chart that has something to show. Cells that differ only in `compared` stand together, one colour for each."""
-    places = _Places(summaries, axes, compared)
-    made = (_throughput(summaries, places), _memory(summaries, places), _phases(summaries, places))
-    return tuple(drawing for drawing in made if drawing is not None)
+def draw_charts(summaries: Sequence[CellSummary], axes: Sequence[str], compared: Sequence[str]) -> tuple[Chart, ...]:
+    """Draw every chart that has something to show. Cells that differ only in `compared` form a group, one colour for each."""
+    layout = _Layout(summaries, axes, compared)
+    charts = (_throughput(summaries, layout), _memory(summaries, layout), _phases(summaries, layout))
+    return tuple(chart for chart in charts if chart is not None)
 
 
-class _Places:
-    """Group, name and colour of every cell, and cells in the order of the groups."""
+class _Layout:
+    """Group, name and colour of every cell."""
 
     def __init__(self, summaries: Sequence[CellSummary], axes: Sequence[str], compared: Sequence[str]) -> None:
         self._series = [field for field in compared if field in axes] or list(axes[:1])
@@ -46,15 +46,15 @@ class _Places:
         return f"s{self._names.index(self.name(summary)) % _COLOURS}"
 
 
-def _throughput(summaries: Sequence[CellSummary], places: _Places) -> Chart | None:
+def _throughput(summaries: Sequence[CellSummary], layout: _Layout) -> Chart | None:
     entries = []
     for summary in summaries:
         spread = summary.values["global_samples_per_s"]
         text = summary.status if spread is None else f"{quantity(spread.value, 'samples/s')}{_flag(summary)}"
-        pieces = () if spread is None else (Piece(value=spread.value, colour=places.colour(summary), title=text),)
+        parts = () if spread is None else (BarPart(value=spread.value, colour=layout.colour(summary), title=text),)
         bounds = None if spread is None else (spread.low, spread.high)
-        entries.append(Entry(group=places.group(summary), name=places.name(summary), pieces=pieces, spread=bounds, text=text))
-    return chart(
+        entries.append(BarData(group=layout.group(summary), name=layout.name(summary), parts=parts, spread=bounds, text=text))
+    return layout_chart(
         key="throughput",
         title="Throughput (samples/s, more is better)",
         description="Global samples per second of the slowest rank: the median over launches, whiskers from lowest to highest.",
@@ -63,35 +63,35 @@ def _throughput(summaries: Sequence[CellSummary], places: _Places) -> Chart | No
     )
 
 
-def _memory(summaries: Sequence[CellSummary], places: _Places) -> Chart | None:
+def _memory(summaries: Sequence[CellSummary], layout: _Layout) -> Chart | None:
     entries = []
     largest = 0.0
     for summary in summaries:
         allocated, reserved = (summary.values[f"peak_{kind}_bytes"] for kind in ("allocated", "reserved"))
-        pieces = []
+        parts = []
         texts = []
         if allocated is not None:
             texts.append(quantity(allocated.value, "bytes"))
-            pieces.append(Piece(value=allocated.value, colour=places.colour(summary), title=f"allocated {texts[-1]}"))
+            parts.append(BarPart(value=allocated.value, colour=layout.colour(summary), title=f"allocated {texts[-1]}"))
         if reserved is not None:
             texts.append(quantity(reserved.value, "bytes"))
-            pieces.append(Piece(value=reserved.value, colour="rest", title=f"reserved {texts[-1]}"))
-        largest = max([largest, *(piece.value for piece in pieces)])
+            parts.append(BarPart(value=reserved.value, colour="rest", title=f"reserved {texts[-1]}"))
+        largest = max([largest, *(part.value for part in parts)])
         entries.append(
-            Entry(
-                group=places.group(summary),
-                name=places.name(summary),
-                pieces=tuple(pieces),
+            BarData(
+                group=layout.group(summary),
+                name=layout.name(summary),
+                parts=tuple(parts),
                 spread=None,
                 text=" / ".join(texts) + _flag(summary) if texts else summary.status,
                 layered=True,
             )
         )
     scale, unit = next(((size, name) for size, name in _BYTE_SCALES if largest >= size), (1, "B"))
-    sources = list(dict.fromkeys(record["memory"]["source"] for s in summaries for record in s.ok if record["memory"]))
-    ": allocated, with reserved in grey behind it" if any(len(entry.pieces) == 2 for entry in entries) else ""
-    behind = ": allocated, with reserved in grey behind it" if any(len(entry.pieces) == 2 for entry in entries) else ""
-    return chart(
+    memories = [record["memory"] for summary in summaries for record in summary.ok if record["memory"]]
+    sources = list(dict.fromkeys(memory["source"] for memory in memories))
+    behind = ": allocated, with reserved in grey behind it" if any(len(entry.parts) == 2 for entry in entries) else ""
+    return layout_chart(
         key="memory",
         title=f"Peak memory of the worst rank ({unit}, less is better)",
         description=f"The highest peak of any rank in any launch{behind}.",
@@ -101,35 +101,35 @@ def _memory(summaries: Sequence[CellSummary], places: _Places) -> Chart | None:
     )
 
 
-def _phases(summaries: Sequence[CellSummary], places: _Places) -> Chart | None:
+def _phases(summaries: Sequence[CellSummary], layout: _Layout) -> Chart | None:
     entries = []
     names: list[str] = []
     fused: dict[str, list[str]] = {}
     for summary in summaries:
         phases, step = summary.phases(), summary.mean_step_s()
         names += [phase for phase in phases if phase not in names]
-        pieces = [
-            Piece(value=seconds, colour=_phase_colour(phase), title=f"{phase} {quantity(seconds, 's')}")
+        parts = [
+            BarPart(value=seconds, colour=_phase_colour(phase), title=f"{phase} {quantity(seconds, 's')}")
             for phase, seconds in phases.items()
         ]
-        if step is not None and (rest := step - sum(phases.values())) > 0.005 * step:
-            pieces.append(Piece(value=rest, colour="rest", title=f"outside the phases {quantity(rest, 's')}"))
+        if step is not None and (outside := step - sum(phases.values())) > 0.005 * step:
+            parts.append(BarPart(value=outside, colour="rest", title=f"outside the phases {quantity(outside, 's')}"))
         for record in summary.ok[:1]:
             for phase, reason in record["fused_phases"].items():
-                fused.setdefault(f"{phase} has no time of its own: {reason}", []).append(places.name(summary))
+                fused.setdefault(f"{phase} has no time of its own: {reason}", []).append(layout.name(summary))
         text = summary.status if step is None else f"{quantity(step, 's')}{_flag(summary)}"
         entries.append(
-            Entry(group=places.group(summary), name=places.name(summary), pieces=tuple(pieces), spread=None, text=text)
+            BarData(group=layout.group(summary), name=layout.name(summary), parts=tuple(parts), spread=None, text=text)
         )
     order = [phase for phase in PHASES if phase in names] + [phase for phase in names if phase not in PHASES]
-    return chart(
+    return layout_chart(
         key="phases",
         title="Where a step goes (ms)",
         description="Mean time of each phase on the slowest rank, mean over launches; the phases add up to the mean step.",
         entries=entries,
         scale=1e-3,
         width=FULL,
-        legend=[Legend(colour=_phase_colour(phase), text=phase) for phase in order],
+        legend=[LegendEntry(colour=_phase_colour(phase), text=phase) for phase in order],
         notes=[f"{', '.join(dict.fromkeys(cells))}: {reason}." for reason, cells in fused.items()],
     )
 
@@ -139,7 +139,7 @@ def _phase_colour(phase: str) -> str:
 
 
 def _flag(summary: CellSummary) -> str:
-    """A number of a cell that did not wholly succeed says so beside it."""
-    if summary.whole:
+    """Return the note beside a number of a cell in which not every launch ended ok."""
+    if summary.complete:
         return ""
     return f" ({len(summary.ok)}/{summary.planned} ok)"

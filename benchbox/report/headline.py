@@ -1,4 +1,4 @@
-"""What a run shows, in sentences. A ratio appears only with the sentence of what was compared."""
+"""The result of a comparison in sentences. A ratio appears only together with the sentence that says what was compared."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One pair of cells. `apart` as in `Comparison`."""
+    """One pair of cells. `ranges_disjoint` as in `Comparison`."""
 
     ratio: str
     sentence: str
     context: str
     evidence: str
-    apart: bool | None
+    ranges_disjoint: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """`sentences` sum the cards up; `compared` says what the pairs have in common; `refused` what was not compared, and why."""
+    """All comparisons of a run. `sentences` sum up the cards, `compared` says what pairs share, `refused` lists the rest."""
 
     sentences: tuple[str, ...]
     compared: str
@@ -35,45 +35,45 @@ class Headline:
     refused: tuple[str, ...]
 
 
-def headline(comparisons: Mapping[str, Comparison], axes: Sequence[str]) -> Headline:
-    """From the comparisons of a run. `axes` are the fields that vary."""
+def build_headline(comparisons: Mapping[str, Comparison], axes: Sequence[str]) -> Headline:
+    """Build the headline of a run from its comparisons. `axes` are the fields that vary."""
     shown = [comparison for comparison in comparisons.values() if comparison.ratio is not None]
     refused = [comparison for comparison in comparisons.values() if comparison.ratio is None]
     by_pair: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
     for comparison in shown:
-        by_pair[_names(comparison)].append(comparison)
+        by_pair[_pair_names(comparison)].append(comparison)
     axis = " and ".join(shown[0].axis) if shown else ""
     return Headline(
-        sentences=tuple(_sentence(*pair, members) for pair, members in by_pair.items()),
+        sentences=tuple(_sentence(*pair, pairs) for pair, pairs in by_pair.items()),
         compared=f"Pairs differ in {axis} and in nothing else, requested or observed." if shown else "",
         cards=tuple(_card(comparison, axes) for comparison in shown),
         refused=tuple(f"{label(comparison.subject.cell, axes)}: {comparison.reason}" for comparison in refused),
     )
 
 
-def _names(comparison: Comparison) -> tuple[str, str]:
+def _pair_names(comparison: Comparison) -> tuple[str, str]:
     assert comparison.reference is not None
     subject, reference = (
-        " ".join(_named(cell, field) for field in comparison.axis)
+        " ".join(_axis_value(cell, field) for field in comparison.axis)
         for cell in (comparison.subject.cell, comparison.reference.cell)
     )
     return subject, reference
 
 
-def _named(cell: Mapping[str, object], field: str) -> str:
+def _axis_value(cell: Mapping[str, object], field: str) -> str:
     return str(cell[field]) if field in ("backend", "policy", "recipe", "attention") else label(cell, (field,))
 
 
-def _sentence(subject: str, reference: str, members: Sequence[Comparison]) -> str:
-    """Ratios are quoted of the pairs that their launches tell apart; the others are counted."""
-    ratios = [comparison.ratio for comparison in members if comparison.ratio is not None and comparison.apart]
-    unsettled = len(members) - len(ratios)
+def _sentence(subject: str, reference: str, pairs: Sequence[Comparison]) -> str:
+    """Quote the ratios of pairs whose ranges over launches do not overlap; count the other pairs."""
+    ratios = [comparison.ratio for comparison in pairs if comparison.ratio is not None and comparison.ranges_disjoint]
+    unsettled = len(pairs) - len(ratios)
     if not ratios:
         return f"Launches do not settle whether {subject} or {reference} trains faster."
     low, high = f"{min(ratios):.2f}x", f"{max(ratios):.2f}x"
     text = f"{subject} trains at {low if low == high else f'{low} to {high}'} the samples/s of {reference}"
-    if len(members) > 1:
-        text += f" in {len(ratios)} of {len(members)} pairs of cells"
+    if len(pairs) > 1:
+        text += f" in {len(ratios)} of {len(pairs)} pairs of cells"
     if unsettled:
         text += "; launches do not settle the rest" if unsettled > 1 else "; launches do not settle the other"
     return f"{text}."
@@ -82,18 +82,19 @@ def _sentence(subject: str, reference: str, members: Sequence[Comparison]) -> st
 def _card(comparison: Comparison, axes: Sequence[str]) -> Card:
     assert comparison.ratio is not None
     assert comparison.reference is not None
-    subject, reference = _names(comparison)
+    subject, reference = _pair_names(comparison)
     counts = (len(comparison.subject.ok), len(comparison.reference.ok))
     launches = f"{counts[0]} against {counts[1]} launches"
     evidence = {
         None: f"{launches}: the spread of a single launch is unknown",
         False: f"{launches}, ranges overlap: no difference is shown",
         True: f"{launches}, ranges do not overlap",
-    }[comparison.apart]
+    }[comparison.ranges_disjoint]
+    shared_fields = [field for field in axes if field not in comparison.axis]
     return Card(
         ratio=f"{comparison.ratio:.2f}x",
         sentence=f"the samples/s of {reference}, by {subject}",
-        context=label(comparison.subject.cell, shared) if (shared := [f for f in axes if f not in comparison.axis]) else "",
+        context=label(comparison.subject.cell, shared_fields) if shared_fields else "",
         evidence=evidence,
-        apart=comparison.apart,
+        ranges_disjoint=comparison.ranges_disjoint,
     )

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: no network, no fonts, and it reads without scripts."""
+"""A report as one self-contained HTML file: no network, no fonts, readable without scripts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render_html(report: Report) -> str:
-    """The report as HTML. Everything from outside is escaped, and no script but ours may run."""
+    """Render the report as HTML. All input is escaped, and only our own script may run."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,

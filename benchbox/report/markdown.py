@@ -1,4 +1,4 @@
-"""A report as Markdown: what a pull request or a commit can hold."""
+"""A report as Markdown, for pull requests and commits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def render_markdown(report: Report) -> str:
-    """The report as GitHub-flavoured Markdown. Text from outside is escaped."""
+    """Render the report as GitHub-flavoured Markdown. Input text is escaped."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -38,15 +38,15 @@ def _lines(report: Report) -> Iterator[str]:
     )
     for note in [*report.table.notes, *(note for chart in report.charts for note in chart.notes if chart.key == "phases")]:
         yield from ("", escape(note))
-    if report.troubles or report.skipped:
+    if report.failures or report.skipped:
         yield from ("", "## What did not run", "")
-        rows = [[trouble.cell, trouble.status, trouble.where, trouble.message] for trouble in report.troubles]
+        rows = [[failure.cell, failure.status, failure.where, failure.message] for failure in report.failures]
         rows += [[cell, "skipped", "when planned", reason] for cell, reason in report.skipped]
         yield from _table(["cell", "status", "where", "why"], rows)
     if report.findings:
         yield from ("", "## Precision", "")
-        found = [[f.code, f.severity, f.title, "; ".join(f.cells), f.repair] for f in report.findings]
-        yield from _table(["rule", "severity", "finding", "cells", "repair"], found)
+        rows = [[f.code, f.severity, f.title, "; ".join(f.cells), f.repair] for f in report.findings]
+        yield from _table(["rule", "severity", "finding", "cells", "repair"], rows)
     yield from ("", "## Method", "", escape(report.sampling), "")
     method = [[metric.name, metric.formula, metric.launches, metric.unit, metric.better] for metric in report.method]
     yield from _table(["metric", "of one launch", "of a cell", "unit", "better"], method)
@@ -63,5 +63,5 @@ def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequenc
 
 
 def escape(text: str) -> str:
-    """Text as Markdown shows it literally, in one line."""
+    """Escape text so that Markdown shows it literally, in one line."""
     return re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", " ".join(text.split()))

@@ -1,4 +1,4 @@
-"""Rows of text on a console: a table on a terminal, aligned plain lines that are never cut anywhere else."""
+"""Rows of text on a console: a table on a terminal, aligned lines that are never cut elsewhere."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _STYLES: Mapping[str, str] = {"ok": "green", "held": "green", "breach": "bold re
 
 
 def print_rows(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """Print rows under headers; columns named in `right` are numbers. Words with a meaning (ok, breach, ...) are coloured.
+    """Print rows under headers; columns named in `right` are right-aligned. Verdicts (ok, breach, ...) are coloured.
 
-    Text is never read as markup: a policy may be called `[red]`.
+    Text is never interpreted as markup: a policy may be called `[red]`.
     """
     if console.is_terminal:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for header in headers:
-            heading = header.replace(" ", "\n")  # headers are wider than what stands below them
+            heading = header.replace(" ", "\n")  # headers are wider than their columns
             table.add_column(Text(heading), justify="right" if header in right else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(text, style=_STYLES.get(text, "")) for text in row))
@@ -40,5 +40,5 @@ def print_rows(console: Console, headers: Sequence[str], rows: Sequence[Sequence
 
 
 def say(console: Console, line: str = "", style: str = "") -> None:
-    """Print one line as it is: no markup, no highlighting, no wrapping where there is no terminal."""
+    """Print one line literally: no markup, no highlighting, and no wrapping unless on a terminal."""
     console.print(Text(line, style=style), soft_wrap=not console.is_terminal)

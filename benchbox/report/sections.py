@@ -1,4 +1,4 @@
-"""The parts of a report beside its table and charts: findings, what went wrong, where, and how."""
+"""The sections of a report beside its table and charts: findings, failures, environment and method."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.quantities import UNKNOWN
 from benchbox.analysis.summary import CellSummary, label
-from benchbox.registry.metrics import METRICS
-from benchbox.store.table import flat
+from benchbox.registry.metrics import metrics
+from benchbox.store.table import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from benchbox.store.record import LaunchRecord
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """A launch that did not end ok, or a planned cell that has none. `details` may run over lines (a traceback)."""
+class Failure:
+    """A launch that did not end ok, or a planned cell without launches. `details` may have several lines (a traceback)."""
 
     cell: str
     status: str
@@ -28,7 +30,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingView:
-    """A finding of the precision audit, and the cells it fired in."""
+    """A finding of the precision audit, and the cells in which its rule fired."""
 
     code: str
     severity: str
@@ -39,8 +41,8 @@ class FindingView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """How a number was made, from the metric's declaration."""
+class MethodRow:
+    """Definition of a metric, from its declaration."""
 
     name: str
     unit: str
@@ -49,67 +51,75 @@ class Method:
     launches: str
 
 
-def findings(summaries: Sequence[CellSummary], axes: Sequence[str]) -> tuple[FindingView, ...]:
-    """Findings of all cells; one that fired in several cells is named once, with its cells."""
-    found: dict[tuple[str, ...], list[str]] = {}
+def list_findings(summaries: Sequence[CellSummary], axes: Sequence[str]) -> tuple[FindingView, ...]:
+    """Return the findings of all cells; one that fired in several cells is listed once, with its cells."""
+    cells_by_finding: dict[tuple[str, ...], list[str]] = {}
     for summary in summaries:
-        for finding in ((summary.evidence or {}).get("precision") or {}).get("findings") or []:
-            key = tuple(str(finding.get(part) or "") for part in ("code", "severity", "title", "where", "repair"))
-            found.setdefault(key, []).append(label(summary.cell, axes))
+        for finding in summary.precision["findings"] if summary.precision else []:
+            parts = (finding["code"], finding["severity"], finding["title"], finding["where"], finding["repair"])
+            key = tuple(str(part or "") for part in parts)
+            cells_by_finding.setdefault(key, []).append(label(summary.cell, axes))
     return tuple(
         FindingView(code=code, severity=severity, title=title, where=where, repair=repair, cells=tuple(dict.fromkeys(cells)))
-        for (code, severity, title, where, repair), cells in found.items()
+        for (code, severity, title, where, repair), cells in cells_by_finding.items()
     )
 
 
-def troubles(summaries: Sequence[CellSummary], axes: Sequence[str]) -> Iterable[Trouble]:
-    """Launches that did not end ok, and cells that have not run."""
+def list_failures(summaries: Sequence[CellSummary], axes: Sequence[str]) -> Iterable[Failure]:
+    """Yield the launches that did not end ok, and the cells that have not run."""
     for summary in summaries:
-        name = label(summary.cell, axes)
+        cell = label(summary.cell, axes)
         if not summary.records:
-            yield Trouble(cell=name, status=summary.status, message="it has not run", where="", details="")
+            yield Failure(cell=cell, status=summary.status, message="it has not run", where="", details="")
         for record in summary.records:
-            if record["status"] == "ok":
-                continue
-            error = record["error"] or {}
-            rank = "" if error.get("rank") is None else f"rank {error['rank']}"
-            where = ", ".join(part for part in (f"launch {record['launch']}", rank, error.get("phase")) if part)
-            message = f"{error.get('type')}: {error.get('message')}" if error else "no reason was recorded"
-            yield Trouble(
-                cell=name, status=record["status"], message=message, where=where, details=error.get("traceback") or ""
-            )
+            if record["status"] != "ok":
+                yield _failure(record, cell)
 
 
-def environment(summaries: Sequence[CellSummary]) -> tuple[tuple[str, str], ...]:
-    """Every value seen in an ok launch; several where launches differ."""
-    seen: dict[str, list[str]] = {}
+def _failure(record: LaunchRecord, cell: str) -> Failure:
+    error, launch = record["error"], f"launch {record['launch']}"
+    if error is None:
+        return Failure(cell=cell, status=record["status"], message="no reason was recorded", where=launch, details="")
+    rank = "" if error["rank"] is None else f"rank {error['rank']}"
+    return Failure(
+        cell=cell,
+        status=record["status"],
+        message=f"{error['type']}: {error['message']}",
+        where=", ".join(part for part in (launch, rank, error["phase"]) if part),
+        details=error["traceback"] or "",
+    )
+
+
+def list_environment(summaries: Sequence[CellSummary]) -> tuple[tuple[str, str], ...]:
+    """Return the environment of all ok launches by key; several values where launches differ."""
+    values_by_key: dict[str, list[str]] = {}
     for summary in summaries:
         for record in summary.ok:
-            for key, value in flat_text(record["environment"] or {}):
-                values = seen.setdefault(key, [])
+            for key, value in flatten_text(record["environment"] or {}):
+                values = values_by_key.setdefault(key, [])
                 if value not in values:
                     values.append(value)
-    return tuple((key, " | ".join(values)) for key, values in seen.items())
+    return tuple((key, " | ".join(values)) for key, values in values_by_key.items())
 
 
-def flat_text(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Nested values on one level, as text: `optim.lr`."""
+def flatten_text(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return nested values as one level of text with dotted keys, such as `optim.lr`."""
     return tuple(
         (key, UNKNOWN if value is None else value if isinstance(value, str) else json.dumps(value))
-        for key, value in flat(values).items()
+        for key, value in flatten(values).items()
     )
 
 
-def method() -> tuple[Method, ...]:
-    """Every metric's declaration, in words."""
+def list_methods() -> tuple[MethodRow, ...]:
+    """Return the definition of every metric in words."""
     better = {"lower": "less is better", "higher": "more is better", "none": "neither way is better"}
     return tuple(
-        Method(
+        MethodRow(
             name=metric.name,
             unit=metric.unit,
             better=better[metric.direction],
             formula=metric.formula,
             launches="the worst launch" if metric.launches == "worst" or not metric.is_number else "the median launch",
         )
-        for metric in METRICS.values()
+        for metric in metrics().values()
     )

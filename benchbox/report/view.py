@@ -1,43 +1,45 @@
-"""What a report says, without any markup: built once from a run, rendered as HTML, Markdown or text."""
+"""The content of a report, without markup: built once from a run, rendered as HTML, Markdown or text."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from benchbox import __version__
-from benchbox.analysis.comparability import against_reference
-from benchbox.analysis.summary import MISSING, CellSummary, label, plain, summarise, varying
-from benchbox.report.columns import Column, Value, columns, table_rows
-from benchbox.report.drawings import MEMORY_SOURCES, draw
-from benchbox.report.headline import Headline, headline
-from benchbox.report.observed import Seen, requested_and_observed
+from benchbox.analysis.comparability import compare_with_reference
+from benchbox.analysis.summary import MISSING, CellSummary, label, matrix_text, summarize, varying_fields
+from benchbox.report.columns import CellValue, Column, columns, table_rows
+from benchbox.report.drawings import MEMORY_SOURCES, draw_charts
+from benchbox.report.headline import Headline, build_headline
+from benchbox.report.observed import ObservedCell, requested_and_observed
 from benchbox.report.precision import PrecisionGrid, precision_grid
 from benchbox.report.sections import (
+    Failure,
     FindingView,
-    Method,
-    Trouble,
-    environment,
-    findings,
-    flat_text,
-    method,
-    troubles,
+    MethodRow,
+    flatten_text,
+    list_environment,
+    list_failures,
+    list_findings,
+    list_methods,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from benchbox.analysis.comparability import Comparison
     from benchbox.report.charts import Chart
+    from benchbox.store.record import CellDict, LaunchRecord
     from benchbox.store.run import Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """`columns` and `rows` of equal width; `notes` are read below it."""
+    """The comparison table. Rows have one value per column; `notes` appear below the table."""
 
     columns: tuple[Column, ...]
-    rows: tuple[tuple[Value, ...], ...]
+    rows: tuple[tuple[CellValue, ...], ...]
     notes: tuple[str, ...] = ()
 
 
@@ -46,36 +48,36 @@ class Report:
     """Everything a rendered report shows."""
 
     title: str
-    summary: str  # what was measured, in a line
+    summary: str  # one line on what was measured
     created_at: str
     version: str
     counts: tuple[tuple[str, int], ...]
-    fixed: tuple[tuple[str, str], ...]  # what all cells have in common
-    settings: tuple[tuple[str, str], ...]  # the same, of data and optimizer
+    fixed: tuple[tuple[str, str], ...]  # fields that are equal in all cells
+    settings: tuple[tuple[str, str], ...]  # equal fields of data and optimizer
     headline: Headline
     table: Table
     charts: tuple[Chart, ...]
-    precision: PrecisionGrid | None  # of a run that compares recipes
+    precision: PrecisionGrid | None  # only of a run that compares recipes
     findings: tuple[FindingView, ...]
     audited: int  # cells with a census
-    seen: tuple[Seen, ...]
-    troubles: tuple[Trouble, ...]
+    observed: tuple[ObservedCell, ...]
+    failures: tuple[Failure, ...]
     skipped: tuple[tuple[str, str], ...]  # cell, reason
     environment: tuple[tuple[str, str], ...]
-    method: tuple[Method, ...]
+    method: tuple[MethodRow, ...]
     sampling: str
 
 
-def build(run: Run, records: Iterable[Mapping[str, Any]]) -> Report:
-    """The report of a run, from its plan and whatever records there are."""
-    summaries = summarise(run, records)
-    axes = varying([*run.cells.values()])
-    comparisons = against_reference(summaries, run.reference, run.matrix.get("axes") or {})
-    cols = columns(axes, summaries, compared=bool(run.reference))
-    first: Mapping[str, Any] = next(iter(run.cells.values()), {})
-    common = {field: value for field, value in first.items() if field not in axes}
+def build_report(run: Run, records: Iterable[LaunchRecord]) -> Report:
+    """Build the report of a run from its plan and the existing records."""
+    summaries = summarize(run, records)
+    axes = varying_fields([*run.cells.values()])
+    comparisons = compare_with_reference(summaries, run.reference, run.matrix.get("axes") or {})
+    table_columns = columns(axes, summaries, compared=bool(run.reference))
+    example: CellDict = next(iter(run.cells.values()), {})
+    common = {field: value for field, value in example.items() if field not in axes}
     fixed = tuple(
-        (field, plain(value)) for field, value in common.items() if value is not None and not isinstance(value, Mapping)
+        (field, matrix_text(value)) for field, value in common.items() if value is not None and not isinstance(value, Mapping)
     )
     return Report(
         title=run.name,
@@ -84,18 +86,24 @@ def build(run: Run, records: Iterable[Mapping[str, Any]]) -> Report:
         version=__version__,
         counts=_counts(run, summaries),
         fixed=fixed,
-        settings=flat_text({field: value for field, value in common.items() if isinstance(value, Mapping)}),
-        headline=headline(comparisons, axes),
-        table=Table(columns=cols, rows=table_rows(cols, summaries, comparisons), notes=_table_notes(summaries, comparisons)),
-        charts=draw(summaries, axes, tuple(run.reference)),
+        settings=flatten_text({field: value for field, value in common.items() if isinstance(value, Mapping)}),
+        headline=build_headline(comparisons, axes),
+        table=Table(
+            columns=table_columns,
+            rows=table_rows(table_columns, summaries, comparisons),
+            notes=_table_notes(summaries, comparisons),
+        ),
+        charts=draw_charts(summaries, axes, tuple(run.reference)),
         precision=precision_grid(summaries, axes),
-        findings=findings(summaries, axes),
-        audited=sum(bool((summary.evidence or {}).get("precision")) for summary in summaries),
-        seen=requested_and_observed(summaries, axes),
-        troubles=tuple(troubles(summaries, axes)),
-        skipped=tuple((label(entry["cell"], varying([first, entry["cell"]])), entry["reason"]) for entry in run.skipped),
-        environment=environment(summaries),
-        method=method(),
+        findings=list_findings(summaries, axes),
+        audited=sum(bool(summary.precision) for summary in summaries),
+        observed=requested_and_observed(summaries, axes),
+        failures=tuple(list_failures(summaries, axes)),
+        skipped=tuple(
+            (label(entry["cell"], varying_fields([example, entry["cell"]])), entry["reason"]) for entry in run.skipped
+        ),
+        environment=list_environment(summaries),
+        method=list_methods(),
         sampling=_sampling(run),
     )
 
@@ -120,19 +128,20 @@ def _count(number: int, noun: str) -> str:
 
 
 def _counts(run: Run, summaries: Sequence[CellSummary]) -> tuple[tuple[str, int], ...]:
-    whole = sum(summary.whole for summary in summaries)
+    ok = sum(summary.complete for summary in summaries)
     missing = sum(summary.status == MISSING for summary in summaries)
     failed = sum(summary.status not in ("ok", MISSING) for summary in summaries)
-    incomplete = len(summaries) - whole - failed - missing
-    counts = {"cells": len(summaries), "ok": whole, "failed": failed, "incomplete": incomplete, "missing": missing}
+    incomplete = len(summaries) - ok - failed - missing
+    counts = {"cells": len(summaries), "ok": ok, "failed": failed, "incomplete": incomplete, "missing": missing}
     return tuple((name, count) for name, count in (counts | {"skipped": len(run.skipped)}).items() if count or name == "ok")
 
 
-def _table_notes(summaries: Sequence[CellSummary], comparisons: Mapping[str, Any]) -> tuple[str, ...]:
-    sources = dict.fromkeys(r["memory"]["source"] for s in summaries for r in s.ok if r["memory"])
-    reasons = dict.fromkeys(r["memory"]["reason"] for s in summaries for r in s.ok if r["memory"] and r["memory"]["reason"])
+def _table_notes(summaries: Sequence[CellSummary], comparisons: Mapping[str, Comparison]) -> tuple[str, ...]:
+    memories = [record["memory"] for summary in summaries for record in summary.ok if record["memory"]]
+    sources = dict.fromkeys(memory["source"] for memory in memories)
+    reasons = dict.fromkeys(memory["reason"] for memory in memories if memory["reason"])
     notes = [f"Memory source {source}: {MEMORY_SOURCES.get(source, 'an unknown source')}." for source in sources]
     notes += [f"Peak reserved is unknown: {reason}." for reason in reasons]
-    if any(comparison.ratio is not None and comparison.apart is False for comparison in comparisons.values()):
+    if any(comparison.ratio is not None and comparison.ranges_disjoint is False for comparison in comparisons.values()):
         notes.append("A ratio marked ~ is of launches whose ranges overlap: no difference is shown.")
     return tuple(notes)

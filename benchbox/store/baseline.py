@@ -1,4 +1,4 @@
-"""Baselines: the metric values of a whole run on one machine, committed to be compared with."""
+"""Baselines: the metric values of a complete run on one machine, committed to be compared with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """`cells` holds, by cell id, the `cell`, and `values`: metric -> {value, low, high, launches}."""
+    """Metric values of a run. `cells` maps a cell id to its `cell` and `values`: metric -> {value, low, high, launches}."""
 
     machine: str
     matrix: str
@@ -27,13 +27,13 @@ class Baseline:
     cells: Mapping[str, Mapping[str, Any]]
 
     def value(self, cell_id: str, metric: str) -> float | None:
-        """A metric of a cell, None when the baseline does not know it."""
+        """Return a metric of a cell, None when the baseline does not have it."""
         entry = (self.cells.get(cell_id) or {}).get("values", {}).get(metric)
         return None if entry is None else float(entry["value"])
 
 
 def baseline_path(folder: Path, machine: str, matrix: str) -> Path:
-    """`<folder>/<machine>/<matrix>.json`"""
+    """Return `<folder>/<machine>/<matrix>.json`."""
     return folder / machine / f"{matrix}.json"
 
 
@@ -42,7 +42,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """A baseline from its file.
+    """Read a baseline from its file.
 
     Raises:
         RecordError: it cannot be read, or is not a baseline.

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: how their folders are named, and what they say they are."""
+"""Checkpoints on disk: the names of their folders, and the description inside each."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import Cell
 
 _PREFIX = "step-"
-_ABOUT = "checkpoint.json"
+_DESCRIPTION = "checkpoint.json"
 
 
-def checkpoints(folder: Path) -> list[Path]:
-    """The whole checkpoints in a folder, oldest first."""
-    found = [path for path in folder.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdigit()]
-    return sorted(found, key=steps_of)
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the complete checkpoints in a folder, oldest first."""
+    paths = [path for path in folder.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdigit()]
+    return sorted(paths, key=checkpoint_steps)
 
 
-def steps_of(checkpoint: Path) -> int:
-    """Optimizer steps that went into it."""
+def checkpoint_steps(checkpoint: Path) -> int:
+    """Return the number of optimizer steps after which a checkpoint was written."""
     return int(checkpoint.name.removeprefix(_PREFIX))
 
 
-def name_of(steps: int) -> str:
+def checkpoint_name(steps: int) -> str:
     return f"{_PREFIX}{steps:08d}"
 
 
-def describe_in(folder: Path, cell: Cell, steps: int) -> None:
-    """Write into a checkpoint what it is."""
-    about = {"schema_version": 1, "steps": steps, "cell": cell.to_dict(), "benchbox_version": __version__}
-    write_json(folder / _ABOUT, about)
+def write_description(folder: Path, cell: Cell, steps: int) -> None:
+    """Write the description of a checkpoint into its folder: its steps and the cell that was trained."""
+    description = {"schema_version": 1, "steps": steps, "cell": cell.to_dict(), "benchbox_version": __version__}
+    write_json(folder / _DESCRIPTION, description)
 
 
-def check_same(checkpoint: Path, cell: Cell) -> None:
-    """Refuse to continue another configuration's training.
+def check_same_configuration(checkpoint: Path, cell: Cell) -> None:
+    """Raise ConfigurationError if a checkpoint is from the training of another configuration.
 
     Raises:
         ConfigurationError: naming what differs.
-        RecordError: the checkpoint does not say what it is.
+        RecordError: the checkpoint has no valid description.
     """
-    about = checkpoint / _ABOUT
+    description = checkpoint / _DESCRIPTION
     try:
-        then = cell.from_dict(read_json(about)["cell"]).to_dict()  # an older one lacks fields that came later
+        saved = cell.from_dict(read_json(description)["cell"]).to_dict()  # an older one lacks fields that came later
     except (KeyError, TypeError) as error:
-        raise RecordError(f"{about}: not what benchbox writes ({type(error).__name__}: {error})") from None
-    now = cell.to_dict()
-    different = sorted(key for key in now if now[key] != then[key])
+        raise RecordError(f"{description}: not what benchbox writes ({type(error).__name__}: {error})") from None
+    requested = cell.to_dict()
+    different = sorted(key for key in requested if requested[key] != saved[key])
     if different:
-        changes = ", ".join(f"{key} is {then[key]!r} there and {now[key]!r} here" for key in different)
+        changes = ", ".join(f"{key} is {saved[key]!r} there and {requested[key]!r} here" for key in different)
         raise ConfigurationError(
             Problem(str(checkpoint), f"another configuration: {changes}", "resume with what it was trained with")
         )
 
 
-def keep_newest(folder: Path, keep: int) -> None:
+def remove_old_checkpoints(folder: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints."""
-    for path in checkpoints(folder)[:-keep]:
+    for path in list_checkpoints(folder)[:-keep]:
         shutil.rmtree(path)

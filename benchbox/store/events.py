@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from benchbox.errors import RecordError
-from benchbox.store.files import strict
+from benchbox.store.files import replace_non_finite
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ class EventWriter:
 
     def write(self, event: str, **fields: Any) -> None:
         """Append `{"t": now, "rank": r, "event": event, **fields}`; values that JSON cannot represent are written as text."""
-        line = json.dumps({"t": time.time(), "rank": self._rank, "event": event, **strict(fields)}, default=str)
+        line = json.dumps({"t": time.time(), "rank": self._rank, "event": event, **replace_non_finite(fields)}, default=str)
         os.write(self._descriptor, line.encode() + b"\n")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""JSON on disk: strict, atomic, and with errors that name the file."""
+"""JSON on disk: standard JSON only, written atomically, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 from benchbox.errors import RecordError
 
 
-def strict(value: Any) -> Any:
-    """The value with NaN and infinities replaced by None: JSON has no word for them, and strict readers refuse them."""
+def replace_non_finite(value: Any) -> Any:
+    """Return the value with NaN and infinities replaced by None: standard JSON cannot represent them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): strict(item) for key, item in value.items()}
+        return {str(key): replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [strict(item) for item in value]
+        return [replace_non_finite(item) for item in value]
     return value
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that is either the old one or the whole new one, whenever the machine stops."""
+    """Write a file atomically: if the machine stops at any time, it is either the old or the complete new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
@@ -42,11 +42,11 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON, atomically; non-finite numbers become null."""
-    write_text(path, json.dumps(strict(value), indent=1, allow_nan=False) + "\n")
+    write_text(path, json.dumps(replace_non_finite(value), indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
+    """Read a JSON object from a file.
 
     Raises:
         RecordError: the file is missing, unreadable, cut off, or not a JSON object.

@@ -1,10 +1,12 @@
-"""A run directory: what was planned (`run.json`) and one record for every launch that ran.
+"""A run directory: the plan (`run.json`) and one record for every launch that ran.
 
 ```
 run.json
 cells/<cell id>/launch-<n>.json     the record
-cells/<cell id>/launch-<n>/         what the launch left behind: job, events, results and log of every rank
+cells/<cell id>/launch-<n>/         job, events, results and logs of every rank of the launch
 ```
+
+A published run has `records.parquet` in place of `cells/`: the same records in one file (`benchbox report RUN --pack`).
 """
 
 from __future__ import annotations
@@ -12,33 +14,35 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 from benchbox import __version__
 from benchbox.errors import RecordError
-from benchbox.store.files import read_json, write_json
+from benchbox.store.files import read_json, write_json, write_text
+from benchbox.store.packed import read_packed, write_packed
 from benchbox.store.record import SCHEMA_VERSION, check_record, check_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-Record = dict[str, Any]
+    from benchbox.store.record import CellDict, LaunchRecord
 
 _LAUNCH = re.compile(r"launch-([1-9][0-9]*)\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What was planned: cells are `Cell.to_dict()` by id, thresholds `Threshold.to_dict()`, measure `asdict(MeasureSpec)`."""
+    """The plan of a run: cells are `Cell.to_dict()` by id, thresholds `Threshold.to_dict()`, measure `asdict(MeasureSpec)`."""
 
     name: str
-    matrix_file: str  # as it was named on the command line
+    matrix_file: str  # as named on the command line
     matrix: Mapping[str, Any]  # resolved values
     reference: Mapping[str, Any]
     thresholds: Sequence[Mapping[str, Any]]
     measure: Mapping[str, Any]
-    cells: Mapping[str, Mapping[str, Any]]
+    cells: Mapping[str, CellDict]
     skipped: Sequence[Mapping[str, Any]]  # {"cell": {...}, "reason": "..."}
     benchbox_version: str = __version__
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -49,7 +53,7 @@ class Run:
 
     @property
     def launches(self) -> int:
-        """Launches planned of every cell."""
+        """Number of launches planned for every cell."""
         return int(self.measure["launches"])
 
 
@@ -58,13 +62,31 @@ class RunStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._cells = path / "cells"
+        self._packed_path = path / "records.parquet"
+
+    @property
+    def is_packed(self) -> bool:
+        """Return whether the records are in `records.parquet`. Records in `cells/` are newer and take precedence."""
+        return self._packed_path.is_file() and not any(self._cells.glob("*/launch-*.json"))
+
+    @cached_property
+    def _packed(self) -> dict[tuple[str, int], LaunchRecord]:
+        return read_packed(self._packed_path)
 
     def write_run(self, run: Run) -> None:
+        """Write the plan.
+
+        Raises:
+            RecordError: this is a published run, which is not changed.
+        """
+        if self.is_packed:
+            raise RecordError(f"{self.path}: a published run (its records are packed); choose another directory: --out DIR")
         cells = [{"cell_id": cell_id, "cell": dict(cell)} for cell_id, cell in run.cells.items()]
         write_json(self.path / "run.json", {"schema_version": SCHEMA_VERSION, **asdict(run), "cells": cells})
 
     def run(self) -> Run:
-        """What was planned.
+        """Read the plan.
 
         Raises:
             RecordError: this is not a run directory, or its `run.json` cannot be read.
@@ -84,29 +106,31 @@ class RunStore:
             raise RecordError(f"{path}: not what benchbox writes ({type(error).__name__}: {error})") from None
 
     def launch_dir(self, cell_id: str, launch: int) -> Path:
-        """Where a launch keeps its job, events, rank results and logs."""
-        return self.path / "cells" / cell_id / f"launch-{launch}"
+        """Return the folder in which a launch keeps its job, events, rank results and logs."""
+        return self._cells / cell_id / f"launch-{launch}"
 
     def record_path(self, cell_id: str, launch: int) -> Path:
-        return self.path / "cells" / cell_id / f"launch-{launch}.json"
+        return self._cells / cell_id / f"launch-{launch}.json"
 
-    def write_record(self, record: Mapping[str, Any]) -> Path:
+    def write_record(self, record: LaunchRecord) -> Path:
         """Write a launch record and return its path.
 
         Raises:
-            RecordError: it is not one.
+            RecordError: it is not a launch record.
         """
         path = self.record_path(record["cell_id"], record["launch"])
         check_record(record, str(path))
         write_json(path, record)
         return path
 
-    def record(self, cell_id: str, launch: int) -> Record | None:
-        """A launch's record, or None when the launch has none.
+    def record(self, cell_id: str, launch: int) -> LaunchRecord | None:
+        """Return a launch's record, or None when the launch has none.
 
         Raises:
-            RecordError: the file is damaged, or of a newer schema, and which.
+            RecordError: the file is damaged or of a newer schema; the message names it.
         """
+        if self.is_packed:
+            return self._packed.get((cell_id, launch))
         path = self.record_path(cell_id, launch)
         if not path.is_file():
             return None
@@ -116,25 +140,43 @@ class RunStore:
             raise RecordError(
                 f"{path}: holds launch {record['launch']} of cell {record['cell_id']}: it was moved or copied here"
             )
-        return record
+        return cast("LaunchRecord", record)
 
-    def has_ok(self, cell_id: str, launch: int) -> bool:
-        """Whether the launch has run and ended ok."""
-        record = self.record(cell_id, launch)
-        return record is not None and record["status"] == "ok"
+    def records(self) -> Iterator[LaunchRecord]:
+        """Yield the records of the planned cells, in the order of the plan, then by launch.
 
-    def records(self) -> Iterator[Record]:
-        """Records of the planned cells, in the order of the plan, then by launch.
-
-        What is left in the folder of cells that are no longer planned is not part of this run.
+        Records of cells that are no longer planned are not part of this run.
 
         Raises:
             RecordError: as for `run` and `record`.
         """
-        for cell_id in self.run().cells:
-            folder = self.path / "cells" / cell_id
+        cells = self.run().cells
+        if self.is_packed:
+            position = {cell_id: index for index, cell_id in enumerate(cells)}
+            planned = (key for key in self._packed if key[0] in position)
+            for key in sorted(planned, key=lambda key: (position[key[0]], key[1])):
+                yield self._packed[key]
+            return
+        for cell_id in cells:
+            folder = self._cells / cell_id
             names = (_LAUNCH.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
             for launch in sorted(int(name[1]) for name in names if name):
                 record = self.record(cell_id, launch)
                 if record is not None:
                     yield record
+
+    def publish(self, folder: Path) -> Path:
+        """Write the plan and the packed records into a folder, which is then a run directory, and return the records' path.
+
+        Raises:
+            RecordError: the run cannot be read, or the folder has records in `cells/`, which would hide the packed ones.
+        """
+        target = RunStore(folder)
+        elsewhere = folder.resolve() != self.path.resolve()
+        if elsewhere and any(target._cells.glob("*/launch-*.json")):
+            raise RecordError(f"{folder}: its cells/ would hide the packed records; remove it or choose another folder")
+        records = list(self.records())
+        if elsewhere:
+            write_text(folder / "run.json", (self.path / "run.json").read_text(encoding="utf-8"))
+        write_packed(target._packed_path, records)
+        return target._packed_path

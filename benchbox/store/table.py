@@ -1,59 +1,59 @@
-"""Records as a table: one row a launch."""
+"""Records as a table with one row per launch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from benchbox.registry.metrics import METRICS
+from benchbox.registry.metrics import metrics
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pandas as pd
 
+    from benchbox.store.record import LaunchRecord
+
 
 _OBSERVED = ("backend", "sharding", "attention_kernel", "checkpointed_modules", "trainable_numel", "total_numel")
 
 
-def flat(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """The cell's fields on one level: `data.kind`, `optim.lr`."""
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested mappings as one level with dotted keys: `data.kind`, `optim.lr`."""
     fields: dict[str, Any] = {}
-    for key, value in cell.items():
+    for key, value in values.items():
         if isinstance(value, Mapping):
-            fields |= {f"{key}.{inner}": item for inner, item in flat(value).items()}
+            fields |= {f"{key}.{inner}": item for inner, item in flatten(value).items()}
         else:
             fields[key] = value
     return fields
 
 
-def table(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """One row a launch: what the cell was, every metric, how it ended, what was observed. Unknown values are missing."""
+def launch_table(records: Iterable[LaunchRecord]) -> pd.DataFrame:
+    """Return one row per launch: its cell, every metric, its error and what was observed. Unknown values are missing."""
     import pandas as pd
 
     rows = []
     for record in records:
-        error = record["error"] or {}
-        observed = record["observed"] or {}
-        memory = record["memory"] or {}
+        error, observed, memory = record["error"], record["observed"], record["memory"]
         rows.append(
             {"cell_id": record["cell_id"], "launch": record["launch"]}
-            | {key: str(value) if isinstance(value, list) else value for key, value in flat(record["cell"]).items()}
-            | {metric.name: metric.read(record) for metric in METRICS.values()}
-            | {"memory.source": memory.get("source")}
-            | {f"observed.{key}": observed.get(key) for key in _OBSERVED}
-            | {f"error.{key}": error.get(key) for key in ("type", "message", "rank", "phase")}
+            | {key: str(value) if isinstance(value, list) else value for key, value in flatten(record["cell"]).items()}
+            | {metric.name: metric.read(record) for metric in metrics().values()}
+            | {"memory.source": memory["source"] if memory else None}
+            | {f"observed.{key}": observed.get(key) if observed else None for key in _OBSERVED}
+            | {f"error.{key}": error.get(key) if error else None for key in ("type", "message", "rank", "phase")}
             | {"started_at": record["started_at"], "duration_s": record["duration_s"]}
         )
     frame = pd.DataFrame(rows).convert_dtypes()
-    numbers = [metric.name for metric in METRICS.values() if metric.is_number and metric.name in frame]
-    # A column nobody could measure (reserved bytes on a CPU) stays a column of numbers.
+    numbers = [metric.name for metric in metrics().values() if metric.is_number and metric.name in frame]
+    # A column without any value (reserved bytes on a CPU) stays numeric.
     return frame.astype(dict.fromkeys(numbers, "Float64"))
 
 
-def write_tables(records: Iterable[Mapping[str, Any]], folder: Path) -> tuple[Path, Path]:
+def write_tables(records: Iterable[LaunchRecord], folder: Path) -> tuple[Path, Path]:
     """Write `table.csv` and `table.parquet` into a folder and return their paths."""
-    frame = table(records)
+    frame = launch_table(records)
     csv, parquet = folder / "table.csv", folder / "table.parquet"
     frame.to_csv(csv, index=False)
     frame.to_parquet(parquet, index=False)

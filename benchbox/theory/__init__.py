@@ -1,1 +1,1 @@
-"""What a step costs by formula: predictions that need no run."""
+"""Predictions from formulas, without a run."""

@@ -1,8 +1,8 @@
 """Floating-point operations of a training step, from the matrix products of its forward pass.
 
-A multiply-add counts 2. Only products count: of matrices, of convolutions, and the two of attention. What is computed once is
-the model's work; what memory is saved by computing again is counted apart, so that model FLOPs utilisation leaves it out and
-hardware FLOPs utilisation has it in (PaLM, arXiv:2204.02311, appendix B).
+A multiply-add counts as 2. Only products count: those of matrices, of convolutions, and the two of attention. Products that are
+computed once are the model's work. Products that are recomputed to save memory are counted separately: model FLOPs utilisation
+leaves them out, hardware FLOPs utilisation includes them (PaLM, arXiv:2204.02311, appendix B).
 """
 
 from __future__ import annotations
@@ -17,80 +17,80 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """One product of a forward pass: of two factors, of which one may be a weight."""
+    """One product of two factors in a forward pass. One of them may be a weight."""
 
     tower: str
     flops: int  # forward
-    needed: int  # factors that need a gradient: 0, 1 or 2
-    fused: bool = False  # its result is not kept: backward forms it again, as fused attention does with its scores
-    unit: int | None = None  # the checkpointed unit that it is part of
-    kept: bool = False  # what follows it needs its result in backward
+    gradients: int  # factors that need a gradient: 0, 1 or 2
+    fused: bool = False  # the result is not stored: backward recomputes it, as fused attention does with its scores
+    unit: int | None = None  # the checkpointed unit that contains it
+    saved: bool = False  # the next operation needs the result in backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """FLOPs of a step, or of a tower's part in it. `recomputed` is not part of the other two."""
+    """FLOPs of a step, or of one tower in it. `recomputed` is not included in the other two."""
 
     forward: int = 0
     backward: int = 0
     recomputed: int = 0
 
-    def __add__(self, other: Cost) -> Cost:
+    def __add__(self, addend: Cost) -> Cost:
         return Cost(
-            forward=self.forward + other.forward,
-            backward=self.backward + other.backward,
-            recomputed=self.recomputed + other.recomputed,
+            forward=self.forward + addend.forward,
+            backward=self.backward + addend.backward,
+            recomputed=self.recomputed + addend.recomputed,
         )
 
     @property
     def model(self) -> int:
-        """What the model asks for, however it is computed."""
+        """FLOPs that the model requires, without recomputation."""
         return self.forward + self.backward
 
     @property
     def hardware(self) -> int:
-        """What the device does."""
+        """FLOPs that the device executes."""
         return self.model + self.recomputed
 
 
 def training_cost(products: Iterable[Product]) -> dict[str, Cost]:
-    """What forward and backward cost, by tower.
+    """Return the cost of forward and backward by tower.
 
     Args:
-        products: of the forward pass, in the order in which they run.
+        products: those of the forward pass, in the order of execution.
     """
     costs: defaultdict[str, Cost] = defaultdict(Cost)
     units: defaultdict[int, list[Product]] = defaultdict(list)
     for product in products:
         # The gradient of each factor is a product of the result's gradient with the other factor: as large as the forward.
-        again = product.flops if product.fused and product.needed else 0
-        costs[product.tower] += Cost(forward=product.flops, backward=product.needed * product.flops, recomputed=again)
+        recomputed = product.flops if product.fused and product.gradients else 0
+        costs[product.tower] += Cost(forward=product.flops, backward=product.gradients * product.flops, recomputed=recomputed)
         if product.unit is not None:
             units[product.unit].append(product)
     for unit in units.values():
-        for product in _run_again(unit):
+        for product in _recomputed_products(unit):
             costs[product.tower] += Cost(recomputed=product.flops)
     return dict(costs)
 
 
-def _run_again(unit: list[Product]) -> list[Product]:
-    """The products of a checkpointed unit that run a second time: torch stops as soon as it has all that backward needs.
+def _recomputed_products(unit: list[Product]) -> list[Product]:
+    """Return the products of a checkpointed unit that run a second time. torch stops as soon as it has all that backward needs.
 
-    Backward needs the factors of a product of which any needs a gradient, and they are there before it runs.
+    Backward needs the factors of every product with a gradient, and these exist before the product runs.
     """
-    last = max((place for place, product in enumerate(unit) if product.needed or product.kept), default=0)
-    return unit[: last + unit[last].kept]
+    final = max((index for index, product in enumerate(unit) if product.gradients or product.saved), default=0)
+    return unit[: final + unit[final].saved]
 
 
-def total(costs: Mapping[str, Cost]) -> Cost:
-    """Of all towers."""
+def total_cost(costs: Mapping[str, Cost]) -> Cost:
+    """Return the cost of all towers together."""
     return sum(costs.values(), Cost())
 
 
-def summed(steps: Iterable[Mapping[str, Cost]]) -> dict[str, Cost]:
-    """Costs by tower of several micro-batches together."""
+def sum_costs(micro_batches: Iterable[Mapping[str, Cost]]) -> dict[str, Cost]:
+    """Sum the costs of several micro-batches by tower."""
     costs: defaultdict[str, Cost] = defaultdict(Cost)
-    for step in steps:
-        for tower, cost in step.items():
+    for micro_batch in micro_batches:
+        for tower, cost in micro_batch.items():
             costs[tower] += cost
     return dict(costs)

@@ -19,7 +19,7 @@ def benchbox(*arguments, cwd=None):
 
 
 @pytest.fixture
-def whole(tmp_path):
+def complete(tmp_path):
     store = RunStore(tmp_path / "whole")
     regression = {"metric": "step_time_s", "where": {}, "max_regression": 0.05}
     store.write_run(example_run([CELL], thresholds=[regression]))
@@ -37,17 +37,17 @@ def test_a_failed_cell_fails_the_check_with_one_line_and_exit_code_4(tmp_path):
     assert table[3].split()[-4:] == ["status", "ok", "oom", "breach"]
 
 
-def test_a_baseline_is_promoted_then_held_against(whole, tmp_path):
-    before = benchbox("check", whole.path, cwd=tmp_path)
+def test_a_run_is_compared_with_the_baseline_that_was_promoted(complete, tmp_path):
+    before = benchbox("check", complete.path, cwd=tmp_path)
     assert before.returncode == EXIT_THRESHOLD
     assert "note: no baseline reports/baselines/example-cpu-2-cores/example.json; promote a run you trust" in before.stdout
-    promoted = benchbox("baseline", "promote", whole.path, cwd=tmp_path)
+    promoted = benchbox("baseline", "promote", complete.path, cwd=tmp_path)
     assert promoted.returncode == EXIT_OK
     assert (tmp_path / "reports/baselines/example-cpu-2-cores/example.json").is_file()
-    assert benchbox("check", whole.path, cwd=tmp_path).returncode == EXIT_OK
+    assert benchbox("check", complete.path, cwd=tmp_path).returncode == EXIT_OK
     for launch in (1, 2):
-        whole.write_record(example_record(launch=launch, step_s=0.22))
-    slower = benchbox("check", whole.path, "--format", "json", cwd=tmp_path)
+        complete.write_record(example_record(launch=launch, step_s=0.22))
+    slower = benchbox("check", complete.path, "--format", "json", cwd=tmp_path)
     assert slower.returncode == EXIT_THRESHOLD
     verdict = json.loads(slower.stdout)
     assert verdict["verdict"] == "breach"
@@ -62,41 +62,41 @@ def test_a_run_with_holes_is_no_baseline(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
-def test_verify_counts_what_holds_and_names_what_does_not(whole):
-    good = benchbox("verify", whole.path)
+def test_verify_counts_satisfied_invariants_and_names_violations(complete):
+    good = benchbox("verify", complete.path)
     assert good.returncode == EXIT_OK
     assert good.stdout.splitlines()[-1] == "2 records, every invariant that applies holds"
     record = example_record(launch=2)
     record["throughput"]["global_samples_per_s"] *= 8
-    whole.write_record(record)
-    bad = benchbox("verify", whole.path)
+    complete.write_record(record)
+    bad = benchbox("verify", complete.path)
     assert bad.returncode == EXIT_THRESHOLD
     assert f"{CELL.cell_id} launch 2: throughput follows from the slowest rank's step times: " in bad.stdout
-    assert bad.stderr == f"error: violations in 2 records of {whole.path}: 1\n"
+    assert bad.stderr == f"error: violations in 2 records of {complete.path}: 1\n"
 
 
-def test_report_prints_the_table_and_where_it_wrote(whole, tmp_path):
-    other = write_example(tmp_path / "other").path
-    one = benchbox("report", whole.path)
+def test_report_prints_the_table_and_where_it_wrote(complete, tmp_path):
+    second = write_example(tmp_path / "other").path
+    one = benchbox("report", complete.path)
     assert one.returncode == EXIT_OK
     assert one.stdout.splitlines()[-4:] == [
-        str(whole.path / name) for name in ("report.html", "report.md", "table.csv", "table.parquet")
+        str(complete.path / name) for name in ("report.html", "report.md", "table.csv", "table.parquet")
     ]
-    both = benchbox("report", whole.path, other, "--out", tmp_path / "out")
+    both = benchbox("report", complete.path, second, "--out", tmp_path / "out")
     assert both.returncode == EXIT_OK
     assert (tmp_path / "out" / "whole" / "report.html").is_file()
     assert (tmp_path / "out" / "other" / "report.html").is_file()
-    same = benchbox("report", whole.path, whole.path, "--out", tmp_path / "out")
+    same = benchbox("report", complete.path, complete.path, "--out", tmp_path / "out")
     assert same.returncode == EXIT_USAGE
 
 
 @pytest.mark.parametrize("verb", [("report",), ("check",), ("verify",), ("baseline", "promote")])
-@pytest.mark.parametrize("trouble", ["absent", "damaged"])
-def test_what_cannot_be_read_is_one_line_and_exit_code_2(whole, verb, trouble, tmp_path):
+@pytest.mark.parametrize("defect", ["absent", "damaged"])
+def test_what_cannot_be_read_is_one_line_and_exit_code_2(complete, verb, defect, tmp_path):
     path = tmp_path / "absent"
-    if trouble == "damaged":
-        path = whole.path
-        record = whole.record_path(CELL.cell_id, 1)
+    if defect == "damaged":
+        path = complete.path
+        record = complete.record_path(CELL.cell_id, 1)
         record.write_text(record.read_text()[:500])
     result = benchbox(*verb, path)
     assert result.returncode == EXIT_USAGE

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchbox.analysis.comparability import adam_dtypes, against_reference, incomparable
-from benchbox.analysis.summary import summarise
+from benchbox.analysis.comparability import adam_dtypes, compare_with_reference, why_incomparable
+from benchbox.analysis.summary import summarize
 from tests.support.example_run import CELL, OOM, example_record, example_run
 
 FSDP, ZERO = replace(CELL, backend="fsdp1_full"), replace(CELL, backend="zero2")
@@ -15,13 +15,13 @@ FSDP, ZERO = replace(CELL, backend="fsdp1_full"), replace(CELL, backend="zero2")
 
 def summaries(*records):
     cells = {record["cell_id"]: record["cell"] for record in records}
-    return summarise(replace(example_run([CELL]), cells=cells), records)
+    return summarize(replace(example_run([CELL]), cells=cells), records)
 
 
 def compare(*records, reference=None, axes=None):
     """The comparison of the first record's cell."""
-    found = against_reference(summaries(*records), reference or {"backend": "zero2"}, axes or {})
-    return found[records[0]["cell_id"]]
+    comparisons = compare_with_reference(summaries(*records), reference or {"backend": "zero2"}, axes or {})
+    return comparisons[records[0]["cell_id"]]
 
 
 def two_launches(cell, step_s):
@@ -31,16 +31,16 @@ def two_launches(cell, step_s):
 def test_cells_that_differ_in_the_backend_only_have_a_ratio_of_throughputs():
     comparison = compare(*two_launches(FSDP, 0.3), *two_launches(ZERO, 0.2))
     assert comparison.ratio == pytest.approx(0.2 / 0.3)
-    assert (comparison.reason, comparison.apart) == (None, True)
+    assert (comparison.reason, comparison.ranges_disjoint) == (None, True)
     assert comparison.reference.cell["backend"] == "zero2"
 
 
-def test_launches_whose_ranges_overlap_are_not_called_apart():
-    assert compare(*two_launches(FSDP, 0.201), *two_launches(ZERO, 0.2)).apart is False
+def test_launches_whose_ranges_overlap_are_not_called_disjoint():
+    assert compare(*two_launches(FSDP, 0.201), *two_launches(ZERO, 0.2)).ranges_disjoint is False
 
 
 def test_a_single_launch_cannot_say_whether_ranges_overlap():
-    assert compare(example_record(FSDP), example_record(ZERO)).apart is None
+    assert compare(example_record(FSDP), example_record(ZERO)).ranges_disjoint is None
 
 
 def test_the_famous_comparison_is_refused():
@@ -49,19 +49,19 @@ def test_the_famous_comparison_is_refused():
     comparison = compare(fsdp, example_record(replace(ZERO, attention="eager")))
     assert comparison.ratio is None
     assert comparison.reason == "no cell differs from it in backend only"
-    one, other = summaries(fsdp, example_record(replace(ZERO, attention="eager")))
-    assert incomparable(one, other, ("backend",)) == "they also differ in attention, checkpointing"
+    subject, reference = summaries(fsdp, example_record(replace(ZERO, attention="eager")))
+    assert why_incomparable(subject, reference, ("backend",)) == "they also differ in attention, checkpointing"
 
 
-def edit(record, place, value):
-    *path, last = place
-    for key in path:
+def edit(record, path, value):
+    *parents, leaf = path
+    for key in parents:
         record = record[key]
-    record[last] = value
+    record[leaf] = value
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "reason"),
+    ("path", "value", "reason"),
     [
         (("observed", "attention_kernel"), "sdpa:math", "the attention kernel that ran: sdpa:math against sdpa:flash_cpu"),
         (("observed", "checkpointed_modules"), 4, "checkpointed modules: yes against no"),
@@ -70,20 +70,20 @@ def edit(record, place, value):
         (("environment", "policy_sha256"), "f", "policy_sha256: f against " + "0" * 64),
     ],
 )
-def test_what_was_observed_must_agree_too(place, value, reason):
-    one = example_record(FSDP)
-    edit(one, place, value)
-    comparison = compare(one, example_record(ZERO))
+def test_observations_must_agree_too(path, value, reason):
+    record = example_record(FSDP)
+    edit(record, path, value)
+    comparison = compare(record, example_record(ZERO))
     assert comparison.ratio is None
     assert comparison.reason == f"they also differ in {reason}"
 
 
-def test_adam_states_of_another_dtype_are_another_thing():
-    one = example_record(FSDP)
-    for entry in one["precision"]["census"]:
+def test_adam_states_of_another_dtype_are_not_comparable():
+    record = example_record(FSDP)
+    for entry in record["precision"]["census"]:
         entry["dtype"] = "torch.bfloat16"
-    assert adam_dtypes(one) == ("bfloat16",)
-    assert compare(one, example_record(ZERO)).reason == "they also differ in Adam state: bfloat16 against float32"
+    assert adam_dtypes(record) == ("bfloat16",)
+    assert compare(record, example_record(ZERO)).reason == "they also differ in Adam state: bfloat16 against float32"
 
 
 def test_a_cell_that_failed_is_in_no_ratio():
@@ -92,18 +92,18 @@ def test_a_cell_that_failed_is_in_no_ratio():
 
 
 def test_a_reference_of_two_axes_compares_nothing_unless_the_matrix_moves_them_together():
-    one = replace(FSDP, attention="sdpa", checkpointing=True)
-    other = replace(FSDP, attention="eager", checkpointing=False)
+    subject = replace(FSDP, attention="sdpa", checkpointing=True)
+    counterpart = replace(FSDP, attention="eager", checkpointing=False)
     reference = {"attention": "eager", "checkpointing": False}
     free = {"attention": ["eager", "sdpa"], "checkpointing": [False, True]}
     zipped = {"kernels": [{"attention": "eager", "checkpointing": False}, {"attention": "sdpa", "checkpointing": True}]}
-    records = (example_record(one), example_record(other, step_s=0.4))
+    records = (example_record(subject), example_record(counterpart, step_s=0.4))
     refused = compare(*records, reference=reference, axes=free)
     assert (refused.ratio, refused.reason) == (None, "the reference differs in 2 axes at once: attention, checkpointing")
     assert compare(*records, reference=reference, axes=zipped).ratio == pytest.approx(2)
 
 
 def test_the_reference_is_not_compared_with_itself_and_no_reference_compares_nothing():
-    found = against_reference(summaries(example_record(FSDP), example_record(ZERO)), {"backend": "zero2"}, {})
-    assert list(found) == [FSDP.cell_id]
-    assert against_reference(summaries(example_record(FSDP)), {}, {}) == {}
+    comparisons = compare_with_reference(summaries(example_record(FSDP), example_record(ZERO)), {"backend": "zero2"}, {})
+    assert list(comparisons) == [FSDP.cell_id]
+    assert compare_with_reference(summaries(example_record(FSDP)), {}, {}) == {}

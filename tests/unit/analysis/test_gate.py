@@ -1,4 +1,4 @@
-"""The gate: expected, found, verdict. What failed or is missing is never green."""
+"""The gate: expected, found, verdict. A cell that failed or is missing never passes."""
 
 from __future__ import annotations
 
@@ -8,34 +8,38 @@ from statistics import median
 import pytest
 
 from benchbox.analysis.baseline import find_baseline, make_baseline, slug
-from benchbox.analysis.gate import Reference, gate, passes
-from benchbox.analysis.summary import summarise
+from benchbox.analysis.gate import BaselineLookup, gate
+from benchbox.analysis.summary import summarize
 from benchbox.errors import EXIT_THRESHOLD, RecordError, ThresholdError
 from benchbox.store.baseline import baseline_path, write_baseline
 from tests.support.example_run import CELL, OOM, example_record, example_run
 
-NONE = Reference(None, "promote one")
+NONE = BaselineLookup(None, "promote one")
 WHOLE = [example_record(launch=1), example_record(launch=2)]
 STEP_S = median(median(record["step_time_s"]["slowest"]) for record in WHOLE)
 
 
-def rows(records, thresholds, *, cells=(CELL,), reference=NONE, **changes):
+def rows(records, thresholds, *, cells=(CELL,), lookup=NONE, **changes):
     run = example_run(list(cells), thresholds=thresholds, **changes)
-    return gate(run, summarise(run, records), reference)
+    return gate(run, summarize(run, records), lookup)
 
 
-def verdicts(found):
-    return [(row.metric, row.verdict) for row in found]
+def verdicts(gate_rows):
+    return [(row.metric, row.verdict) for row in gate_rows]
+
+
+def passes(gate_rows):
+    return all(row.verdict == "ok" for row in gate_rows)
 
 
 def test_a_whole_run_without_thresholds_passes():
-    found = rows(WHOLE, [])
-    assert verdicts(found) == [("status", "ok")]
-    assert passes(found)
+    gate_rows = rows(WHOLE, [])
+    assert verdicts(gate_rows) == [("status", "ok")]
+    assert passes(gate_rows)
 
 
 @pytest.mark.parametrize(
-    ("records", "verdict", "found"),
+    ("records", "verdict", "actual"),
     [
         ([], "missing", "missing"),
         (WHOLE[:1], "missing", "ok in 1 of 2 launches"),
@@ -44,9 +48,9 @@ def test_a_whole_run_without_thresholds_passes():
     ],
 )
 @pytest.mark.parametrize("thresholds", [[], [{"metric": "status", "expect": "ok"}], [{"metric": "status", "expect": "oom"}]])
-def test_a_failed_or_missing_cell_is_never_green(records, verdict, found, thresholds):
+def test_a_failed_or_missing_cell_is_never_green(records, verdict, actual, thresholds):
     result = rows(records, thresholds)
-    assert (result[0].verdict, result[0].found) == (verdict, found)
+    assert (result[0].verdict, result[0].actual) == (verdict, actual)
     assert not passes(result)
 
 
@@ -67,20 +71,24 @@ def test_a_number_is_held_against_absolute_demands(demand, verdict):
 
 
 def test_two_demands_of_one_threshold_are_two_rows():
-    found = rows(WHOLE, [{"metric": "step_time_s", "min": 0.01, "max": 0.02}])
-    assert verdicts(found)[1:] == [("step_time_s", "ok"), ("step_time_s", "breach")]
+    gate_rows = rows(WHOLE, [{"metric": "step_time_s", "min": 0.01, "max": 0.02}])
+    assert verdicts(gate_rows)[1:] == [("step_time_s", "ok"), ("step_time_s", "breach")]
 
 
 def test_a_number_nobody_measured_is_missing():
-    found = rows(WHOLE, [{"metric": "mfu", "min": 0.3}])
-    assert (found[1].verdict, found[1].found, found[1].note) == ("missing", "no value", "no launch could measure it")
+    gate_rows = rows(WHOLE, [{"metric": "mfu", "min": 0.3}])
+    assert (gate_rows[1].verdict, gate_rows[1].actual, gate_rows[1].note) == (
+        "missing",
+        "no value",
+        "no launch could measure it",
+    )
 
 
 def test_where_selects_cells():
-    other = replace(CELL, backend="zero2")
-    records = [*WHOLE, *(example_record(other, launch) for launch in (1, 2))]
-    found = rows(records, [{"metric": "step_time_s", "where": {"backend": "zero2"}, "max": 9}], cells=(CELL, other))
-    assert [(row.cell, row.metric) for row in found] == [
+    variant = replace(CELL, backend="zero2")
+    records = [*WHOLE, *(example_record(variant, launch) for launch in (1, 2))]
+    gate_rows = rows(records, [{"metric": "step_time_s", "where": {"backend": "zero2"}, "max": 9}], cells=(CELL, variant))
+    assert [(row.cell, row.metric) for row in gate_rows] == [
         ("backend=ddp", "status"),
         ("backend=zero2", "status"),
         ("backend=zero2", "step_time_s"),
@@ -88,17 +96,17 @@ def test_where_selects_cells():
 
 
 def test_a_where_that_matches_nothing_is_a_breach_that_says_so():
-    found = rows(WHOLE, [{"metric": "step_time_s", "where": {"backend": "zero3"}, "max": 9}])
-    assert (found[1].verdict, found[1].found) == ("breach", "matches nothing")
+    gate_rows = rows(WHOLE, [{"metric": "step_time_s", "where": {"backend": "zero3"}, "max": 9}])
+    assert (gate_rows[1].verdict, gate_rows[1].actual) == ("breach", "matches nothing")
     skipped = [{"cell": replace(CELL, backend="zero3").to_dict(), "reason": "zero3 refuses checkpointing"}]
-    found = rows(WHOLE, [{"metric": "step_time_s", "where": {"backend": "zero3"}, "max": 9}], skipped=skipped)
-    assert found[1].note == "every cell it selects was skipped: zero3 refuses checkpointing"
+    gate_rows = rows(WHOLE, [{"metric": "step_time_s", "where": {"backend": "zero3"}, "max": 9}], skipped=skipped)
+    assert gate_rows[1].note == "every cell it selects was skipped: zero3 refuses checkpointing"
 
 
 @pytest.fixture
-def reference():
+def lookup():
     run = example_run([CELL])
-    return Reference(make_baseline(run, summarise(run, WHOLE), "example"), None)
+    return BaselineLookup(make_baseline(run, summarize(run, WHOLE), "example"), None)
 
 
 @pytest.mark.parametrize(
@@ -112,51 +120,51 @@ def reference():
         ("global_samples_per_s", 0.5, "ok"),
     ],
 )
-def test_only_the_worse_direction_is_a_regression(reference, metric, factor, verdict):
+def test_only_the_worse_direction_is_a_regression(lookup, metric, factor, verdict):
     slower = [example_record(launch=launch, step_s=0.2 * factor) for launch in (1, 2)]
-    found = rows(slower, [{"metric": metric, "max_regression": 0.05}], reference=reference)
-    assert found[1].verdict == verdict
+    gate_rows = rows(slower, [{"metric": metric, "max_regression": 0.05}], lookup=lookup)
+    assert gate_rows[1].verdict == verdict
 
 
 @pytest.mark.parametrize(("loss", "verdict"), [(0.4, "ok"), (0.43, "breach"), (0.37, "breach")])
-def test_a_metric_without_a_better_direction_may_move_neither_way(reference, loss, verdict):
+def test_a_metric_without_a_better_direction_may_move_neither_way(lookup, loss, verdict):
     moved = [record | {"loss": [loss]} for record in WHOLE]
-    found = rows(moved, [{"metric": "final_loss", "max_regression": 0.05}], reference=reference)
-    assert found[1].verdict == verdict
+    gate_rows = rows(moved, [{"metric": "final_loss", "max_regression": 0.05}], lookup=lookup)
+    assert gate_rows[1].verdict == verdict
 
 
 def test_no_baseline_is_red_with_the_remedy():
-    found = rows(WHOLE, [{"metric": "step_time_s", "max_regression": 0.05}])
-    assert (found[1].verdict, found[1].note) == ("missing", "promote one")
+    gate_rows = rows(WHOLE, [{"metric": "step_time_s", "max_regression": 0.05}])
+    assert (gate_rows[1].verdict, gate_rows[1].note) == ("missing", "promote one")
 
 
-def test_a_baseline_that_does_not_know_the_cell_is_red(reference):
-    other = replace(CELL, batch=3)
-    records = [example_record(other, launch) for launch in (1, 2)]
-    found = rows(records, [{"metric": "step_time_s", "max_regression": 0.05}], cells=[other], reference=reference)
-    assert found[1].verdict == "missing"
+def test_a_baseline_that_does_not_know_the_cell_is_red(lookup):
+    variant = replace(CELL, batch=3)
+    records = [example_record(variant, launch) for launch in (1, 2)]
+    gate_rows = rows(records, [{"metric": "step_time_s", "max_regression": 0.05}], cells=[variant], lookup=lookup)
+    assert gate_rows[1].verdict == "missing"
 
 
 def test_a_baseline_is_refused_unless_the_run_is_whole():
     run = example_run([CELL])
     for records in ([], WHOLE[:1], [WHOLE[0], example_record(launch=2, status="oom", error=OOM)]):
         with pytest.raises(ThresholdError, match="1 of 1 cells are not ok in all 2 launches") as caught:
-            make_baseline(run, summarise(run, records), "example")
+            make_baseline(run, summarize(run, records), "example")
         assert caught.value.exit_code == EXIT_THRESHOLD
 
 
-def test_the_baseline_of_this_machine_is_found_and_that_of_another_is_not_compared(tmp_path, reference):
+def test_the_baseline_of_this_machine_is_found_and_that_of_another_is_not_compared(tmp_path, lookup):
     run = example_run([CELL])
     missing = find_baseline(run, WHOLE, tmp_path)
     assert missing.baseline is None
     assert "benchbox baseline promote RUN" in missing.remedy
     path = baseline_path(tmp_path, "example-cpu-2-cores", "example")
-    write_baseline(path, reference.baseline)
-    assert find_baseline(run, WHOLE, tmp_path).baseline == find_baseline(run, WHOLE, path).baseline == reference.baseline
+    write_baseline(path, lookup.baseline)
+    assert find_baseline(run, WHOLE, tmp_path).baseline == find_baseline(run, WHOLE, path).baseline == lookup.baseline
     elsewhere = [record | {"environment": {"machine": "Another"}} for record in WHOLE]
-    found = find_baseline(run, elsewhere, path)
-    assert found.baseline is None
-    assert "example-cpu-2-cores, and this run on another: not comparable" in found.remedy
+    rejected = find_baseline(run, elsewhere, path)
+    assert rejected.baseline is None
+    assert "example-cpu-2-cores, and this run on another: not comparable" in rejected.remedy
 
 
 def test_a_baseline_file_that_was_named_must_exist(tmp_path):

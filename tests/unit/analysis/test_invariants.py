@@ -1,4 +1,4 @@
-"""Each invariant notices the lie it is for, and says nothing of a truthful record."""
+"""Each invariant detects the error it is for, and accepts a correct record."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from benchbox.analysis.invariants import INVARIANTS, examine
+from benchbox.analysis.invariants import INVARIANTS, verify_records
 from tests.support.example_run import CELL, MIB, OOM, example_record
 
 
 def violations(record):
-    return [(violation.sentence, violation.found) for violation in examine([record]).violations]
+    return [(violation.sentence, violation.message) for violation in verify_records([record]).violations]
 
 
 @pytest.mark.parametrize("cuda", [False, True])
 def test_a_truthful_record_violates_nothing(cuda):
-    found = examine([example_record(cuda=cuda), example_record(replace(CELL, backend="zero2", accumulation=3), cuda=cuda)])
-    assert found.violations == ()
-    assert sum(found.held.values()) + sum(found.not_applicable.values()) == 2 * len(INVARIANTS)
+    records = [example_record(cuda=cuda), example_record(replace(CELL, backend="zero2", accumulation=3), cuda=cuda)]
+    result = verify_records(records)
+    assert result.violations == ()
+    assert sum(result.satisfied.values()) + sum(result.not_applicable.values()) == 2 * len(INVARIANTS)
 
 
 def test_a_failed_launch_has_nothing_to_check_but_its_error():
@@ -31,9 +32,9 @@ def test_a_failed_launch_has_nothing_to_check_but_its_error():
 def test_reserved_below_allocated():
     record = example_record(cuda=True)
     record["memory"]["per_rank"][1]["reserved_peak_bytes"] = 100 * MIB
-    ((sentence, found),) = violations(record)
+    ((sentence, message),) = violations(record)
     assert sentence == "reserved >= allocated memory, on every rank"
-    assert found.startswith("rank 1: ")
+    assert message.startswith("rank 1: ")
 
 
 @pytest.mark.parametrize(("share", "broken"), [(0.99, False), (0.97, True), (1.01, False), (1.03, True)])
@@ -41,11 +42,11 @@ def test_phases_that_do_not_sum_to_the_step_within_two_percent(share, broken):
     record = example_record()
     for phase in record["phases_s"].values():
         phase["per_rank"][1] = [time * share for time in phase["per_rank"][1]]
-    found = violations(record)
-    assert bool(found) is broken
+    messages = violations(record)
+    assert bool(messages) is broken
     if broken:
-        assert found[0][0] == "phases sum to the step within 2%, on every rank"
-        assert found[0][1].startswith("rank 1: phases take")
+        assert messages[0][0] == "phases sum to the step within 2%, on every rank"
+        assert messages[0][1].startswith("rank 1: phases take")
 
 
 def test_a_missing_rank():
@@ -102,13 +103,13 @@ def test_a_count_that_is_not_what_the_formula_says():
     assert violations(record) == []
 
 
-@pytest.mark.parametrize(("key", "place"), [("mfu", "mfu_reason"), ("memory.reserved_peak_bytes", "memory")])
-def test_a_null_without_a_reason(key, place):
+@pytest.mark.parametrize(("key", "reason_key"), [("mfu", "mfu_reason"), ("memory.reserved_peak_bytes", "memory")])
+def test_a_null_without_a_reason(key, reason_key):
     record = example_record()
-    if place == "memory":
+    if reason_key == "memory":
         record["memory"]["reason"] = None
     else:
-        record[place] = None
+        record[reason_key] = None
     assert violations(record) == [("nothing is unknown without a reason", f"{key} is null without a reason")]
 
 
@@ -118,6 +119,6 @@ def test_steps_that_were_not_measured():
     assert violations(record) == [("as many steps as asked for", "4 of 5 steps in loss")]
 
 
-def test_a_record_edited_into_nonsense_is_a_violation_not_a_crash():
-    found = violations(example_record() | {"step_time_s": "fast", "memory": 3, "cell": {}})
-    assert any("malformed" in text for _, text in found)
+def test_a_record_edited_into_nonsense_is_a_violation_not_an_internal_error():
+    messages = violations(example_record() | {"step_time_s": "fast", "memory": 3, "cell": {}})
+    assert any("malformed" in text for _, text in messages)

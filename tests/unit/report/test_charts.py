@@ -6,18 +6,18 @@ import itertools
 
 import pytest
 
-from benchbox.report.charts import CHARACTER, GAP, HALF, LONGEST_NAME, Entry, Piece, chart, nice_ticks
+from benchbox.report.charts import CHARACTER, GAP, HALF, LONGEST_NAME, BarData, BarPart, layout_chart, nice_ticks
 
 TEXT = CHARACTER + GAP  # room for one character
 
 
 def entry(*values, spread=None, group="", layered=False):
-    pieces = tuple(Piece(value=value, colour="s0", title="") for value in values)
-    return Entry(group=group, name="n", pieces=pieces, spread=spread, text="t", layered=layered)
+    parts = tuple(BarPart(value=value, colour="s0", title="") for value in values)
+    return BarData(group=group, name="n", parts=parts, spread=spread, text="t", layered=layered)
 
 
 def drawn(*entries, scale=1.0):
-    return chart(key="k", title="t", description="d", entries=entries, scale=scale)
+    return layout_chart(key="k", title="t", description="d", entries=entries, scale=scale)
 
 
 def test_bars_are_as_long_as_their_values_and_the_longest_leaves_room_for_its_text():
@@ -53,7 +53,7 @@ def test_bars_of_a_group_stand_together_whatever_their_order_and_never_overlap()
 
 
 def test_a_name_too_long_for_the_chart_is_cut():
-    (bar,) = drawn(Entry(group="", name="n" * 80, pieces=entry(1.0).pieces, spread=None, text="t")).groups[0].bars
+    (bar,) = drawn(BarData(group="", name="n" * 80, parts=entry(1.0).parts, spread=None, text="t")).groups[0].bars
     assert bar.short_name == "n" * (LONGEST_NAME - 3) + "..."
     assert bar.name == "n" * 80
     assert bar.x == LONGEST_NAME * CHARACTER + GAP

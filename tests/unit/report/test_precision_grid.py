@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchbox.report.html import render_html
-from benchbox.report.view import build
+from benchbox.report.view import build_report
 from tests.support.example_run import CELL, example_record, example_run
 
 
@@ -14,12 +14,12 @@ def report_of(recipes=("fp32", "bf16_pure"), edq=None):
         record = example_record(cell)
         record["precision"]["numbers"]["edq"] = (edq or {}).get((cell.recipe, cell.backend), 1.0)
         records.append(record)
-    return build(example_run(cells), records)
+    return build_report(example_run(cells), records)
 
 
-def test_recipes_are_rows_places_are_columns_and_lost_updates_stand_out():
+def test_recipes_are_rows_conditions_are_columns_and_lost_updates_stand_out():
     report = report_of(edq={("bf16_pure", "ddp"): 0.298, ("bf16_pure", "zero2"): 0.7})
-    assert report.precision.places == ("backend=ddp", "backend=zero2")
+    assert report.precision.conditions == ("backend=ddp", "backend=zero2")
     levels = {recipe: [(cell.edq, cell.level) for cell in cells] for recipe, cells in report.precision.rows}
     assert levels == {
         "fp32": [("1.000", "ok"), ("1.000", "ok")],
@@ -30,16 +30,16 @@ def test_recipes_are_rows_places_are_columns_and_lost_updates_stand_out():
     assert '<span class="edq" data-status="error">0.298</span>' in page
 
 
-def test_places_are_told_apart_by_every_axis_that_tells_something_new():
+def test_conditions_are_distinguished_by_every_axis_that_adds_information():
     """Here size and backend; the number of ranks follows from the backend."""
-    places = [("tiny", "single", 1), ("tiny", "ddp", 2), ("small", "ddp", 2)]
+    conditions = [("tiny", "single", 1), ("tiny", "ddp", 2), ("small", "ddp", 2)]
     cells = [
         replace(CELL, size=size, backend=backend, world_size=ranks, recipe=recipe)
         for recipe in ("fp32", "bf16_pure")
-        for size, backend, ranks in places
+        for size, backend, ranks in conditions
     ]
-    grid = build(example_run(cells), [example_record(cell) for cell in cells]).precision
-    assert grid.places == ("size=tiny backend=single", "size=tiny backend=ddp", "size=small backend=ddp")
+    grid = build_report(example_run(cells), [example_record(cell) for cell in cells]).precision
+    assert grid.conditions == ("size=tiny backend=single", "size=tiny backend=ddp", "size=small backend=ddp")
     assert all(cell.level == "ok" for _, row in grid.rows for cell in row)
 
 

@@ -95,11 +95,11 @@ def printed(run, **options):
     return stream.getvalue()
 
 
-def test_what_is_not_a_terminal_gets_whole_plain_lines(run):
+def test_output_that_is_not_a_terminal_gets_complete_plain_lines(run):
     text = printed(run)
     assert "\x1b" not in text
-    first = next(line for line in text.splitlines() if line.startswith("fsdp1_full"))
-    assert " ".join(first.split()) == "fsdp1_full 1 eager no ok 9.07 0.65x 441 ms (437..445) 160 MiB eager float32 none"
+    row = next(line for line in text.splitlines() if line.startswith("fsdp1_full"))
+    assert " ".join(row.split()) == "fsdp1_full 1 eager no ok 9.07 0.65x 441 ms (437..445) 160 MiB eager float32 none"
     failed = "backend=fsdp1_full cams=4 attention=eager checkpointing=no"
     assert f"oom: {failed} (launch 1, rank 1, backward): OutOfMemoryError: tried to allocate 2.00 GiB" in text
 

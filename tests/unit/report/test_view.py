@@ -1,4 +1,4 @@
-"""What a report says: only what the records bear out."""
+"""The content of a report: only statements that the records support."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchbox.registry.metrics import METRICS
-from benchbox.report.view import build
+from benchbox.registry.metrics import metrics
+from benchbox.report.view import build_report
 from tests.support.example_run import CELL, OOM, example_record, example_run, write_example
 
 FSDP, ZERO = replace(CELL, backend="fsdp1_full"), replace(CELL, backend="zero2")
@@ -20,7 +20,7 @@ def launches(cell, step_s=0.2):
 def report_of(*cells_and_records, **changes):
     records = [record for part in cells_and_records for record in part]
     cells = {record["cell_id"]: record["cell"] for record in records}
-    return build(replace(example_run([CELL], **changes), cells=cells), records)
+    return build_report(replace(example_run([CELL], **changes), cells=cells), records)
 
 
 def column(report, name):
@@ -31,7 +31,7 @@ def column(report, name):
 @pytest.fixture(scope="module")
 def example(tmp_path_factory):
     store = write_example(tmp_path_factory.mktemp("run"))
-    return build(store.run(), store.records())
+    return build_report(store.run(), store.records())
 
 
 def test_a_headline_says_what_was_compared(example):
@@ -89,7 +89,7 @@ def test_host_memory_is_never_called_device_memory(example):
 
 def test_device_memory_shows_what_was_reserved_behind_what_was_allocated(tmp_path):
     store = write_example(tmp_path, cuda=True)
-    report = build(store.run(), store.records())
+    report = build_report(store.run(), store.records())
     assert column(report, "peak reserved")[0] == "180 MiB"
     memory = next(chart for chart in report.charts if chart.key == "memory")
     behind, front = memory.groups[0].bars[0].segments
@@ -98,23 +98,23 @@ def test_device_memory_shows_what_was_reserved_behind_what_was_allocated(tmp_pat
 
 
 def test_flops_are_told_as_counted_and_by_tower_as_the_formula_has_them(example):
-    facts = {fact.what: fact.observed for fact in example.seen[0].facts}
-    assert facts["FLOPs of a step"] == "2.00 GFLOP, 400 MFLOP recomputed"
-    assert facts["FLOPs by tower, by formula"] == "vision 600 MFLOP; backbone 1.40 GFLOP, 400 MFLOP recomputed"
+    observed = {item.name: item.observed for item in example.observed[0].observations}
+    assert observed["FLOPs of a step"] == "2.00 GFLOP, 400 MFLOP recomputed"
+    assert observed["FLOPs by tower, by formula"] == "vision 600 MFLOP; backbone 1.40 GFLOP, 400 MFLOP recomputed"
 
 
 def test_flops_that_were_not_counted_say_why_and_older_records_have_no_towers():
     records = launches(FSDP)
     for record in records:
         record["flops"] = {"model_flops_per_step": None, "reason": "its products are not seen"}
-    facts = {fact.what: fact.observed for fact in report_of(records).seen[0].facts}
-    assert (facts["FLOPs of a step"], facts["FLOPs by tower, by formula"]) == ("its products are not seen", "-")
+    observed = {item.name: item.observed for item in report_of(records).observed[0].observations}
+    assert (observed["FLOPs of a step"], observed["FLOPs by tower, by formula"]) == ("its products are not seen", "-")
 
 
 def test_utilisation_has_columns_where_a_peak_is_known(example, tmp_path):
     assert not {"MFU", "HFU"} & {column.name for column in example.table.columns}
     store = write_example(tmp_path, cuda=True)
-    report = build(store.run(), store.records())
+    report = build_report(store.run(), store.records())
     assert (column(report, "MFU")[0], column(report, "HFU")[0]) == ("30.0%", "40.0%")
 
 
@@ -131,16 +131,16 @@ def test_time_outside_the_phases_is_drawn_not_hidden():
     for record in records:
         del record["phases_s"]["optimizer"]
     phases = next(chart for chart in report_of(records).charts if chart.key == "phases")
-    last = phases.groups[0].bars[0].segments[-1]
-    assert last.title.startswith("outside the phases ")
-    assert last.colour == "rest"
+    remainder = phases.groups[0].bars[0].segments[-1]
+    assert remainder.title.startswith("outside the phases ")
+    assert remainder.colour == "rest"
 
 
 def test_what_failed_is_told_with_rank_phase_and_traceback_and_stays_in_the_charts_without_a_bar(example):
-    (trouble,) = example.troubles
-    assert (trouble.status, trouble.where) == ("oom", "launch 1, rank 1, backward")
-    assert trouble.message == "OutOfMemoryError: tried to allocate 2.00 GiB"
-    assert "torch.OutOfMemoryError" in trouble.details
+    (failure,) = example.failures
+    assert (failure.status, failure.where) == ("oom", "launch 1, rank 1, backward")
+    assert failure.message == "OutOfMemoryError: tried to allocate 2.00 GiB"
+    assert "torch.OutOfMemoryError" in failure.details
     bars = [bar for chart in example.charts for group in chart.groups for bar in group.bars if bar.text == "oom"]
     assert len(bars) == 3
     assert not any(bar.segments for bar in bars)
@@ -159,12 +159,12 @@ def test_an_incomplete_cell_is_not_shown_as_ok():
 
 
 def test_requested_stands_beside_observed(example):
-    facts = {fact.what: (fact.requested, fact.observed) for fact in example.seen[1].facts}
-    assert facts["attention"] == ("sdpa", "sdpa:flash_cpu")
-    assert facts["checkpointing"] == ("yes", "4 modules recomputed")
-    assert facts["shard elements, by rank"] == (None, "1,000, 1,001")
-    assert facts["parameters that train"] == ("full", "2,001 of 2,001 elements")
-    assert facts["collectives in a step"] == (None, "3 all_reduce of 3.91 KiB in all")
+    observed = {item.name: (item.requested, item.observed) for item in example.observed[1].observations}
+    assert observed["attention"] == ("sdpa", "sdpa:flash_cpu")
+    assert observed["checkpointing"] == ("yes", "4 modules recomputed")
+    assert observed["shard elements, by rank"] == (None, "1,000, 1,001")
+    assert observed["parameters that train"] == ("full", "2,001 of 2,001 elements")
+    assert observed["collectives in a step"] == (None, "3 all_reduce of 3.91 KiB in all")
 
 
 def test_what_trains_is_an_axis_like_any_other():
@@ -173,8 +173,8 @@ def test_what_trains_is_an_axis_like_any_other():
     report = report_of(launches(CELL), launches(frozen, 0.1), reference={"freeze": "full"})
     assert column(report, "freeze") == ["full", "freeze_vision"]
     assert report.headline.sentences == ("freeze=freeze_vision trains at 2.00x the samples/s of freeze=full.",)
-    facts = {fact.what: (fact.requested, fact.observed) for fact in report.seen[1].facts}
-    assert facts["parameters that train"] == ("freeze_vision", "1,234 of 2,001 elements")
+    observed = {item.name: (item.requested, item.observed) for item in report.observed[1].observations}
+    assert observed["parameters that train"] == ("freeze_vision", "1,234 of 2,001 elements")
 
 
 def test_a_record_from_before_cells_could_freeze_says_nothing_of_what_trains():
@@ -183,8 +183,8 @@ def test_a_record_from_before_cells_could_freeze_says_nothing_of_what_trains():
         for lacking in (record["cell"], record["config"]):
             del lacking["freeze"]
         del record["observed"]["trainable_numel"]
-    facts = {fact.what: (fact.requested, fact.observed) for fact in report_of(records).seen[0].facts}
-    assert facts["parameters that train"] == (None, "-")
+    observed = {item.name: (item.requested, item.observed) for item in report_of(records).observed[0].observations}
+    assert observed["parameters that train"] == (None, "-")
 
 
 def test_findings_are_told_once_with_their_cells():
@@ -208,22 +208,22 @@ def test_findings_are_told_once_with_their_cells():
 
 
 def test_the_method_section_is_the_metrics_declarations(example):
-    assert [(entry.name, entry.formula) for entry in example.method] == [(m.name, m.formula) for m in METRICS.values()]
+    assert [(entry.name, entry.formula) for entry in example.method] == [(m.name, m.formula) for m in metrics().values()]
     assert "launched 2 times" in example.sampling
     assert "1 warm-up step," in example.sampling
 
 
 def test_an_environment_that_changed_between_launches_shows_both():
-    first, second = launches(ZERO)
-    second["environment"]["torch"] = "2.14.0"
-    assert dict(report_of([first, second]).environment)["torch"] == "2.13.0 | 2.14.0"
+    first_launch, second_launch = launches(ZERO)
+    second_launch["environment"]["torch"] = "2.14.0"
+    assert dict(report_of([first_launch, second_launch]).environment)["torch"] == "2.13.0 | 2.14.0"
 
 
 def test_a_run_of_failures_and_a_run_that_has_not_begun_still_have_a_report():
     failed = report_of([example_record(status="crash", error=OOM)])
-    assert failed.charts == failed.seen == failed.environment == ()
+    assert failed.charts == failed.observed == failed.environment == ()
     assert column(failed, "status") == ["crash (0/2 ok)"]
-    begun = build(example_run([CELL]), [])
+    begun = build_report(example_run([CELL]), [])
     assert column(begun, "status") == ["missing"]
-    assert begun.troubles[0].message == "it has not run"
+    assert begun.failures[0].message == "it has not run"
     assert dict(begun.counts) == {"cells": 1, "ok": 0, "missing": 1}

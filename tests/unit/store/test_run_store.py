@@ -12,8 +12,8 @@ from benchbox.errors import EXIT_USAGE, RecordError
 from benchbox.store.baseline import Baseline, read_baseline, write_baseline
 from benchbox.store.files import write_text
 from benchbox.store.run import RunStore
-from benchbox.store.table import table, write_tables
-from tests.support.example_run import CELL, OOM, example_record, example_run, write_example
+from benchbox.store.table import launch_table, write_tables
+from tests.support.example_run import CELL, example_record, example_run, write_example
 
 
 @pytest.fixture
@@ -39,14 +39,8 @@ def test_records_come_in_the_order_of_the_plan_then_by_launch(tmp_path):
     for launch in (10, 2, 1):
         for cell in cells:
             store.write_record(example_record(cell, launch))
-    found = [(record["cell"]["batch"], record["launch"]) for record in store.records()]
-    assert found == [(batch, launch) for batch in (3, 1, 2) for launch in (1, 2, 10)]
-
-
-def test_only_a_launch_that_ended_ok_counts_as_ok(store):
-    store.write_record(example_record(launch=1))
-    store.write_record(example_record(launch=2, status="oom", error=OOM))
-    assert [store.has_ok(CELL.cell_id, launch) for launch in (1, 2, 3)] == [True, False, False]
+    order = [(record["cell"]["batch"], record["launch"]) for record in store.records()]
+    assert order == [(batch, launch) for batch in (3, 1, 2) for launch in (1, 2, 10)]
 
 
 def test_cells_that_are_no_longer_planned_are_not_part_of_the_run(store):
@@ -119,7 +113,7 @@ def test_a_damaged_run_file_is_refused(store, change):
 
 def test_the_table_has_one_row_a_launch_and_survives_parquet_and_csv(tmp_path):
     records = list(write_example(tmp_path).records())
-    frame = table(records)
+    frame = launch_table(records)
     assert len(frame) == len(records) == 15
     failed = frame[frame["status"] == "oom"].iloc[0]
     assert failed["error.type"] == "OutOfMemoryError"

@@ -3,20 +3,20 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from benchbox.theory.flops import Cost, Product, summed, total, training_cost
+from benchbox.theory.flops import Cost, Product, sum_costs, total_cost, training_cost
 
 
 def cost(*products: Product) -> Cost:
-    return total(training_cost(products))
+    return total_cost(training_cost(products))
 
 
-def product(needed: int, tower: str = "expert", **rest: object) -> Product:
-    return Product(tower=tower, flops=10, needed=needed, **rest)
+def product(gradients: int, tower: str = "expert", **options: object) -> Product:
+    return Product(tower=tower, flops=10, gradients=gradients, **options)
 
 
 def test_a_trained_layer_costs_twice_its_forward_in_backward_and_once_where_only_one_factor_needs_a_gradient():
     """The gradient of each factor is one product more: of the weight, and of the input."""
-    assert [cost(product(needed)) for needed in (0, 1, 2)] == [Cost(forward=10, backward=back) for back in (0, 10, 20)]
+    assert [cost(product(gradients)) for gradients in (0, 1, 2)] == [Cost(forward=10, backward=back) for back in (0, 10, 20)]
 
 
 def test_a_fused_kernel_forms_its_scores_again_and_that_is_not_the_models_work():
@@ -27,21 +27,21 @@ def test_a_fused_kernel_forms_its_scores_again_and_that_is_not_the_models_work()
 
 
 def test_a_checkpointed_unit_runs_again_up_to_the_last_product_that_backward_needs_the_factors_of():
-    first, second = product(2, unit=0), product(2, unit=0)
-    assert cost(first, second) == Cost(forward=20, backward=40, recomputed=10)
-    kept = product(2, unit=0, kept=True)  # a norm follows
-    assert cost(first, kept).recomputed == 20
+    start, middle = product(2, unit=0), product(2, unit=0)
+    assert cost(start, middle) == Cost(forward=20, backward=40, recomputed=10)
+    saved = product(2, unit=0, saved=True)  # a norm follows
+    assert cost(start, saved).recomputed == 20
     frozen = product(0, unit=0)
-    assert cost(first, second, frozen).recomputed == 10
-    assert cost(frozen, frozen, second).recomputed == 20  # what is frozen runs again where something behind it trains
+    assert cost(start, middle, frozen).recomputed == 10
+    assert cost(frozen, frozen, middle).recomputed == 20  # what is frozen runs again where something behind it trains
     assert cost(frozen, frozen).recomputed == 0
-    assert cost(first, product(2, unit=1)).recomputed == 0  # each of one product, whose factors are there
+    assert cost(start, product(2, unit=1)).recomputed == 0  # each of one product, whose factors are there
 
 
 def test_towers_are_apart_and_micro_batches_add_up():
     step = training_cost([product(2, "vision"), product(1, "expert"), product(2, "vision")])
     assert step == {"vision": Cost(forward=20, backward=40), "expert": Cost(forward=10, backward=10)}
-    assert summed([step, step, {"head": Cost(forward=1)}]) == {
+    assert sum_costs([step, step, {"head": Cost(forward=1)}]) == {
         "vision": Cost(forward=40, backward=80),
         "expert": Cost(forward=20, backward=20),
         "head": Cost(forward=1),
@@ -49,10 +49,10 @@ def test_towers_are_apart_and_micro_batches_add_up():
 
 
 def test_the_formula_imports_no_torch():
-    found = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", "import sys, benchbox.theory.flops; print('torch' in sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert found.stdout.strip() == "False"
+    assert completed.stdout.strip() == "False"

@@ -1,0 +1,97 @@
+"""All records of a run in one file, `records.parquet`: compact enough to publish, and lossless.
+
+One row per launch with the columns `cell_id`, `launch`, `status` and `record`, the complete record as JSON text. Key order,
+numbers and nulls are read back exactly as they were in the launch's own JSON file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from benchbox.errors import RecordError
+from benchbox.store.record import check_record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from benchbox.store.record import LaunchRecord
+
+COLUMNS = ("cell_id", "launch", "status", "record")
+
+
+def write_packed(path: Path, records: Iterable[LaunchRecord]) -> None:
+    """Write records into one Parquet file, atomically."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        {
+            "cell_id": record["cell_id"],
+            "launch": record["launch"],
+            "status": record["status"],
+            "record": json.dumps(record, separators=(",", ":")),
+        }
+        for record in records
+    ]
+    schema = pa.schema([("cell_id", pa.string()), ("launch", pa.int64()), ("status", pa.string()), ("record", pa.string())])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    os.close(descriptor)
+    try:
+        table = pa.Table.from_pylist(rows, schema=schema)
+        # Records resemble one another: one large page lets the compression see that. Every text is distinct.
+        pq.write_table(table, temporary, compression="zstd", compression_level=19, use_dictionary=False, data_page_size=2**30)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_packed(path: Path) -> dict[tuple[str, int], LaunchRecord]:
+    """Read the records in a file that `write_packed` wrote.
+
+    Returns:
+        Records by cell id and launch, in the order of the file.
+
+    Raises:
+        RecordError: the file is damaged, or was not written by benchbox.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            if tuple(file.schema_arrow.names) != COLUMNS:
+                columns = ", ".join(file.schema_arrow.names)
+                raise RecordError(f"{path}: not records of benchbox (its columns are {columns})")
+            rows = file.read().to_pylist()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RecordError(f"{path}: cannot be read as Parquet ({reason}); restore it, or publish the run again") from None
+    records: dict[tuple[str, int], LaunchRecord] = {}
+    for number, row in enumerate(rows, start=1):
+        record = _record(row, f"{path}: row {number}")
+        key = (record["cell_id"], record["launch"])
+        if key in records:
+            raise RecordError(f"{path}: row {number}: launch {key[1]} of cell {key[0]} is there twice")
+        records[key] = record
+    return records
+
+
+def _record(row: dict[str, Any], where: str) -> LaunchRecord:
+    try:
+        record = json.loads(row["record"])
+    except (TypeError, ValueError):
+        raise RecordError(f"{where}: the record is not JSON") from None
+    if not isinstance(record, dict):
+        raise RecordError(f"{where}: the record is a JSON {type(record).__name__}, and an object is expected")
+    check_record(record, where)
+    for key in ("cell_id", "launch", "status"):
+        if record[key] != row[key]:
+            raise RecordError(f"{where}: the record has {key} {record[key]!r}, and its row {row[key]!r}")
+    return cast("LaunchRecord", record)
