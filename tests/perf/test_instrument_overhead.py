@@ -1,4 +1,4 @@
-"""What the instruments cost a step: the bare loop and the instrumented one, interleaved in one process."""
+"""Cost of the instruments per step: bare and instrumented steps, interleaved in one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 import torch
 
-from benchbox.measure.phases import NONE, PHASES, PhaseClock, ProgressTracker, CombinedInstrument
+from benchbox.measure.phases import NONE, PHASES, CombinedInstrument, PhaseClock, ProgressTracker
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell, DataSpec
@@ -20,7 +20,7 @@ ALLOWED = 0.01
 
 
 @pytest.fixture
-def stepping():
+def session_and_stream():
     """(session, stream) of pi05 small on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -53,7 +53,7 @@ def own_cost_s(instruments):
     return min(costs)
 
 
-def test_instruments_cost_at_most_one_percent_of_a_step_of_pi05_small(benchmark, capsys, stepping, tmp_path):
+def test_instruments_cost_at_most_one_percent_of_a_step_of_pi05_small(benchmark, capsys, session_and_stream, tmp_path):
     """Two estimates, each blind where the other sees. What the instruments do by themselves is timed alone, to the microsecond.
     What they do to the step around them shows between interleaved steps, whose ratio a busy machine scatters by more than the
     one percent in question: there the test fails when the 95% interval of the median lies above it.
@@ -61,10 +61,10 @@ def test_instruments_cost_at_most_one_percent_of_a_step_of_pi05_small(benchmark,
     A round takes bare, instrumented, instrumented, bare, so that a drift within it cancels. Its time is this process's on the
     processor, which other processes disturb least.
     """
-    session, stream = stepping
+    session, stream = session_and_stream
     clock = PhaseClock(session.device)
-    position = ProgressTracker(on_change=RankStateFile(tmp_path / "state").write)  # as the worker has it
-    instruments = CombinedInstrument(clock, position)
+    tracker = ProgressTracker(on_change=RankStateFile(tmp_path / "state").write)  # as in the worker
+    instruments = CombinedInstrument(clock, tracker)
     ratios: list[float] = []
     bare_s: list[float] = []
 
@@ -74,15 +74,15 @@ def test_instruments_cost_at_most_one_percent_of_a_step_of_pi05_small(benchmark,
         return time.process_time() - before
 
     def one_round():
-        bare, seen = timed(NONE), timed(instruments)
-        seen += timed(instruments)
+        bare, instrumented = timed(NONE), timed(instruments)
+        instrumented += timed(instruments)
         bare += timed(NONE)
-        ratios.append(seen / bare)
+        ratios.append(instrumented / bare)
         bare_s.append(bare / 2)
 
     benchmark.pedantic(one_round, rounds=ROUNDS, warmup_rounds=1)
     del ratios[0], bare_s[0]  # the warm-up
-    assert len(clock.drain().step_s) == position.state.step == 2 * (ROUNDS + 1), "the instruments were really there"
+    assert len(clock.drain().step_s) == tracker.state.step == 2 * (ROUNDS + 1), "the instruments were really there"
 
     share = own_cost_s(instruments) / median(bare_s)
     lower, upper = sorted(ratios)[1], sorted(ratios)[-2]  # of nine, the second from each end bound the median with 96%

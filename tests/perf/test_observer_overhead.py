@@ -1,4 +1,4 @@
-"""What the observer costs steps that it does not look at closely: between those, and after it has left."""
+"""Cost of the observer in steps that it does not probe: between probed steps, and after it has removed itself."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from benchbox.observer.observer import StepObserver
 
 ROUNDS = 9
 ALLOWED = 0.02
-NEVER = 10**6  # steps: the first is looked at closely, and the next such one is far away
+NEVER = 10**6  # steps: the first is probed, and the next probed one is far away
 
 
 @pytest.fixture
 def step():
-    """Takes one step of a small transformer, 148 parameters, on one thread."""
+    """Return a function that takes one step of a small transformer, 148 parameters, on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -38,8 +38,8 @@ def step():
     torch.set_num_threads(threads)
 
 
-def forget_hooks():
-    """An observer that leaves inside one of torch's hooks leaves that one behind, idle: to step without it, it is taken out."""
+def remove_hooks():
+    """Remove the idle hook of an observer that removed itself inside that hook, to step without it."""
     hooks._global_optimizer_pre_hooks.clear()
 
 
@@ -54,7 +54,7 @@ def own_cost_s(optimizer):
     return min(costs)
 
 
-def test_steps_that_are_not_looked_at_cost_at_most_two_percent_more(benchmark, capsys, step):
+def test_steps_that_are_not_probed_cost_at_most_two_percent_more(benchmark, capsys, step):
     """Two estimates, each blind where the other sees: what the hooks take by themselves, to the microsecond, and interleaved
     steps in one process, whose ratio a busy machine scatters by more than what is in question. There the test fails when the
     95% interval of the median lies above it.
@@ -77,7 +77,7 @@ def test_steps_that_are_not_looked_at_cost_at_most_two_percent_more(benchmark, c
         watched = timed() + timed()
         shares[where].append(own_cost_s(step.optimizer) / bare)
         observer.remove()
-        forget_hooks()
+        remove_hooks()
         bare += timed()
         ratios[where].append(watched / bare)
 

@@ -1,4 +1,4 @@
-"""Small trainings, and what an observer that is handed nothing sees of them."""
+"""Small trainings, and their facts by an observer that is passed nothing but the source."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def layers(dtype=torch.float32):
 def train(model, optimizer, steps, schedule=None, accumulation=1):
     losses = []
     for step in range(steps):
-        for part in range(accumulation):
-            torch.manual_seed(step * accumulation + part)
+        for micro_step in range(accumulation):
+            torch.manual_seed(step * accumulation + micro_step)
             batch = torch.randn(4, 8, dtype=next(model.parameters()).dtype)
             loss = model(batch).square().mean()
             loss.backward()
@@ -33,12 +33,12 @@ def train(model, optimizer, steps, schedule=None, accumulation=1):
     return losses
 
 
-def seen(model, optimizer, steps=6, **options):
-    """What an observer that is handed nothing finds out."""
+def observe_training(model, optimizer, steps=6, **options):
+    """Return the facts of a training that passes nothing to its observer."""
     with StepObserver(source="command", steps=steps) as observer:
         train(model, optimizer, steps, **options)
     return observer.facts()
 
 
-def table(facts):
+def census_table(facts):
     return {(entry.kind, entry.dtype): (entry.tensors, entry.elements, entry.bytes) for entry in facts.entries}

@@ -14,19 +14,19 @@ from benchbox.measure.environment import environment, machine_slug
 
 
 @pytest.fixture
-def found():
+def record():
     return environment()
 
 
-def test_it_is_plain_json_and_says_what_runs(found):
-    assert json.loads(json.dumps(found)) == found
-    assert found["torch"] == torch.__version__
-    assert found["benchbox"] == benchbox.__version__
-    assert found["threads"] == torch.get_num_threads()
+def test_the_environment_is_plain_json_and_names_the_versions(record):
+    assert json.loads(json.dumps(record)) == record
+    assert record["torch"] == torch.__version__
+    assert record["benchbox"] == benchbox.__version__
+    assert record["threads"] == torch.get_num_threads()
 
 
-def test_it_names_no_host_and_no_folder(found):
-    text = json.dumps(found)
+def test_the_environment_names_no_host_and_no_folder(record):
+    text = json.dumps(record)
     assert f'"{socket.gethostname()}"' not in text
     assert str(Path.home()) not in text
     assert str(Path.cwd()) not in text

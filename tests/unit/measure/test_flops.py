@@ -12,7 +12,7 @@ from benchbox.observer.hooks.dispatch import OperationDispatchMode
 H200 = "NVIDIA H200"
 
 
-def counted(function):
+def count_flops(function):
     counter = FlopCounter()
     with OperationDispatchMode(counter):
         function().sum().backward()
@@ -23,45 +23,45 @@ def test_a_linear_layer_by_hand():
     """Forward is 2 B I O; backward as much for the weight, and for the input where that needs a gradient."""
     layer, x = nn.Linear(16, 32), torch.randn(8, 16)
     product = 2 * 8 * 16 * 32
-    assert counted(lambda: layer(x)).total == 2 * product
+    assert count_flops(lambda: layer(x)).total == 2 * product
     x.requires_grad_()
-    assert counted(lambda: layer(x)).total == 3 * product
+    assert count_flops(lambda: layer(x)).total == 3 * product
 
 
 def test_attention_is_the_same_work_by_whatever_kernel():
     """Two products forward and four backward; the fused backward forms the scores again, which is recomputation."""
     q = torch.randn(2, 3, 8, 16, requires_grad=True)
     product = 2 * 2 * 3 * 8 * 8 * 16
-    eager = counted(lambda: (q @ q.transpose(-1, -2)).softmax(-1) @ q)
-    fused = counted(lambda: F.scaled_dot_product_attention(q, q, q))
+    eager = count_flops(lambda: (q @ q.transpose(-1, -2)).softmax(-1) @ q)
+    fused = count_flops(lambda: F.scaled_dot_product_attention(q, q, q))
     assert (eager.total, eager.recomputed) == (6 * product, 0)
     assert (fused.total, fused.recomputed) == (7 * product, product)
 
 
-def test_recomputed_work_is_told_from_the_models():
-    """A block of two layers: what is before the last saved tensor runs again, and is not the model's work."""
-    first, second = nn.Linear(16, 16), nn.Linear(16, 16)
+def test_recomputed_work_is_separated_from_that_of_the_model():
+    """A block of two layers: the part before the last saved tensor runs again, and is not work of the model."""
+    inner, outer = nn.Linear(16, 16), nn.Linear(16, 16)
     x = torch.randn(8, 16, requires_grad=True)
     product = 2 * 8 * 16 * 16
 
     def block(x):
-        return second(torch.tanh(first(x))).square()
+        return outer(torch.tanh(inner(x))).square()
 
-    plain = counted(lambda: block(x))
-    again = counted(lambda: checkpoint(block, x, use_reentrant=False))
+    plain = count_flops(lambda: block(x))
+    recomputed = count_flops(lambda: checkpoint(block, x, use_reentrant=False))
     assert (plain.total, plain.recomputed) == (6 * product, 0)
-    assert (again.total - again.recomputed, again.recomputed) == (6 * product, 2 * product)
+    assert (recomputed.total - recomputed.recomputed, recomputed.recomputed) == (6 * product, 2 * product)
 
 
 def test_utilisation_of_a_known_device_is_work_over_time_over_peak():
-    """What is computed again is the hardware's work and not the model's."""
+    """Recomputation counts as work of the hardware and not of the model."""
     quarter = int(DEVICE_PEAKS[H200] / 4)
-    found = utilisation(2 * quarter, quarter, [1.0, 1.0, 9.0], H200, {"bfloat16", "float32"})
-    assert found == {"mfu": 0.5, "hfu": 0.75, "mfu_reason": None}
+    result = utilisation(2 * quarter, quarter, [1.0, 1.0, 9.0], H200, {"bfloat16", "float32"})
+    assert result == {"mfu": 0.5, "hfu": 0.75, "mfu_reason": None}
 
 
 @pytest.mark.parametrize(
-    ("device", "flops", "again", "dtypes", "because"),
+    ("device", "flops", "recomputed", "dtypes", "reason"),
     [
         ("this cpu", 1, 0, {"bfloat16"}, "no peak is known"),
         ("NVIDIA A100X", 1, 0, {"bfloat16"}, "no peak is known"),
@@ -70,8 +70,8 @@ def test_utilisation_of_a_known_device_is_work_over_time_over_peak():
         (H200, 1, 0, {"float32"}, "float32"),
     ],
 )
-def test_utilisation_is_null_with_a_reason_where_it_would_be_a_guess(device, flops, again, dtypes, because):
+def test_utilisation_is_null_with_a_reason_where_it_would_be_a_guess(device, flops, recomputed, dtypes, reason):
     """An unknown device must not borrow another's peak, and more than all of a peak is an error, not a result."""
-    found = utilisation(flops, again, [1.0], device, dtypes)
-    assert found["mfu"] is found["hfu"] is None
-    assert because in found["mfu_reason"]
+    result = utilisation(flops, recomputed, [1.0], device, dtypes)
+    assert result["mfu"] is result["hfu"] is None
+    assert reason in result["mfu_reason"]

@@ -23,7 +23,7 @@ def unfused(q, k, v):
         return F.scaled_dot_product_attention(q, k, v)
 
 
-def observed(*attentions):
+def run_observed(*attentions):
     q = torch.randn(1, 2, 4, 8, requires_grad=True)
     kernels = KernelNames()
     with OperationDispatchMode(kernels):
@@ -33,19 +33,19 @@ def observed(*attentions):
 
 
 def test_the_fused_kernel_is_named():
-    assert observed(F.scaled_dot_product_attention).attention == "sdpa:flash_cpu"
+    assert run_observed(F.scaled_dot_product_attention).attention == "sdpa:flash_cpu"
 
 
-def test_torchs_unfused_kernel_is_told_from_an_eager_softmax():
-    """Both are plain products and a softmax below autograd."""
-    assert observed(unfused).attention == "sdpa:math"
-    assert observed(eager).attention == "eager"
+def test_the_unfused_kernel_of_torch_is_distinguished_from_an_eager_softmax():
+    """Both are matrix products and a softmax below autograd."""
+    assert run_observed(unfused).attention == "sdpa:math"
+    assert run_observed(eager).attention == "eager"
 
 
 @pytest.mark.usefixtures("compiling")
 @torch.no_grad()
-def test_flex_attention_runs_under_the_watch_and_is_named():
-    """It is no operation like others: torch refuses to run it under a mode that does not say it can."""
+def test_flex_attention_runs_under_the_dispatch_mode_and_is_named():
+    """FlexAttention is a higher-order operator: torch runs it only under modes that declare support."""
     kernels, q = KernelNames(), torch.randn(1, 2, 16, 8)
     with OperationDispatchMode(kernels):
         attended = flex_attention(q, q, q)
@@ -54,7 +54,7 @@ def test_flex_attention_runs_under_the_watch_and_is_named():
 
 
 @torch.no_grad()
-def test_compiled_flex_attention_is_named_by_the_mark_around_its_call():
+def test_compiled_flex_attention_is_named_by_the_annotation_around_its_call():
     kernels = KernelNames()
     with OperationDispatchMode(kernels), record_function("flex_attention"):
         pass
@@ -62,8 +62,8 @@ def test_compiled_flex_attention_is_named_by_the_mark_around_its_call():
 
 
 @pytest.mark.usefixtures("compiling")
-def test_compiled_code_stays_compiled_while_it_is_watched():
-    """Run operation by operation it would round elsewhere, and be another training."""
+def test_compiled_code_stays_compiled_under_the_dispatch_mode():
+    """Run operation by operation it would round differently and change the training."""
     runs = []
 
     def backend(graph, _example):
@@ -76,14 +76,14 @@ def test_compiled_code_stays_compiled_while_it_is_watched():
 
 
 def test_a_mixture_names_all_of_it():
-    assert observed(eager, F.scaled_dot_product_attention, unfused).attention == "sdpa:flash_cpu+sdpa:math+eager"
+    assert run_observed(eager, F.scaled_dot_product_attention, unfused).attention == "sdpa:flash_cpu+sdpa:math+eager"
 
 
 def test_no_attention_has_no_name():
-    assert observed(lambda q, _k, _v: F.log_softmax(q, dim=-1)).attention is None
+    assert run_observed(lambda q, _k, _v: F.log_softmax(q, dim=-1)).attention is None
 
 
-def test_dtypes_of_products_are_those_that_ran():
+def test_dtypes_of_matmuls_are_those_that_ran():
     layer, matmuls = nn.Linear(4, 4), MatmulDtypes()
     with OperationDispatchMode(matmuls), torch.autocast("cpu", dtype=torch.bfloat16):
         layer(torch.ones(2, 4))
@@ -118,10 +118,10 @@ class Model(nn.Module):
 @pytest.mark.parametrize("recomputed", [0, 2, 3])
 def test_units_that_run_again_in_backward_are_counted(recomputed, reentrant):
     model = Model(recomputed, reentrant=reentrant)
-    with Recomputation(model, (Layer,)) as seen:
-        for _ in range(4):  # accumulation runs every unit four times, which is no recomputation
+    with Recomputation(model, (Layer,)) as recomputation:
+        for _ in range(4):  # accumulation runs every unit four times; that is no recomputation
             model(torch.ones(2, 4, requires_grad=True)).sum().backward()
-    assert seen.units == recomputed
+    assert recomputation.units == recomputed
 
 
 def test_a_unit_that_recomputes_a_part_of_itself_counts():
@@ -130,6 +130,6 @@ def test_a_unit_that_recomputes_a_part_of_itself_counts():
             return checkpoint(self.linear, x, use_reentrant=False)
 
     model = nn.Sequential(Partly(), Partly())
-    with Recomputation(model, (Partly,)) as seen:
+    with Recomputation(model, (Partly,)) as recomputation:
         model(torch.ones(2, 4)).sum().backward()
-    assert seen.units == 2
+    assert recomputation.units == 2

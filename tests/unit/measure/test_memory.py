@@ -37,7 +37,7 @@ def test_views_and_tensors_of_one_storage_count_once():
         assert tracker.current_bytes == 0
 
 
-def test_what_existed_before_counts_once_an_operation_touches_it_or_as_a_root():
+def test_an_existing_tensor_counts_from_the_first_operation_on_it_or_as_a_root():
     a, b = kib(4), kib(8)
     with TensorStorageTracker([a]) as tracker:
         assert tracker.current_bytes == 4 * KIB
@@ -45,7 +45,7 @@ def test_what_existed_before_counts_once_an_operation_touches_it_or_as_a_root():
         assert tracker.current_bytes == 12 * KIB
 
 
-def test_resizing_a_storage_gives_memory_back():
+def test_resizing_a_storage_releases_memory():
     """FSDP frees gathered parameters this way, while their tensors live on."""
     original = torch.UntypedStorage.resize_
     with TensorStorageTracker() as tracker:
@@ -68,10 +68,10 @@ def test_a_linear_step_by_hand():
     assert tracker.peak_bytes == max(weight + batch + output + scalar, 2 * weight + batch + 2 * scalar)
 
 
-def test_the_second_step_agrees_with_torchs_own_tracker():
-    """The same model and steps under torch's MemTracker, which knows modules and optimizers and is told what exists."""
+def test_the_second_step_agrees_with_the_mem_tracker_of_torch():
+    """torch's MemTracker counts the same model and steps; it knows modules and optimizers and gets the existing objects."""
 
-    def setting():
+    def build():
         gc.collect()
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 64))
@@ -82,18 +82,18 @@ def test_the_second_step_agrees_with_torchs_own_tracker():
         optimizer.step()
         optimizer.zero_grad()
 
-    model, optimizer, x = setting()
+    model, optimizer, x = build()
     with TensorStorageTracker(model.parameters()) as tracker:
         step(model, optimizer, x)
         step(model, optimizer, x)
 
-    model, optimizer, x = setting()
+    model, optimizer, x = build()
     step(model, optimizer, x)
-    theirs = MemTracker()
-    theirs.track_external(model, optimizer, x)
-    with theirs:
+    reference = MemTracker()
+    reference.track_external(model, optimizer, x)
+    with reference:
         step(model, optimizer, x)
-    assert tracker.peak_bytes == theirs.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    assert tracker.peak_bytes == reference.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
 
 
 def test_a_device_without_counters_has_no_peak_of_its_own():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchbox.measure import phases
-from benchbox.measure.phases import NONE, PHASES, PhaseClock, ProgressTracker, CombinedInstrument
+from benchbox.measure.phases import NONE, PHASES, CombinedInstrument, PhaseClock, ProgressTracker
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def ticks(monkeypatch):
     return advance
 
 
-def a_step(instrument, ticks, micro_steps=1):
+def run_step(instrument, ticks, micro_steps=1):
     with instrument.step():
         for _ in range(micro_steps):
             with instrument.phase("forward"):
@@ -34,8 +34,8 @@ def a_step(instrument, ticks, micro_steps=1):
 
 def test_phases_that_occur_again_in_a_step_add_up(ticks):
     clock = PhaseClock(torch.device("cpu"))
-    a_step(clock, ticks, micro_steps=4)
-    a_step(clock, ticks, micro_steps=1)
+    run_step(clock, ticks, micro_steps=4)
+    run_step(clock, ticks, micro_steps=1)
     times = clock.drain()
     assert times.step_s == [4.0, 1.75]
     assert times.phases_s == {"forward": [1.0, 0.25], "backward": [2.0, 0.5], "optimizer": [1.0, 1.0]}
@@ -51,9 +51,9 @@ def test_phases_come_in_their_order_and_one_that_no_step_entered_is_absent(ticks
     assert list(clock.drain().phases_s) == [name for name in PHASES if name != "clip"]
 
 
-def test_draining_forgets(ticks):
+def test_draining_removes_the_steps(ticks):
     clock = PhaseClock(torch.device("cpu"))
-    a_step(clock, ticks)
+    run_step(clock, ticks)
     clock.drain()
     assert clock.drain().step_s == []
 
@@ -62,7 +62,7 @@ def test_a_step_that_failed_is_not_a_sample(ticks):
     clock = PhaseClock(torch.device("cpu"))
     with pytest.raises(RuntimeError), clock.step(), clock.phase("forward"):
         raise RuntimeError
-    a_step(clock, ticks)
+    run_step(clock, ticks)
     times = clock.drain()
     assert times.step_s == [1.75]
     assert times.phases_s["forward"] == [0.25]
@@ -83,46 +83,46 @@ def test_the_real_clock_measures_seconds():
     assert 0.01 <= times.phases_s["sync"][0] <= times.step_s[0] <= most
 
 
-def test_position_numbers_steps_within_a_stage_and_names_the_phase():
-    position = ProgressTracker()
-    position.enter("measure", 2)
-    assert position.state[:4] == ("measure", None, 2, None)
-    with position.step():
-        with position.phase("backward"):
-            assert position.state[:4] == ("measure", 1, 2, "backward")
-        assert position.state.phase is None
-    with position.step():
-        assert position.state.step == 2
-    position.enter("probe")
-    with position.step():
-        assert position.state[:2] == ("probe", 1)
+def test_progress_tracker_numbers_steps_within_a_stage_and_names_the_phase():
+    tracker = ProgressTracker()
+    tracker.enter("measure", 2)
+    assert tracker.state[:4] == ("measure", None, 2, None)
+    with tracker.step():
+        with tracker.phase("backward"):
+            assert tracker.state[:4] == ("measure", 1, 2, "backward")
+        assert tracker.state.phase is None
+    with tracker.step():
+        assert tracker.state.step == 2
+    tracker.enter("probe")
+    with tracker.step():
+        assert tracker.state[:2] == ("probe", 1)
 
 
-def test_position_stays_where_an_exception_was_raised():
-    position = ProgressTracker()
-    with pytest.raises(RuntimeError), position.step(), position.phase("clip"):
+def test_progress_tracker_stays_where_an_exception_was_raised():
+    tracker = ProgressTracker()
+    with pytest.raises(RuntimeError), tracker.step(), tracker.phase("clip"):
         raise RuntimeError
-    assert (position.state.step, position.state.phase) == (1, "clip")
+    assert (tracker.state.step, tracker.state.phase) == (1, "clip")
 
 
-def test_position_says_since_when(monkeypatch):
-    position = ProgressTracker()
+def test_progress_tracker_records_the_time_of_a_change(monkeypatch):
+    tracker = ProgressTracker()
     monkeypatch.setattr(phases.time, "time", lambda: 1234.5)
-    with position.step(), position.phase("forward"):
-        assert position.state.since == 1234.5
+    with tracker.step(), tracker.phase("forward"):
+        assert tracker.state.since == 1234.5
 
 
-def test_together_every_instrument_sees_the_same_step_and_its_failure(ticks):
-    clock, position = PhaseClock(torch.device("cpu")), ProgressTracker()
-    both = CombinedInstrument(clock, position)
-    a_step(both, ticks)
-    with pytest.raises(RuntimeError), both.step(), both.phase("sync"):
+def test_combined_instruments_get_the_same_step_and_its_failure(ticks):
+    clock, tracker = PhaseClock(torch.device("cpu")), ProgressTracker()
+    combined = CombinedInstrument(clock, tracker)
+    run_step(combined, ticks)
+    with pytest.raises(RuntimeError), combined.step(), combined.phase("sync"):
         raise RuntimeError
     assert clock.drain().step_s == [1.75]
-    assert (position.state.step, position.state.phase) == (2, "sync")
+    assert (tracker.state.step, tracker.state.phase) == (2, "sync")
 
 
-def test_the_null_instrument_hands_out_one_object_and_swallows_nothing():
+def test_the_null_instrument_returns_one_context_that_swallows_nothing():
     assert NONE.step() is NONE.phase("forward")
     with pytest.raises(RuntimeError), NONE.step():
         raise RuntimeError

@@ -18,8 +18,8 @@ class Layer(nn.Module):
         return x + nn.functional.scaled_dot_product_attention(q, q, q)
 
 
-class Steps:
-    """The smallest thing that can be probed."""
+class SmallSession:
+    """Smallest session that can be probed."""
 
     def __init__(self):
         self.model = nn.Sequential(Layer(), Layer())
@@ -41,50 +41,50 @@ def batches():
 
 
 def test_one_probe_sees_kernels_flops_and_memory_and_reports_progress():
-    steps, position = Steps(), ProgressTracker()
-    steps.step(batches())
-    seen = probe(steps, batches(), (Layer,), torch.device("cpu"), position)
-    assert seen.attention_kernel == "sdpa:flash_cpu"
-    assert seen.checkpointed_modules == 0
-    assert seen.matmul_dtypes == {"float32"}
-    assert seen.collectives == {}
-    assert seen.flops["model_flops_per_step"] > 0
-    assert [batch.shape for batch in seen.micro_batches] == [(1, 2, 8, 16)], "what was taken of it in the step looked at"
-    parameters = sum(p.numel() * 4 for p in steps.model.parameters())
-    assert seen.memory["source"] == "tensor_storage"
-    assert seen.memory["allocated_peak_bytes"] > 4 * parameters, "parameters, gradients and two moments at least"
-    assert seen.memory["reserved_peak_bytes"] is None
-    assert seen.memory["reason"]
-    assert seen.utilisation([1.0])["mfu"] is None
-    assert position.state.step == 3, "a heartbeat must see that a slow probe moves"
+    session, tracker = SmallSession(), ProgressTracker()
+    session.step(batches())
+    result = probe(session, batches(), (Layer,), torch.device("cpu"), tracker)
+    assert result.attention_kernel == "sdpa:flash_cpu"
+    assert result.checkpointed_modules == 0
+    assert result.matmul_dtypes == {"float32"}
+    assert result.collectives == {}
+    assert result.flops["model_flops_per_step"] > 0
+    assert [batch.shape for batch in result.micro_batches] == [(1, 2, 8, 16)], "the batches of the probed step"
+    parameters = sum(p.numel() * 4 for p in session.model.parameters())
+    assert result.memory["source"] == "tensor_storage"
+    assert result.memory["allocated_peak_bytes"] > 4 * parameters, "parameters, gradients and two moments at least"
+    assert result.memory["reserved_peak_bytes"] is None
+    assert result.memory["reason"]
+    assert result.utilisation([1.0])["mfu"] is None
+    assert tracker.state.step == 3, "a heartbeat must see that a slow probe moves"
 
 
 def test_probing_does_not_change_what_a_step_computes():
-    def losses(look):
+    def train(is_probed):
         torch.manual_seed(0)
-        steps, source = Steps(), batches()
+        session, source = SmallSession(), batches()
         for _ in range(3):
-            steps.step(source)
-        if look:
-            probe(steps, source, (Layer,), torch.device("cpu"))
+            session.step(source)
+        if is_probed:
+            probe(session, source, (Layer,), torch.device("cpu"))
         else:
             for _ in range(3):
-                steps.step(source)
-        return [p.detach().clone() for p in steps.model.parameters()]
+                session.step(source)
+        return [p.detach().clone() for p in session.model.parameters()]
 
-    for plain, probed in zip(losses(look=False), losses(look=True), strict=True):
+    for plain, probed in zip(train(is_probed=False), train(is_probed=True), strict=True):
         assert torch.equal(plain, probed)
 
 
-def test_what_flex_attention_multiplies_is_not_seen_so_nothing_is_claimed():
+def test_flops_are_unknown_under_compiled_flex_attention():
     class Flex(Layer):
         def forward(self, x):
-            with record_function("flex_attention"):  # the mark around a compiled call
+            with record_function("flex_attention"):  # the annotation around a compiled call
                 return super().forward(x)
 
-    steps = Steps()
-    steps.model = nn.Sequential(Flex())
-    seen = probe(steps, batches(), (Layer,), torch.device("cpu"))
-    assert seen.flops["model_flops_per_step"] is seen.flops["recomputed_flops_per_step"] is None
-    assert seen.utilisation([1.0]) == {"mfu": None, "hfu": None, "mfu_reason": seen.flops["reason"]}
-    assert "FlexAttention" in seen.flops["reason"]
+    session = SmallSession()
+    session.model = nn.Sequential(Flex())
+    result = probe(session, batches(), (Layer,), torch.device("cpu"))
+    assert result.flops["model_flops_per_step"] is result.flops["recomputed_flops_per_step"] is None
+    assert result.utilisation([1.0]) == {"mfu": None, "hfu": None, "mfu_reason": result.flops["reason"]}
+    assert "FlexAttention" in result.flops["reason"]

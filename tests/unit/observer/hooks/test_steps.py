@@ -1,4 +1,4 @@
-"""How a training begins: steps that are none of it, and optimizers that come later."""
+"""Begin of a training: optimizer calls that are no training step, and optimizers that start later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from benchbox.observer.observer import StepObserver
 
 
-def test_the_step_by_which_a_checkpoint_makes_room_for_state_is_no_step_of_the_training() -> None:
+def test_the_step_by_which_a_checkpoint_creates_state_is_no_training_step() -> None:
     """set_optimizer_state_dict steps once with gradients of zero before it loads."""
     model = nn.Linear(4, 4)
     former = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -18,12 +18,12 @@ def test_the_step_by_which_a_checkpoint_makes_room_for_state_is_no_step_of_the_t
     saved = get_optimizer_state_dict(model, former)
     model.zero_grad()
 
-    taken = []
+    calls = []
     with StepObserver(source="command", steps=3) as observer:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        optimizer.register_step_post_hook(lambda *_: taken.append(1))
+        optimizer.register_step_post_hook(lambda *_: calls.append(1))
         set_optimizer_state_dict(model, optimizer, saved)
-        assert taken, "torch no longer steps here: this test shows nothing"
+        assert calls, "torch no longer steps here: this test shows nothing"
         for _ in range(3):
             model(torch.ones(1, 4)).square().sum().backward()
             optimizer.step()
@@ -34,17 +34,17 @@ def test_the_step_by_which_a_checkpoint_makes_room_for_state_is_no_step_of_the_t
     assert {tensor.numbers.steps_before for tensor in facts.stepped} == {1}
 
 
-def test_an_optimizer_that_begins_later_finds_its_model_and_keeps_the_former_one() -> None:
-    """A critic that is trained from the second step on, when nobody watches forward passes."""
+def test_an_optimizer_that_starts_later_adds_its_model_to_the_earlier_ones() -> None:
+    """A critic that is trained from the second step on, when no forward hooks are installed."""
     actor, critic = nn.Linear(4, 4), nn.Linear(4, 1)
-    first = torch.optim.SGD(actor.parameters(), lr=0.1)
-    second = torch.optim.SGD(critic.parameters(), lr=0.1)
+    actor_optimizer = torch.optim.SGD(actor.parameters(), lr=0.1)
+    critic_optimizer = torch.optim.SGD(critic.parameters(), lr=0.1)
     with StepObserver(source="command", steps=6) as observer:
         for step in range(6):
             critic(actor(torch.ones(1, 4))).sum().backward()
-            first.step()
+            actor_optimizer.step()
             if step > 0:
-                second.step()
+                critic_optimizer.step()
             actor.zero_grad()
             critic.zero_grad()
     facts = observer.facts()

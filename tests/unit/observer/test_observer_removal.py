@@ -1,4 +1,4 @@
-"""An observer changes nothing, and goes without a trace."""
+"""An observer changes nothing in a training, and removes itself completely."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from benchbox.observer.facts import RankFacts
 from benchbox.observer.observer import StepObserver
 from benchbox.optim.masters import MasterWeightOptimizer
-from tests.support.observed_trainings import layers, seen, train
+from tests.support.observed_trainings import layers, observe_training, train
 
 
 def test_watching_changes_no_bit_of_the_training():
-    """Losses and weights of 12 steps with dropout, watched through 8 of them, against the same unwatched."""
+    """Compare losses and weights of 12 steps with dropout, 8 of them watched, with an unwatched run."""
 
-    def run(watched):
+    def run(is_watched):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.GELU(), nn.Linear(32, 8)).to(torch.bfloat16)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         losses = []
-        with StepObserver(source="command", steps=8 if watched else 0):
+        with StepObserver(source="command", steps=8 if is_watched else 0):
             for _ in range(12):
                 loss = model(torch.randn(4, 8, dtype=torch.bfloat16)).square().mean()
                 loss.backward()
@@ -34,17 +34,17 @@ def test_watching_changes_no_bit_of_the_training():
                 losses.append(loss.item())
         return losses, [parameter.detach() for parameter in model.parameters()], torch.get_rng_state()
 
-    (losses, weights, state), (watched, watched_weights, watched_state) = run(watched=False), run(watched=True)
-    assert losses == watched
+    (losses, weights, state), (watched_losses, watched_weights, watched_state) = run(is_watched=False), run(is_watched=True)
+    assert losses == watched_losses
     assert all(torch.equal(*pair) for pair in zip(weights, watched_weights, strict=True))
     assert torch.equal(state, watched_state)
 
 
 @pytest.mark.parametrize("ending", ["steps over", "left early", "training fails"])
-def test_nothing_of_the_observer_stays_behind(ending):
+def test_nothing_of_the_observer_remains_installed(ending):
     originals = (torch.nn.utils.clip_grad_norm_, torch.optim.Optimizer.load_state_dict, torch.amp.GradScaler.step)
     hooks = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks, _global_forward_pre_hooks]
-    before = [list(each) for each in hooks]
+    before = [list(registry) for registry in hooks]
     model = layers()
     optimizer = torch.optim.AdamW(model.parameters())
     observer = StepObserver(source="command", steps=4)
@@ -58,25 +58,25 @@ def test_nothing_of_the_observer_stays_behind(ending):
         with pytest.raises(RuntimeError), observer:  # noqa: PT012
             train(model, optimizer, 1)
             raise RuntimeError
-    left = [len(each) - len(old) for each, old in zip(hooks, before, strict=True)]
-    assert left == [0, 0, 0]
+    remaining = [len(registry) - len(original) for registry, original in zip(hooks, before, strict=True)]
+    assert remaining == [0, 0, 0]
     assert originals == (torch.nn.utils.clip_grad_norm_, torch.optim.Optimizer.load_state_dict, torch.amp.GradScaler.step)
     assert observer.facts().stepped
 
 
-def test_an_observer_that_stumbles_says_so_and_the_training_goes_on(monkeypatch):
+def test_an_observer_that_fails_reports_it_and_the_training_continues(monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("in the observer")
 
     monkeypatch.setattr("benchbox.observer.recording.TensorProbe.before_step", broken)
     model = layers()
     optimizer = torch.optim.AdamW(model.parameters())
-    facts = seen(model, optimizer)
+    facts = observe_training(model, optimizer)
     assert "ZeroDivisionError: in the observer" in facts.problems[0]
     assert optimizer.state[model[0].weight]["step"] == 6
 
 
 def test_facts_survive_json():
     model = layers(torch.bfloat16)
-    facts = seen(model, MasterWeightOptimizer(model.parameters()))
+    facts = observe_training(model, MasterWeightOptimizer(model.parameters()))
     assert RankFacts.from_dict(json.loads(json.dumps(facts.to_dict()))) == facts

@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def process_of_its_own() -> Iterator[None]:
-    """An observer that leaves in the middle of others may leave one hook that does nothing; the tests that follow have none."""
+def restored_hooks() -> Iterator[None]:
+    """Restore the hooks afterwards: an observer that is removed while hooks run may leave an idle one."""
     hooks = _global_optimizer_pre_hooks, _global_optimizer_post_hooks
-    before = [dict(each) for each in hooks]
+    before = [dict(registry) for registry in hooks]
     yield
-    for each, held in zip(hooks, before, strict=True):
-        each.clear()
-        each.update(held)
+    for registry, original in zip(hooks, before, strict=True):
+        registry.clear()
+        registry.update(original)
 
 
-@pytest.mark.usefixtures("process_of_its_own")
-def test_hooks_that_follow_those_of_the_observer_are_called_when_it_leaves_in_the_middle_of_them():
-    """torch raises when hooks are removed while it goes through them, and one that is last in line hides that."""
+@pytest.mark.usefixtures("restored_hooks")
+def test_hooks_registered_after_the_observer_are_called_when_it_is_removed_by_one_of_its_own():
+    """torch raises when hooks are removed while it iterates over them, unless the removed one is the last."""
     weight = torch.nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     called = []
     observer = StepObserver(source="command", steps=2)
     observer.install()
-    others = [
+    handles = [
         register_optimizer_step_pre_hook(lambda *_: called.append("before")),
         register_optimizer_step_post_hook(lambda *_: called.append("after")),
     ]
@@ -47,7 +47,7 @@ def test_hooks_that_follow_those_of_the_observer_are_called_when_it_leaves_in_th
             weight.grad = torch.ones(4)
             optimizer.step()
     finally:
-        for other in others:
-            other.remove()
+        for handle in handles:
+            handle.remove()
     assert called == ["before", "after"] * 5
     assert len(observer.facts().steps) == 2

@@ -1,4 +1,4 @@
-"""The observer watches operations by a dispatch mode; a training may have modes of its own."""
+"""The observer records operations by a dispatch mode; a training may use modes of its own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from benchbox.observer.observer import StepObserver
 STEPS = 6
 
 
-def trained(counted: set[int]):
-    """The facts of a training that counts the FLOPs of some of its steps, and the counts."""
+def train(counted_steps: set[int]):
+    """Return the facts of a training that counts the FLOPs of some of its steps, and the counts."""
     model = torch.nn.Linear(4, 4, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     counts = []
@@ -24,7 +24,7 @@ def trained(counted: set[int]):
 
     with StepObserver(source="command", steps=STEPS) as observer:
         for index in range(1, STEPS + 3):
-            if index in counted:
+            if index in counted_steps:
                 with FlopCounterMode(display=False) as counter:
                     step()
                 counts.append(counter.get_total_flops())
@@ -34,21 +34,21 @@ def trained(counted: set[int]):
     return observer.facts(), counts
 
 
-def test_operations_are_seen_beside_a_mode_that_comes_and_goes_in_other_steps():
-    facts, counts = trained({1, 6})
+def test_operations_are_recorded_beside_a_mode_that_is_used_in_other_steps():
+    facts, counts = train({1, 6})
     assert facts.products
-    assert counts == trained({1, STEPS + 2})[1]
+    assert counts == train({1, STEPS + 2})[1]
 
 
-def test_a_step_inside_a_mode_is_counted_by_it_and_not_watched_by_us():
-    facts, counts = trained(set(range(1, STEPS + 3)))
+def test_a_step_inside_a_mode_is_counted_by_it_and_not_recorded_by_the_observer():
+    facts, counts = train(set(range(1, STEPS + 3)))
     assert len(set(counts)) == 1
     assert facts.missing["products"] == "the training steps its optimizer inside a dispatch mode of its own"
 
 
-def test_a_mode_entered_while_operations_are_watched_counts_its_own_step_and_no_other():
-    """Modes can only be left in reverse: ours waits until the program's is gone."""
-    plain = trained({1})[1]
-    facts, counts = trained({STEPS // 2 + 1})
+def test_a_mode_entered_while_operations_are_recorded_counts_exactly_its_own_step():
+    """Modes can only be left in reverse order: the observer's waits until the program has left its own."""
+    plain = train({1})[1]
+    facts, counts = train({STEPS // 2 + 1})
     assert counts == plain
     assert facts.missing["products"] == "the training entered a dispatch mode of its own while operations were watched"

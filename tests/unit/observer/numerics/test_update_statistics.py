@@ -1,4 +1,4 @@
-"""What steps did to weights, in numbers."""
+"""Statistics of the updates that steps made to weights."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 from benchbox.observer.facts import edq
 from benchbox.observer.numerics.expected_update import expected_update
 from benchbox.observer.observer import StepObserver
-from tests.support.observed_trainings import layers, seen, train
+from tests.support.observed_trainings import layers, observe_training, train
 
 
 def test_the_expected_update_is_what_torch_does_in_float32():
-    """Adam with coupled decay, AdamW, SGD with Nesterov's momentum, and maximising: to the last bits of float32."""
+    """Adam with coupled decay, AdamW, SGD with Nesterov momentum, and maximize: to the last bits of float32."""
     kinds = [
         (torch.optim.Adam, {"lr": 1e-2, "weight_decay": 0.1}),
         (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.8, 0.99)}),
@@ -66,37 +66,37 @@ def test_a_norm_weight_that_cannot_move_is_pinned_and_one_that_can_is_not():
             model(torch.randn(4, 64, dtype=torch.bfloat16)).sub(3).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    pinned = {each.name: each.numbers.pinned_steps for each in observer.facts().stepped}
+    pinned = {tensor.name: tensor.numbers.pinned_steps for tensor in observer.facts().stepped}
     assert pinned == {"weight": 8, "bias": 0}, "the bias starts at 0, where every update arrives"
 
 
-def test_moments_that_went_through_bfloat16_are_known_by_their_bits():
+def test_moments_that_went_through_bfloat16_are_recognised_by_their_bits():
     model = layers()
     optimizer = torch.optim.AdamW(model.parameters())
     train(model, optimizer, 4)
-    facts = seen(model, optimizer, steps=1)
+    facts = observe_training(model, optimizer, steps=1)
     assert facts.stepped[0].numbers.steps_before == 4
     assert facts.stepped[0].numbers.bf16_valued["exp_avg_sq"] < 0.05
     for state in optimizer.state.values():
         state["exp_avg_sq"].copy_(state["exp_avg_sq"].bfloat16())
-    assert seen(model, optimizer, steps=1).stepped[0].numbers.bf16_valued["exp_avg_sq"] == 1.0
+    assert observe_training(model, optimizer, steps=1).stepped[0].numbers.bf16_valued["exp_avg_sq"] == 1.0
 
 
 @pytest.mark.parametrize("rate", [1e-3, 1e-5])
-def test_what_kahan_summation_puts_aside_counts_as_arrived(rate):
+def test_the_compensation_of_kahan_summation_counts_as_arrived(rate):
     """optimi's AdamW: every update is in the weight and its buffer together, at rates at which the weight alone takes none."""
     optimi = pytest.importorskip("optimi", reason="needs the extra lowbit")
     torch.manual_seed(0)
     model = nn.Linear(128, 128, bias=False).to(torch.bfloat16)
     optimizer = optimi.AdamW(model.parameters(), lr=rate, weight_decay=0.0, kahan_sum=True)
-    facts = seen_on(model, optimizer, width=128)
+    facts = observe_wide(model, optimizer, width=128)
     numbers = facts.stepped[0].numbers
     assert edq([numbers]) == pytest.approx(1.0, abs=0.02)
     assert facts.stepped[0].betas == (0.9, 0.99)
     assert facts.stepped[0].compensation == "Kahan buffer kahan_comp"
 
 
-def seen_on(model, optimizer, width):
+def observe_wide(model, optimizer, width):
     with StepObserver(source="command", steps=6) as observer:
         for step in range(6):
             torch.manual_seed(step)

@@ -1,0 +1,43 @@
+"""Clipping and loading of optimizer state, recorded by patched functions."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from benchbox.observer.observer import StepObserver
+from tests.support.observed_trainings import layers, train
+
+
+def test_micro_batches_clipping_and_the_dtype_that_accumulates_are_seen():
+    model = layers(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with StepObserver(source="command", steps=4) as observer:
+        for _ in range(4):
+            for _ in range(3):
+                model(torch.ones(2, 8, dtype=torch.bfloat16)).sum().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    facts = observer.facts()
+    assert [step.micro_batches for step in facts.steps if step.micro_batches] == [3, 3, 3]
+    assert facts.accumulated_in == ("bfloat16",)
+    assert facts.steps[-1].max_norm == 0.5
+    assert facts.steps[-1].reported_norm > 1.0
+    assert facts.steps[-1].stepped_norm == pytest.approx(0.5, rel=0.01)
+
+
+def test_loading_moments_into_16_bit_parameters_is_seen_to_cast_them():
+    model = layers(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with StepObserver(source="command", steps=2) as observer:
+        train(model, optimizer, 1)
+        saved = copy.deepcopy(optimizer.state_dict())
+        for state in saved["state"].values():
+            state["exp_avg"] = state["exp_avg"].float()
+        optimizer.load_state_dict(saved)
+        train(model, optimizer, 1)
+    (load,) = observer.facts().loads
+    assert (load.given["exp_avg"], load.held["exp_avg"]) == (("float32",), ("bfloat16",))
