@@ -1,1 +1,1 @@
-"""Building blocks that policies share: towers, attention, masks, flow matching, discrete actions."""
+"""Shared building blocks of policies: modules, token sequences, families of policies, FLOP counts, published weights."""

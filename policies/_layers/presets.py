@@ -1,10 +1,10 @@
-"""Presets to typed configurations."""
+"""Validation of presets into typed configurations."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from benchbox.errors import ConfigurationError, Problem
 
@@ -15,26 +15,28 @@ if TYPE_CHECKING:
 
 FORBID_EXTRA = ConfigDict(extra="forbid")
 
+Probability = Annotated[float, Field(ge=0, le=1)]
+
 T = TypeVar("T")
 P = TypeVar("P")
 
 
 def builder(policy: Callable[[T, Axes], P], config: type[T]) -> Callable[[Mapping[str, Any], Axes], P]:
-    """The `build` of a policy's module: the policy of a preset, in float32 on torch's default device.
+    """Return the `build` function of a policy's module, which builds it in float32 on torch's default device.
 
-    It raises `ConfigurationError` when the preset is none of `config`, a pydantic dataclass.
+    It raises `ConfigurationError` when the preset does not validate as `config`, a pydantic dataclass.
     """
-    return lambda preset, axes: policy(read(config, preset), axes)
+    return lambda preset, axes: policy(parse_preset(config, preset), axes)
 
 
-def read(cls: type[T], preset: Mapping[str, Any]) -> T:
-    """The preset as an instance of `cls`, a pydantic dataclass.
+def parse_preset(cls: type[T], preset: Mapping[str, Any]) -> T:
+    """Validate the preset as an instance of `cls`, a pydantic dataclass.
 
     Raises:
-        ConfigurationError: a key is unknown, missing or of the wrong type; all of them at once.
+        ConfigurationError: a key is unknown, missing or of the wrong type. The error lists all of them.
     """
     try:
         return TypeAdapter(cls).validate_python(preset)
     except ValidationError as error:
-        problems = [Problem(f"preset.{'.'.join(map(str, wrong['loc']))}", wrong["msg"]) for wrong in error.errors()]
+        problems = [Problem(f"preset.{'.'.join(map(str, detail['loc']))}", detail["msg"]) for detail in error.errors()]
         raise ConfigurationError(problems) from None

@@ -1,4 +1,4 @@
-"""Latents of videos, made without a tokenizer, and the tokens that a generating stream is given."""
+"""Video latents, computed without a learned tokenizer, and their tokens."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import torch.nn.functional as F
 if TYPE_CHECKING:
     from torch import Tensor
 
-SPACE, TIME, CHANNELS = 16, 4, 48  # pixels to a side and frames to a latent, and numbers in it
-PATCH = 2  # latents to a side of a token
-TOKEN = CHANNELS * PATCH**2  # numbers in it
-_SIDE = 4  # of the squares that are averaged: 3 colours of 4 x 4 squares are the channels
-_MIDDLE, _SPREAD = 127.5, 64.0  # of mean colours, about
+SPATIAL_FACTOR, TEMPORAL_FACTOR = 16, 4  # pixels per side and frames of a latent
+LATENT_CHANNELS = 48
+PATCH = 2  # latents per side of a token
+TOKEN_DIM = LATENT_CHANNELS * PATCH**2
+_POOL = 4  # pixels per side of an averaged square: the channels are 4 x 4 squares of 3 colours
+_MEAN, _STD = 127.5, 64.0  # approximately, of averaged colours
 
 
 def encode(video: Tensor) -> Tensor:
-    """A stand-in for the video tokenizer, with its shapes and nothing learned.
+    """Encode a video with the shapes of the video tokenizer, but without learned parameters.
 
-    A latent holds the coarsest coefficients of the Haar wavelet transform in space and time, which is orthonormal: the mean
-    colours of squares of 4 x 4 pixels over four frames. The first frame is by itself, so latents are causal in time. A constant
-    makes them about of unit size.
+    A latent has the coarsest coefficients of the Haar wavelet transform in space and time, which is orthonormal: the mean
+    colours of squares of 4 x 4 pixels over four frames. The first frame is encoded alone, so latents are causal in time. They
+    are shifted and scaled to about unit variance.
 
     Args:
         video: (B, 1 + F, C, 3, H, W) uint8; F is a multiple of 4, H and W of 16.
@@ -30,23 +31,34 @@ def encode(video: Tensor) -> Tensor:
     Returns:
         (B, 1 + F / 4, C, 48, H / 16, W / 16) float32.
     """
-    squares = F.avg_pool2d(video.flatten(0, 2).float(), _SIDE)
-    frames = F.pixel_unshuffle(squares, SPACE // _SIDE).unflatten(0, video.shape[:3])
-    later = frames[:, 1:].unflatten(1, (-1, TIME)).mean(dim=2)
-    return (torch.cat((frames[:, :1], later), dim=1) - _MIDDLE) / _SPREAD
+    squares = F.avg_pool2d(video.flatten(0, 2).float(), _POOL)
+    frames = F.pixel_unshuffle(squares, SPATIAL_FACTOR // _POOL).unflatten(0, video.shape[:3])
+    future = frames[:, 1:].unflatten(1, (-1, TEMPORAL_FACTOR)).mean(dim=2)
+    return (torch.cat((frames[:, :1], future), dim=1) - _MEAN) / _STD
 
 
-def patches(latents: Tensor) -> Tensor:
-    """Squares of 2 x 2 latents as tokens: (B, G, C, 48, h, w) to (B, G * C * h / 2 * w / 2, 192), in the order of `grid`."""
+def patchify(latents: Tensor) -> Tensor:
+    """Turn squares of 2 x 2 latents into tokens.
+
+    Args:
+        latents: (B, G, C, 48, h, w).
+
+    Returns:
+        (B, G * C * h / 2 * w / 2, 192), in the order of `grid_positions`.
+    """
     squares = F.pixel_unshuffle(latents.flatten(0, 2), PATCH)
     return squares.flatten(2).transpose(1, 2).unflatten(0, latents.shape[:3]).flatten(1, 3)
 
 
-def grid(shape: tuple[int, int, int, int], device: torch.device) -> Tensor:
-    """Where the tokens of a video of that many latent frames, cameras, rows and columns of tokens are: (L, 3) int64.
+def grid_positions(shape: tuple[int, int, int, int], device: torch.device) -> Tensor:
+    """Return frame, row and column of each token of a video: (L, 3) int64.
 
-    The frame of the video that a token ends with, its row, and its column, where cameras stand side by side.
+    The frame is the last video frame of the token's latent. Columns of several cameras are numbered side by side.
+
+    Args:
+        shape: numbers of latent frames, cameras, rows and columns of tokens.
+        device: of the result.
     """
     sizes = (torch.arange(size, device=device) for size in shape)
     groups, cameras, rows, columns = torch.meshgrid(*sizes, indexing="ij")
-    return torch.stack((TIME * groups, rows, shape[3] * cameras + columns), dim=-1).flatten(0, 3)
+    return torch.stack((TEMPORAL_FACTOR * groups, rows, shape[3] * cameras + columns), dim=-1).flatten(0, 3)

@@ -1,7 +1,8 @@
-"""A mixture of transformers (arXiv:2411.04996): text and what is generated from it, each with weights of its own in all layers.
+"""A mixture of transformers (arXiv:2411.04996): text and generated tokens, each with separate weights in all layers.
 
-The text sees itself alone, so it is read once; what is generated sees the text and itself. That is a backbone and an expert of
-the same sizes. Rotary positions of what is generated have three axes, as in Qwen3-VL (arXiv:2511.21631).
+The text attends only to itself, so it is computed once; generated tokens attend to the text and to themselves. In the terms of
+`LayerPair` these are a backbone and an expert of the same sizes. Rotary positions of generated tokens have three axes, as in
+Qwen3-VL (arXiv:2511.21631).
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class GridLayer(DecoderLayer):
-    """A decoder layer of tokens that have a place in time, height and width.
+    """A decoder layer of tokens with positions in time, height and width.
 
-    Positions are (B, L, 3) int64, `stretch` of them to one of a text. The axes take the pairs of a head in turn: of 16 pairs
-    five tell the height and five the width. The slowest, which are left over, tell the time.
+    Positions are (B, L, 3) int64, `stretch` times as fine as those of text. The axes are interleaved over the rotary pairs of a
+    head: of 16 pairs five encode the height and five the width. The remaining pairs, the slowest among them, encode the time.
     """
 
     def __init__(self, config: DecoderConfig, layer: int, stretch: int) -> None:
@@ -40,22 +41,22 @@ class GridLayer(DecoderLayer):
         pairs = self.head_dim // 2
         pair = torch.arange(pairs, device=positions.device)
         axis = torch.where(pair < 5 * pairs // 16 * 3, pair % 3, 0)
-        turns = map(super()._cos_sin, positions.unbind(dim=-1))
-        cos, sin = (torch.where(axis == 0, t, torch.where(axis == 1, y, x)) for t, y, x in zip(*turns, strict=True))
+        axes = map(super()._cos_sin, positions.unbind(dim=-1))
+        cos, sin = (torch.where(axis == 0, t, torch.where(axis == 1, h, w)) for t, h, w in zip(*axes, strict=True))
         return cos, sin
 
 
 class MixtureLayer(LayerPair):
-    """A layer of both streams. After the last nothing hears of the text (`prefix_kv_only`)."""
+    """A layer of text and generated tokens. Nothing uses the text after the last layer (`prefix_kv_only`)."""
 
     def __init__(self, config: DecoderConfig, layer: int, axes: Axes, *, stretch: int, prefix_kv_only: bool) -> None:
         super().__init__(config, config, layer, axes, insulated=False, adaptive=False, prefix_kv_only=prefix_kv_only)
-        # In place of the pair's own, whose positions have one axis.
+        # Replaces the expert of the base class, whose positions have one axis.
         self.expert = GridLayer(config, layer, stretch)
 
 
 class Mixture(nn.Module):
-    """The table of text tokens, the layers of both streams, and the final norm of what is generated."""
+    """The text embedding, the layers of text and generated tokens, and the final norm of generated tokens."""
 
     def __init__(self, config: DecoderConfig, vocabulary: int, axes: Axes, *, stretch: int) -> None:
         super().__init__()
@@ -68,36 +69,36 @@ class Mixture(nn.Module):
         )
         self.expert_norm = RMSNorm(config.width, unit=config.unit_norm)
 
-    def text(self, name: str, tokens: Tensor, mask: Tensor, attention: Attention, *, learned: bool = False) -> Block:
-        """The tokens of a text (B, L); padding has `mask` False."""
-        targets = tokens if learned else None
+    def text(self, name: str, tokens: Tensor, mask: Tensor, attention: Attention, *, with_targets: bool = False) -> Block:
+        """Embed the tokens of a text (B, L), where padding has `mask` False; optionally with the tokens as targets."""
+        targets = tokens if with_targets else None
         return Block(name=name, hidden=self.vocabulary(tokens), valid=mask, attention=attention, targets=targets)
 
-    def read(self, text: TokenSequence) -> KVCache:
-        """Keys and values of the text in every layer."""
-        reading = text.attention_mask().mask(self.kernel), text.positions
+    def prefill(self, text: TokenSequence) -> KVCache:
+        """Run the text through every layer and return its keys and values."""
+        mask, positions = text.attention_mask().build(self.kernel), text.positions
         hidden, cache = text.hidden, []
         for layer in self.layers:
-            hidden, keys = layer((hidden, *reading))
-            cache.append(keys)
+            hidden, key_value = layer((hidden, mask, positions))
+            cache.append(key_value)
         return cache
 
-    def forward(self, text: TokenSequence, tokens: TokenSequence, places: Tensor, cache: KVCache | None = None) -> Tensor:
-        """What is generated (B, S, W), after its final norm.
+    def forward(self, text: TokenSequence, generated: TokenSequence, positions: Tensor, cache: KVCache | None = None) -> Tensor:
+        """Return hidden states (B, S, W) of the generated tokens after their final norm.
 
         Args:
             text: of width W.
-            tokens: of width W; they see one another, and the text.
-            places: (B, S, 3) int64, of the tokens.
-            cache: what `read` found in the text, which is then not read again.
+            generated: of width W; its tokens attend to one another and to the text.
+            positions: (B, S, 3) int64, of the generated tokens.
+            cache: keys and values of the text from `prefill`; with a cache the text is not computed again.
         """
-        attention_mask = tokens.attention_mask_after(text).mask(self.kernel)
-        reading = text.attention_mask().mask(self.kernel), text.positions
-        hidden, generated = text.hidden, tokens.hidden
+        generated_mask = generated.attention_mask_after(text).build(self.kernel)
+        text_mask = text.attention_mask().build(self.kernel)
+        text_hidden, hidden = text.hidden, generated.hidden
         for index, layer in enumerate(self.layers):
-            acting = generated, attention_mask, places, None
+            suffix = hidden, generated_mask, positions, None
             if cache is None:
-                hidden, generated = layer((hidden, *reading), acting)
+                text_hidden, hidden = layer((text_hidden, text_mask, text.positions), suffix)
             else:
-                generated = layer(None, acting, cache[index])
-        return self.expert_norm(generated)
+                hidden = layer(None, suffix, cache[index])
+        return self.expert_norm(hidden)

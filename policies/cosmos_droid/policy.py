@@ -1,7 +1,7 @@
-"""cosmos_droid: what the cameras will see and what the arm will do, denoised together (NVIDIA's Cosmos 3 Nano, tuned on DROID).
+"""cosmos_droid: future frames and actions denoised together (NVIDIA's Cosmos 3 Nano, fine-tuned on DROID).
 
-The video tokenizer is a stand-in, see `latents.encode`; `CosmosDroid.latents` is where those of another would come in. The
-published 16 B count a vision tower and a head for text as well: neither has a part in a training step.
+`latents.encode` stands in for the video tokenizer; override `CosmosDroid.latents` to use another one. The published 16 B
+parameters include a vision tower and a text head, neither of which takes part in a training step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .._layers.nn.decoder import DecoderConfig
 from .._layers.nn.precision import Linear
 from .._layers.presets import FORBID_EXTRA, builder
 from .._layers.sequence.token_sequence import Block, TokenSequence, concat_blocks
-from .latents import CHANNELS, PATCH, SPACE, TIME, TOKEN, encode, grid, patches
+from .latents import LATENT_CHANNELS, PATCH, SPATIAL_FACTOR, TEMPORAL_FACTOR, TOKEN_DIM, encode, grid_positions, patchify
 from .mixture import Mixture, MixtureLayer
 
 if TYPE_CHECKING:
@@ -37,28 +37,28 @@ if TYPE_CHECKING:
 
     from .._layers.families.vision_language import KVCache
 
-Side = Annotated[int, Field(gt=0, multiple_of=SPACE * PATCH)]
+Side = Annotated[int, Field(gt=0, multiple_of=SPATIAL_FACTOR * PATCH)]
 Task = Literal["policy", "forward_dynamics", "inverse_dynamics"]
 
 TASKS: tuple[Task, ...] = ("policy", "forward_dynamics", "inverse_dynamics")
 LOSS_WEIGHT = 10.0  # of either term
-MARGIN = 15_000  # positions between the text and what is generated
+MARGIN = 15_000  # positions between the text and the generated tokens
 BASE_FPS = 24  # at this rate a latent frame is one position long
 TIME_CHANNELS = 256
 
 
 @dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class CosmosConfig:
-    """A preset: the sizes of a stream, of what is read and of what is generated.
+    """Configuration of cosmos_droid.
 
-    In the mode `policy` the future and the actions are denoised, in `forward_dynamics` the future, given the actions, in
-    `inverse_dynamics` the actions, given the future; `joint` is one of these for every sample, by chance.
+    The mode `policy` denoises the future and the actions, `forward_dynamics` the future conditioned on the actions, and
+    `inverse_dynamics` the actions conditioned on the future; `joint` chooses one of these at random for every sample.
     """
 
     model: DecoderConfig
     vocabulary: PositiveInt
     image: tuple[Side, Side]  # height and width, in pixels
-    horizon: Annotated[int, Field(gt=0, multiple_of=TIME)]  # steps, and frames after the current one
+    horizon: Annotated[int, Field(gt=0, multiple_of=TEMPORAL_FACTOR)]  # steps, and frames after the current one
     action_dim: PositiveInt
     prompt_tokens: PositiveInt
     mode: Task | Literal["joint"] = "policy"
@@ -67,37 +67,39 @@ class CosmosConfig:
 
     @property
     def state_dim(self) -> int:
-        """A state is embedded as an action: both are positions of joints."""
+        """Size of a state, equal to that of an action, because both are joint positions."""
         return self.action_dim
 
 
-class Known(NamedTuple):
-    """What is not denoised in any mode, and how all tokens lie."""
+class Conditioning(NamedTuple):
+    """Inputs that no mode denoises, and the layout of all generated tokens: current frame, future, state, actions."""
 
     text: TokenSequence
-    current: Tensor  # (B, V, 192): the current frame
+    current: Tensor  # (B, V, 192): tokens of the current frame
     state: Tensor  # (B, 1, A), normalised
-    valid: Tensor  # (B, S) bool, of current frame, future, state and actions
-    places: Tensor  # (B, S, 3) int64, likewise
+    valid: Tensor  # (B, S) bool, of all generated tokens
+    positions: Tensor  # (B, S, 3) int64, of all generated tokens
 
 
 class CosmosDroid(PrefixPolicy):
-    """One stream reads the prompt, causally. The other generates: the current frame, the future, the state and the actions see
-    one another and the prompt. Future and actions share a time. As published, its embedding is added to their tokens; what is
-    given has time 0, where published it has none.
+    """A causal prompt, and generated tokens that attend to it and to one another: current frame, future, state and actions.
+
+    Future and actions have the same time. As published, its embedding is added to their tokens; conditioning tokens get the
+    embedding of time 0, where the published model adds none.
     """
 
     reads_state: ClassVar[bool] = True
-    model: Mixture  # type: ignore[assignment]  # has the layers of a vision-language-action model, and no tower
+    model: Mixture  # type: ignore[assignment]  # has the layers of a vision-language-action model, but no vision tower
     config: CosmosConfig
 
     def __init__(self, config: CosmosConfig, axes: Axes) -> None:
         super().__init__(config, axes)
         width = config.model.width
-        self.stretch = TIME * config.fps  # a position in parts, so that each frame is a whole number of them: BASE_FPS long
+        # Positions are multiplied by this, so that a frame is a whole number of them: BASE_FPS.
+        self.stretch = TEMPORAL_FACTOR * config.fps
         self.model = Mixture(config.model, config.vocabulary, axes, stretch=self.stretch)
-        self.latent_in = Linear(TOKEN, width)
-        self.latent_out = Linear(width, TOKEN)
+        self.latent_in = Linear(TOKEN_DIM, width)
+        self.latent_out = Linear(width, TOKEN_DIM)
         self.action_in = Linear(config.action_dim, width)
         self.action_out = Linear(width, config.action_dim)
         self.time_in = Linear(TIME_CHANNELS, width)
@@ -105,62 +107,71 @@ class CosmosDroid(PrefixPolicy):
         self.action_normaliser = Normaliser(config.action_dim, self.spec.action_normalisation)
 
     def forward(self, batch: Batch, *, per_sample: bool = False, act: bool = False) -> Any:
-        """What is given to a sample counts nothing: its sum and number are 0."""
+        """Return the flow losses of future and actions; on a part that conditions a sample, its sum and count are 0."""
         if act:
             return self.select_actions(batch)
         batch, _ = self.prepare_batch(batch)
         latents = self.latents(batch)
-        known = self.known(batch, latents[:, :1], batch["future_mask"])
+        conditioning = self.conditioning(batch, latents[:, :1], batch["future_mask"])
         action = self.action_normaliser.normalise(batch["action"], batch["dataset_index"])
-        given = self.given(batch["uniform"])
-        times = torch.where(given, 0.0, logit_normal(batch["uniform"][:, :1]))  # (B, 2)
-        future, change = interpolate(patches(latents[:, 1:]), patches(batch["latent_noise"].float()), times[:, 0])
-        action, action_change = interpolate(action, batch["noise"][:, 0].float(), times[:, 1])
+        condition_mask = self.condition_mask(batch["uniform"])
+        times = torch.where(condition_mask, 0.0, logit_normal(batch["uniform"][:, :1]))  # (B, 2)
+        future_t, future_u = interpolate(patchify(latents[:, 1:]), patchify(batch["latent_noise"].float()), times[:, 0])
+        action_t, action_u = interpolate(action, batch["noise"][:, 0].float(), times[:, 1])
 
-        predicted, predicted_action = self.velocity(known, future, action, times)
+        future_v, action_v = self.velocity(conditioning, future_t, action_t, times)
 
-        start, number = known.current.shape[1], future.shape[1]
-        missing = ~known.valid[:, start : start + number] | given[:, :1]
-        every = torch.ones_like(change[:, 0], dtype=torch.bool)
-        done = batch["action_is_pad"] | given[:, 1:]
+        start, number = conditioning.current.shape[1], future_t.shape[1]
+        future_is_pad = ~conditioning.valid[:, start : start + number] | condition_mask[:, :1]
+        action_is_pad = batch["action_is_pad"] | condition_mask[:, 1:]
+        all_dims = torch.ones_like(future_u[:, 0], dtype=torch.bool)
         terms = {
-            "vision": flow_loss(predicted, change, missing, every),
-            "action": flow_loss(predicted_action, action_change, done, batch["action_dim_mask"]),
+            "vision": flow_loss(future_v, future_u, future_is_pad, all_dims),
+            "action": flow_loss(action_v, action_u, action_is_pad, batch["action_dim_mask"]),
         }
-        return combine_losses({name: (LOSS_WEIGHT * error, count) for name, (error, count) in terms.items()}, per_sample=per_sample)
+        weighted = {name: (LOSS_WEIGHT * error, count) for name, (error, count) in terms.items()}
+        return combine_losses(weighted, per_sample=per_sample)
 
     def latents(self, batch: Batch) -> Tensor:
-        """Of the current frame, and of the future where the batch has it: (B, G, C, 48, h, w) float32, about of unit size."""
-        now = batch["images"][:, -1:]
-        return encode(torch.cat((now, batch["future_images"]), dim=1) if "future_images" in batch else now)
+        """Return latents of the current frame, and of the future if the batch has it.
 
-    def known(self, batch: Batch, current: Tensor, real: Tensor) -> Known:
-        """What is not denoised.
+        Returns:
+            (B, G, C, 48, h, w) float32, of about unit variance.
+        """
+        current = batch["images"][:, -1:]
+        return encode(torch.cat((current, batch["future_images"]), dim=1) if "future_images" in batch else current)
+
+    def conditioning(self, batch: Batch, current: Tensor, future_mask: Tensor) -> Conditioning:
+        """Return the inputs that are not denoised.
 
         Args:
-            batch: what is known before acting.
+            batch: only fields available at inference are used.
             current: (B, 1, C, 48, h, w), the latents of the current frame.
-            real: (B, F) bool, which frames of the future there are. A latent is there if all of its frames are.
+            future_mask: (B, F) bool, which future frames are valid. A latent is valid if all of its frames are.
         """
         text = concat_blocks([self.text("prompt", batch, "causal")])
-        rows, columns = (side // (SPACE * PATCH) for side in self.config.image)
-        frames = F.pad(real.unflatten(1, (-1, TIME)).all(dim=2), (1, 0), value=True)  # (B, G)
+        device = future_mask.device
+        rows, columns = (side // (SPATIAL_FACTOR * PATCH) for side in self.config.image)
+        frames = F.pad(future_mask.unflatten(1, (-1, TEMPORAL_FACTOR)).all(dim=2), (1, 0), value=True)  # (B, G)
         video = (frames[:, :, None] & batch["image_mask"][:, -1:]).flatten(1).repeat_interleave(rows * columns, dim=1)
-        steps = torch.arange(1 + self.config.horizon, device=real.device)  # of the state and the actions that follow it
-        arm = F.pad(steps[:, None], (0, 2))
-        time, row, column = torch.cat((grid((frames.shape[1], self.cameras, rows, columns), real.device), arm)).unbind(dim=1)
-        begin = self.stretch * (text.readable.sum(dim=1, keepdim=True) + MARGIN)
-        axes = begin + BASE_FPS * time, self.stretch * row, self.stretch * column
-        return Known(
+        steps = torch.arange(1 + self.config.horizon, device=device)  # of the state and the actions that follow it
+        video_positions = grid_positions((frames.shape[1], self.cameras, rows, columns), device)
+        time, row, column = torch.cat((video_positions, F.pad(steps[:, None], (0, 2)))).unbind(dim=1)
+        start = self.stretch * (text.visible_to_suffix.sum(dim=1, keepdim=True) + MARGIN)
+        axes = start + BASE_FPS * time, self.stretch * row, self.stretch * column
+        return Conditioning(
             text=text,
-            current=patches(current),
-            state=self.states(batch)[:, -1:],
+            current=patchify(current),
+            state=self.normalised_states(batch)[:, -1:],
             valid=F.pad(video, (0, len(steps)), value=True),
-            places=torch.stack(torch.broadcast_tensors(*axes), dim=-1),
+            positions=torch.stack(torch.broadcast_tensors(*axes), dim=-1),
         )
 
-    def given(self, uniform: Tensor) -> Tensor:
-        """Whether future and actions are given: (B, 2) bool. In the mode `joint` the last number of (B, U) decides."""
+    def condition_mask(self, uniform: Tensor) -> Tensor:
+        """Return whether future and actions are conditions that are not denoised: (B, 2) bool.
+
+        In the mode `joint` the last number of `uniform` (B, U) decides.
+        """
         if self.config.mode == "joint":
             task = (uniform[:, -1] * len(TASKS)).long()
         else:
@@ -168,43 +179,43 @@ class CosmosDroid(PrefixPolicy):
         return torch.stack((task == TASKS.index("inverse_dynamics"), task == TASKS.index("forward_dynamics")), dim=1)
 
     def velocity(
-        self, known: Known, future: Tensor, action: Tensor, times: Tensor, cache: KVCache | None = None
+        self, conditioning: Conditioning, future_t: Tensor, action_t: Tensor, times: Tensor, cache: KVCache | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Of the future (B, M, 192) and the actions (B, N, A), which are at `times` (B, 2)."""
-        moments = embed_time(F.pad(times, (1, 0)).flatten(), TIME_CHANNELS)
-        moments = self.time_out(F.silu(self.time_in(moments))).unflatten(0, (-1, 3))
-        now, ahead, arm = moments.split(1, dim=1)
+        """Predict the velocities v_t of noisy future tokens (B, M, 192) and noisy actions (B, N, A) at `times` (B, 2)."""
+        embedded = embed_time(F.pad(times, (1, 0)).flatten(), TIME_CHANNELS)
+        embedded = self.time_out(F.silu(self.time_in(embedded))).unflatten(0, (-1, 3))
+        condition_time, future_time, action_time = embedded.split(1, dim=1)
         hidden = torch.cat(
             (
-                self.latent_in(known.current) + now,
-                self.latent_in(future) + ahead,
-                self.action_in(known.state) + now,
-                self.action_in(action) + arm,
+                self.latent_in(conditioning.current) + condition_time,
+                self.latent_in(future_t) + future_time,
+                self.action_in(conditioning.state) + condition_time,
+                self.action_in(action_t) + action_time,
             ),
             dim=1,
         )
-        tokens = concat_blocks([Block(name="generated", hidden=hidden, valid=known.valid, attention="bidirectional")])
-        generated = self.model(known.text, tokens, known.places, cache)
-        start, steps = known.current.shape[1], action.shape[1]
-        return self.latent_out(generated[:, start : start + future.shape[1]]), self.action_out(generated[:, -steps:])
+        block = Block(name="generated", hidden=hidden, valid=conditioning.valid, attention="bidirectional")
+        output = self.model(conditioning.text, concat_blocks([block]), conditioning.positions, cache)
+        start, steps = conditioning.current.shape[1], action_t.shape[1]
+        return self.latent_out(output[:, start : start + future_t.shape[1]]), self.action_out(output[:, -steps:])
 
     @torch.no_grad()
     def select_actions(self, batch: Batch) -> Tensor:
-        """See `benchbox.registry.contracts.Policy`. The prompt is read once; future and actions are denoised together."""
+        """See `benchbox.registry.contracts.Policy`. The prompt is computed once; future and actions are denoised together."""
         if self.config.mode in ("forward_dynamics", "inverse_dynamics"):
             raise UnsupportedError(f"in the mode {self.config.mode} cosmos_droid is not trained to act")
         batch, _ = self.prepare_batch(batch, acting=True)
-        noise = patches(batch["latent_noise"]), batch["noise"][:, 0]
-        everything = torch.ones_like(noise[1][..., 0], dtype=torch.bool)  # as many frames as steps
-        known = self.known(batch, self.latents(batch)[:, :1], everything)
-        cache = self.model.read(known.text)
+        noise = patchify(batch["latent_noise"]), batch["noise"][:, 0]
+        future_mask = torch.ones_like(noise[1][..., 0], dtype=torch.bool)  # as many frames as steps
+        conditioning = self.conditioning(batch, self.latents(batch)[:, :1], future_mask)
+        cache = self.model.prefill(conditioning.text)
         sizes = [part[0].numel() for part in noise]
 
-        def velocity(point: Tensor, time: Tensor) -> Tensor:
-            future, action = (part.view_as(like) for part, like in zip(point.split(sizes, dim=1), noise, strict=True))
-            return flat(self.velocity(known, future, action, time[:, None].expand(-1, 2), cache))
+        def velocity(x_t: Tensor, time: Tensor) -> Tensor:
+            future_t, action_t = (part.view_as(like) for part, like in zip(x_t.split(sizes, dim=1), noise, strict=True))
+            return concat_flat(self.velocity(conditioning, future_t, action_t, time[:, None].expand(-1, 2), cache))
 
-        action = denoise(velocity, flat(noise), self.config.denoising_steps)[:, sizes[0] :].view_as(noise[1])
+        action = denoise(velocity, concat_flat(noise), self.config.denoising_steps)[:, sizes[0] :].view_as(noise[1])
         return self.action_normaliser.denormalise(action, batch["dataset_index"])
 
     def count_blocks(self, tally: FlopTally, batch: Batch, present: frozenset[str]) -> dict[str, TokenCount]:  # noqa: ARG002
@@ -213,13 +224,13 @@ class CosmosDroid(PrefixPolicy):
     def count_losses(self, tally: FlopTally, blocks: dict[str, TokenCount]) -> None:
         groups, cameras, _, height, width = self.spec.latent_shape
         frame, steps = cameras * height * width // PATCH**2, self.config.horizon
-        moments = tally.through(self.time_out, 3, tally.through(self.time_in, 3, below=False))
-        video = tally.through(self.latent_in, (1 + groups) * frame, below=False)
-        arm = tally.through(self.action_in, 1 + steps, below=False)
-        tokens = TokenCount((1 + groups) * frame + 1 + steps, moments or video or arm)
+        time = tally.count_linear(self.time_out, 3, tally.count_linear(self.time_in, 3, input_requires_grad=False))
+        video = tally.count_linear(self.latent_in, (1 + groups) * frame, input_requires_grad=False)
+        action = tally.count_linear(self.action_in, 1 + steps, input_requires_grad=False)
+        tokens = TokenCount((1 + groups) * frame + 1 + steps, time or video or action)
         _, generated = count_language_action(tally, self.model, blocks["prompt"], tokens, None)  # type: ignore[arg-type]
-        tally.through(self.latent_out, groups * frame, generated.below)
-        tally.through(self.action_out, steps, generated.below)
+        tally.count_linear(self.latent_out, groups * frame, generated.requires_grad)
+        tally.count_linear(self.action_out, steps, generated.requires_grad)
 
     def layer_units(self) -> tuple[type[nn.Module], ...]:
         return (MixtureLayer,)
@@ -227,6 +238,7 @@ class CosmosDroid(PrefixPolicy):
     def batch_spec(self) -> BatchSpec:
         config = self.config
         height, width = config.image
+        latent_size = height // SPATIAL_FACTOR, width // SPATIAL_FACTOR
         return BatchSpec(
             cameras=self.cameras,
             image_size=config.image,
@@ -237,7 +249,7 @@ class CosmosDroid(PrefixPolicy):
             text_vocab=config.vocabulary,
             future=config.horizon,
             uniforms=2 if config.mode == "joint" else 1,
-            latent_shape=(config.horizon // TIME, self.cameras, CHANNELS, height // SPACE, width // SPACE),
+            latent_shape=(config.horizon // TEMPORAL_FACTOR, self.cameras, LATENT_CHANNELS, *latent_size),
             state_normalisation="mean_std",
         )
 
@@ -247,12 +259,12 @@ class CosmosDroid(PrefixPolicy):
 
 
 def logit_normal(uniform: Tensor) -> Tensor:
-    """Times whose log-odds are standard normal, by inverse distribution function (arXiv:2403.03206). float32."""
+    """Map uniform numbers to logit-normal times in float32, by inverse distribution function (arXiv:2403.03206)."""
     return torch.special.ndtri(uniform.float()).sigmoid()
 
 
-def flat(parts: tuple[Tensor, ...]) -> Tensor:
-    """(B, ...) each, side by side: (B, K)."""
+def concat_flat(parts: tuple[Tensor, ...]) -> Tensor:
+    """Flatten each part (B, ...) and concatenate them: (B, K)."""
     return torch.cat([part.flatten(1) for part in parts], dim=1)
 
 

@@ -1,4 +1,4 @@
-"""pi0: the state is a token of the expert, time is mixed into its actions, no text is learned (arXiv:2410.24164)."""
+"""pi0: the state is a token of the expert, time is mixed into its actions, and no text is predicted (arXiv:2410.24164)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from .._layers.cost.flops import TokenCount
 from .._layers.families.flow import embed_time
-from .._layers.families.flow_policy import FlowConfig, FlowPolicy, whole
+from .._layers.families.flow_policy import FlowConfig, FlowPolicy, unpadded_block
 from .._layers.nn.precision import Linear
 from .._layers.presets import builder
 from .._layers.sequence.token_sequence import concat_blocks
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Pi0(FlowPolicy):
-    """Images and prompt see one another; the state token reads them, and the actions read everything."""
+    """Images and prompt attend to one another, the state token to them, and the actions to everything."""
 
     predicted: ClassVar[tuple[str, ...]] = ()
     reads_state: ClassVar[bool] = True
@@ -40,18 +40,19 @@ class Pi0(FlowPolicy):
     def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:  # noqa: ARG002
         return [self.model.images("images", batch["images"], batch["image_mask"]), self.text("prompt", batch, "continue")]
 
-    def suffix(self, batch: Batch, noisy: Tensor, time: Tensor) -> tuple[TokenSequence, None]:
-        state = self.state_in(self.states(batch)[:, -1:])
-        actions = self.action_in(noisy)
+    def suffix(self, batch: Batch, x_t: Tensor, time: Tensor) -> tuple[TokenSequence, None]:
+        state = self.state_in(self.normalised_states(batch)[:, -1:])
+        actions = self.action_in(x_t)
         times = embed_time(time, actions.shape[-1])[:, None].expand_as(actions).to(actions.dtype)
         actions = self.time_out(F.silu(self.time_in(torch.cat((actions, times), dim=-1))))
-        return concat_blocks([whole("state", state), whole("actions", actions)]), None
+        return concat_blocks([unpadded_block("state", state), unpadded_block("actions", actions)]), None
 
     def count_suffix(self, tally: FlopTally) -> tuple[TokenCount, None]:
         horizon = self.config.horizon
-        state = tally.through(self.state_in, 1, below=False)
-        below = tally.through(self.time_in, horizon, tally.through(self.action_in, horizon, below=False))
-        return TokenCount(1 + horizon, tally.through(self.time_out, horizon, below) or state), None
+        state = tally.count_linear(self.state_in, 1, input_requires_grad=False)
+        actions = tally.count_linear(self.action_in, horizon, input_requires_grad=False)
+        actions = tally.count_linear(self.time_out, horizon, tally.count_linear(self.time_in, horizon, actions))
+        return TokenCount(1 + horizon, actions or state), None
 
 
 build = builder(Pi0, FlowConfig)

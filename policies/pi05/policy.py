@@ -1,4 +1,4 @@
-"""pi05: state as text; actions as FAST tokens, which teach the backbone, and as a flow, which teaches the expert."""
+"""pi05: state as text; FAST tokens train the backbone, flow matching trains the expert (arXiv:2504.16054)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Pi05(FlowPolicy):
-    """Images and the prompt, with the state in it, see one another; response, "Action: " and FAST tokens follow causally."""
+    """Images and prompt, which contains the state, attend to one another; response, "Action: " and FAST tokens are causal."""
 
     optional: ClassVar[dict[str, str]] = {"response": "response_mask"}
 

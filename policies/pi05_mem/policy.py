@@ -1,6 +1,6 @@
-"""pi05 with a memory: videos through a space-time encoder, and the states along them as tokens instead of as text.
+"""pi05 with a memory: videos through a space-time encoder, and one state token per frame instead of state as text.
 
-Of pi05's weights all have a place here, the vision tower's too. Only the projection of states is new.
+All weights of pi05 can be loaded, including the vision tower's. Only the projection of states is new.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ if TYPE_CHECKING:
 
 
 class Pi05Mem(MemoryPolicy):
-    """Videos, prompt and states see one another; response, "Action: " and FAST tokens follow causally (as in OpenTau)."""
+    """Videos, prompt and states attend to one another; response, "Action: " and FAST tokens are causal (as in OpenTau)."""
 
     optional: ClassVar[dict[str, str]] = {"response": "response_mask"}
 
     def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:
-        seen = [self.model.images("images", batch["images"], batch["image_mask"]), self.text("prompt", batch, "continue")]
-        said = [self.text("response", batch, "causal")] if "response" in present else []
-        return [*seen, self.history(batch, "continue"), *said, self.cue("action", batch)]
+        return [
+            self.model.images("images", batch["images"], batch["image_mask"]),
+            self.text("prompt", batch, "continue"),
+            self.state_block(batch, "continue"),
+            *([self.text("response", batch, "causal")] if "response" in present else []),
+            self.cue("action", batch),
+        ]
 
 
 build = builder(Pi05Mem, FlowConfig)

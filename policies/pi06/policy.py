@@ -15,13 +15,17 @@ if TYPE_CHECKING:
 
 
 class Pi06(FlowPolicy):
-    """Images see one another; prompt, with the state in it, response, "Action: " and FAST tokens follow causally."""
+    """Images attend to one another; prompt, which contains the state, response, "Action: " and FAST tokens are causal."""
 
     optional: ClassVar[dict[str, str]] = {"response": "response_mask"}
 
     def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:
-        said = [self.text(name, batch, "causal") for name in ("prompt", "response") if name == "prompt" or name in present]
-        return [self.model.images("images", batch["images"], batch["image_mask"]), *said, self.cue("action", batch)]
+        return [
+            self.model.images("images", batch["images"], batch["image_mask"]),
+            self.text("prompt", batch, "causal"),
+            *([self.text("response", batch, "causal")] if "response" in present else []),
+            self.cue("action", batch),
+        ]
 
     def batch_spec(self) -> BatchSpec:
         return replace(super().batch_spec(), state_in_prompt=True)

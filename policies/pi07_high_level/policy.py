@@ -1,4 +1,4 @@
-"""pi07, high level: says what to remember and what to do next. It has no expert and does not act."""
+"""pi07, high level: predicts memory and subtask as text. It has no expert and does not act."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class HighLevelConfig(PrefixConfig):
-    """A preset: the model, and the sizes of what it reads and says."""
+    """Configuration of the high level: the model, and the sizes of its inputs and predicted texts."""
 
     memory_tokens: PositiveInt
     metadata_fields: PositiveInt
@@ -33,7 +33,7 @@ class Pi07HighLevel(PrefixPolicy):
     """Prefix: images, prompt, metadata, "Updated Memory: ", memory, "Subtask: ", response. All text is causal."""
 
     optional: ClassVar[dict[str, str]] = {"metadata": "metadata_mask"}
-    predicted: ClassVar[tuple[str, ...]] = ("memory", "response")  # all there is to learn, so never left out
+    predicted: ClassVar[tuple[str, ...]] = ("memory", "response")  # the only losses, so these blocks are never optional
     config: HighLevelConfig
 
     def __init__(self, config: HighLevelConfig, axes: Axes) -> None:
@@ -50,13 +50,14 @@ class Pi07HighLevel(PrefixPolicy):
         return blocks
 
     def forward(self, batch: Batch, *, per_sample: bool = False, act: bool = False) -> Any:  # noqa: ARG002
-        """As published it has no losses by sample: those of `per_sample` stay None."""
+        """Return the token losses. As published, there are no losses per sample: `per_sample` stays None."""
         if act:
             return self.select_actions(batch)
         batch, present = self.prepare_batch(batch)
-        stream = concat_blocks(self.blocks(batch, present))
-        hidden = self.model(stream)
-        return combine_losses(text_losses(stream, self.predicted, lambda name: self.scores(name, stream, hidden)), per_sample=False)
+        prefix = concat_blocks(self.blocks(batch, present))
+        hidden = self.model(prefix)
+        terms = text_losses(prefix, self.predicted, lambda name: self.logits(name, prefix, hidden))
+        return combine_losses(terms, per_sample=False)
 
     def batch_spec(self) -> BatchSpec:
         config = self.config

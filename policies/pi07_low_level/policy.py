@@ -1,4 +1,4 @@
-"""pi07, low level: Gemma 3, and all the context there is."""
+"""pi07, low level: Gemma 3 with history, subtask, metadata and subgoal images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pi07, low level, as it was on PaliGemma: the sizes of pi05 under the same prefix."""
+"""pi07, low level, on PaliGemma: the sizes of pi05 with the prefix of pi07_low_level."""
 
 from __future__ import annotations
 

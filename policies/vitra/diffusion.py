@@ -1,4 +1,4 @@
-"""Denoising diffusion: noise is added in steps, and a network tells what was added (DDPM, arXiv:2006.11239)."""
+"""Denoising diffusion (DDPM, arXiv:2006.11239) with the cosine schedule, and its sampling by DDIM (arXiv:2010.02502)."""
 
 from __future__ import annotations
 
@@ -12,59 +12,62 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-MARGIN, LARGEST_BETA = 0.008, 0.999
+COSINE_OFFSET, MAX_BETA = 0.008, 0.999
 
 
-def alpha_bars(steps: int, device: torch.device) -> Tensor:
-    """How much of the signal's variance is left after each step: (steps,), falling from almost 1 to almost 0.
+def alpha_bars(train_timesteps: int, device: torch.device) -> Tensor:
+    """Return alpha_bar_t, the remaining variance of the signal, for each timestep: (train_timesteps,) float64.
 
-    The squared cosine of Nichol and Dhariwal (arXiv:2102.09672, equation 17), with no step taking more than 0.999 of what was
-    left. In float64, and formed where it is used: a buffer would be rounded with the parameters.
+    alpha_bar_t = f(t) / f(0) with f(t) = cos^2((t/T + s) / (1 + s) * pi/2) and s = 0.008, and each beta_t at most 0.999
+    (Nichol and Dhariwal, arXiv:2102.09672, equation 17). It is computed where it is used; a buffer would be rounded with
+    the parameters.
     """
-    time = torch.arange(steps + 1, dtype=torch.float64, device=device) / steps
-    cosine = ((time + MARGIN) / (1 + MARGIN) * math.pi / 2).cos().square()
-    betas = (1 - cosine[1:] / cosine[:-1]).clamp(max=LARGEST_BETA)
+    time = torch.arange(train_timesteps + 1, dtype=torch.float64, device=device) / train_timesteps
+    f = ((time + COSINE_OFFSET) / (1 + COSINE_OFFSET) * math.pi / 2).cos().square()
+    betas = (1 - f[1:] / f[:-1]).clamp(max=MAX_BETA)
     return (1 - betas).cumprod(dim=0)
 
 
-def step_from_uniform(uniform: Tensor, steps: int) -> Tensor:
-    """A step, 0 to steps - 1, all as likely, from each number in [0, 1): int64."""
-    return (uniform.double() * steps).long()
+def timestep_from_uniform(uniform: Tensor, train_timesteps: int) -> Tensor:
+    """Map numbers in [0, 1) to uniformly distributed timesteps 0 to train_timesteps - 1: int64."""
+    return (uniform.double() * train_timesteps).long()
 
 
-def add_noise(clean: Tensor, noise: Tensor, step: Tensor, steps: int) -> Tensor:
-    """What is left of `clean` after so many steps, and the noise in its place: float32, of unit variance where both are.
+def add_noise(x_0: Tensor, noise: Tensor, timestep: Tensor, train_timesteps: int) -> Tensor:
+    """Return x_t = sqrt(alpha_bar_t) x_0 + sqrt(1 - alpha_bar_t) noise in float32 (DDPM, equation 4).
 
     Args:
-        clean: (B, D, N, A), or with a D of 1.
+        x_0: (B, D, N, A), or with a D of 1.
         noise: (B, D, N, A), standard normal.
-        step: (B, D) int64.
+        timestep: (B, D) int64.
+        train_timesteps: number of timesteps of the schedule.
     """
-    left = alpha_bars(steps, step.device)[step][..., None, None]
-    return left.sqrt().float() * clean + (1 - left).sqrt().float() * noise
+    alpha_bar = alpha_bars(train_timesteps, timestep.device)[timestep][..., None, None]
+    return alpha_bar.sqrt().float() * x_0 + (1 - alpha_bar).sqrt().float() * noise
 
 
-def ddim(epsilon: Callable[[Tensor, Tensor], Tensor], noise: Tensor, steps: int, taken: int) -> Tensor:
-    """From `noise` (B, N, A) to what it may have been added to, without drawing any more (DDIM, arXiv:2010.02502, eta 0).
+def ddim(epsilon: Callable[[Tensor, Tensor], Tensor], noise: Tensor, train_timesteps: int, inference_steps: int) -> Tensor:
+    """Sample x_0 from `noise` (B, N, A) by DDIM with eta 0, which is deterministic (arXiv:2010.02502, equation 12).
 
     Args:
-        epsilon: the noise (B, N, A) in a point (B, N, A) at a step, a scalar int64.
-        steps: of which noise was added.
-        taken: how many of them are gone back, evenly spaced: of 100 in 10 those of number 90, 80, ..., 0.
+        epsilon: predicts the noise (B, N, A) in x_t (B, N, A) at a timestep, a scalar int64.
+        noise: (B, N, A), standard normal.
+        train_timesteps: number of timesteps of the schedule.
+        inference_steps: number of evenly spaced timesteps to visit: of 100, ten steps visit 90, 80, ..., 0.
     """
-    left = alpha_bars(steps, noise.device)
-    visited = [place * steps // taken for place in range(taken)]
-    point = noise.float()
-    for place in reversed(range(taken)):
-        now = left[visited[place]]
-        before = left[visited[place - 1]] if place else torch.ones_like(now)
-        step = torch.full((), visited[place], device=noise.device)
-        predicted = epsilon(point, step).float()
-        clean = (point - (1 - now).sqrt() * predicted) / now.sqrt()
-        point = before.sqrt() * clean + (1 - before).sqrt() * predicted
-    return point
+    schedule = alpha_bars(train_timesteps, noise.device)
+    timesteps = [index * train_timesteps // inference_steps for index in range(inference_steps)]
+    x_t = noise.float()
+    for index in reversed(range(inference_steps)):
+        alpha_bar = schedule[timesteps[index]]
+        alpha_bar_prev = schedule[timesteps[index - 1]] if index else torch.ones_like(alpha_bar)
+        timestep = torch.full((), timesteps[index], device=noise.device)
+        predicted = epsilon(x_t, timestep).float()
+        x_0 = (x_t - (1 - alpha_bar).sqrt() * predicted) / alpha_bar.sqrt()
+        x_t = alpha_bar_prev.sqrt() * x_0 + (1 - alpha_bar_prev).sqrt() * predicted
+    return x_t
 
 
-def guided(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
-    """Further from what is predicted without the condition, towards what is with it: 1 is no guidance (arXiv:2207.12598)."""
+def classifier_free_guidance(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
+    """Extrapolate from the unconditional towards the conditional prediction; a scale of 1 is no guidance (arXiv:2207.12598)."""
     return conditional + (scale - 1) * (conditional - unconditional)

@@ -1,4 +1,4 @@
-"""Blocks of a prefix that a batch may lack, on ranks whose batches differ."""
+"""Optional blocks of a prefix, on ranks whose batches differ."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two ranks saw."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return the results of each of two ranks."""
     folder = tmp_path_factory.mktemp("presence")
     run_ranks(2, RANK_SCRIPTS / "presence.py", str(folder))
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("case", ["both", "first", "second", "neither", "one each"])
-def test_ranks_with_different_data_take_part_in_the_same_collectives(seen: list[dict[str, Any]], case: str) -> None:
-    """Sharded, with subgoal images on one rank only: the vision tower is called twice on both, or the other would hang."""
-    first, second = (each[case] for each in seen)
-    assert first["collectives"] == second["collectives"]
-    assert first["loss"] == second["loss"], "the loss is the mean over ranks"
+def test_ranks_with_different_data_take_part_in_the_same_collectives(results: list[dict[str, Any]], case: str) -> None:
+    """With subgoal images on one rank only, both ranks call the sharded vision tower twice; otherwise one would hang."""
+    rank0, rank1 = (result[case] for result in results)
+    assert rank0["collectives"] == rank1["collectives"]
+    assert rank0["loss"] == rank1["loss"], "the loss is the mean over ranks"
 
 
-def test_every_decision_travels_in_one_all_reduce(seen: list[dict[str, Any]]) -> None:
-    """As many as when nobody has anything optional, whatever the ranks have."""
+def test_every_decision_travels_in_one_all_reduce(results: list[dict[str, Any]]) -> None:
+    """The number of all-reduces does not depend on the optional blocks that the ranks have."""
 
     def reductions(case: str) -> int:
-        return seen[0][case]["collectives"]["all_reduce"]["count"]
+        return results[0][case]["collectives"]["all_reduce"]["count"]
 
     assert {reductions(case) for case in ("both", "first", "second", "neither", "one each")} == {reductions("both")}
 
 
-def test_a_field_that_one_rank_lacks_is_an_error_on_every_rank_that_names_it(seen: list[dict[str, Any]]) -> None:
-    """And not a hang."""
-    for each in seen:
-        assert each["lacking"] == "the batch lacks what the policy needs: rank 1 has no 'subgoal_mask'"
+def test_a_field_that_one_rank_lacks_is_an_error_on_every_rank_that_names_it(results: list[dict[str, Any]]) -> None:
+    """Without the shared decision the remaining ranks would hang."""
+    for result in results:
+        assert result["lacking"] == "the batch lacks what the policy needs: rank 1 has no 'subgoal_mask'"

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.ranks
 
 
 def test_the_documented_policy_runs_by_the_documented_command(tmp_path: Path) -> None:
-    """Its files as printed, its command as printed, but for where the run goes and that the sharded cell is enough here."""
+    """The files and the command are those of the README; only the output folder and the selected cell differ."""
     page = (ROOT / "docs" / "extending" / "policy.md").read_text()
     section = re.search(r"# Adding a policy\n(.*?)\n## ", page, re.DOTALL)
     assert section
@@ -27,17 +27,17 @@ def test_the_documented_policy_runs_by_the_documented_command(tmp_path: Path) ->
     assert sorted(path.name for path in (tmp_path / "my_policies" / "terse").iterdir()) == ["policy.py", "presets.yaml"]
     printed = re.search(r"```\nbenchbox (run .*)\n```", section[1])
     assert printed
-    told = printed[1].replace("matrices/", f"{ROOT}/matrices/").split()
-    told += ["--set", "measure.steps=2,data=synthetic", "--only", "backend=fsdp2", "--out", str(tmp_path / "runs")]
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "benchbox"), *told],
+    arguments = printed[1].replace("matrices/", f"{ROOT}/matrices/").split()
+    arguments += ["--set", "measure.steps=2,data=synthetic", "--only", "backend=fsdp2", "--out", str(tmp_path / "runs")]
+    completed = subprocess.run(
+        [str(Path(sys.executable).parent / "benchbox"), *arguments],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     records = [json.loads(path.read_text()) for path in (tmp_path / "runs").rglob("launch-1.json")]
-    found = [(record["cell"]["policy"], record["cell"]["backend"], record["status"]) for record in records]
-    assert found == [("terse", "fsdp2", "ok")]
-    assert done.stdout.startswith("text: random tokens\n")
+    results = [(record["cell"]["policy"], record["cell"]["backend"], record["status"]) for record in records]
+    assert results == [("terse", "fsdp2", "ok")]
+    assert completed.stdout.startswith("text: random tokens\n")

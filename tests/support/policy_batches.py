@@ -1,4 +1,4 @@
-"""Batches as the contract describes them, small, with padding of every kind in them."""
+"""Small policies, and batches for them with padding of every kind."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ POLICIES = sorted(find_policies())
 
 
 def build(name: str = "pi05", size: str = "tiny", **axes: object) -> Policy:
-    """A policy, the same weights at every call."""
+    """Build a policy with the same weights at every call."""
     torch.manual_seed(0)
     return build_policy(name, size, Axes(**axes))
 
 
 def make_batch(spec: BatchSpec, size: int, seed: int = 0) -> Batch:
-    """Synthetic samples, each with its own lengths of every text and of the chunk, and with 7 action dimensions."""
+    """Collate synthetic samples with random lengths of texts and chunk, and with 7 action dimensions."""
     samples = SyntheticSamples(spec, seed)
     batch = default_collate([samples.sample(0, index) for index in range(size)])
     lengths = torch.Generator().manual_seed(seed)
@@ -39,12 +39,12 @@ def make_batch(spec: BatchSpec, size: int, seed: int = 0) -> Batch:
 
 
 def gradients(policy: Policy) -> dict[str, torch.Tensor]:
-    """Of every parameter that is trained."""
+    """Return the gradient of every trainable parameter."""
     return {name: parameter.grad for name, parameter in policy.named_parameters() if parameter.requires_grad}
 
 
 def wake(policy: Policy, batch: Batch) -> None:
-    """Two optimizer steps: adaRMS starts with closed gates, behind which nothing has an effect or a gradient."""
+    """Train two steps, because the gates of adaRMS start at 0, behind which parameters have no effect and no gradient."""
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2)
     for _ in range(2):
         policy(batch).total.backward()
@@ -53,7 +53,7 @@ def wake(policy: Policy, batch: Batch) -> None:
 
 
 def awake(name: str = "pi05", **axes: object) -> tuple[Policy, Batch]:
-    """A policy two steps from birth, without gradients, and a batch of 4 for it."""
+    """Return a policy after two training steps, without gradients, and a batch of 4."""
     policy = build(name, **axes)
     batch = make_batch(policy.batch_spec(), 4)
     wake(policy, batch)

@@ -1,5 +1,7 @@
-"""Files as openpi and LeRobot publish pi0 and pi05, with numbers of ours in them. Read off the projects' sources (openpi:
-`examples/convert_jax_model_to_pytorch.py`; LeRobot: `policies/pi05/modeling_pi05.py`) and not off ours.
+"""Weights of pi0 and pi05 in the layouts of openpi and LeRobot, with random values.
+
+The layouts are copied from the projects' sources (openpi: `examples/convert_jax_model_to_pytorch.py`; LeRobot:
+`policies/pi05/modeling_pi05.py`), independently of this package.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ _LETTERS = ("v", "vm", "vp", "p", "w", "m", "e", "em", "q", "k", "words", "a")
 
 
 def sizes(*numbers: int) -> dict[str, int]:
-    """What the letters of the tables stand for: width, MLP, positions and patch of the vision tower, width and MLP of language
-    model and expert, width of all queries and of a key, words, action dimensions.
+    """Return the sizes that the letters of the tables stand for.
+
+    These are width, MLP, positions and patch of the vision tower; width and MLP of language model and expert; width of all
+    queries and of a key; vocabulary; action dimensions.
     """
     named = dict(zip(_LETTERS, numbers, strict=True))
     return named | {"3": 3, "2e": 2 * named["e"], "3e": 3 * named["e"]}
@@ -25,9 +29,9 @@ def sizes(*numbers: int) -> dict[str, int]:
 PUBLISHED = sizes(1152, 4304, 256, 14, 2048, 16384, 1024, 4096, 8 * 256, 256, 257152, 32)
 PUBLISHED_LAYERS = {"vision": 27, "decoder": 18}
 
-# A tensor's published name, ours, its shape.
+# Published name, parameter name, shape.
 _TOWER = "paligemma_with_expert.paligemma.model.vision_tower.vision_model"
-_ONCE = """
+_SINGLE = """
 TOWER.embeddings.patch_embedding.weight model.vision.patches.weight v 3 p p
 TOWER.embeddings.patch_embedding.bias model.vision.patches.bias v
 TOWER.embeddings.position_embedding.weight model.vision.position vp v
@@ -79,7 +83,7 @@ input_layernorm.dense.bias attention_norm.modulation.bias 3w
 post_attention_layernorm.dense.weight mlp_norm.modulation.weight 3w w
 post_attention_layernorm.dense.bias mlp_norm.modulation.bias 3w
 """
-_OF = {
+_BY_POLICY = {
     "pi0": """
 paligemma_with_expert.gemma_expert.model.norm.weight model.expert_norm.weight e
 state_proj.weight state_in.weight e a
@@ -98,37 +102,39 @@ time_mlp_out.weight time.outer.weight e e
 time_mlp_out.bias time.outer.bias e
 """,
 }
-UNUSED_HEAD = "paligemma_with_expert.gemma_expert.lm_head.weight"  # of words by the expert, which says none
+UNUSED_HEAD = "paligemma_with_expert.gemma_expert.lm_head.weight"  # a text head of the expert, which predicts no text
 
 
 def table(policy: str, sizes: dict[str, int], layers: dict[str, int]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Published name -> our name, shape; of every tensor but `UNUSED_HEAD`."""
+    """Map published names to parameter name and shape, for every tensor but `UNUSED_HEAD`."""
     backbone = "paligemma_with_expert.paligemma.model.language_model.layers"
     expert = "paligemma_with_expert.gemma_expert.model.layers"
     norms = _ADAPTIVE_NORMS if policy == "pi05" else _NORMS
-    of_expert = sizes | {"w": sizes["e"], "3w": sizes["3e"], "m": sizes["em"]}
+    expert_sizes = sizes | {"w": sizes["e"], "3w": sizes["3e"], "m": sizes["em"]}
     return (
-        _rows(_ONCE + _OF[policy], sizes)
+        _rows(_SINGLE + _BY_POLICY[policy], sizes)
         | _layers(_VISION, sizes, layers["vision"], f"{_TOWER}.encoder.layers", "model.vision.layers.{}")
         | _layers(_DECODER + _NORMS, sizes, layers["decoder"], backbone, "model.layers.{}.backbone")
-        | _layers(_DECODER + norms, of_expert, layers["decoder"], expert, "model.layers.{}.expert")
+        | _layers(_DECODER + norms, expert_sizes, layers["decoder"], expert, "model.layers.{}.expert")
     )
 
 
 def _rows(text: str, sizes: dict[str, int]) -> dict[str, tuple[str, tuple[int, ...]]]:
     rows = (line.split() for line in text.replace("TOWER", _TOWER).split("\n") if line)
-    return {published: (ours, tuple(sizes[letter] for letter in shape)) for published, ours, *shape in rows}
+    return {published: (name, tuple(sizes[letter] for letter in shape)) for published, name, *shape in rows}
 
 
-def _layers(text: str, sizes: dict[str, int], number: int, published: str, ours: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+def _layers(
+    text: str, sizes: dict[str, int], number: int, published: str, prefix: str
+) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {
-        f"{published}.{layer}.{theirs}": (f"{ours.format(layer)}.{name}", shape)
+        f"{published}.{layer}.{suffix}": (f"{prefix.format(layer)}.{name}", shape)
         for layer in range(number)
-        for theirs, (name, shape) in _rows(text, sizes).items()
+        for suffix, (name, shape) in _rows(text, sizes).items()
     }
 
 
-def numbers(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Other numbers in every tensor."""
+def random_tensors(shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Return random tensors of the given shapes."""
     generator = torch.Generator().manual_seed(7)
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}

@@ -1,1 +1,1 @@
-"""Floating-point operations by formula."""
+"""Counts of floating-point operations by formula."""

@@ -1,7 +1,7 @@
-"""What layers cost: the matrix products of a forward pass, from the sizes of modules and the numbers of tokens.
+"""Floating-point operations of layers: the matrix products of a forward pass, from module sizes and token counts.
 
-Nothing is run. Each function goes through a module as its `forward` does and answers, as that would, whether the result needs a
-gradient: which factors of a product need one depends on what is trained below it. Numbers are those of one sample.
+No module is called. Each function follows the `forward` of its module and returns whether the result requires a gradient. Which
+factors of a product do depends on the parameters that are trained and on the inputs. Numbers are per sample.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ WeightedLayer = nn.Linear | nn.Conv2d | nn.Embedding
 
 
 class TokenCount(NamedTuple):
-    """So many tokens, and whether they need a gradient."""
+    """A number of tokens, and whether their hidden states require a gradient."""
 
     number: int
-    below: bool
+    requires_grad: bool
 
 
 class FlopTally:
-    """The products of a forward pass over so many samples, in the order in which they run."""
+    """The products of a forward pass over a batch, in the order in which they run."""
 
     def __init__(self, policy: Policy, samples: int) -> None:
         assert isinstance(policy, nn.Module)
@@ -54,164 +54,182 @@ class FlopTally:
 
     @contextmanager
     def unit(self, unit: Unit) -> Iterator[None]:
-        """What is counted inside is computed in one call of the unit, and again in backward where it is checkpointed."""
+        """Assign the products counted inside to one call of the unit, which backward recomputes if it is checkpointed."""
         self._unit = len(self.products) if unit.checkpointing else None
         yield
         self._unit = None
 
-    def through(self, layer: WeightedLayer, rows: int, below: bool, *, kept: bool = False) -> bool:
-        """Rows through a linear layer, a convolution whose patches do not overlap, or a table that scores them.
+    def count_linear(self, layer: WeightedLayer, rows: int, input_requires_grad: bool, *, saved: bool = False) -> bool:
+        """Count a linear layer, a convolution of non-overlapping patches, or an embedding used as an output head.
 
         Args:
-            layer: every row meets all of its `weight`.
-            rows: in one sample.
-            below: whether the rows need a gradient.
-            kept: whether what follows in the unit, but is no product, needs the result in backward: a norm, a gate.
+            layer: every row is multiplied by all of its `weight`.
+            rows: per sample.
+            input_requires_grad: whether the rows require a gradient.
+            saved: whether an operation of the unit that is no product, such as a norm or a gate, saves the result for backward.
+
+        Returns:
+            Whether the output requires a gradient.
         """
         weight = layer.weight
-        self._add(weight, rows * weight.numel(), below + weight.requires_grad, kept=kept)
-        return below or is_trainable(layer)
+        self._add(weight, rows * weight.numel(), input_requires_grad + weight.requires_grad, saved=saved)
+        return input_requires_grad or is_trainable(layer)
 
-    def attend(self, output: WeightedLayer, sizes: tuple[int, ...], needing: tuple[bool, bool, bool], *, fused: bool) -> bool:
-        """Queries with keys, and what comes of it with values.
+    def count_attention(
+        self, output: WeightedLayer, sizes: tuple[int, ...], qkv_require_grad: tuple[bool, bool, bool], *, fused: bool
+    ) -> bool:
+        """Count the two products of attention: queries with keys, and scores with values.
 
         Args:
-            output: the layer that the answer goes to: attention is counted in its tower.
-            sizes: heads that ask, queries, keys, width of a head.
-            needing: whether query, key and value need a gradient.
-            fused: by a kernel that forms the scores again in backward, and all gradients together.
-        """
-        query, key, value = needing
-        needed, multiply_adds = any(needing), prod(sizes)
-        self._add(output.weight, multiply_adds, 2 * needed if fused else query + key, fused=fused)
-        self._add(output.weight, multiply_adds, 2 * needed if fused else (query or key) + value)
-        return needed
+            output: the layer that projects the result: attention is counted in its tower.
+            sizes: query heads, queries, keys, head dimension.
+            qkv_require_grad: whether query, key and value require a gradient.
+            fused: whether the kernel recomputes the scores in backward and computes all gradients together.
 
-    def _add(self, weight: Tensor, multiply_adds: int, needed: int, *, fused: bool = False, kept: bool = False) -> None:
+        Returns:
+            Whether the result requires a gradient.
+        """
+        query, key, value = qkv_require_grad
+        requires_grad, multiply_adds = any(qkv_require_grad), prod(sizes)
+        self._add(output.weight, multiply_adds, 2 * requires_grad if fused else query + key, fused=fused)
+        self._add(output.weight, multiply_adds, 2 * requires_grad if fused else (query or key) + value)
+        return requires_grad
+
+    def _add(self, weight: Tensor, multiply_adds: int, gradients: int, *, fused: bool = False, saved: bool = False) -> None:
         flops = 2 * self._samples * multiply_adds
         tower = self._towers[weight]
-        self.products.append(Product(tower=tower, flops=flops, needed=needed, fused=fused, unit=self._unit, kept=kept))
+        self.products.append(Product(tower=tower, flops=flops, gradients=gradients, fused=fused, unit=self._unit, saved=saved))
 
 
 def is_trainable(module: nn.Module | None) -> bool:
-    """Whether any parameter of it does."""
+    """Return whether any parameter of the module requires a gradient."""
     return module is not None and any(parameter.requires_grad for parameter in module.parameters())
 
 
 def concat_counts(blocks: Mapping[str, TokenCount]) -> TokenCount:
-    """Blocks end to end."""
-    return TokenCount(sum(block.number for block in blocks.values()), any(block.below for block in blocks.values()))
+    """Return the token count of the concatenated blocks."""
+    return TokenCount(sum(block.number for block in blocks.values()), any(block.requires_grad for block in blocks.values()))
 
 
 def count_images(tally: FlopTally, model: VisionLanguage, videos: int, frames: int = 1) -> TokenCount:
-    """`VisionLanguage.images`, of so many videos in a sample."""
-    below, projector = count_siglip(tally, model.vision, videos, frames), model.projector
+    """Count `VisionLanguage.images` for a number of videos per sample."""
+    requires_grad, projector = count_siglip(tally, model.vision, videos, frames), model.projector
     rows = videos * len(model.vision.position)
     if isinstance(projector, PooledProjector):
-        rows, below = rows // projector.pool**2, below or is_trainable(projector.norm)
+        rows, requires_grad = rows // projector.pool**2, requires_grad or is_trainable(projector.norm)
         projector = projector.projection
-    return TokenCount(rows, tally.through(projector, rows, below))
+    return TokenCount(rows, tally.count_linear(projector, rows, requires_grad))
 
 
 def count_siglip(tally: FlopTally, tower: Siglip, videos: int, frames: int) -> bool:
-    """`Siglip.forward`: past frames go as far as the last layer that attends over time."""
-    seen, patches = frames if tower.temporal else 1, len(tower.position)
-    below = tally.through(tower.patches, videos * seen * patches, below=False) or tower.position.requires_grad
+    """Count `Siglip.forward`, where past frames end at the last layer that attends over time."""
+    frames, patches = frames if tower.temporal_layers else 1, len(tower.position)
+    patched = tally.count_linear(tower.patches, videos * frames * patches, input_requires_grad=False)
+    requires_grad = patched or tower.position.requires_grad
     for index, layer in enumerate(tower.layers):
         assert isinstance(layer, SiglipLayer)
         with tally.unit(layer):
-            if seen == 1 or index not in tower.temporal:
-                below = _siglip_layer(tally, layer, videos * seen, patches, below)
+            if frames == 1 or index not in tower.temporal_layers:
+                requires_grad = _count_siglip_layer(tally, layer, videos * frames, patches, requires_grad)
             else:
-                asking = seen if index < tower.temporal[-1] else 1
-                below = _siglip_layer(tally, layer, videos, patches, below, asking, seen)
-                seen = asking
-    return below or is_trainable(tower.norm)
+                queries = frames if index < tower.temporal_layers[-1] else 1
+                requires_grad = _count_siglip_layer(tally, layer, videos, patches, requires_grad, queries, frames)
+                frames = queries
+    return requires_grad or is_trainable(tower.norm)
 
 
-def _siglip_layer(
-    tally: FlopTally, layer: SiglipLayer, videos: int, patches: int, below: bool, asking: int = 1, seen: int = 1
+def _count_siglip_layer(
+    tally: FlopTally,
+    layer: SiglipLayer,
+    videos: int,
+    patches: int,
+    input_requires_grad: bool,
+    query_frames: int = 1,
+    frames: int = 1,
 ) -> bool:
-    """Of so many frames `seen` of a video the last `asking` look back, and go on. An image is a video of one."""
-    heads, width, fused = layer.heads, layer.query.out_features // layer.heads, layer.kernel != "eager"
-    rows = videos * asking * patches
-    normed = below or is_trainable(layer.attention_norm)
-    query = tally.through(layer.query, rows, normed)
-    key, value = (tally.through(part, videos * seen * patches, normed) for part in (layer.key, layer.value))
-    if seen > 1:
-        over_time = videos * patches * heads, asking, seen, width
-        value = tally.attend(layer.output, over_time, (query, key, value), fused=fused)
-    over_space = videos * asking * heads, patches, patches, width
-    attended = tally.attend(layer.output, over_space, (query, key, value), fused=fused)
-    below = tally.through(layer.output, rows, attended) or below
-    hidden = tally.through(layer.up, rows, below or is_trainable(layer.mlp_norm))
-    return tally.through(layer.down, rows, hidden) or below
+    """Count a layer in which the last `query_frames` of a video's `frames` attend over time. An image is one frame."""
+    heads, head_dim, fused = layer.heads, layer.query.out_features // layer.heads, layer.kernel != "eager"
+    rows = videos * query_frames * patches
+    normed = input_requires_grad or is_trainable(layer.attention_norm)
+    query = tally.count_linear(layer.query, rows, normed)
+    key, value = (tally.count_linear(linear, videos * frames * patches, normed) for linear in (layer.key, layer.value))
+    if frames > 1:
+        over_time = videos * patches * heads, query_frames, frames, head_dim
+        value = tally.count_attention(layer.output, over_time, (query, key, value), fused=fused)
+    over_space = videos * query_frames * heads, patches, patches, head_dim
+    attended = tally.count_attention(layer.output, over_space, (query, key, value), fused=fused)
+    requires_grad = tally.count_linear(layer.output, rows, attended) or input_requires_grad
+    hidden = tally.count_linear(layer.up, rows, requires_grad or is_trainable(layer.mlp_norm))
+    return tally.count_linear(layer.down, rows, hidden) or requires_grad
 
 
-def count_language(tally: FlopTally, model: VisionLanguage, stream: TokenCount) -> TokenCount:
-    """`VisionLanguage.forward`."""
+def count_language(tally: FlopTally, model: VisionLanguage, tokens: TokenCount) -> TokenCount:
+    """Count `VisionLanguage.forward`."""
     for unit in model.layers:
         assert isinstance(unit, BackboneLayer)
         with tally.unit(unit):
-            stream, _ = _layer(tally, unit.backbone, unit.kernel, stream)
-    return stream
+            tokens, _ = _count_decoder_layer(tally, unit.backbone, unit.kernel, tokens)
+    return tokens
 
 
 def count_language_action(
-    tally: FlopTally, model: VisionLanguageAction, prefix: TokenCount, suffix: TokenCount, condition: bool | None
+    tally: FlopTally, model: VisionLanguageAction, prefix: TokenCount, suffix: TokenCount, condition_requires_grad: bool | None
 ) -> tuple[TokenCount, TokenCount]:
-    """`VisionLanguageAction.forward`; `condition` is whether the expert's needs a gradient, None where it has none."""
+    """Count `VisionLanguageAction.forward`; `condition_requires_grad` is None for an expert without a condition."""
     for unit in model.layers:
         assert isinstance(unit, LayerPair)
         with tally.unit(unit):
             if unit.prefix_kv_only:
-                normed, _ = _norm(tally, unit.backbone.attention_norm, prefix.below, None)
-                keys = _keys(tally, unit.backbone, prefix.number, normed)
+                normed, _ = _norm_requires_grad(tally, unit.backbone.attention_norm, prefix.requires_grad, None)
+                key_value = _count_key_value(tally, unit.backbone, prefix.number, normed)
             else:
-                prefix, keys = _layer(tally, unit.backbone, unit.kernel, prefix)
-            seen = prefix.number, (False, False) if unit.insulated else keys
-            suffix, _ = _layer(tally, unit.expert, unit.kernel, suffix, condition, seen)
-    below, _ = _norm(tally, model.expert_norm, suffix.below, condition)
-    return prefix, TokenCount(suffix.number, below)
+                prefix, key_value = _count_decoder_layer(tally, unit.backbone, unit.kernel, prefix)
+            context = prefix.number, (False, False) if unit.insulated else key_value
+            suffix, _ = _count_decoder_layer(tally, unit.expert, unit.kernel, suffix, condition_requires_grad, context)
+    requires_grad, _ = _norm_requires_grad(tally, model.expert_norm, suffix.requires_grad, condition_requires_grad)
+    return prefix, TokenCount(suffix.number, requires_grad)
 
 
-def _layer(
+def _count_decoder_layer(
     tally: FlopTally,
     layer: DecoderLayer,
     kernel: Kernel,
-    x: TokenCount,
-    condition: bool | None = None,
-    seen: tuple[int, tuple[bool, bool]] = (0, (False, False)),
+    tokens: TokenCount,
+    condition_requires_grad: bool | None = None,
+    context: tuple[int, tuple[bool, bool]] = (0, (False, False)),
 ) -> tuple[TokenCount, tuple[bool, bool]]:
-    """A stream one layer on, and whether its keys and values need a gradient.
+    """Return the output tokens of the layer, and whether its keys and values require a gradient.
 
-    It sees itself and so many tokens that were `seen` before, of whose keys and values the same is told.
+    `context` describes the tokens to which these attend beside themselves: their number, and whether their keys and values
+    require a gradient.
     """
-    rows, mlp, (others, (other_key, other_value)) = x.number, layer.mlp, seen
-    normed, gate = _norm(tally, layer.attention_norm, x.below, condition)
-    query = tally.through(layer.query, rows, normed) or is_trainable(layer.query_norm)
-    key, value = _keys(tally, layer, rows, normed)
-    sizes = layer.heads, rows, others + rows, layer.head_dim
+    rows, mlp, (context_rows, (context_key, context_value)) = tokens.number, layer.mlp, context
+    normed, gate = _norm_requires_grad(tally, layer.attention_norm, tokens.requires_grad, condition_requires_grad)
+    query = tally.count_linear(layer.query, rows, normed) or is_trainable(layer.query_norm)
+    key, value = _count_key_value(tally, layer, rows, normed)
+    sizes = layer.heads, rows, context_rows + rows, layer.head_dim
     fused = kernel == "flex" or (kernel == "sdpa" and layer.softcap is None)
-    attended = tally.attend(layer.output, sizes, (query, key or other_key, value or other_value), fused=fused)
-    branch = tally.through(layer.output, rows, attended) or is_trainable(layer.output_norm)
-    below = x.below or branch or gate
-    normed, gate = _norm(tally, layer.mlp_norm, below, condition)
-    hidden = any([tally.through(mlp.gate, rows, normed), tally.through(mlp.up, rows, normed)])
+    attended = tally.count_attention(layer.output, sizes, (query, key or context_key, value or context_value), fused=fused)
+    branch = tally.count_linear(layer.output, rows, attended) or is_trainable(layer.output_norm)
+    requires_grad = tokens.requires_grad or branch or gate
+    normed, gate = _norm_requires_grad(tally, layer.mlp_norm, requires_grad, condition_requires_grad)
+    hidden = any([tally.count_linear(mlp.gate, rows, normed), tally.count_linear(mlp.up, rows, normed)])
     renormed = layer.down_norm is not None and (hidden or is_trainable(mlp.down) or is_trainable(layer.down_norm))
-    branch = tally.through(mlp.down, rows, hidden, kept=gate or renormed)
-    return TokenCount(rows, below or branch or gate or renormed), (key, value)
+    branch = tally.count_linear(mlp.down, rows, hidden, saved=gate or renormed)
+    return TokenCount(rows, requires_grad or branch or gate or renormed), (key, value)
 
 
-def _norm(tally: FlopTally, norm: nn.Module, below: bool, condition: bool | None) -> tuple[bool, bool]:
-    """Whether what is normed needs a gradient, and whether an adaptive norm's gate does."""
-    if condition is None:
-        return below or is_trainable(norm), False
+def _norm_requires_grad(
+    tally: FlopTally, norm: nn.Module, input_requires_grad: bool, condition_requires_grad: bool | None
+) -> tuple[bool, bool]:
+    """Return whether the result of a norm requires a gradient, and whether the gate of an adaptive norm does."""
+    if condition_requires_grad is None:
+        return input_requires_grad or is_trainable(norm), False
     assert isinstance(norm, AdaRMSNorm)
-    modulated = tally.through(norm.modulation, 1, condition)
-    return below or modulated, modulated
+    modulated = tally.count_linear(norm.modulation, 1, condition_requires_grad)
+    return input_requires_grad or modulated, modulated
 
 
-def _keys(tally: FlopTally, layer: DecoderLayer, rows: int, normed: bool) -> tuple[bool, bool]:
-    key = tally.through(layer.key, rows, normed) or is_trainable(layer.key_norm)
-    return key, tally.through(layer.value, rows, normed)
+def _count_key_value(tally: FlopTally, layer: DecoderLayer, rows: int, normed_requires_grad: bool) -> tuple[bool, bool]:
+    key = tally.count_linear(layer.key, rows, normed_requires_grad) or is_trainable(layer.key_norm)
+    return key, tally.count_linear(layer.value, rows, normed_requires_grad)

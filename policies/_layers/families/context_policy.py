@@ -1,16 +1,16 @@
-"""pi07's low level: told of its past, its subtask, its subgoal and the episode, any of which it may have to do without."""
+"""Low level of pi07: a memory policy that also reads subtask, subgoal images and metadata, all of them optional."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from pydantic import Field, PositiveInt
+from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 
-from ..presets import FORBID_EXTRA
-from ..sequence.presence import kept
+from ..presets import FORBID_EXTRA, Probability
+from ..sequence.presence import drop_from_mask
 from .flow_policy import FlowConfig
 from .memory_policy import MemoryPolicy
 
@@ -19,23 +19,21 @@ if TYPE_CHECKING:
 
     from ..sequence.token_sequence import Block
 
-Probability = Annotated[float, Field(ge=0, le=1)]
-
 
 @dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class DropProbabilities:
-    """How often training leaves out what a robot may not have: probabilities."""
+    """Probabilities of dropping an input in training, so that the policy also acts without it."""
 
     history: Probability = 0.3
     subgoal: Probability = 0.75
-    response: Probability = 0.3  # where the subgoal is kept: without both the task would be all there is
+    response: Probability = 0.3  # only where the subgoal is not dropped: otherwise only the task would remain
     metadata: Probability = 0.15  # all fields
-    metadata_field: Probability = 0.05  # each field by itself
+    metadata_field: Probability = 0.05  # each field independently
 
 
 @dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class ContextConfig(FlowConfig):
-    """A flow policy's sizes, and those of its metadata."""
+    """Configuration of a flow policy with metadata and dropped inputs."""
 
     metadata_fields: PositiveInt
     metadata_tokens: PositiveInt  # of each field
@@ -43,9 +41,9 @@ class ContextConfig(FlowConfig):
 
 
 class ContextPolicy(MemoryPolicy):
-    """Prefix: videos, prompt, one state token for each step, response, metadata, subgoal images, "Action: ", FAST tokens.
+    """Prefix: videos, prompt, one state token per step, response, metadata, subgoal images, "Action: ", FAST tokens.
 
-    Images of a block see one another, all text is causal.
+    Image tokens of a block attend to one another; all text is causal.
     """
 
     optional: ClassVar[dict[str, str]] = {name: f"{name}_mask" for name in ("response", "metadata", "subgoal")}
@@ -55,27 +53,27 @@ class ContextPolicy(MemoryPolicy):
         blocks = [
             self.model.images("images", batch["images"], batch["image_mask"]),
             self.text("prompt", batch, "causal"),
-            self.history(batch),
+            self.state_block(batch),
             *(self.text(name, batch, "causal") for name in ("response", "metadata") if name in present),
         ]
         if "subgoal" in present:
             blocks.append(self.model.images("subgoal", batch["subgoal_images"][:, None], batch["subgoal_mask"][:, None]))
         return [*blocks, self.cue("action", batch)]
 
-    def dropped(self, batch: Batch) -> Batch:
+    def drop_inputs(self, batch: Batch) -> Batch:
         drops = self.config.drops
         history, subgoal, response, metadata, *fields = batch["uniform"][:, 1:].unbind(dim=1)
         past = torch.arange(self.config.history, device=history.device) < self.config.history - 1
-        forget = ~kept(torch.ones_like(batch["history_mask"]), history, drops.history) & past  # (B, T)
-        keep_response = kept(batch["response_mask"], response, drops.response)
-        whole_metadata = kept(batch["metadata_mask"], metadata, drops.metadata)  # (B, K, L)
+        dropped_steps = ~drop_from_mask(torch.ones_like(batch["history_mask"]), history, drops.history) & past  # (B, T)
+        response_mask = drop_from_mask(batch["response_mask"], response, drops.response)
+        metadata_mask = drop_from_mask(batch["metadata_mask"], metadata, drops.metadata)  # (B, K, L)
         return {
             **batch,
-            "history_mask": batch["history_mask"] & ~forget,
-            "image_mask": batch["image_mask"] & ~forget[:, :, None],
-            "subgoal_mask": kept(batch["subgoal_mask"], subgoal, drops.subgoal),
-            "response_mask": torch.where((subgoal >= drops.subgoal)[:, None], keep_response, batch["response_mask"]),
-            "metadata_mask": whole_metadata & (torch.stack(fields, dim=1) >= drops.metadata_field)[:, :, None],
+            "history_mask": batch["history_mask"] & ~dropped_steps,
+            "image_mask": batch["image_mask"] & ~dropped_steps[:, :, None],
+            "subgoal_mask": drop_from_mask(batch["subgoal_mask"], subgoal, drops.subgoal),
+            "response_mask": torch.where((subgoal >= drops.subgoal)[:, None], response_mask, batch["response_mask"]),
+            "metadata_mask": metadata_mask & (torch.stack(fields, dim=1) >= drops.metadata_field)[:, :, None],
         }
 
     def batch_spec(self) -> BatchSpec:

@@ -1,4 +1,4 @@
-"""What the policies of the pi family share: a prefix that is read, and actions that flow out of noise beside it."""
+"""Policies with an action expert trained by flow matching: the pi family."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import nn
 
 from benchbox.data.normalisation import Normaliser
 
-from ..cost.flops import FlopTally, TokenCount, count_language_action, concat_counts, is_trainable
+from ..cost.flops import FlopTally, TokenCount, concat_counts, count_language_action, is_trainable
 from ..nn.discrete import DiscreteActions
 from ..nn.precision import Linear
 from ..nn.siglip import SiglipLayer
 from ..nn.units import LayerPair
 from ..presets import FORBID_EXTRA
-from ..sequence.token_sequence import Block, TokenSequence, concat_blocks, select
+from ..sequence.token_sequence import Block, TokenSequence, concat_blocks, gather_tokens
 from .flow import TimeCondition, denoise, flow_loss, interpolate, time_from_uniform
 from .losses import combine_losses, text_losses
 from .prefix_policy import ACTION, PrefixConfig, PrefixPolicy
-from .vision_language import VisionLanguageActionConfig, VisionLanguageAction
+from .vision_language import VisionLanguageAction, VisionLanguageActionConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class FlowConfig(PrefixConfig):
-    """The same of a policy that acts. Without FAST tokens the backbone learns no actions."""
+    """Configuration of a policy with an action expert. Without FAST tokens the backbone is not trained on actions."""
 
     model: VisionLanguageActionConfig
     fast_tokens: NonNegativeInt = 0
@@ -44,17 +44,21 @@ class FlowConfig(PrefixConfig):
 
 
 class FlowPolicy(PrefixPolicy):
-    """A `PrefixPolicy` with an action expert, trained by flow matching, and FAST tokens that teach its backbone."""
+    """A `PrefixPolicy` with an action expert, trained by flow matching, and FAST tokens, which train its backbone."""
 
     predicted: ClassVar[tuple[str, ...]] = ("response",)
-    adaptive: ClassVar[bool] = True  # time conditions the expert's norms
+    adaptive: ClassVar[bool] = True  # the expert's norms are conditioned on time (adaRMS)
     model: VisionLanguageAction
 
     def __init__(self, config: FlowConfig, axes: Axes) -> None:
         super().__init__(config, axes)
         predicts_text = bool(self.predicted) or config.fast_tokens > 0
         self.model = VisionLanguageAction(
-            config.model, axes, insulated=config.knowledge_insulation, adaptive=self.adaptive, predicts_text=predicts_text
+            config.model,
+            axes,
+            insulated=config.knowledge_insulation,
+            adaptive=self.adaptive,
+            predicts_text=predicts_text,
         )
         self.discrete = DiscreteActions(config.fast_vocab, config.model.backbone.width) if config.fast_tokens else None
         width = config.model.expert.width
@@ -63,10 +67,16 @@ class FlowPolicy(PrefixPolicy):
         self.time = TimeCondition(width) if self.adaptive else None
         self.action_normaliser = Normaliser(config.action_dim, self.spec.action_normalisation)
 
-    def suffix(self, batch: Batch, noisy: Tensor, time: Tensor) -> tuple[TokenSequence, Tensor | None]:  # noqa: ARG002
-        """The expert's tokens, actions last, at a point (B, N, A) and a time (B,), and the condition of its norms."""
+    def suffix(self, batch: Batch, x_t: Tensor, time: Tensor) -> tuple[TokenSequence, Tensor | None]:  # noqa: ARG002
+        """Return the expert's tokens, actions last, and the condition of its norms.
+
+        Args:
+            batch: for inputs other than the actions.
+            x_t: (B, N, A), noisy actions.
+            time: (B,).
+        """
         assert self.time is not None
-        return concat_blocks([whole("actions", self.action_in(noisy))]), self.time(time)
+        return concat_blocks([unpadded_block("actions", self.action_in(x_t))]), self.time(time)
 
     def forward(self, batch: Batch, *, per_sample: bool = False, act: bool = False) -> Any:
         if act:
@@ -75,46 +85,46 @@ class FlowPolicy(PrefixPolicy):
         prefix = concat_blocks([*self.blocks(batch, present), *self._fast_blocks(batch)])
         action = self.action_normaliser.normalise(batch["action"], batch["dataset_index"])
         time = time_from_uniform(batch["uniform"][:, 0])
-        noisy, velocity = interpolate(action, batch["noise"][:, 0].float(), time)
+        x_t, u_t = interpolate(action, batch["noise"][:, 0].float(), time)
 
-        hidden, acting = self.model(prefix, *self.suffix(batch, noisy, time))
+        hidden, expert_hidden = self.model(prefix, *self.suffix(batch, x_t, time))
 
-        predicted = self.action_out(acting[:, -self.config.horizon :])
-        terms = {"flow": flow_loss(predicted, velocity, batch["action_is_pad"], batch["action_dim_mask"])}
-        terms |= text_losses(prefix, self.predicted, lambda name: self.scores(name, prefix, hidden))
+        v_t = self.action_out(expert_hidden[:, -self.config.horizon :])
+        terms = {"flow": flow_loss(v_t, u_t, batch["action_is_pad"], batch["action_dim_mask"])}
+        terms |= text_losses(prefix, self.predicted, lambda name: self.logits(name, prefix, hidden))
         losses = combine_losses(terms, per_sample=per_sample)
         if self.discrete is not None:
-            # Tokens that did not fit are actions the backbone is never taught: said in every step's metrics.
+            # The backbone is never trained on truncated tokens, so every step reports their number.
             losses.parts["fast_truncated"] = batch["fast_truncated"].float().mean()
         return losses
 
     @torch.no_grad()
     def select_actions(self, batch: Batch) -> Tensor:
-        """See `benchbox.registry.contracts.Policy`. The prefix is read once; each denoising step runs the expert alone."""
+        """See `benchbox.registry.contracts.Policy`. The prefix is computed once; each denoising step runs the expert alone."""
         batch, present = self.prepare_batch(batch, acting=True)
         prefix = concat_blocks(self.blocks(batch, present))
-        cache = self.model.read(prefix)
+        cache = self.model.prefill(prefix)
 
-        def velocity(point: Tensor, time: Tensor) -> Tensor:
-            suffix, condition = self.suffix(batch, point, time)
-            acting = self.model.act(prefix, cache, suffix, condition)
-            return self.action_out(acting[:, -self.config.horizon :])
+        def velocity(x_t: Tensor, time: Tensor) -> Tensor:
+            suffix, condition = self.suffix(batch, x_t, time)
+            expert_hidden = self.model.forward_suffix(prefix, cache, suffix, condition)
+            return self.action_out(expert_hidden[:, -self.config.horizon :])
 
         action = denoise(velocity, batch["noise"][:, 0], self.config.denoising_steps)
         return self.action_normaliser.denormalise(action, batch["dataset_index"])
 
     def _fast_blocks(self, batch: Batch) -> list[Block]:
-        """The FAST tokens, which the expert must not read."""
+        """Return the block of FAST tokens, to which the expert must not attend."""
         if self.discrete is None:
             return []
         tokens, valid = batch["fast_tokens"], batch["fast_mask"]
         hidden = self.discrete(tokens)
-        return [Block(name="fast", hidden=hidden, valid=valid, attention="causal", readable=False, targets=tokens)]
+        return [Block(name="fast", hidden=hidden, valid=valid, attention="causal", visible_to_suffix=False, targets=tokens)]
 
-    def scores(self, name: str, stream: TokenSequence, hidden: Tensor) -> Tensor:
+    def logits(self, name: str, sequence: TokenSequence, hidden: Tensor) -> Tensor:
         if name != "fast" or self.discrete is None:
-            return super().scores(name, stream, hidden)
-        return self.discrete(self.model.norm(select(hidden, stream.predictor_indices(name))), scores=True)
+            return super().logits(name, sequence, hidden)
+        return self.discrete(self.model.norm(gather_tokens(hidden, sequence.predictor_indices(name))), logits=True)
 
     def count_blocks(self, tally: FlopTally, batch: Batch, present: frozenset[str]) -> dict[str, TokenCount]:
         blocks = super().count_blocks(tally, batch, present)
@@ -123,21 +133,23 @@ class FlowPolicy(PrefixPolicy):
         return blocks
 
     def count_suffix(self, tally: FlopTally) -> tuple[TokenCount, bool | None]:
-        """What `suffix` costs: its tokens, and whether the condition needs a gradient."""
+        """Count `suffix`: its tokens, and whether the condition requires a gradient."""
         assert self.time is not None
-        below = tally.through(self.action_in, self.config.horizon, below=False)
-        condition = tally.through(self.time.outer, 1, tally.through(self.time.inner, 1, below=False))
-        return TokenCount(self.config.horizon, below), condition
+        requires_grad = tally.count_linear(self.action_in, self.config.horizon, input_requires_grad=False)
+        inner = tally.count_linear(self.time.inner, 1, input_requires_grad=False)
+        return TokenCount(self.config.horizon, requires_grad), tally.count_linear(self.time.outer, 1, inner)
 
     def count_losses(self, tally: FlopTally, blocks: dict[str, TokenCount]) -> None:
-        hidden, acting = count_language_action(tally, self.model, concat_counts(blocks), *self.count_suffix(tally))
-        tally.through(self.action_out, self.config.horizon, acting.below)
+        prefix = concat_counts(blocks)
+        hidden, expert_hidden = count_language_action(tally, self.model, prefix, *self.count_suffix(tally))
+        tally.count_linear(self.action_out, self.config.horizon, expert_hidden.requires_grad)
         self.count_logits(tally, blocks, hidden)
 
     def count_logits(self, tally: FlopTally, blocks: dict[str, TokenCount], hidden: TokenCount) -> None:
         super().count_logits(tally, blocks, hidden)
         if self.discrete is not None:
-            tally.through(self.discrete.head, blocks["fast"].number, hidden.below or is_trainable(self.model.norm))
+            input_requires_grad = hidden.requires_grad or is_trainable(self.model.norm)
+            tally.count_linear(self.discrete.head, blocks["fast"].number, input_requires_grad)
 
     def layer_units(self) -> tuple[type[nn.Module], ...]:
         return SiglipLayer, LayerPair
@@ -152,6 +164,6 @@ class FlowPolicy(PrefixPolicy):
         self.action_normaliser.load([features[ACTION] for features in statistics])
 
 
-def whole(name: str, hidden: Tensor) -> Block:
-    """A block that sees itself, without padding."""
+def unpadded_block(name: str, hidden: Tensor) -> Block:
+    """Return a bidirectional block without padding."""
     return Block(name=name, hidden=hidden, valid=hidden.new_ones(hidden.shape[:2], dtype=torch.bool), attention="bidirectional")

@@ -1,4 +1,4 @@
-"""Sums and counts of each sample, combined into one training loss."""
+"""Loss terms as sums and counts per sample, combined into one training loss."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def token_loss(logits: Tensor, tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy summed over the valid tokens of each sample, and their number: two (B,) float32.
+    """Return the cross-entropy summed over the valid tokens of each sample, and their number: two (B,) float32.
 
     Args:
         logits: (B, L, V).
@@ -29,27 +29,35 @@ def token_loss(logits: Tensor, tokens: Tensor, valid: Tensor) -> tuple[Tensor, T
     return torch.where(valid, loss, 0.0).sum(dim=1), valid.sum(dim=1).float()
 
 
-def text_losses(stream: TokenSequence, names: Sequence[str], scores: Callable[[str], Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-    """The token loss of each learned block of a stream, and of those of `names` that are not in it: a sum and a count of 0, so
-    that every step has the same terms.
+def text_losses(
+    sequence: TokenSequence, names: Sequence[str], logits: Callable[[str], Tensor]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the token loss of each block with targets, by name.
+
+    Those of `names` that are not in the sequence have a sum and a count of 0, so that every step has the same terms.
     """
-    nothing = stream.valid.new_zeros(len(stream.valid), dtype=torch.float32)
-    losses = dict.fromkeys(names, (nothing, nothing))
-    for block in stream.learned:
+    zero = sequence.valid.new_zeros(len(sequence.valid), dtype=torch.float32)
+    losses = dict.fromkeys(names, (zero, zero))
+    for block in sequence.target_blocks:
         assert block.targets is not None
-        losses[block.name] = token_loss(scores(block.name), block.targets, block.valid)
+        losses[block.name] = token_loss(logits(block.name), block.targets, block.valid)
     return losses
 
 
-def combine_losses(terms: dict[str, tuple[Tensor, Tensor]], *, per_sample: bool, shares: Mapping[str, Tensor] | None = None) -> Losses:
-    """Add the terms, each the mean over samples of sum / count; a sample that counts nothing contributes 0 to its mean.
+def combine_losses(
+    terms: dict[str, tuple[Tensor, Tensor]], *, per_sample: bool, weights: Mapping[str, Tensor] | None = None
+) -> Losses:
+    """Add the terms, each the mean over samples of sum / count; a sample with a count of 0 contributes 0 to this mean.
 
-    With `shares` (B,) of each term the total is of each sample so much of it; the parts and sums that are reported stay whole.
+    Args:
+        terms: sum and count of each term, both (B,).
+        per_sample: whether to return sums and counts too.
+        weights: (B,) of each term, of the total only: the reported parts and sums are not weighted.
     """
     ratios = {name: total / count.clamp(min=1.0) for name, (total, count) in terms.items()}
-    added = ratios if shares is None else {name: shares[name] * ratio for name, ratio in ratios.items()}
+    weighted = ratios if weights is None else {name: weights[name] * ratio for name, ratio in ratios.items()}
     return Losses(
-        total=torch.stack([ratio.mean() for ratio in added.values()]).sum(),
+        total=torch.stack([ratio.mean() for ratio in weighted.values()]).sum(),
         parts={name: ratio.detach().mean() for name, ratio in ratios.items()},
         per_sample={name: (total.detach(), count) for name, (total, count) in terms.items()} if per_sample else None,
     )

@@ -1,4 +1,4 @@
-"""A policy that is told where it has been: videos instead of images, and a state for each of their frames."""
+"""Flow policies with a memory: videos instead of images, and the state of each frame."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class MemoryPolicy(FlowPolicy):
-    """A `FlowPolicy` whose backbone reads states as tokens, one for each step of the history."""
+    """A `FlowPolicy` whose prefix has one token for the state at each step of the history."""
 
     reads_state: ClassVar[bool] = True
 
@@ -24,13 +24,13 @@ class MemoryPolicy(FlowPolicy):
         super().__init__(config, axes)
         self.state_in = Linear(config.state_dim, config.model.backbone.width)
 
-    def history(self, batch: Batch, attention: Attention = "bidirectional") -> Block:
-        """The block of states. They see one another; steps before the episode began are padding."""
-        hidden = self.state_in(self.states(batch))
+    def state_block(self, batch: Batch, attention: Attention = "bidirectional") -> Block:
+        """Return the block of states; steps before the start of the episode are padding."""
+        hidden = self.state_in(self.normalised_states(batch))
         return Block(name="states", hidden=hidden, valid=batch["history_mask"], attention=attention)
 
     def count_blocks(self, tally: FlopTally, batch: Batch, present: frozenset[str]) -> dict[str, TokenCount]:
         blocks = super().count_blocks(tally, batch, present)
         steps = batch["state"].shape[1]
-        blocks["states"] = TokenCount(steps, tally.through(self.state_in, steps, below=False))
+        blocks["states"] = TokenCount(steps, tally.count_linear(self.state_in, steps, input_requires_grad=False))
         return blocks

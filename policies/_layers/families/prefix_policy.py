@@ -1,4 +1,4 @@
-"""What policies over a vision-language model share: a prefix of blocks, some of which may be missing, and texts to learn."""
+"""Base class of policies over a vision-language model: a prefix of token blocks, some optional, and texts to predict."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from benchbox.data.normalisation import Normaliser
 from benchbox.errors import UnsupportedError
 from benchbox.registry.contracts import BatchSpec
 
-from ..cost.flops import FlopTally, TokenCount, count_images, count_language, concat_counts, is_trainable
+from ..cost.flops import FlopTally, TokenCount, concat_counts, count_images, count_language, is_trainable
 from ..nn.siglip import SiglipLayer
 from ..nn.units import BackboneLayer
 from ..presets import FORBID_EXTRA
-from ..sequence.presence import require
-from ..sequence.token_sequence import Attention, Block, TokenSequence, select
+from ..sequence.presence import agree_on_presence
+from ..sequence.token_sequence import Attention, Block, TokenSequence, gather_tokens
 from ..weights.published import load_published
-from .roles import roles, vision_language_tower
+from .roles import assign_roles, vision_language_tower
 from .vision_language import VisionLanguageConfig
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
     from .vision_language import VisionLanguage
 
-STATE, ACTION = "observation.state", "action"  # as datasets name them
+STATE, ACTION = "observation.state", "action"  # feature names of LeRobot datasets
 TEXTS = ("prompt", "response", "memory", "metadata")
 
 
 @dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class PrefixConfig:
-    """A preset: the model, and the sizes of what it reads."""
+    """Configuration of a policy over a vision-language model: the model, and the sizes of its inputs."""
 
     model: VisionLanguageConfig
     horizon: PositiveInt
@@ -53,13 +53,15 @@ class PrefixConfig:
 
 
 class PrefixPolicy(nn.Module):
-    """See `benchbox.registry.contracts.Policy`. A policy says what its prefix is made of (`blocks`), what of that may be
-    missing (`optional`) and what it needs of a batch (`batch_spec`).
+    """Base class that implements `benchbox.registry.contracts.Policy` for a prefix of token blocks.
+
+    A subclass defines the prefix (`blocks`), which of its blocks may be missing (`optional`) and what it needs of a batch
+    (`batch_spec`).
     """
 
-    optional: ClassVar[dict[str, str]] = {}  # a block that may be missing: the field that masks it
-    predicted: ClassVar[tuple[str, ...]] = ()  # texts that the backbone learns to say
-    reads_state: ClassVar[bool] = False  # as numbers; the text of the prompt is the data's business
+    optional: ClassVar[dict[str, str]] = {}  # name of a block that may be missing: the field that masks it
+    predicted: ClassVar[tuple[str, ...]] = ()  # texts that the backbone learns to predict
+    reads_state: ClassVar[bool] = False  # as numbers; a state in the prompt's text is created by the data pipeline
     model: VisionLanguage
 
     def __init__(self, config: Any, axes: Axes) -> None:
@@ -70,41 +72,41 @@ class PrefixPolicy(nn.Module):
             self.state_normaliser = Normaliser(config.state_dim, self.spec.state_normalisation)
 
     def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:
-        """What is read, in order; of the `optional` blocks those that are `present`."""
+        """Return the blocks of the prefix in order, with those `optional` blocks that are `present`."""
         raise NotImplementedError
 
-    def dropped(self, batch: Batch) -> Batch:
-        """The batch without what this step is trained to do without, by its `uniform` numbers."""
+    def drop_inputs(self, batch: Batch) -> Batch:
+        """Return the batch without the inputs that this training step drops, decided by its `uniform` numbers."""
         return batch
 
     def prepare_batch(self, batch: Batch, *, acting: bool = False) -> tuple[Batch, frozenset[str]]:
-        """The batch to read, and which optional blocks of it some rank has.
+        """Return the batch after dropping inputs, and the optional blocks that are present on at least one rank.
 
         Raises:
-            DataError: a field is missing on some rank; on every rank.
+            DataError: a field is missing on some rank. Raised on every rank.
         """
         fields = self.spec.fields(acting=acting)
         if self.training and not acting and all(field in batch for field in fields):
-            batch = self.dropped(batch)
-        return batch, require(batch, fields, self.optional)
+            batch = self.drop_inputs(batch)
+        return batch, agree_on_presence(batch, fields, self.optional)
 
     def text(self, name: str, batch: Batch, attention: Attention) -> Block:
-        """The block of a text of the batch; of a `predicted` one each token is learned from what stands before it."""
+        """Return the block of a text of the batch; a `predicted` text has its tokens as targets."""
         tokens, mask = (batch[f"{name}_{part}"].flatten(1) for part in ("tokens", "mask"))
-        return self.model.text(name, tokens, mask, attention, learned=name in self.predicted)
+        return self.model.text(name, tokens, mask, attention, with_targets=name in self.predicted)
 
     def cue(self, name: str, batch: Batch) -> Block:
-        """The block of a fixed text."""
+        """Return the block of a fixed text, which announces the block that follows."""
         tokens = batch[f"{name}_cue_tokens"]
         return self.model.text(f"{name} cue", tokens, torch.ones_like(tokens, dtype=torch.bool), "causal")
 
-    def states(self, batch: Batch) -> Tensor:
-        """Normalised states (B, T, S) float32."""
+    def normalised_states(self, batch: Batch) -> Tensor:
+        """Return normalised states (B, T, S) float32."""
         return self.state_normaliser.normalise(batch["state"], batch["dataset_index"])
 
-    def scores(self, name: str, stream: TokenSequence, hidden: Tensor) -> Tensor:
-        """Logits (B, L, V) float32 of the tokens of a block, given the hidden states (B, P, W) of the stream."""
-        return self.model.vocabulary(self.model.norm(select(hidden, stream.predictor_indices(name))), scores=True)
+    def logits(self, name: str, sequence: TokenSequence, hidden: Tensor) -> Tensor:
+        """Return logits (B, L, V) float32 of a block's tokens, from the hidden states (B, P, W) of the sequence."""
+        return self.model.vocabulary(self.model.norm(gather_tokens(hidden, sequence.predictor_indices(name))), logits=True)
 
     def work(self, batch: Batch) -> list[Product]:
         """See `benchbox.registry.contracts.Policy`."""
@@ -114,7 +116,7 @@ class PrefixPolicy(nn.Module):
         return tally.products
 
     def count_blocks(self, tally: FlopTally, batch: Batch, present: frozenset[str]) -> dict[str, TokenCount]:
-        """What `blocks` costs: the tokens of each, one block for every field of images or text that the spec asks for."""
+        """Count `blocks`: the tokens of each, with one block for every image or text field of the batch spec."""
         _, frames, cameras = batch["images"].shape[:3]
         blocks = {"images": count_images(tally, self.model, cameras, frames)}
         if "subgoal" in present:
@@ -125,14 +127,15 @@ class PrefixPolicy(nn.Module):
         return blocks
 
     def count_losses(self, tally: FlopTally, blocks: dict[str, TokenCount]) -> None:
-        """What the losses of these blocks cost."""
+        """Count the layers and the output heads, from these blocks to the losses."""
         self.count_logits(tally, blocks, count_language(tally, self.model, concat_counts(blocks)))
 
     def count_logits(self, tally: FlopTally, blocks: dict[str, TokenCount], hidden: TokenCount) -> None:
-        """What `scores` costs."""
+        """Count `logits` of all predicted blocks."""
         for name in self.predicted:
             if name in blocks:
-                tally.through(self.model.vocabulary, blocks[name].number, hidden.below or is_trainable(self.model.norm))
+                input_requires_grad = hidden.requires_grad or is_trainable(self.model.norm)
+                tally.count_linear(self.model.vocabulary, blocks[name].number, input_requires_grad)
 
     def select_actions(self, batch: Batch) -> Tensor:  # noqa: ARG002
         raise UnsupportedError(f"{type(self).__name__} does not act")
@@ -155,8 +158,8 @@ class PrefixPolicy(nn.Module):
         )
 
     def parameter_roles(self) -> dict[str, Role]:
-        """The vision-language model is the backbone; an expert in it, and what stands beside it, is the head."""
-        return roles(self, vision_language_tower)
+        """Return roles: the vision-language model is the backbone, its expert and everything outside it the head."""
+        return assign_roles(self, vision_language_tower)
 
     def load_weights(self, path: Path) -> Loaded:
         """See `load_published`."""

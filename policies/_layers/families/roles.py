@@ -11,27 +11,31 @@ from benchbox.registry.contracts import Role
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HEADS = ("expert", "head")  # towers that a policy trains from nothing; the others come pretrained
+HEADS = ("expert", "head")  # towers trained from scratch; the others are pretrained
 
 
-def roles(policy: nn.Module, tower: Callable[[str], str]) -> dict[str, Role]:
-    """A role for each parameter. `tower` tells by name; only the matrices of linear and convolution layers decay.
+def assign_roles(policy: nn.Module, tower_of: Callable[[str], str]) -> dict[str, Role]:
+    """Return a role for each parameter.
 
-    So biases, norms, positions and embeddings do not; adaRMS modulations, which are linear layers, do.
+    Only the matrices of linear and convolution layers get weight decay. Biases, norms, position tables and embeddings do not;
+    adaRMS modulations, which are linear layers, do.
+
+    Args:
+        policy: not wrapped.
+        tower_of: returns the tower of a parameter name.
     """
-    return {
-        (name := f"{owner}.{own}" if owner else own): Role(
-            part="head" if (where := tower(name)) in HEADS else "backbone",
-            decay=isinstance(module, nn.Linear | nn.Conv2d) and parameter.ndim > 1,
-            tower=where,
-        )
-        for owner, module in policy.named_modules()
-        for own, parameter in module.named_parameters(recurse=False)
-    }
+    roles = {}
+    for prefix, module in policy.named_modules():
+        for suffix, parameter in module.named_parameters(recurse=False):
+            name = f"{prefix}.{suffix}" if prefix else suffix
+            tower = tower_of(name)
+            decay = isinstance(module, nn.Linear | nn.Conv2d) and parameter.ndim > 1
+            roles[name] = Role(part="head" if tower in HEADS else "backbone", decay=decay, tower=tower)
+    return roles
 
 
 def vision_language_tower(name: str) -> str:
-    """The tower of a parameter of a policy whose `model` is a vision-language model: what is not in it is head."""
+    """Return the tower of a parameter of a policy whose `model` is a vision-language model; outside it is the head."""
     if not name.startswith("model."):
         return "head"
     if name.startswith(("model.vision.", "model.projector.")):

@@ -1,4 +1,4 @@
-"""Vision-language models, alone and with an action expert beside them: what the policies are built from."""
+"""Vision-language models, alone and with an action expert."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class ExpertConfig:
-    """Where the expert differs from the backbone it attends to."""
+    """Sizes of the action expert that differ from the backbone, to which it attends."""
 
     width: PositiveInt
     mlp: PositiveInt
@@ -51,25 +51,25 @@ class VisionLanguageConfig:
 
     @property
     def image_tokens(self) -> int:
-        """Of one camera."""
+        """Number of tokens per camera."""
         return self.vision.tokens // (self.pool or 1) ** 2
 
 
 @dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class VisionLanguageActionConfig(VisionLanguageConfig):
-    """The same, and the expert."""
+    """Sizes of the tower, the backbone and the action expert."""
 
     expert: ExpertConfig
 
 
 class VisionLanguage(nn.Module):
-    """Vision tower, projector, text table and decoder layers: PaliGemma, PaliGemma 2, Gemma 3."""
+    """Vision tower, projector, text embedding and decoder layers: PaliGemma, PaliGemma 2, Gemma 3."""
 
-    def __init__(self, config: VisionLanguageConfig, axes: Axes, unit: Callable[[int], Unit] | None = None) -> None:
-        """`unit` makes the layer of a number; by default a backbone layer alone."""
+    def __init__(self, config: VisionLanguageConfig, axes: Axes, make_unit: Callable[[int], Unit] | None = None) -> None:
+        """Build the model; `make_unit` returns the unit of a layer index, by default a `BackboneLayer`."""
         super().__init__()
         backbone = config.backbone
-        unit = unit or (lambda layer: BackboneLayer(backbone, layer, axes))
+        make_unit = make_unit or (lambda layer: BackboneLayer(backbone, layer, axes))
         self.kernel, self.windows = axes.attention, backbone.windows
         self.vision = Siglip(config.vision, axes)
         self.projector = (
@@ -78,94 +78,111 @@ class VisionLanguage(nn.Module):
             else PooledProjector(config.vision.width, backbone.width, config.pool)
         )
         self.vocabulary = Vocabulary(config.vocabulary, backbone.width)
-        self.layers = nn.ModuleList(map(unit, range(backbone.depth)))
+        self.layers = nn.ModuleList(map(make_unit, range(backbone.depth)))
         self.norm = RMSNorm(backbone.width)
 
     def images(self, name: str, images: Tensor, mask: Tensor, attention: Attention = "bidirectional") -> Block:
-        """The tokens of images (B, T, C, 3, H, W) uint8, camera by camera: those of the current frame, the last of T, which may
-        have seen the others. Where `mask` (B, T, C) is False a frame is padding.
+        """Embed the current (last) frames of images, camera by camera; they may attend to the earlier frames.
+
+        Args:
+            name: of the block.
+            images: (B, T, C, 3, H, W) uint8.
+            mask: (B, T, C) bool, False where a frame is padding.
+            attention: of the block.
         """
-        pixels, real = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (images, mask))
-        features = self.projector(self.vision(pixels, real))  # (B * C, tokens, W)
+        pixels, valid_frames = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (images, mask))
+        features = self.projector(self.vision(pixels, valid_frames))  # (B * C, tokens, W)
         current = mask[:, -1]
         hidden = features.unflatten(0, current.shape).flatten(1, 2)
         valid = current.repeat_interleave(features.shape[1], dim=1)
         return Block(name=name, hidden=hidden, valid=valid, attention=attention)
 
-    def text(self, name: str, tokens: Tensor, mask: Tensor, attention: Attention, *, learned: bool = False) -> Block:
-        """The tokens of a text (B, L); padding has `mask` False."""
+    def text(self, name: str, tokens: Tensor, mask: Tensor, attention: Attention, *, with_targets: bool = False) -> Block:
+        """Embed the tokens of a text (B, L), where padding has `mask` False; optionally with the tokens as targets."""
         hidden = self.vocabulary(tokens)
-        return Block(name=name, hidden=hidden, valid=mask, attention=attention, targets=tokens if learned else None)
+        return Block(name=name, hidden=hidden, valid=mask, attention=attention, targets=tokens if with_targets else None)
 
-    def forward(self, stream: TokenSequence) -> Tensor:
-        """The stream (B, P, W) through every layer, before the final norm (`norm`, for those tokens that are read)."""
-        masks, positions, hidden = self._masks(stream.attention_mask()), stream.positions, stream.hidden
+    def forward(self, sequence: TokenSequence) -> Tensor:
+        """Return hidden states (B, P, W) before the final norm (`norm`), which is applied only to the tokens that are used."""
+        masks, positions, hidden = self._masks(sequence.attention_mask()), sequence.positions, sequence.hidden
         for layer, window in zip(self.layers, self.windows, strict=True):
             hidden = layer(hidden, masks[window], positions)
         return hidden
 
     def _masks(self, attention_mask: AttentionMask) -> dict[int | None, Tensor | BlockMask]:
-        """One mask for each window that a layer has."""
-        return {window: attention_mask.mask(self.kernel, window) for window in dict.fromkeys(self.windows)}
+        """Return one mask for each distinct window of the layers."""
+        return {window: attention_mask.build(self.kernel, window) for window in dict.fromkeys(self.windows)}
 
 
 KVCache = list["tuple[Tensor, Tensor]"]  # keys and values (B, G, P, D) of each layer
 
 
 class VisionLanguageAction(VisionLanguage):
-    """The same with an expert layer beside each backbone layer, and the expert's final norm.
+    """A vision-language model with an expert layer next to each backbone layer, and the expert's final norm.
 
-    An `adaptive` expert has norms conditioned on time (adaRMS). An `insulated` backbone is not trained by the expert's loss.
-    Without texts to predict (`scored`) only the expert reads the prefix, and of the last layer only keys and values.
+    The norms of an `adaptive` expert are conditioned on time (adaRMS). An `insulated` backbone is not trained by the expert's
+    loss. Unless the backbone `predicts_text`, its last layer computes only the keys and values for the expert.
     """
 
-    def __init__(self, config: VisionLanguageActionConfig, axes: Axes, *, insulated: bool, adaptive: bool, predicts_text: bool) -> None:
+    def __init__(
+        self, config: VisionLanguageActionConfig, axes: Axes, *, insulated: bool, adaptive: bool, predicts_text: bool
+    ) -> None:
         expert = replace(config.backbone, width=config.expert.width, mlp=config.expert.mlp)
 
-        def pair(layer: int) -> LayerPair:
-            prefix_kv_only = not predicts_text and layer == config.backbone.depth - 1
-            return LayerPair(config.backbone, expert, layer, axes, insulated=insulated, adaptive=adaptive, prefix_kv_only=prefix_kv_only)
+        def make_pair(layer: int) -> LayerPair:
+            return LayerPair(
+                config.backbone,
+                expert,
+                layer,
+                axes,
+                insulated=insulated,
+                adaptive=adaptive,
+                prefix_kv_only=not predicts_text and layer == config.backbone.depth - 1,
+            )
 
-        super().__init__(config, axes, pair)
+        super().__init__(config, axes, make_pair)
         self.norm.requires_grad_(predicts_text)
         self.expert_norm = AdaRMSNorm(expert.width) if adaptive else RMSNorm(expert.width)
 
-    def forward(self, prefix: TokenSequence, suffix: TokenSequence | None = None, condition: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Both streams through every layer.
+    def forward(  # type: ignore[override]
+        self, prefix: TokenSequence, suffix: TokenSequence | None = None, condition: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Run prefix and suffix through every layer.
 
         Args:
             prefix: of width W.
-            suffix: of width V, sees itself and the readable prefix.
+            suffix: of width V; attends to itself and to the visible part of the prefix.
             condition: (B, V), of an adaptive expert's norms.
 
         Returns:
-            The prefix (B, P, W) before its final norm (`norm`, for those tokens that are scored), and the suffix (B, S, V)
-            after its own.
+            The prefix (B, P, W) before its final norm (`norm`), which is applied only to the tokens that are used, and the
+            suffix (B, S, V) after its own final norm.
         """
         assert suffix is not None
         masks, suffix_masks = self._masks(prefix.attention_mask()), self._masks(suffix.attention_mask_after(prefix))
         positions, suffix_positions = prefix.positions, suffix.positions_after(prefix)
-        hidden, acting = prefix.hidden, suffix.hidden
+        hidden, expert_hidden = prefix.hidden, suffix.hidden
         for layer, window in zip(self.layers, self.windows, strict=True):
-            hidden, acting = layer(
-                (hidden, masks[window], positions), (acting, suffix_masks[window], suffix_positions, condition)
+            hidden, expert_hidden = layer(
+                (hidden, masks[window], positions), (expert_hidden, suffix_masks[window], suffix_positions, condition)
             )
-        return hidden, self._norm_expert(acting, condition)
+        return hidden, self._norm_expert(expert_hidden, condition)
 
-    def read(self, prefix: TokenSequence) -> KVCache:
-        """The prefix through every layer, once; what suffixes need of it."""
+    def prefill(self, prefix: TokenSequence) -> KVCache:
+        """Run the prefix through every layer and return its keys and values."""
         masks, positions, hidden = self._masks(prefix.attention_mask()), prefix.positions, prefix.hidden
         cache: KVCache = []
         for layer, window in zip(self.layers, self.windows, strict=True):
-            hidden, keys = layer((hidden, masks[window], positions))
-            cache.append(keys)
+            hidden, key_value = layer((hidden, masks[window], positions))
+            cache.append(key_value)
         return cache
 
-    def act(self, prefix: TokenSequence, cache: KVCache, suffix: TokenSequence, condition: Tensor | None) -> Tensor:
-        """The suffix (B, S, V) after its final norm, given what `read` found in the prefix."""
-        masks, positions, hidden = self._masks(suffix.attention_mask_after(prefix)), suffix.positions_after(prefix), suffix.hidden
-        for layer, window, keys in zip(self.layers, self.windows, cache, strict=True):
-            hidden = layer(None, (hidden, masks[window], positions, condition), keys)
+    def forward_suffix(self, prefix: TokenSequence, cache: KVCache, suffix: TokenSequence, condition: Tensor | None) -> Tensor:
+        """Return the suffix (B, S, V) after its final norm, using the cache of the prefix from `prefill`."""
+        masks, hidden = self._masks(suffix.attention_mask_after(prefix)), suffix.hidden
+        positions = suffix.positions_after(prefix)
+        for layer, window, key_value in zip(self.layers, self.windows, cache, strict=True):
+            hidden = layer(None, (hidden, masks[window], positions, condition), key_value)
         return self._norm_expert(hidden, condition)
 
     def _norm_expert(self, hidden: Tensor, condition: Tensor | None) -> Tensor:

@@ -19,42 +19,48 @@ if TYPE_CHECKING:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, visible: Tensor | BlockMask | None, kernel: Kernel, softcap: float | None = None
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | BlockMask | None, kernel: Kernel, softcap: float | None = None
 ) -> Tensor:
-    """Softmax(query key' / sqrt(D)) value.
+    """Compute softmax(query key^T / sqrt(D)) value.
 
     Args:
         query: (B, H, Q, D).
-        key: (B, G, K, D) with G dividing H: each key head serves H / G query heads.
+        key: (B, G, K, D) with G dividing H: each key head is shared by H / G query heads.
         value: (B, G, K, D).
-        visible: what `AttentionMask.mask` gives for the kernel: (B, Q, K) bool, True where the query sees the key, or a block mask for
-            `flex`; or None when every query sees every key. A query that sees no key gets a finite, meaningless answer.
-        kernel: `eager` forms the scores and their softmax in float32; `sdpa` leaves them to torch's fused kernels; `flex` is
-            torch's FlexAttention, which skips blocks of the mask that nobody sees, and `sdpa` where there is no mask.
+        mask: the result of `AttentionMask.build` for the kernel: (B, Q, K) bool, True where the query attends to the key, or a
+            block mask for `flex`; or None when every query attends to every key. The result of a query without any key is
+            finite and meaningless.
+        kernel: `eager` computes scores and their softmax in float32; `sdpa` uses torch's fused kernels; `flex` is torch's
+            FlexAttention, which skips fully masked blocks, and `sdpa` where there is no mask.
         softcap: scores become softcap * tanh(score / softcap), as in Gemma 2. `sdpa` has no such kernel: eager runs instead.
 
     Returns:
         (B, Q, H * D).
     """
-    if visible is not None and not isinstance(visible, Tensor):
+    if mask is not None and not isinstance(mask, Tensor):
         with record_function("flex_attention"):
-            attended = _flex(query.device.type)(
-                query, key, value, block_mask=visible, score_mod=None if softcap is None else _capped(softcap), enable_gqa=True
+            output = _flex_attention(query.device.type)(
+                query,
+                key,
+                value,
+                block_mask=mask,
+                score_mod=None if softcap is None else _softcap_mod(softcap),
+                enable_gqa=True,
             )
-        return attended.transpose(1, 2).flatten(2)
+        return output.transpose(1, 2).flatten(2)
     heads = query.shape[1]
     key, value = repeat_kv(key, heads), repeat_kv(value, heads)
-    mask = None if visible is None else visible[:, None]  # (B, 1, Q, K)
+    head_mask = None if mask is None else mask[:, None]  # (B, 1, Q, K)
     if kernel == "eager" or softcap is not None:
         scores = torch.matmul(query, key.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-        attended = torch.matmul(scores.softmax(dim=-1).to(value.dtype), value)
+        if head_mask is not None:
+            scores = scores.masked_fill(~head_mask, torch.finfo(scores.dtype).min)
+        output = torch.matmul(scores.softmax(dim=-1).to(value.dtype), value)
     else:
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    return attended.transpose(1, 2).flatten(2)
+        output = F.scaled_dot_product_attention(query, key, value, attn_mask=head_mask)
+    return output.transpose(1, 2).flatten(2)
 
 
 def repeat_kv(x: Tensor, heads: int) -> Tensor:
@@ -66,23 +72,26 @@ def repeat_kv(x: Tensor, heads: int) -> Tensor:
 
 
 @cache
-def _flex(device: str) -> Callable[..., Tensor]:
-    """FlexAttention is one kernel only once it is compiled. On a CPU it has no backward; its forward is interpreted there."""
+def _flex_attention(device: str) -> Callable[..., Tensor]:
+    """Return FlexAttention, compiled except on a CPU.
+
+    It is one kernel only once it is compiled. On a CPU it has no backward, and its forward runs uncompiled.
+    """
     from torch.nn.attention.flex_attention import flex_attention
 
     return flex_attention if device == "cpu" else torch.compile(flex_attention, dynamic=False)  # type: ignore[return-value]
 
 
 @cache
-def _capped(softcap: float) -> Callable[..., Tensor]:
-    """One function for each cap: a new one would be compiled again."""
+def _softcap_mod(softcap: float) -> Callable[..., Tensor]:
+    """Return the same function for the same cap: a new function would be compiled again."""
 
-    def capped(score: Tensor, *_: Any) -> Tensor:
+    def score_mod(score: Tensor, *_: Any) -> Tensor:
         return softcap * torch.tanh(score / softcap)
 
-    return capped
+    return score_mod
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, L, H * D) to (B, H, L, D)."""
+    """Reshape (B, L, H * D) to (B, H, L, D)."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)

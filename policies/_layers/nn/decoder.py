@@ -1,4 +1,4 @@
-"""A decoder layer of one stream, cut where streams meet: projections before attention, output and MLP after it."""
+"""A decoder layer in two halves, so that two sequences can attend jointly: projections, then output and MLP."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ INIT_STD = 0.02
 
 @dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """Sizes of a stream, and what later generations added to the layers of the first Gemma, which the defaults are.
+    """Configuration of decoder layers. The defaults are those of the first Gemma.
 
-    Streams that attend to one another share depth, heads, kv_heads and head_dim.
+    Sequences that attend jointly share depth, heads, kv_heads and head_dim.
     """
 
     width: PositiveInt
@@ -35,23 +35,23 @@ class DecoderConfig:
     head_dim: PositiveInt
     mlp: PositiveInt
     activation: Literal["gelu", "silu"] = "gelu"
-    unit_norm: bool = True  # norms multiply by (1 + weight); otherwise by the weight, as Qwen's do
-    sandwich: bool = False  # a norm after attention and after the MLP as well: Gemma 2 and 3
-    qk_norm: bool = False  # of every query and key, by head: Gemma 3, Qwen 3
+    unit_norm: bool = True  # norms multiply by (1 + weight); if False by the weight, as in Qwen
+    sandwich: bool = False  # also a norm after attention and after the MLP: Gemma 2 and 3
+    qk_norm: bool = False  # norms of queries and keys, per head: Gemma 3, Qwen 3
     softcap: PositiveFloat | None = None  # of attention scores: Gemma 2
     rope_base: PositiveFloat = 10_000.0
-    window: PositiveInt | None = None  # positions that a local layer sees; without it every layer is global
+    window: PositiveInt | None = None  # sliding window of local layers, in positions; None makes every layer global
     global_every: PositiveInt = 1  # every n-th layer is global: 2 in Gemma 2, 6 in Gemma 3
-    global_rope_base: PositiveFloat | None = None  # of global layers, where it is another
+    global_rope_base: PositiveFloat | None = None  # of global layers, where it differs
     global_rope_stretch: PositiveFloat = 1.0  # positions of global layers are divided by it
 
     def is_global(self, layer: int) -> bool:
-        """Whether the layer of that number, from 0, sees everything."""
+        """Return whether the layer, counted from 0, has no sliding window."""
         return self.window is None or (layer + 1) % self.global_every == 0
 
     @property
     def windows(self) -> list[int | None]:
-        """Of each layer."""
+        """Sliding window of each layer, None for global layers."""
         return [None if self.is_global(layer) else self.window for layer in range(self.depth)]
 
 
@@ -72,10 +72,10 @@ class GatedMlp(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One stream's layer. `adaptive` makes the norms before attention and MLP adaRMS, and then every call needs a condition.
+    """A decoder layer of one sequence. `adaptive` makes the norms before attention and MLP adaRMS, which need a condition.
 
-    It has no `forward`: attention lies between its halves, and which keys are attended is the business of the unit that
-    holds it. Its parameters live in submodules that are called, so sharding hooks fire.
+    It has no `forward`: attention runs between its two halves, in the unit that contains the layer and knows which keys to
+    attend to. Its parameters are in submodules that are called, so sharding hooks fire.
     """
 
     def __init__(self, config: DecoderConfig, layer: int, *, adaptive: bool = False) -> None:
@@ -103,26 +103,28 @@ class DecoderLayer(nn.Module):
         for linear in (self.query, self.key, self.value, self.output, self.mlp.gate, self.mlp.up, self.mlp.down):
             nn.init.normal_(linear.weight, std=INIT_STD)
 
-    def before(self, x: Tensor, positions: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Query (B, H, L, D), key and value (B, G, L, D) of `x` (B, L, W), and the gate of what attention will answer."""
+    def project_qkv(
+        self, x: Tensor, positions: Tensor, condition: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return query (B, H, L, D), key and value (B, G, L, D) of `x` (B, L, W), and the residual gate of attention."""
         normed, gate = _norm(self.attention_norm, x, condition)
-        turn = self._cos_sin(positions)
-        query = apply_rotary(_optional(self.query_norm, split_heads(self.query(normed), self.heads)), *turn)
-        return query, *self._keys(normed, turn), gate
+        cos_sin = self._cos_sin(positions)
+        query = apply_rotary(_optional(self.query_norm, split_heads(self.query(normed), self.heads)), *cos_sin)
+        return query, *self._key_value(normed, cos_sin), gate
 
-    def keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Key and value alone, of a layer that only others read."""
-        return self._keys(self.attention_norm(x), self._cos_sin(positions))
+    def project_key_value(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return key and value alone, for a layer whose own output nothing uses."""
+        return self._key_value(self.attention_norm(x), self._cos_sin(positions))
 
-    def _keys(self, normed: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        key = apply_rotary(_optional(self.key_norm, split_heads(self.key(normed), self.kv_heads)), *turn)
+    def _key_value(self, normed: Tensor, cos_sin: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        key = apply_rotary(_optional(self.key_norm, split_heads(self.key(normed), self.kv_heads)), *cos_sin)
         return key, split_heads(self.value(normed), self.kv_heads)
 
     def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return rotary_cos_sin(positions, self.head_dim, self.rope_base, self.rope_stretch)
 
-    def after(self, x: Tensor, attended: Tensor, gate: Tensor | None, condition: Tensor | None) -> Tensor:
-        """The layer's answer (B, L, W), given its input and what attention answered (B, L, H * D)."""
+    def output_and_mlp(self, x: Tensor, attended: Tensor, gate: Tensor | None, condition: Tensor | None) -> Tensor:
+        """Return the layer's output (B, L, W) from its input and the result of attention (B, L, H * D)."""
         x = _residual(x, _optional(self.output_norm, self.output(attended)), gate)
         normed, gate = _norm(self.mlp_norm, x, condition)
         return _residual(x, _optional(self.down_norm, self.mlp(normed)), gate)

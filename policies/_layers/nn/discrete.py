@@ -1,4 +1,4 @@
-"""Discrete actions: FAST tokens with an embedding and a head of their own."""
+"""Discrete actions: FAST tokens (arXiv:2501.09747) with an embedding and a head of their own."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 class DiscreteActions(nn.Module):
-    """Both directions between FAST token ids and the backbone's hidden states. The last id is padding."""
+    """Embedding and head of FAST tokens. The last token id is padding."""
 
     def __init__(self, tokens: int, width: int) -> None:
         super().__init__()
-        # Unscaled and of unit size: what text embeddings are after their sqrt(width).
+        # Unscaled: its standard deviation of 1 is that of text embeddings after their factor sqrt(width).
         self.embedding = nn.Embedding(tokens, width)
         self.head = Linear(width, tokens, bias=False)
         nn.init.normal_(self.head.weight, std=INIT_STD)
 
-    def forward(self, x: Tensor, *, scores: bool = False) -> Tensor:
-        """Embed token ids (B, F), or with `scores` turn hidden states (B, F, W) into float32 logits (B, F, V)."""
-        return self.head(x).float() if scores else self.embedding(x)
+    def forward(self, x: Tensor, *, logits: bool = False) -> Tensor:
+        """Embed token ids (B, F), or with `logits` map hidden states (B, F, W) to float32 logits (B, F, V)."""
+        return self.head(x).float() if logits else self.embedding(x)

@@ -16,14 +16,16 @@ EPSILON = 1e-6
 
 
 def normalise(x: Tensor) -> Tensor:
-    """`x` over its root mean square along the last dimension, in float32."""
+    """Divide `x` by its root mean square along the last dimension, in float32."""
     x = x.float()
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + EPSILON)
 
 
 class RMSNorm(nn.Module):
-    """Computed in float32, answers in the dtype of `x`. With `unit`, as in Gemma, it multiplies by (1 + weight), and the weight
-    starts at 0; otherwise by the weight, which starts at 1.
+    """Root-mean-square norm, computed in float32, with the result in the dtype of `x`.
+
+    With `unit`, as in Gemma, it multiplies by (1 + weight), and the weight is initialised to 0; otherwise it multiplies by the
+    weight, which is initialised to 1.
     """
 
     def __init__(self, width: int, *, unit: bool = True) -> None:
@@ -37,9 +39,10 @@ class RMSNorm(nn.Module):
 
 
 class AdaRMSNorm(nn.Module):
-    """A norm whose scale, shift and residual gate come from a condition.
+    """Root-mean-square norm whose scale, shift and residual gate are projected from a condition.
 
-    All three start at 0, as published: a new layer is the identity, and its weights get a gradient from the second step on.
+    The projection is initialised to 0, as published: a new layer is the identity, and its weights get a gradient from the
+    second step on.
     """
 
     def __init__(self, width: int) -> None:
@@ -49,6 +52,6 @@ class AdaRMSNorm(nn.Module):
         nn.init.zeros_(self.modulation.bias)
 
     def forward(self, x: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
-        """`x` (B, L, W) modulated by `condition` (B, W), and the gate (B, 1, W) of the branch that follows."""
+        """Return `x` (B, L, W) modulated by `condition` (B, W), and the gate (B, 1, W) of the residual branch."""
         scale, shift, gate = self.modulation(condition).float().unsqueeze(1).chunk(3, dim=-1)
         return (normalise(x) * (1.0 + scale) + shift).to(x.dtype), gate.to(x.dtype)

@@ -1,4 +1,4 @@
-"""Casting at the edges of modules, so that one policy runs in float32, under autocast and in bfloat16."""
+"""Modules that cast their inputs, so that one policy runs in float32, under autocast and in bfloat16."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 
 def to_weight(x: Tensor, weight: Tensor) -> Tensor:
-    """`x` in the dtype of `weight`; untouched under autocast, which chooses the dtype of the product itself."""
-    chosen = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)  # meta has no autocast to ask for
-    return x if chosen else x.to(weight.dtype)
+    """Cast `x` to the dtype of `weight`, except under autocast, which chooses the dtype of the product itself."""
+    autocast = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)  # torch raises for meta
+    return x if autocast else x.to(weight.dtype)
 
 
 class Linear(nn.Linear):
-    """Takes any floating dtype and computes in that of its weight, or in autocast's."""
+    """Linear layer for inputs of any floating dtype, computed in the dtype of its weight or of autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(to_weight(x, self.weight))
 
 
 class LayerNorm(nn.LayerNorm):
-    """Computed in float32; answers in the dtype it was given."""
+    """Layer norm, computed in float32, with the result in the dtype of its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         weight, bias = self.weight.float(), self.bias.float()

@@ -1,4 +1,4 @@
-"""From patch features to tokens of the backbone."""
+"""Projection of patch features to tokens of the backbone."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 
 class PooledProjector(nn.Module):
-    """Gemma 3's: squares of patches are averaged into one token, which is normed and projected."""
+    """Projector of Gemma 3: squares of patches are averaged into one token, which is normed and projected."""
 
-    def __init__(self, width: int, into: int, pool: int) -> None:
+    def __init__(self, width: int, output_width: int, pool: int) -> None:
         super().__init__()
         self.pool = pool
         self.norm = RMSNorm(width)
-        self.projection = Linear(width, into, bias=False)
+        self.projection = Linear(width, output_width, bias=False)
         nn.init.normal_(self.projection.weight, std=INIT_STD)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(I, side * side, W), row by row, to (I, (side / pool)^2, V)."""
+        """Project (I, side * side, W), in row-major order, to (I, (side / pool)^2, V)."""
         side = round(features.shape[1] ** 0.5)
         square = features.transpose(1, 2).unflatten(2, (side, side))
         pooled = F.avg_pool2d(square, self.pool).flatten(2).transpose(1, 2)

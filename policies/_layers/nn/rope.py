@@ -1,4 +1,4 @@
-"""Rotary position embedding."""
+"""Rotary position embedding (RoPE, arXiv:2104.09864)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def rotary_cos_sin(positions: Tensor, width: int, base: float, stretch: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Cosine and sine (B, 1, L, D/2) float32 of position / stretch * base^(-2i/D), for integer `positions` (B, L) and heads of
-    `width` D.
+def rotary_cos_sin(positions: Tensor, head_dim: int, base: float, stretch: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Compute cosine and sine of the rotary angles m * theta_i, with m = position / stretch and theta_i = base^(-2i/D).
 
-    Formed in each layer rather than handed to it: whoever shards a layer may round its floating inputs (FSDP can cast them to
-    bfloat16), and integers are not rounded.
+    Each layer computes them instead of receiving them: sharding may round a layer's floating-point inputs (FSDP can cast them
+    to bfloat16), and integer positions are not rounded.
+
+    Args:
+        positions: (B, L), integer.
+        head_dim: D.
+        base: of the geometric progression of frequencies.
+        stretch: positions are divided by it.
+
+    Returns:
+        Two (B, 1, L, D/2) float32.
     """
-    exponents = torch.arange(width // 2, device=positions.device, dtype=torch.float32) / (width // 2)
+    exponents = torch.arange(head_dim // 2, device=positions.device, dtype=torch.float32) / (head_dim // 2)
     angles = positions[:, None, :, None].float() / (stretch * base**exponents)
     return angles.cos(), angles.sin()
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair (i, i + D/2) of `x` (B, H, L, D) in float32; answers in the dtype of `x`."""
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    """Rotate each pair (i, i + D/2) of `x` (B, H, L, D) in float32; returns the dtype of `x`."""
+    x1, x2 = x.float().chunk(2, dim=-1)
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), dim=-1).to(x.dtype)

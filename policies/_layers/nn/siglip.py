@@ -43,12 +43,12 @@ class SiglipConfig:
 
 
 class SiglipLayer(Unit):
-    """A pre-norm encoder layer: every patch attends to every patch of its image.
+    """A pre-norm encoder layer in which every patch attends to every patch of its image.
 
-    Shown what of a video is past, its values first become those of causal attention over time, patch by patch: one norm, one
-    projection of queries, keys and values, one residual, and no parameter more (MEM, arXiv:2603.03596, section III-C; where it
-    leaves a choice, as OpenTau does). When a frame was is told to attention and not added to the residual: what a patch holds
-    stays what was seen in it, and the MLP and the plain layers, which know no time, are given what they were trained on.
+    With a temporal mask, values are first replaced by the result of causal attention over time, separately for each patch: one
+    norm, one projection of queries, keys and values, one residual, and no additional parameter (MEM, arXiv:2603.03596, section
+    III-C; where it leaves a choice, as in OpenTau). The time embedding is added to the input of attention and not to the
+    residual stream, so that the MLP and the layers without temporal attention get the inputs on which they were pretrained.
     """
 
     def __init__(self, config: SiglipConfig, axes: Axes) -> None:
@@ -66,34 +66,41 @@ class SiglipLayer(Unit):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def block(self, x: Tensor, past: Tensor | None = None) -> Tensor:
-        """(I, patches, W) to the same. Or, with `past` (V, Q, T) bool, True where one of the last Q frames of a video sees one
-        of its T: (V * T, patches, W) to those last frames (V * Q, patches, W).
+    def block(self, x: Tensor, temporal_mask: Tensor | None = None) -> Tensor:
+        """Apply the layer to images (I, patches, W), or to videos if there is a temporal mask.
+
+        Args:
+            x: (I, patches, W), or (V * T, patches, W) with a temporal mask.
+            temporal_mask: (V, Q, T) bool, True where one of the last Q frames of a video attends to one of its T frames.
+
+        Returns:
+            (I, patches, W), or the last Q frames of each video (V * Q, patches, W).
         """
-        normed = self.attention_norm(x if past is None else x + embed_frames(past.shape[2], x))
-        projected = self.query(last_frames(normed, past)), self.key(normed), self.value(normed)
+        normed = self.attention_norm(x if temporal_mask is None else x + embed_frames(temporal_mask.shape[2], x))
+        projected = self.query(last_frames(normed, temporal_mask)), self.key(normed), self.value(normed)
         query, key, value = (split_heads(part, self.heads) for part in projected)
-        if past is not None:
-            value = self._over_time(query, key, value, past)
-        x = last_frames(x, past) + self.output(attend(query, last_frames(key, past), value, None, self.kernel))
+        if temporal_mask is not None:
+            value = self._attend_over_time(query, key, value, temporal_mask)
+        attended = attend(query, last_frames(key, temporal_mask), value, None, self.kernel)
+        x = last_frames(x, temporal_mask) + self.output(attended)
         return x + self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
 
-    def _over_time(self, query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> Tensor:
-        """Values (V * T, H, patches, D) attended over time, each patch by itself: (V * Q, H, patches, D), like the queries.
+    def _attend_over_time(self, query: Tensor, key: Tensor, value: Tensor, temporal_mask: Tensor) -> Tensor:
+        """Attend over time, separately for each patch: values (V * T, H, patches, D) to (V * Q, H, patches, D).
 
-        To the kernel every patch is one more head: one mask serves all of a video, and its batch stays that of the videos (some
-        fused CUDA kernels launch no more than 65535 of a batch).
+        Patches are passed to the kernel as additional heads, so that one mask covers a video and the batch size remains the
+        number of videos (some fused CUDA kernels support batches of at most 65535).
         """
 
         def by_patch(x: Tensor) -> Tensor:  # (V, H * patches, T, D)
-            return x.unflatten(0, (len(past), -1)).permute(0, 2, 3, 1, 4).flatten(1, 2)
+            return x.unflatten(0, (len(temporal_mask), -1)).permute(0, 2, 3, 1, 4).flatten(1, 2)
 
-        attended = attend(by_patch(query), by_patch(key), by_patch(value), past, self.kernel)  # (V, Q, H * patches * D)
-        return attended.flatten(0, 1).view_as(query)
+        attended = attend(by_patch(query), by_patch(key), by_patch(value), temporal_mask, self.kernel)
+        return attended.flatten(0, 1).view_as(query)  # from (V, Q, H * patches * D)
 
 
 class Siglip(nn.Module):
-    """Pixels to patch features. With `temporal_every` in its config every n-th layer attends over time as well."""
+    """Vision tower from pixels to patch features. With `temporal_every` every n-th layer also attends over time."""
 
     def __init__(self, config: SiglipConfig, axes: Axes) -> None:
         super().__init__()
@@ -102,56 +109,58 @@ class Siglip(nn.Module):
         self.layers = nn.ModuleList(SiglipLayer(config, axes) for _ in range(config.depth))
         self.norm = LayerNorm(config.width, eps=EPSILON)
         every = config.temporal_every
-        self.temporal = [] if every is None else list(range(every - 1, config.depth, every))
+        self.temporal_layers = [] if every is None else list(range(every - 1, config.depth, every))
         nn.init.normal_(self.position, std=config.width**-0.5)
 
     def forward(self, pixels: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Features (V, patches, W) of the current frame, the last, of videos (V, T, 3, H, W) uint8.
+        """Return features (V, patches, W) of the current (last) frame of videos (V, T, 3, H, W) uint8.
 
-        A frame that is not `valid` (V, T) is seen by no other. Without layers that attend over time the past is not looked at.
+        No other frame attends to a frame that is not `valid` (V, T). Without temporal layers past frames are ignored.
         """
         videos, frames = pixels.shape[:2]
-        if not self.temporal or frames == 1:
+        if not self.temporal_layers or frames == 1:
             pixels, frames = pixels[:, -1:], 1
         scaled = pixels.flatten(0, 1).float() / 127.5 - 1.0
         x = self.patches(to_weight(scaled, self.patches.weight)).flatten(2).transpose(1, 2) + self.position
-        past = self._past(videos, frames, valid, x.device) if frames > 1 else None
+        mask = self._temporal_mask(videos, frames, valid, x.device) if frames > 1 else None
         for index, layer in enumerate(self.layers):
-            if past is None or index not in self.temporal:
+            if mask is None or index not in self.temporal_layers:
                 x = layer(x)
-            elif index < self.temporal[-1]:
-                x = layer(x, past)
-            else:  # nothing reads past frames any more
-                x, past = layer(x, past[:, -1:]), None
+            elif index < self.temporal_layers[-1]:
+                x = layer(x, mask)
+            else:  # later layers do not use past frames
+                x, mask = layer(x, mask[:, -1:]), None
         return self.norm(x)
 
     @staticmethod
-    def _past(videos: int, frames: int, valid: Tensor | None, device: torch.device) -> Tensor:
-        """(V, T, T) bool: a frame sees itself and the valid ones before it."""
+    def _temporal_mask(videos: int, frames: int, valid: Tensor | None, device: torch.device) -> Tensor:
+        """Return (V, T, T) bool: a frame attends to itself and to earlier valid frames."""
         order = torch.arange(frames, device=device)
-        before = (order[None, :] <= order[:, None]).expand(videos, frames, frames)
+        causal = (order[None, :] <= order[:, None]).expand(videos, frames, frames)
         if valid is None:
-            return before
-        return (before & valid[:, None, :]) | torch.eye(frames, dtype=torch.bool, device=device)
+            return causal
+        return (causal & valid[:, None, :]) | torch.eye(frames, dtype=torch.bool, device=device)
 
 
-def last_frames(x: Tensor, past: Tensor | None) -> Tensor:
-    """Of frames of videos (V * T, ...) those that `past` (V, Q, T) has rows for, the last Q of each; of images all."""
-    return x if past is None else x.unflatten(0, (len(past), -1))[:, -past.shape[1] :].flatten(0, 1)
+def last_frames(x: Tensor, temporal_mask: Tensor | None) -> Tensor:
+    """Return the last Q frames of each video in (V * T, ...), for a mask (V, Q, T); without a mask return `x`."""
+    if temporal_mask is None:
+        return x
+    return x.unflatten(0, (len(temporal_mask), -1))[:, -temporal_mask.shape[1] :].flatten(0, 1)
 
 
 def embed_frames(frames: int, like: Tensor) -> Tensor:
-    """When each frame of a video was, as an addend (V * T, 1, W) in the dtype of `like` (V * T, patches, W).
+    """Embed the time of each frame of a video: (V * T, 1, W) in the dtype of `like` (V * T, patches, W), to be added to it.
 
-    Sines and cosines, formed in float64, of the frame's number, 0 for the current one and negative before it, less those of 0:
-    the current frame is told nothing, so that a video of one frame is an image. Numbers of frames and not seconds, because a
-    policy is trained at one spacing of its history; the longest period tells 40 of them apart.
+    The embedding has sines and cosines, computed in float64, of the frame's index, 0 for the current frame and negative before
+    it, minus those of 0: the embedding of the current frame is 0, so that a video of one frame equals an image. Indices and not
+    seconds, because a policy is trained at one spacing of its history; the longest period distinguishes 40 frames.
     """
     width = like.shape[-1]
-    number = torch.arange(1 - frames, 1, dtype=torch.float64, device=like.device)
+    index = torch.arange(1 - frames, 1, dtype=torch.float64, device=like.device)
     periods = SHORTEST_PERIOD * (LONGEST_PERIOD / SHORTEST_PERIOD) ** torch.linspace(
         0.0, 1.0, width // 2, dtype=torch.float64, device=like.device
     )
-    angles = 2 * math.pi * number[:, None] / periods
-    embedded = torch.cat((angles.sin(), angles.cos() - 1.0), dim=-1).to(like.dtype)
-    return embedded.repeat(len(like) // frames, 1)[:, None]
+    angles = 2 * math.pi * index[:, None] / periods
+    embedding = torch.cat((angles.sin(), angles.cos() - 1.0), dim=-1).to(like.dtype)
+    return embedding.repeat(len(like) // frames, 1)[:, None]

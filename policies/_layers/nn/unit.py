@@ -10,11 +10,11 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Unit(nn.Module):
-    """A layer that backends shard, and that drops its activations and recomputes them in backward when `checkpointing` is on.
+    """A layer that backends shard, and that recomputes its activations in backward when `checkpointing` is on.
 
-    Subclasses write `block` instead of `forward`. Checkpointing sits inside `forward`, not around the unit, so that whoever
-    shards the unit gathers its parameters first: the recomputation then runs while they are gathered.
-    Call submodules, never their parameters, because ZeRO-3 gathers at the call.
+    Subclasses implement `block` instead of `forward`. Checkpointing is inside `forward`, not around the unit, so that a
+    sharding backend gathers the parameters first and the recomputation runs while they are gathered. `block` must call
+    submodules and never use their parameters directly, because ZeRO-3 gathers when a module is called.
     """
 
     def __init__(self, *, checkpointing: bool) -> None:
@@ -23,10 +23,10 @@ class Unit(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         if self.checkpointing and self.training and torch.is_grad_enabled():
-            # No layer draws random numbers (they come with the batch), so there is no generator state to restore.
+            # Layers use no random number generator (noise comes with the batch), so there is no state to restore.
             return checkpoint(self.block, *args, use_reentrant=False, preserve_rng_state=False)
         return self.block(*args)
 
     def block(self, *args: Any) -> Any:
-        """The computation itself. Positional arguments in, a tensor or a tuple of them out."""
+        """Compute the layer. Takes positional arguments and returns a tensor or a tuple of tensors."""
         raise NotImplementedError

@@ -16,40 +16,41 @@ if TYPE_CHECKING:
 
     from benchbox.registry.contracts import Axes
 
-    Visible = Tensor | BlockMask
-    Keys = tuple[Tensor, Tensor]
-    Reading = tuple[Tensor, Visible, Tensor]
-    Acting = tuple[Tensor, Visible, Tensor, Tensor | None]
+    Mask = Tensor | BlockMask
+    KeyValue = tuple[Tensor, Tensor]
+    PrefixInputs = tuple[Tensor, Mask, Tensor]  # hidden, mask, positions
+    SuffixInputs = tuple[Tensor, Mask, Tensor, Tensor | None]  # hidden, mask, positions, condition
 
 
-class _Reader(Unit):
-    """What holds a backbone layer."""
+class _BackboneUnit(Unit):
+    """Base class of units with a backbone layer."""
 
     def __init__(self, backbone: DecoderConfig, layer: int, axes: Axes) -> None:
         super().__init__(checkpointing=axes.checkpointing)
         self.backbone = DecoderLayer(backbone, layer)
         self.kernel = axes.attention
 
-    def _through(self, hidden: Tensor, visible: Visible, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, key, value, gate = self.backbone.before(hidden, positions, None)
-        attended = attend(query, key, value, visible, self.kernel, self.backbone.softcap)
-        return self.backbone.after(hidden, attended, gate, None), key, value
+    def _run_backbone(self, hidden: Tensor, mask: Mask, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value, gate = self.backbone.project_qkv(hidden, positions, None)
+        attended = attend(query, key, value, mask, self.kernel, self.backbone.softcap)
+        return self.backbone.output_and_mlp(hidden, attended, gate, None), key, value
 
 
-class BackboneLayer(_Reader):
-    """One backbone layer: the stream attends to itself."""
+class BackboneLayer(_BackboneUnit):
+    """One backbone layer of a sequence that attends to itself."""
 
-    def block(self, hidden: Tensor, visible: Visible, positions: Tensor) -> Any:
-        """The stream (B, P, W) one layer on; `visible` (B, P, P) bool or a block mask, `positions` (B, P) int64."""
-        return self._through(hidden, visible, positions)[0]
+    def block(self, hidden: Tensor, mask: Mask, positions: Tensor) -> Any:
+        """Apply the layer to (B, P, W); `mask` (B, P, P) bool or a block mask, `positions` (B, P) int64."""
+        return self._run_backbone(hidden, mask, positions)[0]
 
 
-class LayerPair(_Reader):
-    """One backbone layer and one expert layer, run by one call, so that a sharded pair is gathered once a forward.
+class LayerPair(_BackboneUnit):
+    """One backbone layer and one expert layer, run by one call, so that a sharded pair is gathered once per forward.
 
-    The prefix attends to itself. The suffix attends to the prefix, which it sees as keys and values of the same layer, and to
-    itself. With `insulated` those keys and values are detached: the flow loss then leaves the backbone alone. Where nothing
-    hears of the prefix after this layer (`prefix_kv_only`) it goes no further, and what would take it further is not trained.
+    The prefix attends to itself. The suffix attends to the keys and values of the prefix in the same layer, and to itself. With
+    `insulated` those keys and values are detached, so that the flow loss does not train the backbone. With `prefix_kv_only`
+    only keys and values of the prefix are computed, because nothing uses its output, and the remaining parameters of the
+    backbone layer are frozen.
     """
 
     def __init__(
@@ -69,43 +70,46 @@ class LayerPair(_Reader):
         self.prefix_kv_only = prefix_kv_only
         if prefix_kv_only:
             self.backbone.requires_grad_(False)
-            for read in (self.backbone.attention_norm, self.backbone.key, self.backbone.key_norm, self.backbone.value):
-                if read is not None:
-                    read.requires_grad_(True)
+            for module in (self.backbone.attention_norm, self.backbone.key, self.backbone.key_norm, self.backbone.value):
+                if module is not None:
+                    module.requires_grad_(True)
 
-    def block(self, prefix: Reading | None, suffix: Acting | None = None, read: Keys | None = None) -> Any:
-        """Both streams one layer on, or one of them: a prefix is read once and acted on many times.
+    def block(
+        self, prefix: PrefixInputs | None, suffix: SuffixInputs | None = None, prefix_key_value: KeyValue | None = None
+    ) -> Any:
+        """Apply the layer to both sequences, or to one of them: at inference the prefix is computed once and cached.
 
         Args:
-            prefix: hidden (B, P, W), what it sees of itself (B, P, P) bool or a block mask, positions (B, P) int64; or None
-                when its keys and values are given.
-            suffix: hidden (B, S, V), what it sees of prefix and suffix (B, S, P + S) bool or a block mask, positions (B, S)
-                int64, condition (B, V) for an adaptive expert, else None; or None to read the prefix alone.
-            read: key and value (B, G, P, D) of the prefix, from an earlier call.
+            prefix: hidden (B, P, W), mask (B, P, P) bool or a block mask, positions (B, P) int64; or None when
+                `prefix_key_value` is passed.
+            suffix: hidden (B, S, V), mask (B, S, P + S) bool or a block mask, positions (B, S) int64, condition (B, V) for an
+                adaptive expert, else None; or None to compute the prefix alone.
+            prefix_key_value: key and value (B, G, P, D) of the prefix, from an earlier call.
 
         Returns:
-            (prefix, suffix); without a suffix (prefix, read); without a prefix the suffix. Hidden states, shaped as they came.
+            (prefix, suffix); without a suffix (prefix, prefix_key_value); without a prefix the suffix. Hidden states keep their
+            shapes.
         """
         if prefix is None:
             assert suffix is not None
-            assert read is not None
-            return self._act(suffix, read)
-        hidden, keys = self._read(*prefix)
+            assert prefix_key_value is not None
+            return self._run_expert(suffix, prefix_key_value)
+        hidden, key_value = self._run_prefix(*prefix)
         if suffix is None:
-            return hidden, keys
+            return hidden, key_value
         if self.insulated:
-            keys = keys[0].detach(), keys[1].detach()
-        return hidden, self._act(suffix, keys)
+            key_value = key_value[0].detach(), key_value[1].detach()
+        return hidden, self._run_expert(suffix, key_value)
 
-    def _read(self, hidden: Tensor, visible: Visible, positions: Tensor) -> tuple[Tensor, Keys]:
+    def _run_prefix(self, hidden: Tensor, mask: Mask, positions: Tensor) -> tuple[Tensor, KeyValue]:
         if self.prefix_kv_only:
-            return hidden, self.backbone.keys(hidden, positions)
-        hidden, key, value = self._through(hidden, visible, positions)
+            return hidden, self.backbone.project_key_value(hidden, positions)
+        hidden, key, value = self._run_backbone(hidden, mask, positions)
         return hidden, (key, value)
 
-    def _act(self, suffix: Acting, read: Keys) -> Tensor:
-        hidden, visible, positions, condition = suffix
-        query, key, value, gate = self.expert.before(hidden, positions, condition)
-        key, value = torch.cat((read[0], key), dim=2), torch.cat((read[1], value), dim=2)
-        attended = attend(query, key, value, visible, self.kernel, self.expert.softcap)
-        return self.expert.after(hidden, attended, gate, condition)
+    def _run_expert(self, suffix: SuffixInputs, prefix_key_value: KeyValue) -> Tensor:
+        hidden, mask, positions, condition = suffix
+        query, key, value, gate = self.expert.project_qkv(hidden, positions, condition)
+        key, value = torch.cat((prefix_key_value[0], key), dim=2), torch.cat((prefix_key_value[1], value), dim=2)
+        attended = attend(query, key, value, mask, self.kernel, self.expert.softcap)
+        return self.expert.output_and_mlp(hidden, attended, gate, condition)

@@ -1,4 +1,4 @@
-"""The table of text tokens, tied: it embeds, and it scores."""
+"""Text embedding tied with the output head."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class Vocabulary(nn.Embedding):
-    """One parameter for both directions, registered once. Embeddings are multiplied by sqrt(width), as Gemma does."""
+    """Text embedding whose weight is also the output head. Embeddings are multiplied by sqrt(width), as in Gemma."""
 
     def __init__(self, tokens: int, width: int) -> None:
         super().__init__(tokens, width)
         nn.init.normal_(self.weight, std=INIT_STD)
 
-    def forward(self, x: Tensor, *, scores: bool = False) -> Tensor:
-        """Embed token ids (B, L), or with `scores` turn hidden states (B, L, W) into float32 logits (B, L, V).
+    def forward(self, x: Tensor, *, logits: bool = False) -> Tensor:
+        """Embed token ids (B, L), or with `logits` map hidden states (B, L, W) to float32 logits (B, L, V).
 
-        Both directions go through the call, because that is where ZeRO-3 gathers the table; FSDP leaves it to the root unit,
-        which stays gathered from the start of forward to the end of backward.
+        Both directions go through `forward`, because ZeRO-3 gathers the weight when the module is called. Under FSDP the weight
+        belongs to the root unit, which stays gathered from the start of forward to the end of backward.
         """
-        if scores:
+        if logits:
             return F.linear(to_weight(x, self.weight), self.weight).float()
         return super().forward(x) * self.embedding_dim**0.5

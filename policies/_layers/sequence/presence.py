@@ -1,4 +1,4 @@
-"""Which parts of a batch are there, decided for all ranks at once."""
+"""Optional parts of a batch: agreement of all ranks on which are present, and dropping them in training."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ if TYPE_CHECKING:
     from benchbox.registry.contracts import Batch
 
 
-def require(batch: Batch, needed: Sequence[str], optional: Mapping[str, str]) -> frozenset[str]:
-    """Which optional blocks some rank has anything of. One all-reduce carries every decision.
+def agree_on_presence(batch: Batch, required: Sequence[str], optional: Mapping[str, str]) -> frozenset[str]:
+    """Return the optional blocks that are present on at least one rank, using a single all-reduce.
 
-    A rank that left out a block by itself would reach other collectives than the rest, and hang. So would a rank that raised by
-    itself because its batch lacks a field: what is missing travels in the same all-reduce.
+    A rank that skipped a block on its own would run other collectives than the remaining ranks, and hang. So would a rank that
+    raised on its own because its batch lacks a field: missing fields are reported in the same all-reduce.
 
     Args:
         batch: of this rank.
-        needed: the fields it must have, the same on every rank.
-        optional: name of a block to the field that masks it. A block is there where its mask is not all False.
+        required: the fields that must be in it, the same on every rank.
+        optional: name of a block to the field that masks it. A block is present where its mask is not all False.
 
     Raises:
-        DataError: a field is missing on some rank: raised on every rank, with the names of field and rank.
+        DataError: a field is missing on some rank. Raised on every rank, with the names of the field and the rank.
     """
-    alone = not dist.is_initialized() or dist.get_world_size() == 1
-    # A missing field votes with its rank, so that the highest such rank is known to all.
-    vote = 1 if alone else dist.get_rank() + 1
-    votes = [0 if field in batch else vote for field in needed]
+    single = not dist.is_initialized() or dist.get_world_size() == 1
+    # A missing field votes with its rank + 1, so that every rank learns the highest rank that lacks it.
+    vote = 1 if single else dist.get_rank() + 1
+    votes = [0 if field in batch else vote for field in required]
     device = next(iter(batch.values())).device
-    if device.type == "meta":  # nothing to look at: everything counts as there
+    if device.type == "meta":  # meta tensors have no values: every optional block counts as present
         votes += [1] * len(optional)
-    elif optional or not alone:
+    elif optional or not single:
         empty = torch.zeros((), dtype=torch.bool, device=device)
-        there = [batch.get(mask, empty).any() for mask in optional.values()]
-        ballot = torch.cat((torch.tensor(votes, device=device), torch.stack([*there, empty]).long()))
-        if not alone:
+        present = [batch.get(mask, empty).any() for mask in optional.values()]
+        ballot = torch.cat((torch.tensor(votes, device=device), torch.stack([*present, empty]).long()))
+        if not single:
             dist.all_reduce(ballot, op=dist.ReduceOp.MAX)
-        votes = ballot.tolist()  # the device is waited for once
-    if lacking := {field: vote - 1 for field, vote in zip(needed, votes, strict=False) if vote}:
-        where = "; ".join(f"rank {rank} has no {field!r}" for field, rank in lacking.items())
-        raise DataError(f"the batch lacks what the policy needs: {where}")
-    return frozenset(name for name, vote in zip(optional, votes[len(needed) :], strict=False) if vote)
+        votes = ballot.tolist()  # the only device synchronisation
+    if missing := {field: vote - 1 for field, vote in zip(required, votes, strict=False) if vote}:
+        details = "; ".join(f"rank {rank} has no {field!r}" for field, rank in missing.items())
+        raise DataError(f"the batch lacks what the policy needs: {details}")
+    return frozenset(name for name, vote in zip(optional, votes[len(required) :], strict=False) if vote)
 
 
-def kept(mask: Tensor, uniform: Tensor, drop: float) -> Tensor:
-    """`mask` (B, ...), all False for those samples whose `uniform` (B,) lies below the drop probability."""
-    return mask & (uniform >= drop).view(-1, *[1] * (mask.ndim - 1))
+def drop_from_mask(mask: Tensor, uniform: Tensor, probability: float) -> Tensor:
+    """Return `mask` (B, ...), all False for samples whose `uniform` (B,) is below the drop probability."""
+    return mask & (uniform >= probability).view(-1, *[1] * (mask.ndim - 1))

@@ -1,1 +1,1 @@
-"""Published weights: reading them and mapping their names."""
+"""Published weights: loading and mapping of names."""

@@ -1,4 +1,4 @@
-"""Published weights, into the policies here."""
+"""Loading of published weights into policies."""
 
 from __future__ import annotations
 
@@ -21,114 +21,124 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-_READ = ("F64", "F32", "F16", "BF16")  # as safetensors calls dtypes
+_DTYPES = ("F64", "F32", "F16", "BF16")  # names of safetensors
 
 
 def load_published(policy: nn.Module, path: Path) -> Loaded:
-    """Copy published weights into an unwrapped policy. Their layout is known by their names: those of `published_names`, or the
-    policy's own, under which training saves it.
+    """Copy published weights into an unwrapped policy.
 
-    A table of positions of another resolution is resized bilinearly. Of a longer table of text tokens the first rows are taken:
-    PaliGemma's was padded when it was published. Nothing else may differ in shape.
+    The layout is recognised by the names of the tensors: those of `published_names`, or the policy's own parameter names, which
+    training saves. A position table of another resolution is resized bilinearly. Of a longer text embedding the first rows are
+    copied: PaliGemma's was padded when it was published. No other shape may differ.
 
     Raises:
-        ConfigurationError: nothing has a place in the policy, or something is of another shape.
-        DataError: a file is missing or damaged, its numbers are quantised, or tensors that are tied here differ.
-        Nothing is changed then.
+        ConfigurationError: no tensor belongs to the policy, or a tensor has another shape.
+        DataError: a file is missing or damaged, weights are quantised, or tensors differ that are tied here.
+        The policy is then unchanged.
     """
     with ExitStack() as stack:
-        holders = _opened(path, stack)
-        sources = place(policy, {name: tuple(holder.get_slice(name).get_shape()) for name, holder in holders.items()}, path)
-        _check(sources, holders, path)
+        files = _open_files(path, stack)
+        sources = match_tensors(policy, {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}, path)
+        _check_tensors(sources, files, path)
         parameters = dict(policy.named_parameters())
         changes = {}
         with torch.no_grad():
-            for ours, (name, *_) in sources.items():
-                tensor, change = fitted(name, holders[name].get_tensor(name), ours, parameters[ours])
-                parameters[ours].copy_(tensor)
+            for parameter_name, (name, *_) in sources.items():
+                parameter = parameters[parameter_name]
+                tensor, change = fit_tensor(name, files[name].get_tensor(name), parameter_name, parameter)
+                parameter.copy_(tensor)
                 if change is not None:
-                    changes[ours] = change
-    taken = {name for published in sources.values() for name in published}
+                    changes[parameter_name] = change
+    used = {name for tied_names in sources.values() for name in tied_names}
     return Loaded(
         loaded=tuple(sources),
         missing=tuple(name for name in parameters if name not in sources),
-        unexpected=tuple(name for name in holders if name not in taken),
+        unexpected=tuple(name for name in files if name not in used),
         fitted=changes,
     )
 
 
-def _opened(path: Path, stack: ExitStack) -> dict[str, Any]:
-    """The open file that holds each tensor."""
-    holders = {}
-    for file in weight_files(path):
-        opened = stack.enter_context(safe_open(file, framework="pt"))
-        for name in opened.keys():  # noqa: SIM118 (no mapping)
-            if name in holders:
+def _open_files(path: Path, stack: ExitStack) -> dict[str, Any]:
+    """Return the open file of each tensor, by tensor name."""
+    files = {}
+    for weight_file in weight_files(path):
+        file = stack.enter_context(safe_open(weight_file, framework="pt"))
+        for name in file.keys():  # noqa: SIM118 (not a mapping)
+            if name in files:
                 raise DataError(f"{path}: {name} is in two of its files")
-            holders[name] = opened
-    return holders
+            files[name] = file
+    return files
 
 
-def _check(sources: Mapping[str, Sequence[str]], holders: Mapping[str, Any], path: Path) -> None:
-    """Refuse what would be copied and would not mean the same here."""
-    for first, *others in sources.values():
-        for name in (first, *others):
-            if (dtype := holders[name].get_slice(name).get_dtype()) not in _READ:
-                raise DataError(f"{path}: {name} is {dtype}, and weights are read in {', '.join(_READ)}")
-        for name in others:
-            if not torch.equal(holders[name].get_tensor(name), holders[first].get_tensor(first)):
-                raise DataError(f"{path}: {first} and {name} differ, and are one tensor here")
+def _check_tensors(sources: Mapping[str, Sequence[str]], files: Mapping[str, Any], path: Path) -> None:
+    """Raise DataError for quantised tensors, and for tied tensors that differ."""
+    for name, *tied_names in sources.values():
+        for tensor_name in (name, *tied_names):
+            if (dtype := files[tensor_name].get_slice(tensor_name).get_dtype()) not in _DTYPES:
+                raise DataError(f"{path}: {tensor_name} is {dtype}, and weights are read in {', '.join(_DTYPES)}")
+        for tied_name in tied_names:
+            if not torch.equal(files[tied_name].get_tensor(tied_name), files[name].get_tensor(name)):
+                raise DataError(f"{path}: {name} and {tied_name} differ, and are one tensor here")
 
 
-def place(policy: nn.Module, shapes: Mapping[str, tuple[int, ...]], path: Path) -> dict[str, list[str]]:
-    """Parameters of the policy, and the published tensors of the given shapes that each is to have: several when they are tied.
+def match_tensors(policy: nn.Module, shapes: Mapping[str, tuple[int, ...]], path: Path) -> dict[str, list[str]]:
+    """Return, for each parameter that has published tensors, their names: several if they are tied.
+
+    Args:
+        policy: unwrapped.
+        shapes: of the published tensors, by name.
+        path: of the weights, for messages.
 
     Raises:
-        ConfigurationError: as `load_published`, for what `path` names.
+        ConfigurationError: no tensor belongs to the policy, or a tensor has another shape.
     """
-    parameters, known = dict(policy.named_parameters()), parameter_names(shapes)
+    parameters, mapping = dict(policy.named_parameters()), parameter_names(shapes)
     sources: dict[str, list[str]] = {}
     for name in shapes:
-        ours = name if name in parameters else known.get(name)
-        if ours in parameters:
-            sources.setdefault(ours, []).append(name)
-    of = type(policy).__name__
+        parameter_name = name if name in parameters else mapping.get(name)
+        if parameter_name in parameters:
+            sources.setdefault(parameter_name, []).append(name)
+    policy_class = type(policy).__name__
     if not sources:
-        first = ", ".join(sorted(shapes)[:3]) or "it is empty"
-        raise ConfigurationError(Problem(str(path), f"nothing in it is known to {of}: {first}{', ...' * (len(shapes) > 3)}"))
-    wrong = []
-    for ours, published in sources.items():
-        for name in published:
+        examples = ", ".join(sorted(shapes)[:3]) or "it is empty"
+        more = ", ..." * (len(shapes) > 3)
+        raise ConfigurationError(Problem(str(path), f"none of its tensors belongs to {policy_class}: {examples}{more}"))
+    mismatches = []
+    for parameter_name, published_names in sources.items():
+        parameter = parameters[parameter_name]
+        for name in published_names:
             meta = torch.empty(shapes[name], device="meta")
-            if fitted(name, meta, ours, parameters[ours])[0].shape != parameters[ours].shape:
-                wrong.append(f"{name} is {_shape(meta)} in it, and {ours} of {of} is {_shape(parameters[ours])}")
-    if wrong:
-        more = f"; {len(wrong) - 1} more do not fit" if len(wrong) > 1 else ""
-        raise ConfigurationError(Problem(str(path), wrong[0] + more))
+            if fit_tensor(name, meta, parameter_name, parameter)[0].shape != parameter.shape:
+                mismatches.append(
+                    f"{name} is {_format_shape(meta)}, and {parameter_name} of {policy_class} is {_format_shape(parameter)}"
+                )
+    if mismatches:
+        more = f"; {len(mismatches) - 1} more do not fit" if len(mismatches) > 1 else ""
+        raise ConfigurationError(Problem(str(path), mismatches[0] + more))
     return sources
 
 
-def fitted(name: str, tensor: Tensor, ours: str, parameter: Tensor) -> tuple[Tensor, str | None]:
-    """A published tensor as the parameter holds it, where that can be done, and what was done if it lost anything."""
+def fit_tensor(name: str, tensor: Tensor, parameter_name: str, parameter: Tensor) -> tuple[Tensor, str | None]:
+    """Return a published tensor in the shape of the parameter, if possible, and a description of any lossy change."""
     if name.endswith(TRANSPOSED):
         return tensor.T, None
-    there, here = _shape(tensor), _shape(parameter)
-    if tensor.ndim != 2 or tensor.shape[1] != parameter.shape[-1] or there == here:
+    if tensor.ndim != 2 or tensor.shape[1] != parameter.shape[-1] or tensor.shape == parameter.shape:
         return tensor, None
-    if ours == VOCABULARY and len(tensor) > len(parameter):
+    if parameter_name == VOCABULARY and len(tensor) > len(parameter):
         return tensor[: len(parameter)], f"the first {len(parameter)} of {len(tensor)} rows"
-    if ours == POSITION and _is_square(len(tensor)) and _is_square(len(parameter)):
-        return _resized(tensor, len(parameter)), f"resized bilinearly from {len(tensor)} to {len(parameter)} positions"
+    if parameter_name == POSITION and _is_square(len(tensor)) and _is_square(len(parameter)):
+        return _resize(tensor, len(parameter)), f"resized bilinearly from {len(tensor)} to {len(parameter)} positions"
     return tensor, None
 
 
-def _resized(table: Tensor, positions: int) -> Tensor:
-    """A table (P, W) of a square of positions, row by row, as one of another square: averaged where it shrinks (antialiased,
-    as `transformers` does for SigLIP 2).
+def _resize(table: Tensor, positions: int) -> Tensor:
+    """Resize a table (P, W) of a square grid, in row-major order, to another square grid.
+
+    Antialiased, so that shrinking averages, as `transformers` does for SigLIP 2.
     """
-    before, after = math.isqrt(len(table)), math.isqrt(positions)
-    square = table.float().T.unflatten(1, (before, before))[None]  # (1, W, side, side)
-    resized = F.interpolate(square, size=(after, after), mode="bilinear", align_corners=False, antialias=True)
+    old_side, new_side = math.isqrt(len(table)), math.isqrt(positions)
+    square = table.float().T.unflatten(1, (old_side, old_side))[None]  # (1, W, side, side)
+    resized = F.interpolate(square, size=(new_side, new_side), mode="bilinear", align_corners=False, antialias=True)
     return resized[0].flatten(1).T
 
 
@@ -136,5 +146,5 @@ def _is_square(number: int) -> bool:
     return math.isqrt(number) ** 2 == number
 
 
-def _shape(tensor: Tensor) -> str:
+def _format_shape(tensor: Tensor) -> str:
     return " x ".join(map(str, tensor.shape)) or "a scalar"

@@ -1,7 +1,8 @@
-"""Names of published tensors, in the words used here.
+"""Mapping from names of published tensors to parameter names of the policies.
 
-One table serves every layout, because layouts differ in what they wrap a name in: PaliGemma 1 and 2 and Gemma 3 as transformers
-saves them and as it did before 4.52, text-only Gemma and Qwen 3, SigLIP, pi0 and pi05 as openpi and LeRobot save them.
+One table covers every layout, because layouts differ only in the wrapper modules of a name: PaliGemma 1 and 2 and Gemma 3 as
+saved by transformers before and since 4.52, text-only Gemma and Qwen 3, SigLIP, and pi0 and pi05 as saved by openpi and
+LeRobot.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 VOCABULARY, POSITION = "model.vocabulary.weight", "model.vision.position"
-TRANSPOSED = "mm_input_projection_weight"  # (in, out), where a linear layer holds (out, in)
+TRANSPOSED = "mm_input_projection_weight"  # (in, out), while a linear layer has (out, in)
 
 _WRAPPERS = {"model", "vision_tower", "vision_model", "language_model", "paligemma_with_expert", "paligemma"}
 
@@ -61,7 +62,7 @@ _DECODER_LAYER = {
     "mlp.up_proj": "mlp.up",
     "mlp.down_proj": "mlp.down",
 }
-# Gemma 2 and 3 norm what a branch answers too, and call by an old name what is another norm.
+# Gemma 2 and 3 also norm the output of each branch, and use the name of Gemma 1's MLP norm for another norm.
 _SANDWICH = {
     "post_attention_layernorm": "output_norm",
     "pre_feedforward_layernorm": "mlp_norm",
@@ -71,27 +72,28 @@ _LAYER = re.compile(r"(encoder\.|gemma_expert\.|)layers\.(\d+)\.(.+)")
 
 
 def parameter_names(published: Collection[str]) -> dict[str, str]:
-    """Where the tensors of a file belong in a policy whose `model` is a vision-language model; without those unknown here."""
+    """Map published names to parameter names of a policy over a vision-language model; unknown names are left out."""
     sandwich = any(".pre_feedforward_layernorm." in name for name in published)
     decoder = _DECODER_LAYER | (_SANDWICH if sandwich else {})
-    return {name: ours for name in published if (ours := _our_name(name, decoder)) is not None}
+    mapping = {name: _parameter_name(name, decoder) for name in published}
+    return {name: parameter_name for name, parameter_name in mapping.items() if parameter_name is not None}
 
 
-def _our_name(published: str, decoder: dict[str, str]) -> str | None:
+def _parameter_name(published: str, decoder: dict[str, str]) -> str | None:
     bare = ".".join(part for part in published.split(".") if part not in _WRAPPERS)
     module, _, tensor = bare.rpartition(".")
     adaptive = module.endswith(".dense")  # the linear layer of an adaRMS
     module = module.removesuffix(".dense")
     if (layer := _LAYER.fullmatch(module)) is not None:
-        tower, number, part = layer.groups()
-        owner, parts = {
+        tower, number, module = layer.groups()
+        prefix, modules = {
             "encoder.": (f"model.vision.layers.{number}", _VISION_LAYER),
             "gemma_expert.": (f"model.layers.{number}.expert", decoder),
             "": (f"model.layers.{number}.backbone", decoder),
         }[tower]
-        ours = f"{owner}.{parts[part]}" if part in parts else None
+        target = f"{prefix}.{modules[module]}" if module in modules else None
     else:
-        ours = _MODULES.get(module)
-    if ours is None:
+        target = _MODULES.get(module)
+    if target is None:
         return _TENSORS.get(bare)
-    return f"{ours}.modulation.{tensor}" if adaptive else f"{ours}.{tensor}"
+    return f"{target}.modulation.{tensor}" if adaptive else f"{target}.{tensor}"

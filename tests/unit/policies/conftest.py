@@ -1,4 +1,4 @@
-"""What every test of policies needs."""
+"""Set-up of every test of policies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ build_policy("pi05", "tiny", Axes())  # makes `benchbox_policies._layers` import
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Sums are then taken in one order whatever the shape, which equality of losses relies on."""
+    """Fix the order of summation, on which equality of losses relies, for all shapes."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""What holds of every policy there is."""
+"""Properties of every policy."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 from benchbox.errors import DataError, UnsupportedError
 from tests.support.policy_batches import POLICIES, awake, build, gradients, make_batch
 
-# Of `full`, in parameters. Where a published count is rounded, ours is beside it.
+# Parameters of `full`, with the rounded published count in a comment.
 COUNTS = {
     "pi0": 3_238_048_528,  # 3.24 B
     "pi05": 3_361_822_480,  # 3.36 B
-    "pi05_mem": 3_361_890_064,  # and one projection of the state more than pi05
+    "pi05_mem": 3_361_890_064,  # pi05 and a projection of the state
     "pi06": 5_585_761_168,
     "pi07_low_level": 5_585_845_648,  # 5.59 B
     "pi07_high_level": 4_296_540_528,  # 4.30 B
     "pi07_paligemma": 3_361_890_064,
-    "vitra": 3_174_149_808,  # 3.03 B of PaliGemma 2, 136.6 M of DiT-B, and two tokens
-    "cosmos_droid": 14_534_416_640,  # of 16 B, which count Qwen3-VL's vision tower and a head for text: no part of a step
+    "vitra": 3_174_149_808,  # PaliGemma 2 (3.03 B), DiT-B (136.6 M) and two tokens
+    "cosmos_droid": 14_534_416_640,  # the published 16 B include a vision tower and a text head, which take no part in a step
 }
-BLIND = "pi07_high_level"  # as published it has no losses by sample
+WITHOUT_SAMPLE_LOSSES = "pi07_high_level"  # as published
 
 every = pytest.mark.parametrize("name", POLICIES)
 
@@ -63,7 +63,7 @@ def test_every_trainable_parameter_gets_a_gradient_that_is_not_zero(name, cams):
 
 
 @every
-def test_with_nothing_optional_in_the_batch_every_trainable_parameter_is_in_the_graph_all_the_same(name):
+def test_every_trainable_parameter_is_in_the_graph_without_any_optional_input(name):
     """DDP waits for the gradient of every parameter in every step."""
     policy = build(name)
     batch = make_batch(policy.batch_spec(), 2)
@@ -75,11 +75,11 @@ def test_with_nothing_optional_in_the_batch_every_trainable_parameter_is_in_the_
 
 
 @every
-def test_it_learns_a_batch_by_heart(name):
+def test_it_overfits_a_batch(name):
     """The loss falls to a tenth in 200 steps."""
     policy = build(name)
     batch = make_batch(policy.batch_spec(), 2)
-    policy.eval()  # nothing dropped, so that what is to be learned stays the same
+    policy.eval()  # drops no inputs, so that the targets stay the same
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200, 1e-4)
     start = policy(batch).total.item()
@@ -103,23 +103,23 @@ def test_the_same_batch_gives_the_same_loss_and_gradients_bit_for_bit(name):
         state = torch.get_rng_state()
         losses = policy(batch)
         losses.total.backward()
-        assert torch.equal(state, torch.get_rng_state())  # nothing random outside the batch
+        assert torch.equal(state, torch.get_rng_state())  # no randomness outside the batch
         results.append((losses.total, gradients(policy)))
-    (first, first_gradients), (second, second_gradients) = results
-    assert torch.equal(first, second)
+    (first_total, first_gradients), (second_total, second_gradients) = results
+    assert torch.equal(first_total, second_total)
     assert all(torch.equal(first_gradients[key], second_gradients[key]) for key in first_gradients)
 
 
 @every
 def test_a_batch_of_four_has_the_mean_loss_and_gradient_of_four_batches_of_one(name):
     policy, batch = awake(name)
-    whole = policy(batch)
-    whole.total.backward()
+    losses = policy(batch)
+    losses.total.backward()
     expected = copy.deepcopy(gradients(policy))
     policy.zero_grad()
     singles = [policy({key: value[i : i + 1] for key, value in batch.items()}).total for i in range(4)]
     torch.stack(singles).mean().backward()
-    torch.testing.assert_close(torch.stack(singles).mean(), whole.total, rtol=1e-5, atol=0)
+    torch.testing.assert_close(torch.stack(singles).mean(), losses.total, rtol=1e-5, atol=0)
     for key, gradient in gradients(policy).items():
         torch.testing.assert_close(gradient, expected[key], rtol=1e-3, atol=1e-5, msg=key)
 
@@ -127,25 +127,25 @@ def test_a_batch_of_four_has_the_mean_loss_and_gradient_of_four_batches_of_one(n
 @every
 def test_eager_and_sdpa_give_the_same_loss_and_gradients(name):
     policy, batch = awake(name, attention="eager")
-    other = build(name, attention="sdpa")
-    other.load_state_dict(policy.state_dict())
-    totals = [some(batch).total for some in (policy, other)]
+    sdpa = build(name, attention="sdpa")
+    sdpa.load_state_dict(policy.state_dict())
+    totals = [model(batch).total for model in (policy, sdpa)]
     for total in totals:
         total.backward()
     torch.testing.assert_close(totals[1], totals[0], rtol=1e-5, atol=0)
     for key, gradient in gradients(policy).items():
-        torch.testing.assert_close(gradients(other)[key], gradient, rtol=1e-3, atol=1e-5, msg=key)
+        torch.testing.assert_close(gradients(sdpa)[key], gradient, rtol=1e-3, atol=1e-5, msg=key)
 
 
 @every
 @pytest.mark.usefixtures("compiling")
 def test_flex_attention_gives_the_same_loss_from_its_block_mask(name):
-    """Forward only: on a CPU it has no backward."""
+    """Only forward is compared, because FlexAttention has no backward on a CPU."""
     policy, batch = awake(name)
-    other = build(name, attention="flex")
-    other.load_state_dict(policy.state_dict())
+    flex = build(name, attention="flex")
+    flex.load_state_dict(policy.state_dict())
     with torch.no_grad():
-        torch.testing.assert_close(other(batch).total, policy(batch).total, rtol=1e-5, atol=0)
+        torch.testing.assert_close(flex(batch).total, policy(batch).total, rtol=1e-5, atol=0)
 
 
 @every
@@ -162,7 +162,7 @@ def test_checkpointing_recomputes_every_unit_and_changes_no_bit(name):
         before = Counter(calls)
         losses.total.backward()
         for unit, leaf in zip(units, inner, strict=True):
-            assert calls[unit] == before[unit] > 0, "a unit that is sharded is not gathered again by a call in backward"
+            assert calls[unit] == before[unit] > 0, "backward must not call a unit again, which would gather it again"
             assert calls[leaf] == before[leaf] * (2 if checkpointing else 1)
         results.append((losses.total, gradients(policy)))
     (plain, plain_gradients), (recomputed, recomputed_gradients) = results
@@ -176,7 +176,7 @@ def test_asking_for_per_sample_losses_changes_no_bit_of_the_loss_and_they_add_up
     plain, detailed = policy(batch), policy(batch, per_sample=True)
     assert plain.per_sample is None
     assert torch.equal(plain.total, detailed.total)
-    if name == BLIND:
+    if name == WITHOUT_SAMPLE_LOSSES:
         assert detailed.per_sample is None
         return
     assert detailed.per_sample
@@ -211,7 +211,7 @@ def test_autocast_leaves_gradients_in_float32(name, checkpointing):
 
 
 @every
-def test_every_parameter_has_a_role_and_none_is_held_by_two_modules(name):
+def test_every_parameter_has_a_role_and_belongs_to_one_module(name):
     policy = build(name)
     roles = policy.parameter_roles()
     assert list(roles) == [key for key, _ in policy.named_parameters()]
@@ -236,17 +236,17 @@ def test_a_missing_field_is_named(name):
 
 
 @every
-def test_acting_reads_only_what_is_known_before_acting_and_is_the_same_every_time(name):
+def test_select_actions_uses_only_fields_for_acting_and_is_deterministic(name):
     policy, batch = awake(name)
     spec = policy.batch_spec()
-    known = {key: batch[key] for key in spec.fields(acting=True)}
+    acting_batch = {key: batch[key] for key in spec.fields(acting=True)}
     try:
-        actions = policy.select_actions(known)
+        actions = policy.select_actions(acting_batch)
     except UnsupportedError:
-        assert name in ("pi07_high_level", "value"), "only these do not act"
+        assert name in ("pi07_high_level", "value"), "all other policies must act"
         return
     assert actions.shape == (4, spec.horizon, spec.action_dim)
     assert actions.isfinite().all()
-    assert torch.equal(policy(known, act=True), actions)
-    known["noise"] = known["noise"].flip(0)
-    assert not torch.equal(policy(known, act=True), actions)
+    assert torch.equal(policy(acting_batch, act=True), actions)
+    acting_batch["noise"] = acting_batch["noise"].flip(0)
+    assert not torch.equal(policy(acting_batch, act=True), actions)

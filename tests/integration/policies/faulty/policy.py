@@ -1,4 +1,4 @@
-"""A policy of a few parameters that fails on purpose: its size says how, on which rank and in which step."""
+"""A policy of a few parameters that fails on purpose; its preset defines how, on which rank and in which step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATE = ACTION = 8
 
 
 class Layer(nn.Linear):
-    """The one unit."""
+    """The only sharding unit."""
 
 
 class Faulty(nn.Module):
@@ -35,8 +35,8 @@ class Faulty(nn.Module):
         if self._steps == self._step:
             self._fail()
         state: Tensor = batch["state"]  # (B, STATE)
-        wanted: Tensor = batch["action"].mean(dim=1)  # (B, ACTION)
-        loss = (self.layer(state.to(self.layer.weight.dtype)) - wanted).float().square().mean()
+        target: Tensor = batch["action"].mean(dim=1)  # (B, ACTION)
+        loss = (self.layer(state.to(self.layer.weight.dtype)) - target).float().square().mean()
         return Losses(loss, {"square": loss.detach()})
 
     def _fail(self) -> None:
@@ -61,7 +61,7 @@ class Faulty(nn.Module):
         return {name: Role("head", decay=parameter.ndim > 1) for name, parameter in self.named_parameters()}
 
     def load_statistics(self, statistics: Any) -> None:
-        """It normalises nothing."""
+        """Ignore the statistics: nothing is normalised."""
 
 
 def build(preset: dict[str, Any], axes: Axes) -> Faulty:

@@ -1,4 +1,4 @@
-"""VITRA: what is read, what of the hands is learned, and how they are moved."""
+"""VITRA: prefix, loss of the hands, and action selection."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ HAND = 51  # dimensions
 
 
 def vitra(**changes: Any) -> Policy:
-    """The tiny one, with a preset that differs."""
+    """Build the tiny policy with changed presets."""
     torch.manual_seed(0)
     return build_vitra({**find_policies()["vitra"].presets["tiny"], **changes}, Axes())
 
 
 def hands(policy: Policy, dims: slice, size: int = 4) -> Batch:
-    """A batch of whole chunks that has these dimensions of the action."""
+    """Return a batch of full chunks with these action dimensions."""
     batch = make_batch(policy.batch_spec(), size)
     batch["action_is_pad"][:] = False
     batch["action_dim_mask"] = torch.zeros_like(batch["action_dim_mask"])
@@ -37,7 +37,7 @@ def hands(policy: Policy, dims: slice, size: int = 4) -> Batch:
 
 
 def test_full_is_paligemma_2_and_dit_b():
-    """3.032 B and 136.6 M, and two tokens beside them."""
+    """The policy has 3.032 B and 136.6 M parameters, and two tokens."""
     with torch.device("meta"):
         policy = build("vitra", "full")
     sizes: dict[str, int] = {}
@@ -50,7 +50,7 @@ def test_full_is_paligemma_2_and_dit_b():
     assert policy.config.model.image_tokens == 256
 
 
-def test_the_transformer_is_an_expert_and_what_stands_beside_is_head():
+def test_the_diffusion_transformer_is_the_expert_and_the_added_tokens_are_the_head():
     roles = build("vitra").parameter_roles()
     towers = {name.split(".")[0]: (role.tower, role.part) for name, role in roles.items() if not name.startswith("model.")}
     assert towers == {"field_of_view": ("head", "head"), "cognition": ("head", "head"), "dit": ("expert", "head")}
@@ -59,7 +59,7 @@ def test_the_transformer_is_an_expert_and_what_stands_beside_is_head():
     assert "dit.layers.0.up.weight" not in undecayed
 
 
-def test_the_cognition_token_is_the_last_and_reads_everything_but_padding():
+def test_the_cognition_token_is_last_and_attends_to_everything_but_padding():
     policy, batch = awake("vitra", cams=2)
     batch["prompt_mask"][:, :8], batch["prompt_mask"][:, 8:] = True, False
     blocks = policy.blocks(batch, frozenset())
@@ -67,7 +67,7 @@ def test_the_cognition_token_is_the_last_and_reads_everything_but_padding():
     assert blocks[-1].hidden.shape == (4, 1, policy.config.model.backbone.width)
 
     before = policy.condition(batch, frozenset())
-    for name, where in (
+    for name, index in (
         ("images", (slice(None), slice(None), 0)),
         ("images", (slice(None), slice(None), 1)),
         ("prompt_tokens", (slice(None), 0)),
@@ -75,41 +75,41 @@ def test_the_cognition_token_is_the_last_and_reads_everything_but_padding():
         ("field_of_view", (slice(None), 0)),
         ("field_of_view", (slice(None), 1)),
     ):
-        other = {**batch, name: batch[name].clone()}
-        other[name][where] = batch[name][where].flip(0) + 1
-        assert (policy.condition(other, frozenset()) != before).any(dim=-1).all(), (name, where)
-    other = {**batch, "prompt_tokens": batch["prompt_tokens"].clone()}
-    other["prompt_tokens"][:, 8:] += 1
-    assert torch.equal(policy.condition(other, frozenset()), before)
+        changed = {**batch, name: batch[name].clone()}
+        changed[name][index] = batch[name][index].flip(0) + 1
+        assert (policy.condition(changed, frozenset()) != before).any(dim=-1).all(), (name, index)
+    changed = {**batch, "prompt_tokens": batch["prompt_tokens"].clone()}
+    changed["prompt_tokens"][:, 8:] += 1
+    assert torch.equal(policy.condition(changed, frozenset()), before)
 
 
-def test_images_prompt_and_field_of_view_see_one_another():
-    """A first token hears of the last prompt token, as in a prefix of PaliGemma."""
+def test_images_prompt_and_field_of_view_attend_to_one_another():
+    """The first token attends to later tokens, as in a prefix of PaliGemma."""
     policy, batch = awake("vitra")
     batch["prompt_mask"][:] = True
-    seen: list[torch.Tensor] = []
-    policy.model.layers[-1].register_forward_hook(lambda _, __, answer: seen.append(answer[:, 0]))
+    first_tokens: list[torch.Tensor] = []
+    policy.model.layers[-1].register_forward_hook(lambda _, __, output: first_tokens.append(output[:, 0]))
     policy.condition(batch, frozenset())
     batch["field_of_view"] = batch["field_of_view"] + 1
     policy.condition(batch, frozenset())
-    assert (seen[0] != seen[1]).any(dim=-1).all()
+    assert (first_tokens[0] != first_tokens[1]).any(dim=-1).all()
 
 
-def test_each_part_is_the_mean_of_its_squared_errors_weighted_by_the_steps_it_has():
-    """Written out element by element: a sample with both hands and one with some of the left."""
+def test_each_part_is_its_mean_squared_error_weighted_by_its_number_of_steps():
+    """Written out per element, for a sample with both hands and one with a part of the left hand."""
     torch.manual_seed(0)
     predicted, noise = torch.randn(2, 2, 4, 120), torch.randn(2, 2, 4, 120)
-    real = torch.zeros(2, 4, 120, dtype=torch.bool)
-    real[0, :, :102] = True
-    real[0, 2:, 51:] = False  # the right hand for 2 steps of 4
-    real[1, :3, :8] = True
-    for weights in (PartWeights(), PartWeights(pose=1.6, joints=0.4)):
-        terms, shares = part_losses(predicted, noise, real, weights)
+    action_mask = torch.zeros(2, 4, 120, dtype=torch.bool)
+    action_mask[0, :, :102] = True
+    action_mask[0, 2:, 51:] = False  # the right hand for 2 steps of 4
+    action_mask[1, :3, :8] = True
+    for part_weights in (PartWeights(), PartWeights(pose=1.6, joints=0.4)):
+        terms, weights = part_losses(predicted, noise, action_mask, part_weights)
         for name, weight, ranges in (
-            ("left_6d", weights.pose, [(4, 0, 6), (3, 0, 6)]),
-            ("left_joints", weights.joints, [(4, 6, 51), (3, 6, 8)]),
-            ("right_6d", weights.pose, [(2, 51, 57), (0, 51, 51)]),
-            ("right_joints", weights.joints, [(2, 57, 102), (0, 57, 57)]),
+            ("left_6d", part_weights.pose, [(4, 0, 6), (3, 0, 6)]),
+            ("left_joints", part_weights.joints, [(4, 6, 51), (3, 6, 8)]),
+            ("right_6d", part_weights.pose, [(2, 51, 57), (0, 51, 51)]),
+            ("right_joints", part_weights.joints, [(2, 57, 102), (0, 57, 57)]),
         ):
             for sample, (steps, low, high) in enumerate(ranges):
                 expected = sum(
@@ -121,10 +121,10 @@ def test_each_part_is_the_mean_of_its_squared_errors_weighted_by_the_steps_it_ha
                 total, count = (values[sample].item() for values in terms[name])
                 assert total == pytest.approx(expected, rel=1e-5)
                 assert count == 2 * steps * (high - low)
-                assert shares[name][sample].item() == pytest.approx(weight * steps / (12, 6)[sample])
+                assert weights[name][sample].item() == pytest.approx(weight * steps / (12, 6)[sample])
 
 
-def test_the_loss_is_the_mean_over_samples_of_their_parts_each_by_its_share():
+def test_the_loss_is_the_mean_over_samples_of_their_weighted_parts():
     policy, batch = vitra(weights={"pose": 1.6, "joints": 0.4}), hands(build("vitra"), slice(0, 102))
     batch["action_is_pad"][1, 3:] = True
     batch["action_dim_mask"][2, HAND:] = False
@@ -139,7 +139,7 @@ def test_the_loss_is_the_mean_over_samples_of_their_parts_each_by_its_share():
         torch.testing.assert_close(losses.parts[name], mean.mean())
 
 
-def test_a_dataset_of_left_hands_has_no_loss_of_right_ones():
+def test_a_dataset_of_left_hands_has_no_loss_of_right_hands():
     policy, batch = awake("vitra")
     batch |= {name: hands(policy, slice(0, HAND))[name] for name in ("action_dim_mask", "action_is_pad")}
     losses = policy(batch, per_sample=True)
@@ -155,7 +155,7 @@ def test_a_dataset_of_left_hands_has_no_loss_of_right_ones():
     assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients(policy).values())
 
 
-def test_a_sample_with_no_action_that_is_used_costs_nothing():
+def test_a_sample_without_hand_dimensions_has_a_loss_of_zero():
     policy, batch = awake("vitra")
     batch["action_dim_mask"] = (torch.arange(192) >= 102).expand(4, -1)
     losses = policy(batch)
@@ -165,19 +165,19 @@ def test_a_sample_with_no_action_that_is_used_costs_nothing():
 
 
 @pytest.mark.parametrize("field", ["action", "noise"])
-def test_unused_dimensions_and_steps_past_the_end_are_neither_read_nor_learned(field):
+def test_unused_dimensions_and_steps_past_the_end_are_neither_read_nor_trained(field):
     policy, batch = awake("vitra")
     batch["action_dim_mask"] = torch.ones_like(batch["action_dim_mask"])
-    other = {**batch, field: batch[field].clone()}
-    other[field][..., 102:] += 1.0
-    past = batch["action_is_pad"].view(4, *[1] * (other[field].ndim - 3), -1, 1)
-    other[field] = torch.where(past, 5.0, other[field])
-    assert torch.equal(policy(other).total, policy(batch).total)
-    other[field][..., 101] += 1.0
-    assert not torch.equal(policy(other).total, policy(batch).total)
+    changed = {**batch, field: batch[field].clone()}
+    changed[field][..., 102:] += 1.0
+    is_pad = batch["action_is_pad"].view(4, *[1] * (changed[field].ndim - 3), -1, 1)
+    changed[field] = torch.where(is_pad, 5.0, changed[field])
+    assert torch.equal(policy(changed).total, policy(batch).total)
+    changed[field][..., 101] += 1.0
+    assert not torch.equal(policy(changed).total, policy(batch).total)
 
 
-def test_a_chunk_is_noised_as_often_as_the_preset_says_each_time_otherwise():
+def test_a_chunk_is_noised_several_times_with_different_noise():
     policy = vitra(repeated_samples=2, condition_drop=0.0, state_drop=0.0)
     spec = policy.batch_spec()
     batch = make_batch(spec, 4)
@@ -195,46 +195,46 @@ def test_a_chunk_is_noised_as_often_as_the_preset_says_each_time_otherwise():
 
 
 @pytest.mark.parametrize(("drop", "field"), [("condition_drop", "images"), ("state_drop", "state")])
-def test_in_training_the_condition_and_the_state_are_left_out_by_their_uniform_numbers(drop, field):
+def test_training_drops_condition_and_state_by_their_uniform_numbers(drop, field):
     policies = [vitra(condition_drop=0.0, state_drop=0.0), vitra(**{"condition_drop": 0.0, "state_drop": 0.0, drop: 1.0})]
     batch = make_batch(policies[0].batch_spec(), 4)
     wake(policies[0], batch)
     policies[1].load_state_dict(policies[0].state_dict())
-    other = {**batch, field: batch[field].flip(0)}
-    never, always = ((policy(batch).total, policy(other).total) for policy in policies)
+    changed = {**batch, field: batch[field].flip(0)}
+    never, always = ((policy(batch).total, policy(changed).total) for policy in policies)
     assert never[0] != never[1]
     assert torch.equal(*always)
     for policy in policies:
         policy.eval()
-    assert torch.equal(policies[1](batch).total, policies[0](batch).total), "nothing is left out in validation"
+    assert torch.equal(policies[1](batch).total, policies[0](batch).total), "validation drops nothing"
 
 
-def test_one_in_ten_conditions_is_left_out_in_training():
+def test_training_drops_one_in_ten_conditions():
     policy = build("vitra")
-    given = []
-    policy.dit.register_forward_pre_hook(lambda _, args: given.append(args[4]))
+    unconditional = []
+    policy.dit.register_forward_pre_hook(lambda _, args: unconditional.append(args[4]))
     batch = make_batch(policy.batch_spec(), 64)
     policy(batch)
     policy.eval()
     policy(batch)
-    assert given[0].shape == (64, 8)
-    assert given[0].float().mean().item() == pytest.approx(0.1, abs=0.04)
-    assert not given[1].any()
+    assert unconditional[0].shape == (64, 8)
+    assert unconditional[0].float().mean().item() == pytest.approx(0.1, abs=0.04)
+    assert not unconditional[1].any()
 
 
-def test_rounding_the_parameters_leaves_the_noise_schedule_as_it_was():
+def test_rounding_the_parameters_does_not_change_the_noise_schedule():
     policy = build("vitra")
     low = copy.deepcopy(policy).to(torch.bfloat16)
     batch = make_batch(policy.batch_spec(), 2)
     noisy = []
-    for some in (policy, low):
-        some.dit.register_forward_pre_hook(lambda _, args: noisy.append(args[0]))
-        some(batch)
+    for model in (policy, low):
+        model.dit.register_forward_pre_hook(lambda _, args: noisy.append(args[0]))
+        model(batch)
     assert noisy[1].dtype == torch.float32
     assert torch.equal(*noisy)
 
 
-def test_without_guidance_the_learned_absence_of_a_condition_does_not_matter_and_with_it_it_does():
+def test_the_learned_unconditional_vector_matters_only_with_guidance():
     for guidance, matters in ((1.0, False), (5.0, True)):
         policy = vitra(guidance=guidance)
         batch = make_batch(policy.batch_spec(), 2)
@@ -245,16 +245,16 @@ def test_without_guidance_the_learned_absence_of_a_condition_does_not_matter_and
         assert torch.equal(policy.select_actions(batch), before) != matters
 
 
-def test_all_is_read_once_and_the_transformer_runs_once_a_step():
+def test_the_prefix_is_computed_once_and_the_transformer_once_per_step():
     policy, batch = awake("vitra")
     calls = []
-    policy.model.register_forward_hook(lambda *_: calls.append("read"))
+    policy.model.register_forward_hook(lambda *_: calls.append("prefix"))
     policy.dit.register_forward_hook(lambda _, args, __: calls.append(args[2][0, 0].item()))
     policy.select_actions(batch)
-    assert calls == ["read", *range(90, -1, -10)]
+    assert calls == ["prefix", *range(90, -1, -10)]
 
 
-def test_acting_looks_at_what_the_dataset_has_and_answers_the_rest_with_its_mean():
+def test_actions_outside_the_dataset_s_dimensions_are_its_mean():
     """Dimensions beyond the hands are never trained, whatever a dataset has there."""
     policy, batch = awake("vitra")
 
@@ -266,8 +266,8 @@ def test_acting_looks_at_what_the_dataset_has_and_answers_the_rest_with_its_mean
             }
         ]
 
-    given = []
-    policy.dit.register_forward_pre_hook(lambda _, args: given.append((args[1], args[6])))
+    masks = []
+    policy.dit.register_forward_pre_hook(lambda _, args: masks.append((args[1], args[6])))
     policy.load_statistics(statistics(60, 110))
     actions = policy.select_actions(batch)
     assert (actions[..., :102] != 0.5).all()
@@ -275,14 +275,14 @@ def test_acting_looks_at_what_the_dataset_has_and_answers_the_rest_with_its_mean
     assert not actions[..., 110:].any()
     policy.load_statistics(statistics(9, HAND))
     assert not policy.select_actions(batch)[..., HAND:].any()
-    assert given[0][0].sum(dim=-1).unique().tolist() == [102]
-    assert given[0][1].sum(dim=-1).unique().tolist() == [60]
-    assert given[-1][0].sum(dim=-1).unique().tolist() == [HAND]
-    assert given[-1][1].sum(dim=-1).unique().tolist() == [9]
+    assert masks[0][0].sum(dim=-1).unique().tolist() == [102]
+    assert masks[0][1].sum(dim=-1).unique().tolist() == [60]
+    assert masks[-1][0].sum(dim=-1).unique().tolist() == [HAND]
+    assert masks[-1][1].sum(dim=-1).unique().tolist() == [9]
 
 
-def test_a_policy_that_knows_a_batch_by_heart_does_what_is_in_it():
-    """In raw units, through the statistics of the dataset, with guidance and without."""
+def test_a_policy_overfitted_to_a_batch_selects_its_actions():
+    """Actions are in raw units, with guidance and without."""
     policy = vitra()
     statistic = {"mean": [0.5] * 6, "std": [2.0] * 6}
     policy.load_statistics([{"action": statistic, "observation.state": statistic}])
@@ -302,13 +302,13 @@ def test_a_policy_that_knows_a_batch_by_heart_does_what_is_in_it():
     batch["noise"] = torch.randn(batch["noise"].shape, generator=generator)
     for guidance in (1.0, 5.0):
         policy.config = replace(policy.config, guidance=guidance)
-        done = policy.select_actions(batch)[..., :6]
-        error = (done - batch["action"][..., :6]).abs().mean()
-        assert error < 0.5, f"with guidance {guidance}: 2.0 is how far from the mean they are"
+        actions = policy.select_actions(batch)[..., :6]
+        error = (actions - batch["action"][..., :6]).abs().mean()
+        assert error < 0.5, f"with guidance {guidance}: their distance from the mean is 2.0"
 
 
-def test_parts_are_the_hands_end_to_end():
-    """Translation, rotary_cos_sin and joints of the left hand, then of the right."""
+def test_parts_cover_both_hands_without_gaps():
+    """The order is translation, rotation and joints, of the left hand and then of the right."""
     covered = [dim for dims in PARTS.values() for dim in range(dims.start, dims.stop)]
     assert covered == list(range(102))
     assert [dims.stop - dims.start for dims in PARTS.values()] == [6, 45, 6, 45]

@@ -17,7 +17,7 @@ from torch import nn
 from benchbox.registry.contracts import Axes
 
 SIZES = {"width": 64, "depth": 6, "heads": 4, "kv_heads": 2, "head_dim": 16, "mlp": 96}
-THEIRS = {
+HF_SIZES = {
     "hidden_size": 64,
     "num_hidden_layers": 6,
     "num_attention_heads": 4,
@@ -45,15 +45,15 @@ NAMES = (
 
 
 def gemma2() -> tuple[nn.Module, DecoderConfig]:
-    config = transformers.Gemma2Config(**THEIRS, sliding_window=5, attn_logit_softcapping=2.0, final_logit_softcapping=None)
-    ours = DecoderConfig(**SIZES, sandwich=True, softcap=2.0, window=5, global_every=2)
-    return transformers.Gemma2Model(config), ours
+    config = transformers.Gemma2Config(**HF_SIZES, sliding_window=5, attn_logit_softcapping=2.0, final_logit_softcapping=None)
+    decoder_config = DecoderConfig(**SIZES, sandwich=True, softcap=2.0, window=5, global_every=2)
+    return transformers.Gemma2Model(config), decoder_config
 
 
 def gemma3() -> tuple[nn.Module, DecoderConfig]:
     kinds = ["full_attention" if (layer + 1) % 3 == 0 else "sliding_attention" for layer in range(6)]
     config = transformers.Gemma3TextConfig(
-        **THEIRS,
+        **HF_SIZES,
         sliding_window=5,
         layer_types=kinds,
         rope_parameters={
@@ -61,14 +61,14 @@ def gemma3() -> tuple[nn.Module, DecoderConfig]:
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     )
-    ours = DecoderConfig(
+    decoder_config = DecoderConfig(
         **SIZES, sandwich=True, qk_norm=True, window=5, global_every=3, global_rope_base=1e6, global_rope_stretch=8.0
     )
-    return transformers.Gemma3TextModel(config), ours
+    return transformers.Gemma3TextModel(config), decoder_config
 
 
 class Decoder(nn.Module):
-    """The layers alone, with their final norm."""
+    """Decoder layers and the final norm."""
 
     def __init__(self, config: DecoderConfig, attention: Any) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Decoder(nn.Module):
             key_positions=positions,
         )
         for layer, window in zip(self.layers, self.windows, strict=True):
-            hidden = layer(hidden, attention_mask.mask(self.attention, window), positions)
+            hidden = layer(hidden, attention_mask.build(self.attention, window), positions)
         return self.norm(hidden)
 
 
@@ -105,8 +105,8 @@ def test_the_layers_are_those_of_transformers(generation, attention):
         parameter.add_(0.1 * torch.randn_like(parameter))
     weights = {}
     for name, value in oracle.state_dict().items():
-        for pattern, ours in NAMES:
-            name = re.sub(pattern, ours, name)
+        for pattern, replacement in NAMES:
+            name = re.sub(pattern, replacement, name)
         weights[name] = value
     del weights["embed_tokens.weight"]
     model = Decoder(config, attention).eval()

@@ -1,4 +1,4 @@
-"""The space-time vision tower."""
+"""Space-time attention of the SigLIP vision tower."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ def test_it_has_the_parameters_of_the_plain_tower_under_the_same_names():
 
 
 @torch.no_grad()
-def test_the_past_is_seen_where_it_is_valid_and_only_there():
-    pixels, other = video(3), video(3)
-    other[:, 0] = 255 - other[:, 0]
-    some = torch.tensor([[True, True, True], [False, True, True]])
-    before, after = tower()(pixels, some), tower()(other, some)
+def test_attention_over_time_reaches_valid_past_frames_and_only_those():
+    pixels, changed = video(3), video(3)
+    changed[:, 0] = 255 - changed[:, 0]
+    valid = torch.tensor([[True, True, True], [False, True, True]])
+    before, after = tower()(pixels, valid), tower()(changed, valid)
     assert not torch.equal(before[0], after[0])
     assert torch.equal(before[1], after[1])
     assert torch.equal(tower()(pixels), tower()(pixels, torch.ones(2, 3, dtype=torch.bool))), "without a mask all is valid"
-    assert torch.equal(tower(every=None)(pixels), tower(every=None)(other)), "a plain tower does not look at it"
+    assert torch.equal(tower(every=None)(pixels), tower(every=None)(changed)), "a plain tower does not look at it"
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @torch.no_grad()
-def test_padding_is_as_if_it_were_not_there(attention):
-    """And a current frame that is padding itself is alone."""
+def test_padding_frames_change_nothing(attention):
+    """A current frame that is padding itself attends to no other frame."""
     pixels = video(4)
     padded = torch.tensor([[False, False, True, True]]).expand(2, -1)
     torch.testing.assert_close(tower(attention)(pixels, padded), tower(attention)(pixels[:, 2:]), rtol=1e-5, atol=1e-5)
@@ -60,22 +60,22 @@ def test_padding_is_as_if_it_were_not_there(attention):
 
 
 @torch.no_grad()
-def test_a_frame_does_not_see_those_after_it():
+def test_attention_over_time_is_causal():
     layer = tower().layers[1]
-    x, past = torch.randn(2 * 3, 16, 48), Siglip._past(2, 3, None, torch.device("cpu"))
-    other = x.clone().unflatten(0, (2, 3))
-    other[:, 2] = torch.randn(2, 16, 48)
-    before, after = (layer(tensor, past).unflatten(0, (2, 3)) for tensor in (x, other.flatten(0, 1)))
+    x, mask = torch.randn(2 * 3, 16, 48), Siglip._temporal_mask(2, 3, None, torch.device("cpu"))
+    changed = x.clone().unflatten(0, (2, 3))
+    changed[:, 2] = torch.randn(2, 16, 48)
+    before, after = (layer(tensor, mask).unflatten(0, (2, 3)) for tensor in (x, changed.flatten(0, 1)))
     assert torch.equal(before[:, :2], after[:, :2])
     assert not torch.equal(before[:, 2], after[:, 2])
 
 
 @torch.no_grad()
 def test_a_layer_attends_over_time_in_its_values_and_then_over_space():
-    """Written out for each patch and head."""
+    """The expected result is written out for each patch and head."""
     layer = tower("eager").layers[1].double()
     x = torch.randn(3, 16, 48, dtype=torch.float64)  # one video
-    past = Siglip._past(1, 3, None, torch.device("cpu"))
+    mask = Siglip._temporal_mask(1, 3, None, torch.device("cpu"))
     normed = layer.attention_norm(x + embed_frames(3, x)).double()
     query, key, value = (part(normed).view(3, 16, 3, 16) for part in (layer.query, layer.key, layer.value))  # T, P, H, D
     over_time = torch.zeros_like(value)
@@ -94,8 +94,8 @@ def test_a_layer_attends_over_time_in_its_values_and_then_over_space():
     ).flatten(2)
     expected = x + layer.output(over_space)
     expected = expected + layer.down(torch.nn.functional.gelu(layer.up(layer.mlp_norm(expected)), approximate="tanh"))
-    torch.testing.assert_close(layer(x, past), expected, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(layer(x, past[:, -1:]), expected[-1:], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(layer(x, mask), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(layer(x, mask[:, -1:]), expected[-1:], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("frames", [2, 6])
@@ -106,7 +106,7 @@ def test_eager_and_sdpa_agree(frames):
     torch.testing.assert_close(tower("eager")(pixels, valid), tower("sdpa")(pixels, valid), rtol=1e-5, atol=1e-5)
 
 
-def test_the_current_frame_is_told_nothing_and_the_others_how_many_frames_before_it_they_were():
+def test_the_time_embedding_is_zero_for_the_current_frame_and_differs_between_past_frames():
     embedded = embed_frames(4, torch.zeros(8, 1, 48))
     assert embedded.shape == (8, 1, 48)
     assert not embedded[[3, 7]].any()
@@ -124,9 +124,9 @@ def test_every_projection_of_a_layer_that_attends_over_time_learns_from_the_past
         encoder(pixels, valid).square().sum().backward()
         gradients.append({name: parameter.grad for name, parameter in encoder.named_parameters() if "layers." in name})
     for name in (f"layers.{layer}.{part}.weight" for layer in (1, 3) for part in ("query", "key", "value", "output")):
-        seen, unseen = (some[name] for some in gradients)
-        assert seen.any(), name
-        assert not torch.allclose(seen, unseen), name
+        with_past, without_past = (by_name[name] for by_name in gradients)
+        assert with_past.any(), name
+        assert not torch.allclose(with_past, without_past), name
 
 
 @torch.no_grad()
@@ -137,19 +137,19 @@ def test_pictures_of_448_pixels_have_1024_tokens():
 
 
 @torch.no_grad()
-def test_what_nothing_reads_any_more_changes_nothing():
-    """Every frame through every layer to the end gives the current frame the same features."""
+def test_stopping_past_frames_early_does_not_change_the_current_frame():
+    """Running all frames through all layers gives the current frame the same features."""
     encoder, pixels, valid = tower(), video(4), torch.tensor([[True] * 4, [False, True, True, True]])
-    past = Siglip._past(2, 4, valid, torch.device("cpu"))
+    mask = Siglip._temporal_mask(2, 4, valid, torch.device("cpu"))
     x = encoder.patches(pixels.flatten(0, 1) / 127.5 - 1.0).flatten(2).transpose(1, 2) + encoder.position
     for index, layer in enumerate(encoder.layers):
-        x = layer(x, past) if index in encoder.temporal else layer(x)
+        x = layer(x, mask) if index in encoder.temporal_layers else layer(x)
     everything = encoder.norm(x).unflatten(0, (2, 4))
     torch.testing.assert_close(encoder(pixels, valid), everything[:, -1], rtol=1e-5, atol=1e-5)
 
 
-def test_what_nothing_reads_any_more_is_not_computed():
-    """Of the last layer that attends over time only keys and values of past frames, of the layers behind it nothing."""
+def test_past_frames_are_not_computed_after_their_last_use():
+    """The last temporal layer computes only keys and values of past frames, and later layers compute nothing of them."""
 
     def flops(frames: int, every: int | None = 2) -> int:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -157,12 +157,12 @@ def test_what_nothing_reads_any_more_is_not_computed():
         return counter.get_total_flops()
 
     videos, frames, patches, width, mlp = 2, 4, 16, 48, 96
-    patchify = 2 * videos * patches * width * 3 * 8 * 8
+    patch_embedding = 2 * videos * patches * width * 3 * 8 * 8
     attention = 4 * videos * patches**2 * width
     layer = 2 * videos * patches * width * (4 * width + 2 * mlp) + attention
-    assert flops(1) == patchify + 5 * layer
+    assert flops(1) == patch_embedding + 5 * layer
     keys_and_values = 2 * videos * patches * width * 2 * width
     over_time = 4 * videos * patches * width * frames * frames + 4 * videos * patches * width * frames
-    past = 3 * (patchify + 3 * layer + keys_and_values)
-    assert flops(frames) == patchify + 5 * layer + past + over_time
+    past = 3 * (patch_embedding + 3 * layer + keys_and_values)
+    assert flops(frames) == patch_embedding + 5 * layer + past + over_time
     assert flops(frames, every=None) == flops(1)

@@ -1,4 +1,4 @@
-"""Acting: the prefix is read once, and each denoising step runs the expert alone."""
+"""Action selection: the prefix is computed once, and each denoising step runs the expert alone."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FLOW = [name for name in POLICIES if isinstance(build(name), FlowPolicy)]
 flow = pytest.mark.parametrize("name", FLOW)
 
 
-def test_euler_steps_of_a_constant_velocity_end_where_the_line_does():
+def test_euler_steps_of_a_constant_velocity_end_at_the_action():
     action, noise = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     times = []
 
-    def velocity(point: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+    def velocity(x_t: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
         times.append(time.tolist())
         return noise - action
 
@@ -29,7 +29,7 @@ def test_euler_steps_of_a_constant_velocity_end_where_the_line_does():
 
 
 @flow
-def test_the_expert_beside_a_cached_prefix_gives_what_it_gives_beside_the_prefix_itself(name):
+def test_the_expert_gives_the_same_result_with_a_cached_prefix(name):
     policy, batch = awake(name, cams=2)
     policy.eval()
     batch, present = policy.prepare_batch(batch, acting=True)
@@ -37,12 +37,12 @@ def test_the_expert_beside_a_cached_prefix_gives_what_it_gives_beside_the_prefix
     for time in (1.0, 0.3):
         suffix, condition = policy.suffix(batch, batch["noise"][:, 0], torch.full((4,), time))
         _, together = policy.model(prefix, suffix, condition)
-        cached = policy.model.act(prefix, policy.model.read(prefix), suffix, condition)
+        cached = policy.model.forward_suffix(prefix, policy.model.prefill(prefix), suffix, condition)
         torch.testing.assert_close(cached, together, rtol=1e-5, atol=1e-6)
 
 
 @flow
-def test_the_prefix_is_read_once_however_many_steps_are_taken(name):
+def test_the_prefix_is_computed_once_for_all_denoising_steps(name):
     policy, batch = awake(name)
     calls: Counter[str] = Counter()
     policy.model.vision.register_forward_hook(lambda *_: calls.update(["vision"]))
@@ -54,18 +54,18 @@ def test_the_prefix_is_read_once_however_many_steps_are_taken(name):
 
 
 @flow
-def test_discrete_actions_and_the_true_action_do_not_reach_what_is_done(name):
+def test_fast_tokens_and_the_true_action_do_not_change_selected_actions(name):
     policy, batch = awake(name)
-    other = {key: value.clone() for key, value in batch.items()}
+    changed = {key: value.clone() for key, value in batch.items()}
     for key in ("action", "fast_tokens", "uniform"):
-        if key in other:
-            other[key] = other[key].flip(0)
-    assert torch.equal(policy.select_actions(other), policy.select_actions(batch))
+        if key in changed:
+            changed[key] = changed[key].flip(0)
+    assert torch.equal(policy.select_actions(changed), policy.select_actions(batch))
 
 
-@pytest.mark.parametrize("name", ["pi0", "pi07_low_level"])  # the two kinds of suffix
-def test_a_policy_that_knows_a_batch_by_heart_does_what_is_in_it(name):
-    """In raw units, through the statistics of the dataset."""
+@pytest.mark.parametrize("name", ["pi0", "pi07_low_level"])  # one for each kind of suffix
+def test_a_policy_overfitted_to_a_batch_selects_its_actions(name):
+    """Actions are in raw units, denormalised by the statistics of the dataset."""
     policy = build(name)
     policy.eval()
     statistic = {"mean": [0.5] * 7, "std": [2.0] * 7, "q01": [-1.0] * 7, "q99": [1.0] * 7}
@@ -82,5 +82,5 @@ def test_a_policy_that_knows_a_batch_by_heart_does_what_is_in_it(name):
         policy(batch).total.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
-    done = policy.select_actions(batch)[..., :7]
-    assert (done - batch["action"][..., :7]).abs().mean() < 0.8, "2.0 is how far from the mean they are"
+    actions = policy.select_actions(batch)[..., :7]
+    assert (actions - batch["action"][..., :7]).abs().mean() < 0.8, "their distance from the mean is 2.0"

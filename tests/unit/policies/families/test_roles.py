@@ -20,7 +20,7 @@ TOWERS = {
 
 @pytest.mark.parametrize("name", TOWERS)
 def test_a_parameter_is_in_the_tower_that_its_name_says(name):
-    """And the expert and the head are what is trained from nothing."""
+    """Expert and head are trained from scratch."""
     role = build("pi05").parameter_roles()[name]
     assert role.tower == TOWERS[name]
     assert role.part == ("head" if role.tower in ("expert", "head") else "backbone")

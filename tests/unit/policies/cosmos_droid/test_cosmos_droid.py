@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 import scipy.stats
 import torch
-from benchbox_policies.cosmos_droid.latents import TOKEN, patches
+from benchbox_policies.cosmos_droid.latents import TOKEN_DIM, patchify
 from benchbox_policies.cosmos_droid.policy import BASE_FPS, LOSS_WEIGHT, MARGIN, TASKS, CosmosDroid, build, logit_normal
 
 from benchbox.errors import ConfigurationError, UnsupportedError
@@ -27,8 +27,8 @@ def in_mode(mode: str, **axes: object) -> tuple[CosmosDroid, Batch]:
     return policy, make_batch(policy.batch_spec(), 6)
 
 
-def test_full_is_two_qwen3_8b_streams_and_one_table_of_words():
-    """14.53 B. The 16 B of the source: a head for text (0.62 B) and Qwen3-VL's vision tower (0.58 B) as well."""
+def test_full_is_two_sets_of_qwen3_8b_layers_and_one_text_embedding():
+    """Their 14.53 B become the published 16 B with a text head (0.62 B) and Qwen3-VL's vision tower (0.58 B)."""
     layer = 2 * WIDTH * 4096 + 2 * WIDTH * 1024 + 3 * WIDTH * MLP + 2 * WIDTH + 2 * 128
     with torch.device("meta"):
         policy = build_preset("cosmos_droid", "full")
@@ -38,12 +38,12 @@ def test_full_is_two_qwen3_8b_streams_and_one_table_of_words():
     assert sizes == {
         "backbone": LAYERS * layer + WORDS * WIDTH,
         "expert": LAYERS * layer + WIDTH,
-        "head": 2 * WIDTH * (TOKEN + ACTION) + 2 * WIDTH + TOKEN + ACTION + 256 * WIDTH + WIDTH**2 + 2 * WIDTH,
+        "head": 2 * WIDTH * (TOKEN_DIM + ACTION) + 2 * WIDTH + TOKEN_DIM + ACTION + 256 * WIDTH + WIDTH**2 + 2 * WIDTH,
     }
     assert sum(sizes.values()) == 14_534_416_640
 
 
-def test_a_chunk_of_32_steps_goes_with_33_frames_in_nine_latents_of_48_channels():
+def test_a_chunk_of_32_steps_has_33_frames_in_nine_latents_of_48_channels():
     with torch.device("meta"):
         spec = build_preset("cosmos_droid", "full", cams=2).batch_spec()
     assert (spec.horizon, spec.future) == (32, 32)
@@ -51,48 +51,48 @@ def test_a_chunk_of_32_steps_goes_with_33_frames_in_nine_latents_of_48_channels(
 
 
 @pytest.mark.parametrize(
-    ("mode", "learned"), [("policy", "both"), ("forward_dynamics", "vision"), ("inverse_dynamics", "action")]
+    ("mode", "denoised"), [("policy", "both"), ("forward_dynamics", "vision"), ("inverse_dynamics", "action")]
 )
-def test_a_mode_counts_what_it_denoises_and_nothing_that_is_given(mode, learned):
+def test_losses_of_a_mode_count_only_the_parts_that_it_denoises(mode, denoised):
     policy, batch = in_mode(mode)
     losses = policy(batch, per_sample=True)
     for name, (error, count) in losses.per_sample.items():
-        assert bool((count > 0).all()) == (learned in ("both", name))
-        assert bool((error > 0).all()) == (learned in ("both", name))
-        assert bool(losses.parts[name] > 0) == (learned in ("both", name))
-    if learned != "vision":
-        real = (~batch["action_is_pad"]).sum(dim=1) * 7
-        assert torch.equal(losses.per_sample["action"][1], real.float())
-    if learned != "action":
-        assert set(losses.per_sample["vision"][1].tolist()) == {6.0 * TOKEN}, "the current frame is never counted"
+        assert bool((count > 0).all()) == (denoised in ("both", name))
+        assert bool((error > 0).all()) == (denoised in ("both", name))
+        assert bool(losses.parts[name] > 0) == (denoised in ("both", name))
+    if denoised != "vision":
+        valid_dims = (~batch["action_is_pad"]).sum(dim=1) * 7
+        assert torch.equal(losses.per_sample["action"][1], valid_dims.float())
+    if denoised != "action":
+        assert set(losses.per_sample["vision"][1].tolist()) == {6.0 * TOKEN_DIM}, "the current frame is never counted"
 
 
 @modes
 def test_in_every_mode_every_trainable_parameter_is_in_the_graph(mode):
-    """A head whose loss is zeroed has a gradient, of zeros: DDP waits for it."""
+    """A head whose loss is zero still has a gradient of zeros, because DDP waits for it."""
     policy, batch = in_mode(mode)
     policy(batch).total.backward()
-    found = gradients(policy)
-    assert [name for name, gradient in found.items() if gradient is None] == []
-    unlearned = {name for name, gradient in found.items() if not gradient.any()}
+    by_name = gradients(policy)
+    assert [name for name, gradient in by_name.items() if gradient is None] == []
+    without_gradient = {name for name, gradient in by_name.items() if not gradient.any()}
     heads = {"forward_dynamics": "action_out", "inverse_dynamics": "latent_out"}
-    assert unlearned == ({f"{heads[mode]}.{part}" for part in ("weight", "bias")} if mode in heads else set())
+    assert without_gradient == ({f"{heads[mode]}.{part}" for part in ("weight", "bias")} if mode in heads else set())
 
 
-def test_jointly_every_sample_is_in_one_of_the_modes_by_its_number():
+def test_the_joint_mode_chooses_a_mode_for_each_sample_by_its_uniform_number():
     policy, batch = in_mode("joint")
     uniform = torch.rand(30_000, 2, generator=torch.Generator().manual_seed(0))
-    future, action = policy.given(uniform).unbind(dim=1)
+    future, action = policy.condition_mask(uniform).unbind(dim=1)
     assert not (future & action).any()
-    for share in (future, action, ~(future | action)):
-        assert share.float().mean() == pytest.approx(1 / 3, abs=0.01)
+    for mode_mask in (future, action, ~(future | action)):
+        assert mode_mask.float().mean() == pytest.approx(1 / 3, abs=0.01)
     batch["uniform"][:, 1] = torch.tensor([0.0, 0.2, 0.4, 0.6, 0.7, 0.999])
     together = policy(batch, per_sample=True).per_sample
     for index, mode in enumerate(TASKS):
-        alone, _ = in_mode(mode)
-        alone.load_state_dict(policy.state_dict())
+        single_mode, _ = in_mode(mode)
+        single_mode.load_state_dict(policy.state_dict())
         rows = {key: value[2 * index : 2 * index + 2] for key, value in batch.items()}
-        for name, (error, count) in alone(rows, per_sample=True).per_sample.items():
+        for name, (error, count) in single_mode(rows, per_sample=True).per_sample.items():
             torch.testing.assert_close(together[name][0][2 * index : 2 * index + 2], error)
             assert torch.equal(together[name][1][2 * index : 2 * index + 2], count)
 
@@ -101,7 +101,7 @@ def test_jointly_every_sample_is_in_one_of_the_modes_by_its_number():
     ("mode", "noise", "data"),
     [("forward_dynamics", "noise", "action"), ("inverse_dynamics", "latent_noise", "future_images")],
 )
-def test_what_is_given_is_given_without_noise(mode, noise, data):
+def test_conditions_have_no_noise(mode, noise, data):
     policy, batch = in_mode(mode)
     batch["action_is_pad"][:] = False
     total = policy(batch).total
@@ -109,7 +109,7 @@ def test_what_is_given_is_given_without_noise(mode, noise, data):
     assert not torch.equal(policy({**batch, data: batch[data].flip(0)}).total, total)
 
 
-def test_both_terms_weigh_ten_times_the_mean_squared_error():
+def test_both_terms_are_ten_times_the_mean_squared_error():
     policy, batch = in_mode("policy")
     for head in (policy.latent_out, policy.action_out):
         torch.nn.init.zeros_(head.weight)
@@ -133,31 +133,31 @@ def test_times_are_logit_normal():
 
 
 @pytest.mark.parametrize("field", ["image_mask", "future_mask"])
-def test_what_is_masked_is_neither_seen_nor_counted(field):
-    """One of two cameras; the last frames of the future."""
+def test_masked_frames_are_neither_attended_to_nor_counted(field):
+    """Masked are one of two cameras, or the last frames of the future."""
     policy, batch = in_mode("policy", cams=2)
     if field == "image_mask":
         batch[field][:, :, 1] = False
-        hidden = (slice(None), slice(None), 1)
+        masked = (slice(None), slice(None), 1)
     else:
         batch[field][:, 3:] = False  # of the four frames of its only latent
-        hidden = (slice(None),)
-    counts = {"image_mask": 6.0 * TOKEN, "future_mask": 0.0}
+        masked = (slice(None),)
+    counts = {"image_mask": 6.0 * TOKEN_DIM, "future_mask": 0.0}
     losses = policy(batch, per_sample=True)
     assert set(losses.per_sample["vision"][1].tolist()) == {counts[field]}
-    other = {key: value.clone() for key, value in batch.items()}
+    changed = {key: value.clone() for key, value in batch.items()}
     for name in ("images", "future_images") if field == "image_mask" else ("future_images",):
-        other[name][hidden] = 255 - other[name][hidden]
-    assert torch.equal(policy(other).total, losses.total)
-    batch[field][:] = other[field][:] = True
-    assert not torch.equal(policy(other).total, policy(batch).total)
+        changed[name][masked] = 255 - changed[name][masked]
+    assert torch.equal(policy(changed).total, losses.total)
+    batch[field][:] = changed[field][:] = True
+    assert not torch.equal(policy(changed).total, policy(batch).total)
 
 
-def test_tokens_lie_in_time_by_the_frame_and_cameras_side_by_side():
-    """A latent frame of 15 frames a second is 24 / 15 positions on; steps are between them, after the state at frame 0."""
+def test_positions_follow_frames_in_time_and_place_cameras_side_by_side():
+    """At 15 fps latent frames are 24 / 15 positions apart; steps are between them, after the state at frame 0."""
     policy, batch = in_mode("policy", cams=2)
-    known = policy.known(batch, policy.latents(batch)[:, :1], batch["future_mask"])
-    time, row, column = known.places[0].double().unbind(dim=-1)
+    conditioning = policy.conditioning(batch, policy.latents(batch)[:, :1], batch["future_mask"])
+    time, row, column = conditioning.positions[0].double().unbind(dim=-1)
     begin = batch["prompt_mask"][0].sum().item() + MARGIN
     time = (time / policy.stretch - begin) / (BASE_FPS / 15)
     assert time.tolist() == pytest.approx([0.0] * 12 + [1.0] * 12 + [0.0, 0.25, 0.5, 0.75, 1.0])
@@ -166,70 +166,70 @@ def test_tokens_lie_in_time_by_the_frame_and_cameras_side_by_side():
 
 
 @torch.no_grad()
-def test_a_token_is_answered_where_it_was_asked():
-    """With layers that add nothing, a change of one token of the future, or of one step, changes that one's velocity alone."""
+def test_velocities_belong_to_their_tokens():
+    """If layers add nothing, changing one future token or one step changes only its own velocity."""
     policy, batch = in_mode("policy")
     for layer in policy.model.layers:
         for branch in (layer.expert.output, layer.expert.mlp.down):
             torch.nn.init.zeros_(branch.weight)
-    known = policy.known(batch, policy.latents(batch)[:, :1], batch["future_mask"])
-    future, action, times = patches(batch["latent_noise"]), batch["noise"][:, 0], torch.ones(6, 2)
-    before = policy.velocity(known, future, action, times)
-    for part, place in ((0, 4), (1, 2)):
-        other = [future.clone(), action.clone()]
-        other[part][:, place] += 1.0
-        for index, (was, now) in enumerate(zip(before, policy.velocity(known, *other, times), strict=True)):
-            changed = (was != now).all(dim=2)
-            assert changed.any(dim=0).nonzero().flatten().tolist() == ([place] if index == part else [])
+    conditioning = policy.conditioning(batch, policy.latents(batch)[:, :1], batch["future_mask"])
+    future, action, times = patchify(batch["latent_noise"]), batch["noise"][:, 0], torch.ones(6, 2)
+    before = policy.velocity(conditioning, future, action, times)
+    for part, token in ((0, 4), (1, 2)):
+        inputs = [future.clone(), action.clone()]
+        inputs[part][:, token] += 1.0
+        for index, (old, new) in enumerate(zip(before, policy.velocity(conditioning, *inputs, times), strict=True)):
+            changed = (old != new).all(dim=2)
+            assert changed.any(dim=0).nonzero().flatten().tolist() == ([token] if index == part else [])
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("part", "told"), [(0, range(6, 12)), (1, range(13, 17))])
-def test_future_and_actions_are_told_their_times_and_what_is_given_is_not(part, told):
+@pytest.mark.parametrize(("part", "tokens"), [(0, range(6, 12)), (1, range(13, 17))])
+def test_times_are_embedded_in_future_and_action_tokens_and_not_in_conditions(part, tokens):
     policy, batch = in_mode("policy")
-    known = policy.known(batch, policy.latents(batch)[:, :1], batch["future_mask"])
-    point, times = (patches(batch["latent_noise"]), batch["noise"][:, 0]), torch.full((6, 2), 0.5)
-    seen = []
-    policy.model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[1].hidden))
-    policy.velocity(known, *point, times)
+    conditioning = policy.conditioning(batch, policy.latents(batch)[:, :1], batch["future_mask"])
+    noisy, times = (patchify(batch["latent_noise"]), batch["noise"][:, 0]), torch.full((6, 2), 0.5)
+    hidden = []
+    policy.model.register_forward_pre_hook(lambda _, arguments: hidden.append(arguments[1].hidden))
+    policy.velocity(conditioning, *noisy, times)
     times[:, part] = 0.6
-    policy.velocity(known, *point, times)
-    changed = (seen[0] != seen[1]).any(dim=2)
-    assert changed.any(dim=0).nonzero().flatten().tolist() == list(told)
+    policy.velocity(conditioning, *noisy, times)
+    changed = (hidden[0] != hidden[1]).any(dim=2)
+    assert changed.any(dim=0).nonzero().flatten().tolist() == list(tokens)
 
 
 def test_the_prompt_is_causal():
     policy, batch = in_mode("policy")
-    text = policy.known(batch, policy.latents(batch)[:, :1], batch["future_mask"]).text
+    text = policy.conditioning(batch, policy.latents(batch)[:, :1], batch["future_mask"]).text
     assert text.groups.tolist() == list(range(1, 49))
 
 
 @pytest.mark.parametrize("field", ["images", "prompt_tokens", "state"])
-def test_all_that_is_known_reaches_future_and_actions(field):
+def test_every_conditioning_input_reaches_future_and_actions(field):
     policy, batch = awake("cosmos_droid")
     before, after = policy(batch).parts, policy({**batch, field: batch[field].flip(0)}).parts
     assert all(not torch.equal(before[name], after[name]) for name in ("vision", "action"))
 
 
-def test_acting_is_euler_steps_of_future_and_actions_together_beside_the_prompt_itself():
+def test_select_actions_integrates_future_and_actions_together_and_computes_the_prompt_once():
     policy, batch = awake("cosmos_droid", cams=2)
     steps = policy.config.denoising_steps
-    reads = []
-    policy.model.layers[0].backbone.key.register_forward_hook(lambda *_: reads.append(1))
-    done = policy.select_actions(batch)
-    assert len(reads) == 1, "the prompt is read once"
-    known = policy.known(batch, policy.latents(batch)[:, :1], torch.ones_like(batch["future_mask"]))
-    future, action = patches(batch["latent_noise"]), batch["noise"][:, 0]
+    prefills = []
+    policy.model.layers[0].backbone.key.register_forward_hook(lambda *_: prefills.append(1))
+    selected = policy.select_actions(batch)
+    assert len(prefills) == 1, "the prompt is computed once"
+    conditioning = policy.conditioning(batch, policy.latents(batch)[:, :1], torch.ones_like(batch["future_mask"]))
+    future, action = patchify(batch["latent_noise"]), batch["noise"][:, 0]
     with torch.no_grad():
         for step in range(steps):
             times = torch.full((4, 2), 1 - step / steps)
-            change, action_change = policy.velocity(known, future, action, times)
-            future, action = future - change / steps, action - action_change / steps
-    assert len(reads) == 1 + steps
-    torch.testing.assert_close(done, action, rtol=1e-4, atol=1e-5)
+            future_v, action_v = policy.velocity(conditioning, future, action, times)
+            future, action = future - future_v / steps, action - action_v / steps
+    assert len(prefills) == 1 + steps
+    torch.testing.assert_close(selected, action, rtol=1e-4, atol=1e-5)
 
 
-def test_actions_are_done_in_raw_units_of_the_dataset():
+def test_selected_actions_are_in_raw_units_of_the_dataset():
     policy, batch = awake("cosmos_droid")
     before = policy.select_actions(batch)
     action = {"mean": [5.0] * 7, "std": [2.0] * 7}
@@ -238,21 +238,21 @@ def test_actions_are_done_in_raw_units_of_the_dataset():
 
 
 @pytest.mark.parametrize("mode", ["forward_dynamics", "inverse_dynamics"])
-def test_what_is_not_trained_to_act_does_not(mode):
+def test_modes_that_are_not_trained_to_act_refuse_to(mode):
     policy, batch = in_mode(mode)
     with pytest.raises(UnsupportedError, match=mode):
         policy.select_actions(batch)
 
 
 @pytest.mark.parametrize("wrong", [{"mode": "dream"}, {"horizon": 6}, {"image": [64, 100]}])
-def test_a_preset_that_cannot_be_is_refused(wrong):
+def test_an_invalid_preset_is_refused(wrong):
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         build({**find_policies()["cosmos_droid"].presets["tiny"], **wrong}, Axes())
 
 
-def test_the_head_is_what_generates_and_the_backbone_what_reads():
-    """So that training the expert only is what the source does."""
+def test_the_text_layers_are_the_backbone_and_the_generating_layers_the_expert():
+    """Training only the expert is then the same as in the published recipe."""
     roles = build_preset("cosmos_droid").parameter_roles()
-    reading = {name for name, role in roles.items() if role.part == "backbone"}
-    assert reading == {name for name in roles if ".backbone." in name or name == "model.vocabulary.weight"}
+    backbone = {name for name, role in roles.items() if role.part == "backbone"}
+    assert backbone == {name for name in roles if ".backbone." in name or name == "model.vocabulary.weight"}
     assert {role.tower for role in roles.values()} == {"backbone", "expert", "head"}

@@ -1,4 +1,4 @@
-"""An independent implementation, `transformers`, at tiny random configurations, with its weights loaded as it saves them."""
+"""Parity with `transformers` at tiny random configurations, with its weights loaded as it saves them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.policy_batches import build
 
 VISION = SiglipConfig(width=48, depth=2, heads=3, mlp=80, image=32, patch=8)
 BACKBONE = DecoderConfig(width=64, depth=3, heads=4, kv_heads=1, head_dim=24, mlp=96)
-# Caps and windows are small, so that without them the numbers are others.
+# Small caps and windows, so that ignoring them changes the results.
 GEMMA_2 = replace(BACKBONE, kv_heads=2, sandwich=True, softcap=1.5, window=4, global_every=2)
 GEMMA_3 = replace(
     BACKBONE,
@@ -37,8 +37,8 @@ WORDS, IMAGE_TOKEN = 299, 299
 TEXT = {"gemma": BACKBONE, "gemma 2": GEMMA_2, "gemma 3": GEMMA_3}
 
 
-class Reader(nn.Module):
-    """What all policies here that read published weights have: a `model`."""
+class PublishedModel(nn.Module):
+    """A module with a `model`, as in all policies that load published weights."""
 
     def __init__(self, backbone: DecoderConfig, pool: int | None, attention: str) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Reader(nn.Module):
 
 
 def text_config(backbone, words=WORDS + 1):
-    """The Gemma that a backbone is, in the words of `transformers`."""
+    """Return the configuration of `transformers` for a backbone."""
     kind = "gemma3_text" if backbone.qk_norm else "gemma2" if backbone.softcap else "gemma"
     base = {"rope_type": "default", "rope_theta": backbone.rope_base}
     stretched = {"rope_type": "linear", "factor": backbone.global_rope_stretch, "rope_theta": backbone.global_rope_base}
@@ -58,7 +58,7 @@ def text_config(backbone, words=WORDS + 1):
     }
     settings = {
         "gemma": {},
-        # Scores of words are not capped here: no policy scores text by a Gemma 2.
+        # No cap of the final logits: no policy predicts text with Gemma 2.
         "gemma2": {**later, "attn_logit_softcapping": backbone.softcap, "final_logit_softcapping": None},
         "gemma3_text": {**later, "rope_parameters": {"sliding_attention": base, "full_attention": stretched}},
     }
@@ -106,8 +106,8 @@ def gemma_3_oracle(vision, text, tokens):
     return transformers.Gemma3ForConditionalGeneration(config)
 
 
-def shaken(oracle):
-    """The same with every parameter moved: zeros of norms and biases would hide a missing one."""
+def randomised(oracle):
+    """Change every parameter: zeros of norms and biases would hide a missing one."""
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in oracle.parameters():
@@ -115,21 +115,21 @@ def shaken(oracle):
     return oracle.eval()
 
 
-def ours(oracle, folder, backbone=BACKBONE, pool=None, attention="sdpa", missing=()):
-    """Our model with the oracle's weights, by way of its files; which parts they lack is asserted."""
+def load_model(oracle, folder, backbone=BACKBONE, pool=None, attention="sdpa", missing=()):
+    """Return the policy's model with the oracle's weights, loaded from its files, and assert which parts they lack."""
     oracle.save_pretrained(folder)
-    reader = Reader(backbone, pool, attention).eval()
-    loaded = load_published(reader, folder)
+    policy = PublishedModel(backbone, pool, attention).eval()
+    loaded = load_published(policy, folder)
     assert loaded.unexpected == ()
     assert {name.split(".")[1] for name in loaded.missing} == set(missing)
-    return reader.model
+    return policy.model
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @torch.no_grad()
 def test_siglip_is_that_of_transformers(tmp_path, attention):
-    oracle = shaken(transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**vision_config(VISION))))
-    model = ours(oracle, tmp_path, attention=attention, missing={"projector", "vocabulary", "layers", "norm"})
+    oracle = randomised(transformers.SiglipVisionModel(transformers.SiglipVisionConfig(**vision_config(VISION))))
+    model = load_model(oracle, tmp_path, attention=attention, missing={"projector", "vocabulary", "layers", "norm"})
     pixels = images(3)
     expected = oracle(scaled(pixels)).last_hidden_state
     torch.testing.assert_close(model.vision(pixels[:, None]), expected, rtol=1e-5, atol=1e-5)
@@ -139,52 +139,52 @@ def test_siglip_is_that_of_transformers(tmp_path, attention):
 @pytest.mark.parametrize("family", TEXT)
 @torch.no_grad()
 def test_causal_text_is_that_of_transformers(tmp_path, family, attention):
-    oracle = shaken(text_oracle(text_config(TEXT[family])))
-    model = ours(oracle, tmp_path, TEXT[family], attention=attention, missing={"vision", "projector"})
+    oracle = randomised(text_oracle(text_config(TEXT[family])))
+    model = load_model(oracle, tmp_path, TEXT[family], attention=attention, missing={"vision", "projector"})
     tokens, mask = torch.randint(0, WORDS, (2, 13)), torch.ones(2, 13, dtype=torch.bool)
     mask[1, 9:] = False
     expected = oracle.model(input_ids=tokens, attention_mask=mask).last_hidden_state
-    found = normed(model, [model.text("text", tokens, mask, "causal")])
-    torch.testing.assert_close(found[mask], expected[mask], rtol=1e-5, atol=1e-5)
+    hidden = normed(model, [model.text("text", tokens, mask, "causal")])
+    torch.testing.assert_close(hidden[mask], expected[mask], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["gemma", "gemma 2"])
 @torch.no_grad()
-def test_images_and_text_that_see_one_another_give_the_logits_of_paligemma(tmp_path, family):
-    oracle = shaken(paligemma_oracle(vision_config(VISION), text_config(TEXT[family])))
+def test_bidirectional_images_and_text_give_the_logits_of_paligemma(tmp_path, family):
+    oracle = randomised(paligemma_oracle(vision_config(VISION), text_config(TEXT[family])))
     backbone = BACKBONE if family == "gemma" else replace(GEMMA_2, window=32)
-    model = ours(oracle, tmp_path, backbone)
+    model = load_model(oracle, tmp_path, backbone)
     pixels, tokens = images(2), torch.randint(0, WORDS, (2, 5))
     ids = torch.cat((torch.full((2, VISION.tokens), IMAGE_TOKEN), tokens), dim=1)
-    everywhere = torch.zeros(2, 1, ids.shape[1], ids.shape[1])  # an additive mask: nothing is hidden, by windows either
-    expected = oracle(input_ids=ids, pixel_values=scaled(pixels), attention_mask=everywhere).logits
-    found = model.vocabulary(normed(model, read(model, pixels, tokens, "continue")), scores=True)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    no_mask = torch.zeros(2, 1, ids.shape[1], ids.shape[1])  # an additive mask: nothing is masked, and windows do not apply
+    expected = oracle(input_ids=ids, pixel_values=scaled(pixels), attention_mask=no_mask).logits
+    logits = model.vocabulary(normed(model, image_and_text(model, pixels, tokens, "continue")), logits=True)
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-4)
 
 
 @torch.no_grad()
 def test_an_image_and_the_text_after_it_give_the_logits_of_gemma_3(tmp_path):
-    """An image sees itself, and is within a window; the text is causal."""
+    """The image is bidirectional and fits into a window; the text is causal."""
     pooled = VISION.tokens // 4
-    oracle = shaken(gemma_3_oracle(vision_config(VISION), text_config(GEMMA_3), pooled))
-    model = ours(oracle, tmp_path, GEMMA_3, pool=2)
+    oracle = randomised(gemma_3_oracle(vision_config(VISION), text_config(GEMMA_3), pooled))
+    model = load_model(oracle, tmp_path, GEMMA_3, pool=2)
     pixels, tokens = images(2), torch.randint(0, WORDS, (2, 9))
     ids = torch.cat((torch.full((2, pooled), IMAGE_TOKEN), tokens), dim=1)
     expected = oracle(
         input_ids=ids, pixel_values=scaled(pixels), token_type_ids=(ids == IMAGE_TOKEN).long(), attention_mask=ids >= 0
     ).logits
-    found = model.vocabulary(normed(model, read(model, pixels, tokens, "causal")), scores=True)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    logits = model.vocabulary(normed(model, image_and_text(model, pixels, tokens, "causal")), logits=True)
+    torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-4)
 
 
 def backbone_names(policy):
-    """What a published vision-language model has of a policy's parameters."""
+    """Return the names of a policy's parameters that a published vision-language model has."""
     return {name for name, _ in policy.named_parameters() if name.startswith("model.") and "expert" not in name}
 
 
 @pytest.mark.parametrize("name", ["pi0", "pi05", "vitra", "pi06", "value"])
-def test_a_policy_reads_all_of_the_model_it_is_built_on(tmp_path, name):
-    """PaliGemma, PaliGemma 2, Gemma 3, and Gemma 3 without images beside a vision tower of other weights."""
+def test_a_policy_loads_all_weights_of_its_published_model(tmp_path, name):
+    """The models are PaliGemma, PaliGemma 2, Gemma 3, and text-only Gemma 3 with a vision tower that is not loaded."""
     policy = build(name)
     sizes = policy.config.model
     vision, text = vision_config(sizes.vision), text_config(sizes.backbone, sizes.vocabulary)
@@ -210,11 +210,11 @@ def scaled(pixels):
     return pixels.float() / 127.5 - 1.0
 
 
-def read(model, pixels, tokens, attention):
-    """The blocks of one image and a text after it."""
-    one = torch.ones(len(pixels), 1, 1, dtype=torch.bool)
+def image_and_text(model, pixels, tokens, attention):
+    """Return the blocks of one image and a text after it."""
+    image_mask = torch.ones(len(pixels), 1, 1, dtype=torch.bool)
     text = model.text("text", tokens, torch.ones_like(tokens, dtype=torch.bool), attention)
-    return [model.images("images", pixels[:, None, None], one), text]
+    return [model.images("images", pixels[:, None, None], image_mask), text]
 
 
 def normed(model: VisionLanguage, blocks) -> torch.Tensor:
@@ -222,16 +222,16 @@ def normed(model: VisionLanguage, blocks) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_a_plain_expert_is_gemma_too_reading_the_prefix_through_its_keys_and_values():
+def test_an_expert_without_adarms_is_gemma_attending_to_the_keys_and_values_of_the_prefix():
     """Expert and backbone with the same weights, in one group, are one Gemma over prefix and suffix."""
     config = BACKBONE
     pair = LayerPair(config, config, 0, Axes(), insulated=False, adaptive=False, prefix_kv_only=False)
     pair.expert.load_state_dict(pair.backbone.state_dict())
     hidden = torch.randn(2, 7, config.width)
-    see, positions = torch.ones(2, 7, 7, dtype=torch.bool), torch.arange(7).expand(2, -1)
-    see[:, :4, 4:] = False
-    whole, _ = pair((hidden, see, positions))
+    mask, positions = torch.ones(2, 7, 7, dtype=torch.bool), torch.arange(7).expand(2, -1)
+    mask[:, :4, 4:] = False
+    expected, _ = pair((hidden, mask, positions))
     prefix, suffix = pair(
-        (hidden[:, :4], see[:, :4, :4], positions[:, :4]), (hidden[:, 4:], see[:, 4:], positions[:, 4:], None)
+        (hidden[:, :4], mask[:, :4, :4], positions[:, :4]), (hidden[:, 4:], mask[:, 4:], positions[:, 4:], None)
     )
-    torch.testing.assert_close(torch.cat((prefix, suffix), dim=1), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.cat((prefix, suffix), dim=1), expected, rtol=1e-5, atol=1e-5)

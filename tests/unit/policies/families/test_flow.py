@@ -16,20 +16,20 @@ def test_times_are_beta_distributed_and_never_zero():
     assert 0.001 <= times.min() < times.max() <= 1.0
 
 
-def test_time_one_is_noise_time_zero_is_action_and_the_velocity_leads_from_one_to_the_other():
+def test_time_1_is_noise_time_0_is_action_and_the_velocity_is_their_difference():
     action, noise = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
-    mixed, velocity = interpolate(action, noise, torch.tensor([1.0, 0.0]))
-    torch.testing.assert_close(mixed[0], noise[0])
-    torch.testing.assert_close(mixed[1], action[1])
-    torch.testing.assert_close(mixed - torch.tensor([1.0, 0.0])[:, None, None] * velocity, action)
+    x_t, u_t = interpolate(action, noise, torch.tensor([1.0, 0.0]))
+    torch.testing.assert_close(x_t[0], noise[0])
+    torch.testing.assert_close(x_t[1], action[1])
+    torch.testing.assert_close(x_t - torch.tensor([1.0, 0.0])[:, None, None] * u_t, action)
 
 
 def test_time_embedding_has_periods_from_four_milliseconds_to_four_seconds():
-    embedded = embed_time(torch.tensor([0.37]), 6)[0].double()
+    embedding = embed_time(torch.tensor([0.37]), 6)[0].double()
     periods = [4e-3, math.sqrt(4e-3 * 4.0), 4.0]
     time = float(torch.tensor(0.37))
     expected = [f(2 * math.pi * time / period) for f in (math.sin, math.cos) for period in periods]
-    torch.testing.assert_close(embedded, torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=0)
+    torch.testing.assert_close(embedding, torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=0)
 
 
 def test_padded_steps_and_missing_dimensions_are_neither_summed_nor_counted():
@@ -61,12 +61,14 @@ def test_the_loss_is_the_sum_of_means_over_samples_of_masked_means():
     assert losses.per_sample["b"][0].tolist() == [1.0, 5.0]
 
 
-def test_rotated_products_depend_on_the_distance_between_positions_alone():
+def test_products_of_rotated_vectors_depend_only_on_the_distance_of_their_positions():
     query, key = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
 
     def product(i: int, j: int) -> torch.Tensor:
-        turned = [apply_rotary(x, *rotary_cos_sin(torch.tensor([[place]]), 16, 1e4)) for x, place in ((query, i), (key, j))]
-        return (turned[0] * turned[1]).sum()
+        rotated = [
+            apply_rotary(x, *rotary_cos_sin(torch.tensor([[position]]), 16, 1e4)) for x, position in ((query, i), (key, j))
+        ]
+        return (rotated[0] * rotated[1]).sum()
 
     torch.testing.assert_close(product(5, 2), product(103, 100), atol=1e-4, rtol=1e-4)
     assert abs(product(5, 2) - product(5, 4)) > 1e-3

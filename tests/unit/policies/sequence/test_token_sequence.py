@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchbox_policies._layers.sequence.token_sequence import Block, TokenSequence, concat_blocks, select
+from benchbox_policies._layers.sequence.token_sequence import Block, TokenSequence, concat_blocks, gather_tokens
 
 LENGTHS = {"image": 3, "prompt": 4, "response": 2, "fast": 3}
 VALID = {
@@ -23,14 +23,14 @@ def example():
                 hidden=torch.randn(2, length, 8),
                 valid=torch.tensor(VALID[name], dtype=torch.bool),
                 attention=ATTENTION[name],
-                readable=name != "fast",
+                visible_to_suffix=name != "fast",
             )
             for name, length in LENGTHS.items()
         ]
     )
 
 
-def test_a_query_sees_a_key_whose_group_is_not_later_if_both_are_valid():
+def test_a_query_attends_to_a_key_whose_group_is_not_later_if_both_are_valid():
     prefix = example()
     valid = torch.cat([torch.tensor(VALID[name], dtype=torch.bool) for name in LENGTHS], dim=1)
     visible = prefix.attention_mask().dense()
@@ -41,7 +41,7 @@ def test_a_query_sees_a_key_whose_group_is_not_later_if_both_are_valid():
                 assert visible[b, i, j] == expected, (b, i, j)
 
 
-def test_a_bidirectional_block_after_another_is_not_seen_by_it():
+def test_a_bidirectional_block_does_not_attend_to_a_later_one():
     blocks = [
         Block(name=name, hidden=torch.zeros(1, 2, 1), valid=torch.ones(1, 2, dtype=torch.bool), attention="bidirectional")
         for name in ("first", "second")
@@ -70,7 +70,7 @@ def suffix(*lengths: int) -> TokenSequence:
     )
 
 
-def test_the_suffix_reads_valid_readable_tokens_and_itself_and_its_positions_follow_theirs():
+def test_the_suffix_attends_to_valid_visible_tokens_and_itself_and_its_positions_follow_theirs():
     prefix = example()
     visible = suffix(2).attention_mask_after(prefix).dense()
     assert visible.shape == (2, 2, 14)
@@ -78,38 +78,38 @@ def test_the_suffix_reads_valid_readable_tokens_and_itself_and_its_positions_fol
     assert suffix(2).positions_after(prefix).tolist() == [[5, 6], [5, 6]]
 
 
-def test_a_part_of_the_suffix_is_not_seen_by_the_parts_before_it():
+def test_blocks_of_the_suffix_do_not_attend_to_later_blocks():
     visible = suffix(1, 2).attention_mask_after(example()).dense()
     assert visible[0, :, 12:].int().tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 1]]
 
 
-def test_through_a_window_only_near_positions_are_seen_and_padding_in_between_does_not_count():
+def test_a_window_limits_attention_to_near_positions_and_padding_in_between_does_not_count():
     prefix = example()
-    everything, near = prefix.attention_mask().dense(), prefix.attention_mask().dense(window=3)
+    full, near = prefix.attention_mask().dense(), prefix.attention_mask().dense(window=3)
     distance = (prefix.positions[:, :, None] - prefix.positions[:, None, :]).abs()
-    assert torch.equal(near, (everything & (distance < 3)) | torch.eye(12, dtype=torch.bool))
-    assert near[0, 9, 4], "tokens 4 and 9 stand side by side: what is between them is padding"
+    assert torch.equal(near, (full & (distance < 3)) | torch.eye(12, dtype=torch.bool))
+    assert near[0, 9, 4], "tokens 4 and 9 are adjacent: between them is only padding"
     assert not near[0, 9, 2]
 
 
 @pytest.mark.parametrize("window", [None, 3])
-def test_a_block_mask_lets_through_what_the_dense_mask_does(window):
+def test_a_block_mask_equals_the_dense_mask(window):
     prefix = example()
     for attention_mask in (prefix.attention_mask(), suffix(1, 2).attention_mask_after(prefix)):
-        dense, block = attention_mask.dense(window), attention_mask.mask("flex", window)
-        found = [
+        dense, block = attention_mask.dense(window), attention_mask.build("flex", window)
+        visible = [
             [
                 [bool(block.mask_mod(*map(torch.tensor, (b, 0, q, k)))) for k in range(dense.shape[2])]
                 for q in range(dense.shape[1])
             ]
             for b in range(2)
         ]
-        assert torch.equal(torch.tensor(found), dense)
+        assert torch.equal(torch.tensor(visible), dense)
 
 
 def test_a_token_is_predicted_by_the_last_valid_token_before_it():
     prefix = example()
     assert prefix.predictor_indices("fast").tolist() == [[4, 9, 10], [7, 9, 9]]
     assert prefix.predictor_indices("response")[1].tolist() == [6, 7]
-    places = prefix.predictor_indices("fast")
-    assert torch.equal(select(prefix.hidden, places)[1, 2], prefix.hidden[1, 9])
+    indices = prefix.predictor_indices("fast")
+    assert torch.equal(gather_tokens(prefix.hidden, indices)[1, 2], prefix.hidden[1, 9])

@@ -37,16 +37,16 @@ def test_the_batch_spec_follows_preset_and_axes():
 
 def test_images_and_prompt_are_one_group_and_every_later_token_is_its_own():
     policy = build(cams=2)
-    seen = []
-    policy.model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    prefixes = []
+    policy.model.register_forward_pre_hook(lambda _, arguments: prefixes.append(arguments[0]))
     policy(make_batch(policy.batch_spec(), 1))
     together, causal = 2 * 16 + 128, 8 + len("Action: ") + 32
-    assert seen[0].groups.tolist() == [1] * together + list(range(2, 2 + causal))
-    assert list(seen[0].spans) == ["images", "prompt", "response", "action cue", "fast"]
-    assert not seen[0].readable[:, seen[0].spans["fast"]].any()
+    assert prefixes[0].groups.tolist() == [1] * together + list(range(2, 2 + causal))
+    assert list(prefixes[0].spans) == ["images", "prompt", "response", "action cue", "fast"]
+    assert not prefixes[0].visible_to_suffix[:, prefixes[0].spans["fast"]].any()
 
 
-def test_at_birth_every_parameter_is_in_the_graph_and_finite():
+def test_every_parameter_of_a_new_policy_is_in_the_graph_and_finite():
     policy = build()
     batch = make_batch(policy.batch_spec(), 2)
     batch["response_mask"][:] = False
@@ -57,8 +57,8 @@ def test_at_birth_every_parameter_is_in_the_graph_and_finite():
     assert [name for name, gradient in gradients(policy).items() if gradient is None or not gradient.isfinite().all()] == []
 
 
-def test_an_untrained_policy_knows_nothing():
-    """Cross-entropy near log(vocabulary), and a flow error near that of predicting zero: var(noise) + var(action)."""
+def test_an_untrained_policy_has_the_losses_of_uniform_predictions():
+    """Cross-entropy is near log(vocabulary), and the flow error near var(noise) + var(action), that of predicting zero."""
     policy = build()
     parts = policy(make_batch(policy.batch_spec(), 8)).parts
     assert parts["fast"] == pytest.approx(math.log(512), rel=0.05)
@@ -67,23 +67,23 @@ def test_an_untrained_policy_knows_nothing():
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_what_is_masked_contributes_nothing(attention):
+def test_masked_inputs_contribute_nothing(attention):
     policy, batch = awake(attention=attention, cams=2)
     batch["image_mask"][0, :, 1] = False
     before = policy(batch).total
-    other = {key: value.clone() for key, value in batch.items()}
-    other["images"][0, :, 1] = 255 - other["images"][0, :, 1]
+    changed = {key: value.clone() for key, value in batch.items()}
+    changed["images"][0, :, 1] = 255 - changed["images"][0, :, 1]
     for name, tokens in (("prompt", 384), ("response", 384), ("fast", 512)):
-        masked = ~other[f"{name}_mask"]
+        masked = ~changed[f"{name}_mask"]
         assert masked.any()
-        other[f"{name}_tokens"] = torch.where(masked, (other[f"{name}_tokens"] + 7) % tokens, other[f"{name}_tokens"])
-    assert torch.equal(policy(other).total, before)
+        changed[f"{name}_tokens"] = torch.where(masked, (changed[f"{name}_tokens"] + 7) % tokens, changed[f"{name}_tokens"])
+    assert torch.equal(policy(changed).total, before)
 
-    other["image_mask"][0, :, 1] = True
-    assert not torch.equal(policy(other).total, before)
+    changed["image_mask"][0, :, 1] = True
+    assert not torch.equal(policy(changed).total, before)
 
 
-def test_of_a_history_of_frames_the_last_is_seen():
+def test_only_the_last_frame_of_a_history_is_used():
     policy, batch = awake()
     history = dict(batch)
     for name, past in (("images", 255 - batch["images"]), ("image_mask", ~batch["image_mask"])):
@@ -93,19 +93,19 @@ def test_of_a_history_of_frames_the_last_is_seen():
 
 def test_a_new_expert_layer_is_the_identity_because_its_gates_are_closed():
     policy = build()
-    seen = []
+    expert_states = []
     for pair in policy.model.layers:
-        pair.register_forward_hook(lambda _, inputs, output: seen.append((inputs[1][0], output[1])))
+        pair.register_forward_hook(lambda _, inputs, output: expert_states.append((inputs[1][0], output[1])))
     policy(make_batch(policy.batch_spec(), 2))
-    assert len(seen) == 3
-    assert all(torch.equal(before, after) for before, after in seen)
+    assert len(expert_states) == 3
+    assert all(torch.equal(before, after) for before, after in expert_states)
 
 
-def test_only_the_steps_and_dimensions_that_exist_are_learnt():
+def test_only_valid_steps_and_dimensions_are_trained():
     policy, batch = awake()
     target_only = {key: value.clone() for key, value in batch.items()}
     missing = batch["action_is_pad"][:, :, None] | ~batch["action_dim_mask"][:, None, :]
-    # action and noise moved so that the network's input stays as it was, and only the target moves
+    # shift action and noise so that the network's input is unchanged and only the target changes
     time = batch["uniform"][:, :1, None] ** (1 / 1.5) * 0.999 + 0.001
     shift = torch.where(missing, 1.0, 0.0)
     target_only["action"] += shift * time
@@ -117,9 +117,9 @@ def test_images_prompt_response_and_state_text_reach_the_flow_and_discrete_actio
     policy, batch = awake()
     before = policy(batch).parts
     for name, reaches in (("images", True), ("prompt_tokens", True), ("response_tokens", True), ("fast_tokens", False)):
-        other = dict(batch)
-        other[name] = other[name].flip(0)
-        after = policy(other).parts
+        changed = dict(batch)
+        changed[name] = changed[name].flip(0)
+        after = policy(changed).parts
         assert torch.equal(after["flow"], before["flow"]) != reaches, name
         assert not torch.equal(after["fast"], before["fast"]), name
 
@@ -168,12 +168,12 @@ def test_asking_for_per_sample_losses_changes_no_bit_of_the_loss_and_they_add_up
 def test_autocast_computes_in_bfloat16_and_leaves_gradients_in_float32(checkpointing):
     policy, batch = awake(checkpointing=checkpointing)
     expected = policy(batch).total
-    seen: set[torch.dtype] = set()
-    policy.model.layers[1].expert.query.register_forward_hook(lambda _, __, output: seen.add(output.dtype))
+    dtypes: set[torch.dtype] = set()
+    policy.model.layers[1].expert.query.register_forward_hook(lambda _, __, output: dtypes.add(output.dtype))
     with torch.autocast("cpu", torch.bfloat16):
         total = policy(batch).total
     total.backward()
-    assert seen == {torch.bfloat16}
+    assert dtypes == {torch.bfloat16}
     assert {gradient.dtype for gradient in gradients(policy).values()} == {torch.float32}
     torch.testing.assert_close(total, expected, rtol=1e-2, atol=0)
 
@@ -223,11 +223,11 @@ def _module():
     return sys.modules[f"{PACKAGE}.pi05.policy"]
 
 
-def test_fast_tokens_that_did_not_fit_are_reported() -> None:
-    """The mean number of FAST tokens cut off a sample is among the parts, and not in the loss."""
+def test_truncated_fast_tokens_are_reported() -> None:
+    """Their mean number per sample is among the parts, and not in the loss."""
     policy = build()
     batch = make_batch(policy.batch_spec(), 3)
-    whole = policy({**batch, "fast_truncated": torch.zeros_like(batch["fast_truncated"])})
-    cut = policy({**batch, "fast_truncated": torch.arange(len(batch["fast_truncated"]))})
-    assert cut.parts["fast_truncated"].item() == (len(batch["fast_truncated"]) - 1) / 2
-    assert torch.equal(cut.total, whole.total)
+    complete = policy({**batch, "fast_truncated": torch.zeros_like(batch["fast_truncated"])})
+    truncated = policy({**batch, "fast_truncated": torch.arange(len(batch["fast_truncated"]))})
+    assert truncated.parts["fast_truncated"].item() == (len(batch["fast_truncated"]) - 1) / 2
+    assert torch.equal(truncated.total, complete.total)

@@ -9,7 +9,7 @@ from tests.support.policy_batches import awake, build, make_batch
 
 
 def test_full_is_siglip_a_projection_and_gemma_3_270m():
-    """268.1 M of the backbone, embeddings included, and the tower of PaliGemma."""
+    """The backbone has 268.1 M parameters, including embeddings, and the tower is that of PaliGemma."""
     with torch.device("meta"):
         policy = build("value", "full")
     sizes: dict[str, int] = {}
@@ -20,43 +20,43 @@ def test_full_is_siglip_a_projection_and_gemma_3_270m():
     assert sizes["head"] == 640 + 640 * 201 + 201
 
 
-@pytest.mark.parametrize(("returns", "bin_of"), [(-1.0, 0), (0.0, 50), (-0.5, 25), (-0.031, 48), (-2.0, 0)])
-def test_a_return_falls_into_the_nearest_bin(returns, bin_indices):
-    assert build("value").bin_indices(torch.tensor([returns])).item() == bin_indices
+@pytest.mark.parametrize(("returns", "bin_index"), [(-1.0, 0), (0.0, 50), (-0.5, 25), (-0.031, 48), (-2.0, 0)])
+def test_a_return_belongs_to_the_nearest_bin(returns, bin_index):
+    assert build("value").bin_indices(torch.tensor([returns])).item() == bin_index
 
 
-def test_the_expected_value_lies_between_the_bins_it_is_torn_between():
+def test_the_expected_value_is_the_mean_over_bins():
     policy = build("value")
-    torn = torch.full((1, 51), -1e9)
-    torn[0, [10, 20]] = torch.tensor(0.5).log()
-    assert policy.expected(torn).item() == pytest.approx(-1 + 15 / 50)
+    log_probabilities = torch.full((1, 51), -1e9)
+    log_probabilities[0, [10, 20]] = torch.tensor(0.5).log()
+    assert policy.expected_value(log_probabilities).item() == pytest.approx(-1 + 15 / 50)
 
 
-def test_the_value_token_reads_images_and_prompt_and_nothing_reads_it():
+def test_the_value_token_attends_to_images_and_prompt_and_no_token_attends_to_it():
     policy, batch = awake("value")
     before = policy(batch).parts["value"]
     for name in ("images", "prompt_tokens"):
         assert not torch.equal(policy({**batch, name: batch[name].flip(0)}).parts["value"], before)
-    seen = []
-    policy.model.layers[-1].register_forward_hook(lambda _, __, output: seen.append(output[:, :-1].detach()))
+    outputs = []
+    policy.model.layers[-1].register_forward_hook(lambda _, __, output: outputs.append(output[:, :-1].detach()))
     policy(batch)
     with torch.no_grad():
         policy.token.weight.add_(1.0)
     policy(batch)
-    assert torch.equal(*seen)
+    assert torch.equal(*outputs)
 
 
-def test_error_and_accuracy_are_reported_and_not_in_the_loss():
+def test_l1_and_accuracy_are_reported_and_not_in_the_loss():
     policy = build("value")
     batch = make_batch(policy.batch_spec(), 8)
     losses = policy(batch)
     assert torch.equal(losses.total, losses.parts["value"])
     assert 0.0 <= losses.parts["accuracy"] <= 1.0
     uniform = (batch["returns"] + 0.5).abs().mean()
-    assert losses.parts["l1"].item() == pytest.approx(uniform.item(), abs=0.1), "an untrained policy expects the middle"
+    assert losses.parts["l1"].item() == pytest.approx(uniform.item(), abs=0.1), "an untrained policy predicts the middle"
 
 
-def test_the_distribution_over_bins_is_not_taken_for_attention():
+def test_the_softmax_over_bins_is_not_recorded_as_attention():
     policy, batch = awake("value")
     kernels = KernelNames()
     with OperationDispatchMode(kernels):
