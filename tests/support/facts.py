@@ -1,4 +1,4 @@
-"""Facts as an observer would give them, made by hand: of a training with nothing wrong, to be changed in one place."""
+"""Facts of a healthy training, made by hand as an observer would record them; each test changes one of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from benchbox.observer.facts import (
     ConfiguredReduction,
     Contract,
     LiveTensor,
-    UpdateStatistics,
     PreparedByAccelerate,
     RankFacts,
     Scaler,
@@ -21,6 +20,7 @@ from benchbox.observer.facts import (
     StateLoad,
     StepFacts,
     SteppedTensor,
+    UpdateStatistics,
 )
 
 WEIGHT, NORM = "backbone.weight", "norm.weight"
@@ -31,9 +31,9 @@ FEW = {"elements": 32, "shape": (32,)}
 HALF_MOMENTS = {"step": "float32", "exp_avg": "bfloat16", "exp_avg_sq": "bfloat16"}
 
 
-def numbers(**changes: Any) -> UpdateStatistics:
-    """Of a tensor that was resumed after ten steps and takes every update."""
-    held = {
+def update_statistics(**changes: Any) -> UpdateStatistics:
+    """Return the statistics of a tensor that was resumed after ten steps and takes every update."""
+    values = {
         "steps": 3,
         "updates": 3000,
         "updates_lost": 0,
@@ -46,13 +46,13 @@ def numbers(**changes: Any) -> UpdateStatistics:
         "live_differs_first": 0.0,
         "live_differs": 0.0,
     }
-    return UpdateStatistics(**(held | changes))
+    return UpdateStatistics(**(values | changes))
 
 
 def tensor(name: str = WEIGHT, **changes: Any) -> SteppedTensor:
-    """A float32 master of a bfloat16 matrix. Changes that `Numbers` has go there."""
-    own = {key: changes.pop(key) for key in list(changes) if key in UpdateStatistics.__dataclass_fields__}
-    held = {
+    """Return a float32 master of a bfloat16 matrix. Changes of fields of `UpdateStatistics` are made there."""
+    statistics = {key: changes.pop(key) for key in list(changes) if key in UpdateStatistics.__dataclass_fields__}
+    values = {
         "optimizer": "AdamW",
         "dtype": "float32",
         "device": "cpu",
@@ -71,33 +71,33 @@ def tensor(name: str = WEIGHT, **changes: Any) -> SteppedTensor:
         "state": MOMENTS,
         "state_devices": {"exp_avg": "cpu", "exp_avg_sq": "cpu"},
         "step_count": 16.0,
-        "numbers": numbers(**own),
+        "numbers": update_statistics(**statistics),
     }
-    return SteppedTensor(name=name, **(held | changes))
+    return SteppedTensor(name=name, **(values | changes))
 
 
 def half(name: str = WEIGHT, **changes: Any) -> SteppedTensor:
-    """A bfloat16 matrix that is stepped itself, by an optimizer with float32 state."""
+    """Return a bfloat16 matrix that is stepped itself, by an optimizer with float32 state."""
     return tensor(name, **({"dtype": "bfloat16", "live": True, "gradient_dtype": "bfloat16"} | changes))
 
 
-def orphan(**changes: Any) -> SteppedTensor:
-    """A tensor that is stepped and stands for no parameter that anybody knows."""
+def unlinked(**changes: Any) -> SteppedTensor:
+    """Return a stepped tensor that stands for no known parameter."""
     return tensor("AdamW parameter 0", **({"live_dtype": None, "live_device": None} | changes))
 
 
 def live(name: str = WEIGHT, **changes: Any) -> LiveTensor:
-    held = {"dtype": "bfloat16", "device": "cpu", "elements": 1000, "ndim": 2, "trainable": True, "linked": True}
-    return LiveTensor(name=name, **(held | changes))
+    values = {"dtype": "bfloat16", "device": "cpu", "elements": 1000, "ndim": 2, "trainable": True, "linked": True}
+    return LiveTensor(name=name, **(values | changes))
 
 
 def buffer(name: str, dtype: str) -> LiveTensor:
     return LiveTensor(name=name, dtype=dtype, device="cpu", elements=16, ndim=1)
 
 
-def course(step: int, **changes: Any) -> StepFacts:
-    """A step at the rate that its schedule gives."""
-    held = {
+def one_step_facts(step: int, **changes: Any) -> StepFacts:
+    """Return a step at the rate of its schedule."""
+    values = {
         "micro_batches": 1,
         "rates": {"AdamW": (1e-3 / step,)},
         "schedule_rates": {"LambdaLR": (1e-3 / step,)},
@@ -106,20 +106,20 @@ def course(step: int, **changes: Any) -> StepFacts:
         "max_norm": 1.0,
         "stepped_norm": 0.5,
     }
-    return StepFacts(step=step, **(held | changes))
+    return StepFacts(step=step, **(values | changes))
 
 
-def courses(count: int = 6, **changes: Any) -> tuple[StepFacts, ...]:
-    """Steps; a change that can be called is given the number of the step."""
+def step_facts(count: int = 6, **changes: Any) -> tuple[StepFacts, ...]:
+    """Return `count` steps; a callable change is called with the number of the step."""
     return tuple(
-        course(step, **{key: value(step) if callable(value) else value for key, value in changes.items()})
+        one_step_facts(step, **{key: value(step) if callable(value) else value for key, value in changes.items()})
         for step in range(1, count + 1)
     )
 
 
 def rank(number: int = 0, **changes: Any) -> RankFacts:
-    """One of two ranks. What is a rule's to see was seen, and is as it should be."""
-    held = {
+    """Return one of two ranks with complete and healthy facts."""
+    values = {
         "world_size": 2,
         "source": "command",
         "optimizer_chain": ("AcceleratedOptimizer", "AdamW"),
@@ -132,12 +132,12 @@ def rank(number: int = 0, **changes: Any) -> RankFacts:
         "accumulated_in": ("float32",),
         "collectives": (reduction("float32"), reduction("float32", elements=1, operation="all_reduce")),
         "reduction": ConfiguredReduction(source="FSDP1 reduce_dtype", dtype="float32"),
-        "steps": courses(),
+        "steps": step_facts(),
         "schedules": (Schedule(name="LambdaLR", optimizer="AdamW", reaches=True),),
         "scaler": None,
         "products": {"bfloat16": 40, "float32": 4},
         "autocast": Autocast(active=True, dtype="bfloat16"),
-        "loads": (StateLoad(optimizer="AdamW", given=told(MOMENTS), held=told(MOMENTS)),),
+        "loads": (StateLoad(optimizer="AdamW", given=single_dtypes(MOMENTS), held=single_dtypes(MOMENTS)),),
         "setup": Setup(
             backend="fsdp1_full",
             model_class="FullyShardedDataParallel",
@@ -152,26 +152,26 @@ def rank(number: int = 0, **changes: Any) -> RankFacts:
         "default_dtype": "float32",
         "contract": Contract(source="recipe bf16_master", compute="bfloat16", stepped="float32", moments="float32"),
     }
-    return RankFacts(rank=number, **(held | changes))
+    return RankFacts(rank=number, **(values | changes))
 
 
 def ranks(**changes: Any) -> list[RankFacts]:
-    """Two ranks that saw the same."""
+    """Return two ranks with the same facts."""
     return [rank(0, **changes), rank(1, **changes)]
 
 
-def stepping(*tensors: SteppedTensor, **changes: Any) -> list[RankFacts]:
-    """Two ranks whose optimizer updates these tensors, and of which nothing was declared."""
+def ranks_stepping(*tensors: SteppedTensor, **changes: Any) -> list[RankFacts]:
+    """Return two ranks whose optimizer updates these tensors, without a contract."""
     return ranks(**({"stepped": tensors, "contract": None} | changes))
 
 
-def told(state: dict[str, str]) -> dict[str, tuple[str, ...]]:
+def single_dtypes(state: dict[str, str]) -> dict[str, tuple[str, ...]]:
     return {name: (dtype,) for name, dtype in state.items()}
 
 
 def loading(**changes: dict[str, tuple[str, ...]]) -> list[RankFacts]:
-    """Two ranks that loaded optimizer state: `given`, `held`, `before`."""
-    load = StateLoad(optimizer="AdamW", given=told(MOMENTS), held=told(MOMENTS))
+    """Return two ranks that loaded optimizer state; changes are `given`, `held` or `before`."""
+    load = StateLoad(optimizer="AdamW", given=single_dtypes(MOMENTS), held=single_dtypes(MOMENTS))
     return ranks(loads=(replace(load, **changes),))
 
 
@@ -195,7 +195,7 @@ def setup(backend: str, requested: str | None, mixed_precision: str | None = "bf
 
 
 def edq(share: float, **changes: Any) -> list[RankFacts]:
-    return stepping(half(update_dot=3e-3 * share, updates_lost=int(3000 * (1 - share)), **changes))
+    return ranks_stepping(half(update_dot=3e-3 * share, updates_lost=int(3000 * (1 - share)), **changes))
 
 
 def moments(**dtypes: str) -> dict[str, Any]:
@@ -207,5 +207,5 @@ def schedules(*names: str, reaches: bool | None = True) -> tuple[Schedule, ...]:
 
 
 def flattened(**changes: Any) -> list[RankFacts]:
-    """Two ranks of a sharded model whose matrices are flat and not decayed."""
-    return stepping(tensor(shape=(1000,), weight_decay=0.0), **changes)
+    """Return two ranks of a sharded model with flat matrices that are not decayed."""
+    return ranks_stepping(tensor(shape=(1000,), weight_decay=0.0), **changes)
