@@ -119,9 +119,9 @@ def test_the_rule_page(tmp_path: Path) -> None:
     outputs = list(follow(read_page("rule"), tmp_path).values())
     explained, violated, clean = outputs[1:]
     assert "the second moment averages over fewer than 100 steps" in explained
-    assert "ACME101" in violated
+    assert "ACME101 error" in violated
     assert "0.95" in violated
-    assert "ACME101" not in clean
+    assert clean.splitlines()[-1] == "clean: ACME101"
 
 
 def test_the_metric_page(tmp_path: Path) -> None:

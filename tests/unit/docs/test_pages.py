@@ -14,7 +14,7 @@ from benchbox.cli.app import app
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "reports").glob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
-CONSOLE_BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def name_of(page: Path) -> str:
@@ -23,7 +23,7 @@ def name_of(page: Path) -> str:
 
 def printed_commands(page: Path) -> list[str]:
     """Lines of code blocks without a language that begin with `benchbox`, without their comments."""
-    lines = [line for block in CONSOLE_BLOCK.findall(page.read_text()) for line in block.splitlines()]
+    lines = [line for language, block in BLOCK.findall(page.read_text()) if not language for line in block.splitlines()]
     return [re.split(r"\s#\s", line)[0] for line in lines if line.startswith("benchbox ")]
 
 
