@@ -1,6 +1,6 @@
 """The one exception tree.
 
-Every error a user can cause derives from `BenchboxError` and carries the exit code of the command that meets it. Errors that
+Every error a user can cause derives from `BenchboxError` and carries the exit code of the command that it ends. Errors that
 end a cell also carry the record status they are filed under, so that a failure is typed by its class and never by its text.
 """
 
@@ -29,7 +29,7 @@ class BenchboxError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with an input: where it stands (`file:line:column`), what is wrong, and what to do about it."""
+    """One problem of an input: its position (`file:line:column`), what is wrong, and what to do about it."""
 
     where: str
     message: str
@@ -75,7 +75,7 @@ class UnsupportedError(BenchboxError):
 
 
 class MismatchError(BenchboxError):
-    """What was observed on the live objects is not what was requested."""
+    """The set-up observed on the live objects differs from the requested one."""
 
     exit_code = EXIT_CELL_FAILED
     status = "mismatch"
@@ -89,7 +89,7 @@ class NonFiniteError(BenchboxError):
 
 
 class DesyncError(BenchboxError):
-    """Ranks disagree about what they are doing, found before it became a hang."""
+    """Ranks disagree about what they are doing, detected before it became a hang."""
 
     exit_code = EXIT_CELL_FAILED
     status = "desync"

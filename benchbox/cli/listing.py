@@ -86,9 +86,9 @@ def _recipes() -> Rows:
 
 
 def _freezing() -> Rows:
-    from benchbox.registry.freezing import FREEZES
+    from benchbox.registry.freezing import FREEZE_PRESETS
 
-    return [{"name": preset.name, "summary": preset.summary} for preset in FREEZES.values()]
+    return [{"name": preset.name, "summary": preset.summary} for preset in FREEZE_PRESETS.values()]
 
 
 def _metrics() -> Rows:

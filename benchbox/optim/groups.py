@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from benchbox.registry.contracts import Role
-    from benchbox.registry.freezing import Freeze
+    from benchbox.registry.freezing import FreezePreset
     from benchbox.spec.cell import OptimSpec
 
 
@@ -31,20 +31,22 @@ class GroupPlan:
     weight_decay: float
 
 
-def freeze(policy: nn.Module, roles: Mapping[str, Role], preset: Freeze) -> None:
+def freeze(policy: nn.Module, roles: Mapping[str, Role], preset: FreezePreset) -> None:
     """Freeze the parameters of an unwrapped policy that the preset selects. Parameters already frozen remain frozen.
 
     Raises:
         ConfigurationError: a trainable parameter has no role.
         UnsupportedError: the policy lacks the tower of the preset, or the preset would freeze all or none of its parameters.
     """
-    if preset.about is None:
+    if preset.requires_tower is None:
         return
     trainable = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
     towers = dict.fromkeys(_role(roles, name).tower for name in trainable)
-    if preset.about not in towers:
+    if preset.requires_tower not in towers:
         names = ", ".join(towers)
-        raise UnsupportedError(f"freeze {preset.name} needs a tower {preset.about}, and {type(policy).__name__} trains {names}")
+        raise UnsupportedError(
+            f"freeze {preset.name} needs a tower {preset.requires_tower}, and {type(policy).__name__} trains {names}"
+        )
     frozen = [parameter for name, parameter in trainable.items() if preset.freezes(roles[name])]
     if len(frozen) in (0, len(trainable)):
         scope = "nothing" if not frozen else "everything"

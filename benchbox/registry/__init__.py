@@ -1,1 +1,1 @@
-"""What can be named: policies, backends, recipes. Imports no torch; the named object is loaded only when it is used."""
+"""Names of a matrix: policies, backends, recipes, metrics. Imports no torch; a named object is loaded when it is used."""

@@ -6,7 +6,7 @@ for (a size of 0, False) is not in it; what it asks for and the data has not is 
 | key | shape and dtype | meaning |
 |---|---|---|
 | `images` | (B, T, C, 3, H, W) uint8 | current frame last in T; missing cameras and padded history are 0 and masked |
-| `image_mask` | (B, T, C) bool | which of them are real |
+| `image_mask` | (B, T, C) bool | which of them are not padding |
 | `state` | (B, T, S) float32 | raw units, zero-padded to `state_dim` |
 | `history_mask` | (B, T) bool | which of the T steps lie within the episode; the last always does |
 | `action` | (B, N, A) float32 | raw units, zero-padded to `action_dim`; N = `horizon` |
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from benchbox.registry.weights import Loaded
+    from benchbox.registry.weights import LoadedWeights
     from benchbox.theory.flops import Product
 
     Batch = dict[str, Tensor]
 
-Kernel = Literal["eager", "sdpa", "flex"]
+AttentionKernel = Literal["eager", "sdpa", "flex"]
 NormalisationMode = Literal["identity", "mean_std", "min_max", "quantile"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
-    """What a policy needs of every sample. Sizes are after padding; see the module's table for shapes."""
+    """Requirements of a policy on every sample. Sizes are after padding; see the table of the module for shapes."""
 
     cameras: int
     image_size: tuple[int, int]  # (H, W) in pixels, letterboxed
@@ -83,9 +83,9 @@ class BatchSpec:
     action_normalisation: NormalisationMode = "mean_std"
 
     def fields(self, *, acting: bool = False) -> tuple[str, ...]:
-        """The keys of a batch that this asks for; with `acting`, those of them that are known before acting."""
+        """Return the keys of a batch of this spec; with `acting`, those that are available before acting."""
         texts = {"prompt": 1, "response": self.response_tokens, "memory": self.memory_tokens, "metadata": self.metadata[1]}
-        known = [
+        inputs = [
             *("images", "image_mask", "state", "history_mask", "noise", "dataset_index"),
             *(f"{text}_{part}" for text, length in texts.items() if length for part in ("tokens", "mask")),
             *(("subgoal_images", "subgoal_mask") if self.subgoal else ()),
@@ -93,13 +93,13 @@ class BatchSpec:
             *(("latent_noise",) if self.latent_shape else ()),
             *(f"{name}_cue_tokens" for name in self.cues),
         ]
-        learned = [
+        targets = [
             *("action", "action_is_pad", "action_dim_mask", "uniform", "episode_index", "frame_index"),
             *(("future_images", "future_mask") if self.future else ()),
             *(("fast_tokens", "fast_mask", "fast_truncated") if self.fast_tokens else ()),
             *(("returns",) if self.returns else ()),
         ]
-        return tuple(known) if acting else (*known, *learned)
+        return tuple(inputs) if acting else (*inputs, *targets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,13 +107,13 @@ class Axes:
     """The axes of a matrix that change the policy itself."""
 
     cams: int = 1
-    attention: Kernel = "sdpa"
+    attention: AttentionKernel = "sdpa"
     checkpointing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """Which parameter group a parameter belongs to: decided by name and shape before anything is wrapped.
+    """Parameter group of a parameter, decided by its name and shape before anything is wrapped.
 
     `tower` is the part of the network it is in, as FLOPs are counted and parts are frozen: vision, backbone, expert, ...
     """
@@ -124,7 +124,7 @@ class Role:
 
 
 class Losses(NamedTuple):
-    """What a policy returns. A named tuple, because every sharding wrapper knows how to find the tensors in one.
+    """Losses that a policy returns. A named tuple, because every sharding wrapper knows how to find the tensors in one.
 
     `total` is the training loss, a float32 scalar: the mean over samples of each sample's masked mean. A mean of means is
     chosen on purpose: splitting a batch into equal parts, over ranks or accumulation steps, then leaves the gradient unchanged
@@ -151,27 +151,29 @@ class Policy(Protocol):
     def batch_spec(self) -> BatchSpec: ...
 
     def parameter_roles(self) -> Mapping[str, Role]:
-        """A role for every name in `named_parameters()`."""
+        """Return a role for every name in `named_parameters()`."""
 
     def work(self, batch: Batch) -> list[Product]:
-        """The matrix products of a forward pass over `batch`, by formula, in the order in which they run.
+        """Return the matrix products of a forward pass over `batch`, by formula, in the order in which they run.
 
-        Only its shapes are read, and which of what may be missing is there. That is agreed upon: every rank asks at once, about
-        a batch of its own on the device of the process group. On the meta device everything counts as there.
+        Only the shapes are read, and which optional parts of the batch are present. The ranks agree on the latter: every rank
+        calls at once, with its batch on the device of the process group. On the meta device everything counts as present.
         """
 
     def select_actions(self, batch: Batch) -> Tensor:
-        """Actions (B, N, A) in raw units, denoised from the first of the batch's `noise`. Only what is known before acting is
-        read: no `action`, no FAST tokens, no future. Through a wrapper: `policy(batch, act=True)`, so that sharding hooks fire.
+        """Denoise actions (B, N, A), in raw units, from the first `noise` of the batch.
+
+        Only the keys that are available before acting are read: no `action`, no FAST tokens, no future. Through a wrapper call
+        `policy(batch, act=True)`, so that sharding hooks fire.
 
         Raises:
             UnsupportedError: this policy does not act.
         """
 
-    def load_weights(self, path: Path) -> Loaded:
-        """Take over published weights from a safetensors file or a folder of them, in float32, before anything is wrapped.
+    def load_weights(self, path: Path) -> LoadedWeights:
+        """Load published weights from a safetensors file or a folder of them, in float32, before anything is wrapped.
 
-        The one method that a policy may do without: its cells then name no weights.
+        The only optional method: the cells of a policy without it name no weights.
 
         Raises:
             ConfigurationError: they are of another policy.

@@ -1,4 +1,4 @@
-"""Which parts of a policy train, by name."""
+"""Freeze presets by name: the parts of a policy that do not train."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Freeze:
-    """A preset: which parameters stay as they are, by their role. `about` is the tower without which it means nothing."""
+class FreezePreset:
+    """A preset that selects frozen parameters by their role. `requires_tower` is a tower that the policy must train."""
 
     name: str
     summary: str
     freezes: Callable[[Role], bool]
-    about: str | None = None
+    requires_tower: str | None = None
 
 
-FREEZES: dict[str, Freeze] = {
+FREEZE_PRESETS: dict[str, FreezePreset] = {
     preset.name: preset
     for preset in (
-        Freeze(name="full", summary="everything trains", freezes=lambda _: False),
-        Freeze(
+        FreezePreset(name="full", summary="everything trains", freezes=lambda _: False),
+        FreezePreset(
             name="freeze_vision",
             summary="the vision tower and its projector stay as they are",
             freezes=lambda role: role.tower == "vision",
-            about="vision",
+            requires_tower="vision",
         ),
-        Freeze(
+        FreezePreset(
             name="train_expert_only",
             summary="the action expert trains, and what stands beside the vision-language model; the model itself does not",
             freezes=lambda role: role.part != "head",
-            about="expert",
+            requires_tower="expert",
         ),
     )
 }

@@ -1,4 +1,4 @@
-"""Looking a name up, and saying what was probably meant when it is not there."""
+"""Suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The hint that follows "unknown X": the nearest known name, or the list when it is short, or nothing."""
-    names = sorted(known)
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """Return the hint that follows "unknown X": the nearest candidate, or all when they are few, or nothing."""
+    names = sorted(candidates)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if near:
         return f"did you mean {near[0]!r}?"

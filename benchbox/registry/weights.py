@@ -1,4 +1,4 @@
-"""Published weights: which files a path stands for, and what a policy took of them."""
+"""Published weights: the files of a path, and the report of a policy that loaded them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
     from benchbox.store.record import WeightsRecord
 
-_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SINGLE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """What a policy took. The rest of its parameters, `missing`, are as they were initialised.
+class LoadedWeights:
+    """Names of the parameters that a policy loaded from published weights.
 
-    `loaded` and `missing` are names of the policy, `unexpected` of the files: what has no place in it. `fitted` are those of
-    `loaded` that came in another size, and what was done about it.
+    `loaded` and `missing` are parameters of the policy; the missing ones are as they were initialised. `unexpected` are tensors
+    of the files that the policy has no parameter for. `fitted` maps parameters of another size to how they were fitted.
     """
 
     loaded: tuple[str, ...]
@@ -34,7 +34,7 @@ class Loaded:
     fitted: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        """As records hold it: how many were loaded, and the other names with one for all layers."""
+        """Return the form of records: the number of loaded parameters, and the other names with one for all layers."""
         return {
             "loaded": len(self.loaded),
             "missing": _across_layers(self.missing),
@@ -57,17 +57,17 @@ def _across_layers(names: Sequence[str]) -> list[str]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a path: itself, those of an index, or of a folder those of its index, its `model.safetensors`,
-    or all that are in it. Their headers are read, so that what is damaged is found early.
+    """Return the safetensors files of a path: the file, those of an index, or of a folder those of its index, its
+    `model.safetensors`, or all in it. Their headers are read, so that damage is reported early.
 
     Raises:
-        DataError: one is missing or damaged, or is something else: pickles are not read.
+        DataError: a file is missing, damaged or of another format: pickles are not read.
     """
     if path.is_dir():
-        path = next((path / name for name in (_INDEX, _WHOLE) if (path / name).is_file()), path)
+        path = next((path / name for name in (_INDEX, _SINGLE_FILE) if (path / name).is_file()), path)
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     if path.suffix == ".json":
-        files = _listed(path)
+        files = _files_of_index(path)
     if not files:
         raise DataError(f"{path}: there are no safetensors files in it")
     for file in files:
@@ -81,8 +81,8 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
-def _listed(index: Path) -> list[Path]:
-    """The files that an index of shards names."""
+def _files_of_index(index: Path) -> list[Path]:
+    """Return the files that an index of shards names."""
     try:
         names = set(json.loads(index.read_bytes())["weight_map"].values())
         return [index.parent / name for name in sorted(names)]

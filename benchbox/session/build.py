@@ -1,4 +1,4 @@
-"""From a cell to a session: the policy in float32, then whatever its backend and recipe make of it."""
+"""Construction of a session from a cell: the policy in float32, then prepared by its backend and recipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchbox.errors import UnsupportedError
 from benchbox.optim import freeze
 from benchbox.registry.backends import backend_info
 from benchbox.registry.contracts import Axes
-from benchbox.registry.freezing import FREEZES
+from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.registry.policies import build_policy
 from benchbox.registry.recipes import recipe_by_name
 from benchbox.session.step import Session
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from benchbox.backends.base import Backend
     from benchbox.data.loader import MicroBatchStream
     from benchbox.registry.contracts import Policy
-    from benchbox.registry.weights import Loaded
+    from benchbox.registry.weights import LoadedWeights
     from benchbox.spec.cell import Cell
 
 Statistics = Sequence[Mapping[str, Mapping[str, list[float]]]]
 
 
 def build_cell_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
-    """The cell's policy, in float32, from the cell's seed: the same weights on every rank and under every backend.
+    """Build the policy of a cell in float32 from its seed: the same weights on every rank and with every backend.
 
     Raises:
         ConfigurationError: there is no such policy or size.
@@ -42,22 +42,22 @@ def build_cell_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
     if cell.attention == "flex" and device.type == "cpu":
         raise UnsupportedError("FlexAttention has no backward on a CPU: choose sdpa or eager")
     torch.manual_seed(cell.seed)
-    return _built(cell, policy_dirs, device)
+    return _build_policy_on(device, cell, policy_dirs)
 
 
-def policy_on_paper(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
-    """The cell's policy without its numbers, on the meta device, frozen as the cell says: for what follows from sizes alone."""
-    policy = _built(cell, policy_dirs, torch.device("meta"))
+def build_meta_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
+    """Build the policy of a cell on the meta device, frozen as the cell says, for computations on sizes alone."""
+    policy = _build_policy_on(torch.device("meta"), cell, policy_dirs)
     assert isinstance(policy, nn.Module)
-    freeze(policy, policy.parameter_roles(), FREEZES[cell.freeze])
+    freeze(policy, policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
     return policy
 
 
 def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0) -> MicroBatchStream:
-    """The micro-batches this rank trains on, as the policy wants them, from optimizer step `start_step` on. To be closed.
+    """Open the micro-batches of this rank, in the form that the policy needs, from optimizer step `start_step` on. Close it.
 
     Raises:
-        ConfigurationError: the data cannot be had in the form the policy asks for.
+        ConfigurationError: the data cannot be brought into the form that the policy needs.
         DataError: the dataset is missing or damaged.
     """
     return open_stream(
@@ -73,15 +73,15 @@ def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0
 
 
 def build_session(cell: Cell, policy: Policy, statistics: Statistics) -> Session:
-    """Prepare `policy`, from the weights that the cell names, for its backend and recipe; what the cell freezes does not train.
+    """Prepare a policy for the backend and recipe of a cell: load its weights, freeze, shard, and build the optimizer.
 
     Args:
-        policy: from `build_cell_policy`. It is taken over: wrapped, sharded or cast in place.
+        policy: from `build_cell_policy`. It is wrapped, sharded or cast in place.
         statistics: one mapping feature -> statistic -> values for each dataset, for the policy's normalisation buffers.
 
     Raises:
-        UnsupportedError: the backend cannot run this cell, or the policy cannot be frozen so, or reads no published weights;
-            the message says why.
+        UnsupportedError: the backend cannot run this cell, the policy cannot be frozen in this way, or it cannot load
+            published weights; the message says why.
         ConfigurationError: the weights are of another policy.
         DataError: they are missing or damaged.
     """
@@ -92,14 +92,14 @@ def build_session(cell: Cell, policy: Policy, statistics: Statistics) -> Session
         raise UnsupportedError(refusal)
     os.environ.update(backend.environment())
     loaded = _load_weights(cell, policy)
-    freeze(policy, policy.parameter_roles(), FREEZES[cell.freeze])
+    freeze(policy, policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
     policy.load_statistics(list(statistics))
     shape = StepShape(batch=cell.batch, accumulation=cell.accumulation, max_grad_norm=cell.optim.max_grad_norm)
     backend.prepare(policy, recipe_by_name(cell.recipe), cell.optim, shape)
     return Session(backend, accumulation=cell.accumulation, loaded=loaded)
 
 
-def _load_weights(cell: Cell, policy: Policy) -> Loaded | None:
+def _load_weights(cell: Cell, policy: Policy) -> LoadedWeights | None:
     if cell.weights is None:
         return None
     if not hasattr(policy, "load_weights"):
@@ -107,7 +107,7 @@ def _load_weights(cell: Cell, policy: Policy) -> Loaded | None:
     return policy.load_weights(Path(cell.weights))
 
 
-def _built(cell: Cell, policy_dirs: Sequence[Path], device: torch.device) -> Policy:
+def _build_policy_on(device: torch.device, cell: Cell, policy_dirs: Sequence[Path]) -> Policy:
     axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing)
     with device:
         return build_policy(cell.policy, cell.size, axes, policy_dirs)

@@ -1,4 +1,4 @@
-"""The step."""
+"""The training step."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
     from benchbox.backends.base import Backend
     from benchbox.registry.contracts import Batch, Losses
-    from benchbox.registry.weights import Loaded
+    from benchbox.registry.weights import LoadedWeights
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one optimizer step gave. Tensors stay on the device: reading one waits for the step, so read late.
+    """Result of one optimizer step. Tensors stay on the device: reading one waits for the step, so read late.
 
-    `loss` is the mean over all ranks and micro-batches, `grad_norm` the global norm before clipping, both () float32;
-    `parts` the named terms of the loss on this rank; `samples` what this rank consumed, counted; `lr` the rate of each
-    parameter group in this step.
+    `loss` is the mean over all ranks and micro-batches, `grad_norm` the global norm before clipping, both () float32; `parts`
+    the named terms of the loss on this rank; `samples` the number that this rank consumed; `lr` the rate of each parameter group
+    in this step.
     """
 
     loss: Tensor
@@ -36,16 +36,16 @@ class StepResult:
 
 
 class Session:
-    """A prepared policy and the step that trains it. `loaded` says what it has of published weights."""
+    """A prepared policy and the step that trains it. `loaded` names the published weights that were loaded, if any."""
 
-    def __init__(self, backend: Backend, *, accumulation: int, loaded: Loaded | None = None) -> None:
+    def __init__(self, backend: Backend, *, accumulation: int, loaded: LoadedWeights | None = None) -> None:
         self.backend = backend
         self.accumulation = accumulation
         self.loaded = loaded
 
     @property
     def model(self) -> nn.Module:
-        """What to call: the wrapped policy."""
+        """The wrapped policy, to be called."""
         return self.backend.prepared.model
 
     @property
@@ -53,11 +53,11 @@ class Session:
         return self.backend.device
 
     def step(self, micro_batches: Iterable[Batch], instruments: Instrument = NONE) -> StepResult:
-        """One optimizer step over the next `accumulation` micro-batches.
+        """Take one optimizer step over the next `accumulation` micro-batches.
 
         Args:
-            micro_batches: where batches come from; `next` is called inside the step, so that waiting for data counts.
-            instruments: told of every phase as it begins and ends.
+            micro_batches: source of batches; `next` is called inside the step, so that waiting for data counts.
+            instruments: called at the start and end of every phase.
 
         Raises:
             StopIteration: the data ended inside the step.

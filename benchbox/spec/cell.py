@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from benchbox.registry.contracts import Kernel
+from benchbox.registry.contracts import AttentionKernel
 from benchbox.spec.types import BackendName, Batch, Count, FreezeName, PolicyName, RecipeName, Seed, Size, WeightsPath
 
 BYTES = "bytes"  # the tokenizer that needs no file
@@ -77,7 +77,7 @@ class Cell:
     world_size: Count = field(metadata=about("Ranks of a process group."))
     batch: Batch = field(metadata=about("Samples per rank and micro-step."))
     cams: Count = field(default=1, metadata=about("Cameras of every sample."))
-    attention: Kernel = field(default="sdpa", metadata=about("How attention is computed; flex needs a GPU."))
+    attention: AttentionKernel = field(default="sdpa", metadata=about("How attention is computed; flex needs a GPU."))
     checkpointing: bool = field(default=False, metadata=about("Whether activations are recomputed in the backward pass."))
     recipe: RecipeName = field(default="bf16_master", metadata=about("The precision recipe."))
     freeze: FreezeName = field(

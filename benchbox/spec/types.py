@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from benchbox.errors import DataError
 from benchbox.registry.backends import BUILT_IN_BACKENDS, backends
-from benchbox.registry.freezing import FREEZES
+from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.registry.metrics import BUILT_IN_METRICS, metrics
 from benchbox.registry.names import did_you_mean
 from benchbox.registry.recipes import BUILT_IN_RECIPES, recipes
@@ -104,7 +104,9 @@ BackendName = Annotated[
 ]
 RecipeName = Annotated[str, AfterValidator(lambda name: check_name("recipe", name, recipes())), _suggested(BUILT_IN_RECIPES)]
 FreezeName = Annotated[
-    str, AfterValidator(lambda name: check_name("freeze preset", name, FREEZES)), WithJsonSchema({"enum": list(FREEZES)})
+    str,
+    AfterValidator(lambda name: check_name("freeze preset", name, FREEZE_PRESETS)),
+    WithJsonSchema({"enum": list(FREEZE_PRESETS)}),
 ]
 MetricName = Annotated[str, AfterValidator(lambda name: check_name("metric", name, metrics())), _suggested(BUILT_IN_METRICS)]
 WeightsPath = Annotated[str, Field(min_length=1), AfterValidator(_check_weights)]

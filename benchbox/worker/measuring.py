@@ -19,7 +19,7 @@ from benchbox.measure.phases import CombinedInstrument, PhaseClock
 from benchbox.measure.probe import probe
 from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import build_session
-from benchbox.session.build import build_cell_policy, open_cell_data, policy_on_paper
+from benchbox.session.build import build_cell_policy, open_cell_data, build_meta_policy
 from benchbox.spec.cell import Cell, MeasureSpec
 from benchbox.store.files import write_json
 from benchbox.theory.flops import sum_costs, training_cost
@@ -52,7 +52,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
     reporter = Reporter(tracker, events)
     reporter.enter_stage("build")
     policy_dirs = [Path(directory) for directory in job["policy_dirs"]]
-    meta_policy, policy = policy_on_paper(cell, policy_dirs), build_cell_policy(cell, policy_dirs)
+    meta_policy, policy = build_meta_policy(cell, policy_dirs), build_cell_policy(cell, policy_dirs)
     units = policy.layer_units()
     with closing(open_cell_data(cell, policy, rank)) as stream:
         reporter.enter_stage("prepare")

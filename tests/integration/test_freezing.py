@@ -11,7 +11,7 @@ import pytest
 from benchbox.audit.judge import judge
 from benchbox.observer.facts import RankFacts
 from benchbox.registry.contracts import Axes
-from benchbox.registry.freezing import FREEZES
+from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.registry.policies import build_policy
 from benchbox.registry.recipes import recipe_by_name
 from tests.support.ranks import RANK_SCRIPTS, run_ranks, tiny_cell
@@ -54,7 +54,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def trains(preset: str) -> set[str]:
     """The parameters of the tiny pi05 that the preset trains."""
     roles = build_policy("pi05", "tiny", Axes()).parameter_roles()
-    return {name for name, role in roles.items() if not FREEZES[preset].freezes(role)}
+    return {name for name, role in roles.items() if not FREEZE_PRESETS[preset].freezes(role)}
 
 
 @pytest.mark.parametrize("key", RUN, ids=lambda key: "-".join(map(str, key)))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from benchbox.registry.contracts import Kernel, Policy
+    from benchbox.registry.contracts import AttentionKernel, Policy
 
     from ..families.vision_language import VisionLanguage, VisionLanguageAction
     from ..nn.decoder import DecoderLayer
@@ -193,7 +193,7 @@ def count_language_action(
 def _count_decoder_layer(
     tally: FlopTally,
     layer: DecoderLayer,
-    kernel: Kernel,
+    kernel: AttentionKernel,
     tokens: TokenCount,
     condition_requires_grad: bool | None = None,
     context: tuple[int, tuple[bool, bool]] = (0, (False, False)),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from benchbox.registry.contracts import Axes, Batch, Role
-    from benchbox.registry.weights import Loaded
+    from benchbox.registry.weights import LoadedWeights
     from benchbox.theory.flops import Product
 
     from .vision_language import VisionLanguage
@@ -161,7 +161,7 @@ class PrefixPolicy(nn.Module):
         """Return roles: the vision-language model is the backbone, its expert and everything outside it the head."""
         return assign_roles(self, vision_language_tower)
 
-    def load_weights(self, path: Path) -> Loaded:
+    def load_weights(self, path: Path) -> LoadedWeights:
         """See `load_published`."""
         return load_published(self, path)
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     from torch.nn.attention.flex_attention import BlockMask
 
-    from benchbox.registry.contracts import Kernel
+    from benchbox.registry.contracts import AttentionKernel
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | BlockMask | None, kernel: Kernel, softcap: float | None = None
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | BlockMask | None, kernel: AttentionKernel, softcap: float | None = None
 ) -> Tensor:
     """Compute softmax(query key^T / sqrt(D)) value.
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn.attention.flex_attention import BlockMask
 
-    from benchbox.registry.contracts import Kernel
+    from benchbox.registry.contracts import AttentionKernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class AttentionMask:
     key_positions: Tensor  # (B, K) int64
     query_offset: int = 0
 
-    def build(self, kernel: Kernel, window: int | None = None) -> Tensor | BlockMask:
+    def build(self, kernel: AttentionKernel, window: int | None = None) -> Tensor | BlockMask:
         """Return the mask in the form that `attend` takes for this kernel.
 
         Args:

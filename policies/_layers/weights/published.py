@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 
 from benchbox.errors import ConfigurationError, DataError, Problem
-from benchbox.registry.weights import Loaded, weight_files
+from benchbox.registry.weights import LoadedWeights, weight_files
 
 from .published_names import POSITION, TRANSPOSED, VOCABULARY, parameter_names
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _DTYPES = ("F64", "F32", "F16", "BF16")  # names of safetensors
 
 
-def load_published(policy: nn.Module, path: Path) -> Loaded:
+def load_published(policy: nn.Module, path: Path) -> LoadedWeights:
     """Copy published weights into an unwrapped policy.
 
     The layout is recognised by the names of the tensors: those of `published_names`, or the policy's own parameter names, which
@@ -50,7 +50,7 @@ def load_published(policy: nn.Module, path: Path) -> Loaded:
                 if change is not None:
                     changes[parameter_name] = change
     used = {name for tied_names in sources.values() for name in tied_names}
-    return Loaded(
+    return LoadedWeights(
         loaded=tuple(sources),
         missing=tuple(name for name in parameters if name not in sources),
         unexpected=tuple(name for name in files if name not in used),

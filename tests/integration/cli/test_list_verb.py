@@ -7,13 +7,13 @@ import pytest
 
 from benchbox.audit.rules import rules
 from benchbox.registry.backends import backends
-from benchbox.registry.freezing import FREEZES
+from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.registry.metrics import metrics
 from benchbox.registry.recipes import recipes
 
 
 @pytest.mark.parametrize(
-    ("kind", "names"), [("backends", backends()), ("recipes", recipes()), ("freezing", FREEZES), ("metrics", metrics())]
+    ("kind", "names"), [("backends", backends()), ("recipes", recipes()), ("freezing", FREEZE_PRESETS), ("metrics", metrics())]
 )
 def test_every_registered_name_is_listed(benchbox, kind, names):
     text = benchbox("list", kind).stdout

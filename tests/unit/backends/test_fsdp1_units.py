@@ -8,7 +8,7 @@ from torch import nn
 from benchbox.backends.fsdp1 import sharded_modules
 from benchbox.optim import freeze
 from benchbox.registry.contracts import Axes
-from benchbox.registry.freezing import FREEZES
+from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.registry.policies import build_policy
 
 
@@ -23,12 +23,12 @@ def units_of(policy: nn.Module, sharded: set[nn.Module]) -> dict[str, dict[str, 
 
 
 @pytest.mark.parametrize("name", ["pi05", "pi0"])
-@pytest.mark.parametrize("preset", FREEZES)
+@pytest.mark.parametrize("preset", FREEZE_PRESETS)
 def test_no_flat_parameter_holds_both_what_trains_and_what_does_not(name: str, preset: str) -> None:
     """Autograd would compute gradients of all of it. In pi0 some parameters never train."""
     policy = build_policy(name, "tiny", Axes())
     assert isinstance(policy, nn.Module)
-    freeze(policy, policy.parameter_roles(), FREEZES[preset])
+    freeze(policy, policy.parameter_roles(), FREEZE_PRESETS[preset])
     units = units_of(policy, sharded_modules(policy, policy.layer_units()))
     for unit, parameters in units.items():
         assert len(set(parameters.values())) == 1, unit
@@ -46,6 +46,6 @@ def test_a_frozen_tower_is_not_cut_finer_than_it_must_be() -> None:
     policy = build_policy("pi05", "tiny", Axes())
     assert isinstance(policy, nn.Module)
     layers = policy.layer_units()
-    freeze(policy, policy.parameter_roles(), FREEZES["freeze_vision"])
+    freeze(policy, policy.parameter_roles(), FREEZE_PRESETS["freeze_vision"])
     more = {module for module in sharded_modules(policy, layers) if not isinstance(module, layers)}
     assert more == {policy.get_submodule("model.vision"), policy.get_submodule("model.projector")}

@@ -11,7 +11,7 @@ from torch import nn
 from benchbox.errors import ConfigurationError, UnsupportedError
 from benchbox.optim import bind_groups, build_schedule, clip_coefficient, freeze, plan_groups, squared_norm
 from benchbox.registry.contracts import Role
-from benchbox.registry.freezing import FREEZES
+from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.spec.cell import OptimSpec
 
 
@@ -69,9 +69,9 @@ TOWERS = ("vision", "backbone", "expert", "head")
 def towers(*names: str) -> tuple[nn.ModuleDict, dict[str, Role]]:
     """A policy with a layer for each tower, and its roles."""
     roles = {
-        f"{name}.{own}": Role("head" if name in ("expert", "head") else "backbone", decay=own == "weight", tower=name)
+        f"{name}.{kind}": Role("head" if name in ("expert", "head") else "backbone", decay=kind == "weight", tower=name)
         for name in names
-        for own in ("weight", "bias")
+        for kind in ("weight", "bias")
     }
     return nn.ModuleDict({name: nn.Linear(2, 2) for name in names}), roles
 
@@ -86,15 +86,15 @@ def training(policy: nn.Module) -> list[str]:
 )
 def test_a_preset_freezes_towers(preset: str, trains: list[str]) -> None:
     policy, roles = towers(*TOWERS)
-    freeze(policy, roles, FREEZES[preset])
+    freeze(policy, roles, FREEZE_PRESETS[preset])
     assert training(policy) == trains
 
 
-@pytest.mark.parametrize("preset", FREEZES)
+@pytest.mark.parametrize("preset", FREEZE_PRESETS)
 def test_what_a_policy_keeps_fixed_itself_no_preset_trains(preset: str) -> None:
     policy, roles = towers(*TOWERS)
     policy["head"].requires_grad_(False)
-    freeze(policy, roles, FREEZES[preset])
+    freeze(policy, roles, FREEZE_PRESETS[preset])
     assert "head" not in training(policy)
 
 
@@ -111,7 +111,7 @@ def test_a_preset_that_means_nothing_for_a_policy_is_refused(preset: str, has: t
     """And the policy is left as it was."""
     policy, roles = towers(*has)
     with pytest.raises(UnsupportedError, match=f"freeze {preset} {because}"):
-        freeze(policy, roles, FREEZES[preset])
+        freeze(policy, roles, FREEZE_PRESETS[preset])
     assert training(policy) == list(has)
 
 
@@ -130,21 +130,21 @@ def test_clipping_only_shrinks(norm: float, wanted: float) -> None:
 def rates(spec: OptimSpec, steps: int) -> list[float]:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=spec.lr)
     schedule = build_schedule(optimizer, spec)
-    found = []
+    learning_rates = []
     for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
+        learning_rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    return found
+    return learning_rates
 
 
 def test_warm_up_then_cosine_with_a_floor() -> None:
     """Rises linearly, is at its peak after the warm-up, falls to the floor and stays there."""
-    found = rates(OptimSpec(lr=1.0, schedule="warmup_cosine", warmup_steps=4, total_steps=14, final_lr=0.1), 20)
-    assert found[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-    assert found[9] == pytest.approx(0.55)
-    assert found[14:] == pytest.approx([0.1] * 6)
-    assert all(later <= sooner for sooner, later in itertools.pairwise(found[4:]))
+    learning_rates = rates(OptimSpec(lr=1.0, schedule="warmup_cosine", warmup_steps=4, total_steps=14, final_lr=0.1), 20)
+    assert learning_rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert learning_rates[9] == pytest.approx(0.55)
+    assert learning_rates[14:] == pytest.approx([0.1] * 6)
+    assert all(later <= sooner for sooner, later in itertools.pairwise(learning_rates[4:]))
 
 
 def test_an_unknown_schedule_says_which_there_are() -> None:

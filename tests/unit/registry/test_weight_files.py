@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from benchbox.errors import DataError
-from benchbox.registry.weights import Loaded, weight_files, weights_text
+from benchbox.registry.weights import LoadedWeights, weight_files, weights_text
 
 INDEX = "model.safetensors.index.json"
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_read_is_named_in_a_line(shards, damage, line):
 
 def test_a_record_names_parameters_of_all_layers_once():
     names = tuple(f"layers.{layer}.{part}.weight" for layer in range(12) for part in ("key", "value"))
-    held = Loaded(loaded=names, missing=names, unexpected=("lm_head.weight",), fitted={"position": "resized"}).to_dict()
+    held = LoadedWeights(loaded=names, missing=names, unexpected=("lm_head.weight",), fitted={"position": "resized"}).to_dict()
     assert held == {
         "loaded": 24,
         "missing": ["layers.*.key.weight", "layers.*.value.weight"],

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from benchbox.measure.flops import FlopCounter
 from benchbox.observer.hooks.dispatch import OperationDispatchMode, in_backward, is_recomputing
-from benchbox.registry.freezing import FREEZES
+from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.theory.flops import Cost, total_cost, training_cost
 from tests.support.policy_batches import POLICIES, build, make_batch
 
@@ -112,9 +112,9 @@ def check_cost(policy: Policy, batch: Batch) -> Cost:
 def test_the_formula_gives_the_flops_of_a_step_whatever_is_trained(name, cams, checkpointing, attention):
     """Forward, backward and recomputation agree in every tower, under every freezing preset."""
     models = set()
-    for preset in FREEZES.values():
+    for preset in FREEZE_PRESETS.values():
         policy = build(name, cams=cams, checkpointing=checkpointing, attention=attention)
-        if preset.about in (None, *(role.tower for role in policy.parameter_roles().values())):
+        if preset.requires_tower in (None, *(role.tower for role in policy.parameter_roles().values())):
             freeze(policy, preset.freezes)
             models.add(check_cost(policy, make_batch(policy.batch_spec(), 2)).model)
     assert len(models) > 1  # freezing reduces the cost
