@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
 from benchbox.errors import ConfigurationError, Problem
+from benchbox.registry.extensions import with_extensions
 from benchbox.registry.names import did_you_mean
 from benchbox.registry.statuses import STATUSES
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MetricValue = float | str | None
 Direction = Literal["lower", "higher", "none"]
 
-_GROUP = "benchbox.metrics"
+GROUP = "benchbox.metrics"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,30 +174,7 @@ def metrics() -> dict[str, Metric]:
     Raises:
         ConfigurationError: an entry point cannot be loaded, is not a `Metric`, or has a name that is already taken.
     """
-    by_name = dict(BUILT_IN_METRICS)
-    for entry_point in entry_points(group=_GROUP):
-        metric = _load(entry_point)
-        if metric.name in by_name:
-            raise _refusal(entry_point, f"a metric named {metric.name!r} exists already", "give it another name")
-        by_name[metric.name] = metric
-    return by_name
-
-
-def _load(entry_point: EntryPoint) -> Metric:
-    try:
-        metric = entry_point.load()
-    except (ImportError, AttributeError) as error:
-        raise _refusal(entry_point, f"cannot be loaded ({error})", "repair or uninstall the package") from None
-    if not isinstance(metric, Metric):
-        raise _refusal(entry_point, f"is a {type(metric).__name__}", "it must be a benchbox.registry.metrics.Metric")
-    return metric
-
-
-def _refusal(entry_point: EntryPoint, message: str, hint: str) -> ConfigurationError:
-    package = f" of {entry_point.dist.name}" if entry_point.dist else ""
-    return ConfigurationError(
-        Problem(f"entry point {_GROUP}: {entry_point.name} = {entry_point.value}{package}", message, hint)
-    )
+    return with_extensions(GROUP, Metric, BUILT_IN_METRICS)
 
 
 def metric_by_name(name: str) -> Metric:
