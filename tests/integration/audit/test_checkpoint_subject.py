@@ -1,4 +1,4 @@
-"""Checkpoints of two ranks, written by the libraries that shard: what is read from them, and what rules say of it."""
+"""Tests of reading and judging checkpoints of two ranks, written by the sharding libraries themselves."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def stepped(ranks):
 
 
 def elements(ranks):
-    """Elements stepped under each name, over all ranks."""
-    found = dict.fromkeys((tensor.name for tensor in stepped(ranks)), 0)
+    """Return the number of stepped elements by name, over all ranks."""
+    totals = dict.fromkeys((tensor.name for tensor in stepped(ranks)), 0)
     for tensor in stepped(ranks):
-        found[tensor.name] += tensor.elements
-    return found
+        totals[tensor.name] += tensor.elements
+    return totals
 
 
 def fired(ranks):
@@ -47,10 +47,10 @@ def test_zero_steps_float32_masters_of_bfloat16_parameters(saved, name):
     ranks = read_checkpoint(saved / name)
     assert [(facts.rank, facts.world_size) for facts in ranks] == [(0, 2), (1, 2)]
     assert elements(ranks) == ELEMENTS
-    assert {(each.dtype, each.live, each.live_dtype) for each in stepped(ranks)} == {("float32", False, "bfloat16")}
-    assert {each.step_count for each in stepped(ranks)} == {3.0}
-    assert {(each.live_ndim, each.weight_decay) for each in stepped(ranks)} == {(2, 0.1), (1, 0.0)}
-    assert all(each.numbers.bf16_valued["weight"] < 0.2 for each in stepped(ranks))
+    assert {(tensor.dtype, tensor.live, tensor.live_dtype) for tensor in stepped(ranks)} == {("float32", False, "bfloat16")}
+    assert {tensor.step_count for tensor in stepped(ranks)} == {3.0}
+    assert {(tensor.live_ndim, tensor.weight_decay) for tensor in stepped(ranks)} == {(2, 0.1), (1, 0.0)}
+    assert all(tensor.numbers.bf16_valued["weight"] < 0.2 for tensor in stepped(ranks))
     assert {buffer.name for facts in ranks for buffer in facts.buffers} == {"inv_freq"}
     assert fired(ranks) == set()
     assert {"BXP101", "BXP201", "BXP501", "BXP502"} <= set(judge(ranks, Selection()).clean)
@@ -58,19 +58,19 @@ def test_zero_steps_float32_masters_of_bfloat16_parameters(saved, name):
 
 @pytest.mark.parametrize("name", ["zero1", "zero2"])
 def test_zeros_live_weights_are_its_rounded_masters_element_by_element(saved, name):
-    """A wrong idea of what lies where in a partition would make them differ."""
+    """A wrong layout of the partitions would make them differ."""
     ranks = read_checkpoint(saved / name)
-    assert {each.numbers.live_differs for each in stepped(ranks)} == {0.0}
-    assert any(len({each.name for each in facts.stepped}) > 2 for facts in ranks)
+    assert {tensor.numbers.live_differs for tensor in stepped(ranks)} == {0.0}
+    assert any(len({tensor.name for tensor in facts.stepped}) > 2 for facts in ranks)
     stale = read_checkpoint(saved / f"{name}-stale")
-    differ = {(each.name, each.numbers.live_differs) for each in stepped(stale) if each.numbers.live_differs}
+    differ = {(tensor.name, tensor.numbers.live_differs) for tensor in stepped(stale) if tensor.numbers.live_differs}
     assert {name for name, _ in differ} == {"0.weight"}
     assert fired(stale) == {"BXP104"}
 
 
 def test_zero3_has_no_live_weights_to_compare_with(saved):
     ranks = read_checkpoint(saved / "zero3")
-    assert {each.numbers.live_differs for each in stepped(ranks)} == {None}
+    assert {tensor.numbers.live_differs for tensor in stepped(ranks)} == {None}
     judgement = judge(ranks, Selection())
     assert "BXP104" in judgement.not_judged
 
@@ -78,23 +78,23 @@ def test_zero3_has_no_live_weights_to_compare_with(saved):
 @pytest.mark.parametrize("name", ZERO)
 def test_masters_that_were_derived_again_are_bfloat16_valued(saved, name):
     ranks = read_checkpoint(saved / f"{name}-rederived")
-    assert {each.numbers.bf16_valued["weight"] for each in stepped(ranks)} == {1.0}
+    assert {tensor.numbers.bf16_valued["weight"] for tensor in stepped(ranks)} == {1.0}
     assert fired(ranks) == {"BXP501"}
 
 
 @pytest.mark.parametrize("name", ZERO)
 def test_moments_that_went_through_bfloat16_are_told_by_their_values(saved, name):
     ranks = read_checkpoint(saved / f"{name}-moments")
-    assert {each.numbers.bf16_valued["exp_avg_sq"] for each in stepped(ranks)} == {1.0}
-    assert {each.state["exp_avg_sq"] for each in stepped(ranks)} == {"float32"}
+    assert {tensor.numbers.bf16_valued["exp_avg_sq"] for tensor in stepped(ranks)} == {1.0}
+    assert {tensor.state["exp_avg_sq"] for tensor in stepped(ranks)} == {"float32"}
     assert "BXP502" in fired(ranks)
     assert "BXP501" not in fired(ranks)
 
 
 def test_zero_with_bfloat16_masters_and_state_is_no_better_than_without(saved):
     ranks = read_checkpoint(saved / "zero2-pure")
-    assert {(each.dtype, each.state["exp_avg_sq"]) for each in stepped(ranks)} == {("bfloat16", "bfloat16")}
-    assert all(each.numbers.second_moment_stalled > 0.9 for each in stepped(ranks))
+    assert {(tensor.dtype, tensor.state["exp_avg_sq"]) for tensor in stepped(ranks)} == {("bfloat16", "bfloat16")}
+    assert all(tensor.numbers.second_moment_stalled > 0.9 for tensor in stepped(ranks))
     assert {"BXP101", "BXP201"} <= fired(ranks)
 
 
@@ -104,29 +104,31 @@ def test_fsdps_shards_are_read_for_the_rank_that_wrote_them(saved, name):
     assert [(facts.rank, facts.world_size) for facts in ranks] == [(0, 2), (1, 2)]
     assert elements(ranks) == ELEMENTS
     for facts in ranks:
-        assert {each.elements for each in facts.stepped} == {count // 2 for count in ELEMENTS.values()}
-    assert {(each.dtype, each.live, each.step_count, each.lr) for each in stepped(ranks)} == {("float32", True, 3.0, 1e-3)}
-    assert {(each.name, each.live_ndim) for each in stepped(ranks)} == {
+        assert {tensor.elements for tensor in facts.stepped} == {count // 2 for count in ELEMENTS.values()}
+    assert {(tensor.dtype, tensor.live, tensor.step_count, tensor.lr) for tensor in stepped(ranks)} == {
+        ("float32", True, 3.0, 1e-3)
+    }
+    assert {(tensor.name, tensor.live_ndim) for tensor in stepped(ranks)} == {
         (name, 2 if "weight" in name else 1) for name in ELEMENTS
     }
-    assert all(each.numbers.bf16_valued["weight"] < 0.2 for each in stepped(ranks))
+    assert all(tensor.numbers.bf16_valued["weight"] < 0.2 for tensor in stepped(ranks))
     assert any(buffer.name == "inv_freq" for facts in ranks for buffer in facts.buffers)
     assert fired(ranks) == set()
 
 
 def test_a_ranks_own_file_of_dtensors_holds_its_shard(saved):
     (facts,) = read_checkpoint(saved / "fsdp2-rank1.pt")
-    assert {each.name: each.elements for each in facts.stepped} == {name: count // 2 for name, count in ELEMENTS.items()}
+    assert {tensor.name: tensor.elements for tensor in facts.stepped} == {name: count // 2 for name, count in ELEMENTS.items()}
 
 
 @pytest.mark.parametrize("name", ["fsdp1", "fsdp2"])
 def test_fsdp_weights_and_moments_that_were_rounded_or_never_float32_are_found(saved, name):
     rounded = read_checkpoint(saved / f"{name}-rounded")
-    shares = [each.numbers.bf16_valued for each in stepped(rounded)]
+    shares = [tensor.numbers.bf16_valued for tensor in stepped(rounded)]
     assert all(share["weight"] == share["exp_avg_sq"] == 1.0 > share["exp_avg"] for share in shares)
     assert fired(rounded) == {"BXP501", "BXP502"}
     pure = read_checkpoint(saved / f"{name}-pure")
-    assert {(each.dtype, each.state["exp_avg_sq"]) for each in stepped(pure)} == {("bfloat16", "bfloat16")}
+    assert {(tensor.dtype, tensor.state["exp_avg_sq"]) for tensor in stepped(pure)} == {("bfloat16", "bfloat16")}
     assert {"BXP101", "BXP201"} <= fired(pure)
 
 

@@ -21,18 +21,18 @@ from benchbox.optim.masters import MasterWeightOptimizer
 STEPS = 4
 
 
-def trained(dtype=torch.float32, optimizer=torch.optim.AdamW, **options):
-    """A model with a buffer and two linear layers of one shape, and the optimizer that trained it."""
+def train(dtype=torch.float32, optimizer_class=torch.optim.AdamW, **options):
+    """Return a trained model with a buffer and two linear layers of one shape, and its optimizer."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)).to(dtype)
     model.register_buffer("inv_freq", torch.rand(4))
-    made = optimizer(model.parameters(), lr=1e-3, **options)
+    optimizer = optimizer_class(model.parameters(), lr=1e-3, **options)
     for step in range(STEPS):
         torch.manual_seed(step)
         model(torch.randn(8, 16, dtype=dtype)).square().mean().backward()
-        made.step()
-        made.zero_grad()
-    return model, made
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
 
 
 def read_one(path) -> RankFacts:
@@ -50,38 +50,38 @@ def fired(facts):
     return {finding.code for finding in judge([facts], Selection()).findings}
 
 
-def rounded(tensor):
+def round_to_bfloat16(tensor):
     return tensor.bfloat16().float()
 
 
 @pytest.mark.parametrize("keys", [("model", "optimizer"), ("policy_state", "opt"), ("state_dict", "optimizer_states")])
-def test_a_model_and_an_optimizer_are_found_under_whatever_keys(tmp_path, keys):
-    model, optimizer = trained()
+def test_a_model_and_an_optimizer_are_found_under_any_keys(tmp_path, keys):
+    model, optimizer = train()
     state = [optimizer.state_dict()] if keys[1].endswith("s") else optimizer.state_dict()
     torch.save({keys[0]: model.state_dict(), keys[1]: state, "step": 4, "rng": torch.get_rng_state()}, tmp_path / "a.pt")
     facts = read_one(tmp_path / "a.pt")
-    assert [(each.name, each.dtype, each.shape, each.live) for each in facts.stepped] == [
+    assert [(tensor.name, tensor.dtype, tensor.shape, tensor.live) for tensor in facts.stepped] == [
         ("0.weight", "float32", (16, 16), True),
         ("0.bias", "float32", (16,), True),
         ("1.weight", "float32", (16, 16), True),
         ("1.bias", "float32", (16,), True),
     ]
-    first = facts.stepped[0]
-    assert (first.lr, first.betas, first.eps, first.weight_decay) == (1e-3, (0.9, 0.999), 1e-8, 1e-2)
-    assert first.state == {"step": "float32", "exp_avg": "float32", "exp_avg_sq": "float32"}
-    assert (first.step_count, first.numbers.steps_before) == (STEPS, STEPS)
-    assert first.numbers.bf16_valued["weight"] < 0.01
+    weight = facts.stepped[0]
+    assert (weight.lr, weight.betas, weight.eps, weight.weight_decay) == (1e-3, (0.9, 0.999), 1e-8, 1e-2)
+    assert weight.state == {"step": "float32", "exp_avg": "float32", "exp_avg_sq": "float32"}
+    assert (weight.step_count, weight.numbers.steps_before) == (STEPS, STEPS)
+    assert weight.numbers.bf16_valued["weight"] < 0.01
     assert facts.optimizer_chain == ("AdamW",)
     assert facts.groups == ((1e-2, 4),)
     assert [(buffer.name, buffer.dtype) for buffer in facts.buffers] == [("inv_freq", "float32")]
-    counted = {(each.kind, each.dtype): (each.tensors, each.elements, each.bytes) for each in facts.entries}
+    counted = {(entry.kind, entry.dtype): (entry.tensors, entry.elements, entry.bytes) for entry in facts.entries}
     assert counted["parameter", "float32"] == counted["exp_avg", "float32"] == (4, 544, 2176)
     assert counted["buffer", "float32"] == (1, 4, 16)
     assert counted["step", "float32"] == (4, 4, 16)
 
 
 def test_what_a_checkpoint_cannot_show_is_missing_with_the_reason(tmp_path):
-    model, optimizer = trained()
+    model, optimizer = train()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
     facts = read_one(tmp_path / "a.pt")
     assert SECTIONS.keys() - facts.missing.keys() == {"stepped", "options", "buffers"}
@@ -94,8 +94,8 @@ def test_what_a_checkpoint_cannot_show_is_missing_with_the_reason(tmp_path):
 
 
 @pytest.mark.parametrize("old_format", [False, True])
-def test_16_bit_weights_and_moments_are_seen(tmp_path, old_format):
-    model, optimizer = trained(torch.bfloat16)
+def test_16_bit_weights_and_moments_are_reported(tmp_path, old_format):
+    model, optimizer = train(torch.bfloat16)
     saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save(saved, tmp_path / "a.pt", _use_new_zipfile_serialization=not old_format)
     facts = read_one(tmp_path / "a.pt")
@@ -106,12 +106,12 @@ def test_16_bit_weights_and_moments_are_seen(tmp_path, old_format):
     assert {"BXP101", "BXP106", "BXP201"} <= fired(facts)
 
 
-def test_weights_and_moments_that_went_through_bfloat16_are_told_by_their_values(tmp_path):
-    model, optimizer = trained()
+def test_weights_and_moments_that_went_through_bfloat16_are_recognised_by_their_values(tmp_path):
+    model, optimizer = train()
     state = optimizer.state_dict()
-    for held in state["state"].values():
-        held["exp_avg_sq"] = rounded(held["exp_avg_sq"])
-    weights = {name: rounded(value) for name, value in model.state_dict().items()}
+    for moments in state["state"].values():
+        moments["exp_avg_sq"] = round_to_bfloat16(moments["exp_avg_sq"])
+    weights = {name: round_to_bfloat16(value) for name, value in model.state_dict().items()}
     torch.save({"model": weights, "optimizer": state}, tmp_path / "a.pt")
     facts = read_one(tmp_path / "a.pt")
     shares = by_name(facts)["1.weight"].numbers.bf16_valued
@@ -137,34 +137,34 @@ def test_shares_are_exact_and_leave_out_what_never_had_a_gradient(tmp_path):
 
 
 def test_of_an_optimizer_without_state_zeros_do_not_count(tmp_path):
-    """SGD says nothing of gradients in the past; a weight that is zero is no sign of anything."""
+    """SGD keeps no trace of past gradients, so a zero weight shows nothing."""
     weight = nn.Parameter(torch.tensor([0.0, 0.0, 1.0, 1.0 + 2**-20]))
     optimizer = torch.optim.SGD([weight], lr=1e-3)
     torch.save({"model": {"w": weight.detach()}, "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
     facts = read_one(tmp_path / "a.pt")
     assert facts.optimizer_chain == ("SGD",)
-    assert [(each.name, each.dtype) for each in facts.stepped] == [("w", "float32")]
+    assert [(tensor.name, tensor.dtype) for tensor in facts.stepped] == [("w", "float32")]
     assert facts.stepped[0].numbers.bf16_valued["weight"] == 1 / 2
 
 
 def test_masters_beside_16_bit_weights_are_compared_with_them(tmp_path):
     """benchbox's own layout. safetensors sorts names, so the masters of one shape are matched by what they round to."""
-    model, optimizer = trained(torch.bfloat16, MasterWeightOptimizer, fused=True)
+    model, optimizer = train(torch.bfloat16, MasterWeightOptimizer, fused=True)
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
     facts = read_one(tmp_path)
     weight = by_name(facts)["1.weight"]
     assert (weight.dtype, weight.live, weight.live_dtype) == ("float32", False, "bfloat16")
     assert weight.numbers.bf16_valued["weight"] < 0.05
-    assert {each.numbers.live_differs for each in facts.stepped} == {0.0}
+    assert {tensor.numbers.live_differs for tensor in facts.stepped} == {0.0}
     assert set(by_name(facts)) == {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert fired(facts) == set()
     assert "BXP104" in judge([facts], Selection()).clean
 
 
 def test_live_weights_that_are_not_their_rounded_masters_are_found(tmp_path):
-    """The stale one is the first master, and its name is the last of its shape: it must not be given another's weight."""
-    model, _ = trained()
+    """The stale one is the first master, and its name is the last of its shape: it must not be linked to another weight."""
+    model, _ = train()
     live = model.bfloat16()
     optimizer = MasterWeightOptimizer(reversed(list(live.parameters())), lr=1e-3)
     live(torch.ones(1, 16, dtype=torch.bfloat16)).sum().backward()
@@ -181,44 +181,44 @@ def test_live_weights_that_are_not_their_rounded_masters_are_found(tmp_path):
 
 
 def test_masters_made_again_from_the_live_weights_are_found(tmp_path):
-    model, optimizer = trained(torch.bfloat16, MasterWeightOptimizer, fused=True)
+    model, optimizer = train(torch.bfloat16, MasterWeightOptimizer, fused=True)
     state = optimizer.state_dict()
     state["masters"] = [parameter.detach().float() for parameter in model.parameters()]
     save_file(model.state_dict(), tmp_path / "model.safetensors")
     torch.save(state, tmp_path / "optimizer.pt")
     facts = read_one(tmp_path)
-    assert {each.numbers.bf16_valued["weight"] for each in facts.stepped} == {1.0}
+    assert {tensor.numbers.bf16_valued["weight"] for tensor in facts.stepped} == {1.0}
     assert "BXP501" in fired(facts)
 
 
 def test_masters_beside_an_optimizer_belong_to_it(tmp_path):
     """Megatron's and apex's layouts: the optimizer's state, and lists of masters under a key of their own."""
-    model, _ = trained(torch.bfloat16)
+    model, _ = train(torch.bfloat16)
     masters = [nn.Parameter(parameter.detach().float() + 1e-5) for parameter in model.parameters()]
     inner = torch.optim.AdamW(masters, lr=1e-3)
-    saved = {"optimizer": inner.state_dict(), "fp32_from_fp16_params": [[each.detach() for each in masters]]}
+    saved = {"optimizer": inner.state_dict(), "fp32_from_fp16_params": [[master.detach() for master in masters]]}
     torch.save({"model": model.state_dict(), "optimizer": saved}, tmp_path / "a.pt")
     facts = read_one(tmp_path / "a.pt")
-    assert {(each.dtype, each.live, each.live_dtype) for each in facts.stepped} == {("float32", False, "bfloat16")}
+    assert {(tensor.dtype, tensor.live, tensor.live_dtype) for tensor in facts.stepped} == {("float32", False, "bfloat16")}
 
 
 @pytest.mark.parametrize("safetensors", [True, False])
 def test_what_accelerate_saves_is_read(tmp_path, safetensors):
     accelerator = Accelerator(cpu=True)
-    model, _ = accelerator.prepare(*trained())
+    model, _ = accelerator.prepare(*train())
     accelerator.save_state(tmp_path / "state", safe_serialization=safetensors)
     for state in (AcceleratorState, GradientState, PartialState):
         state._shared_state.clear()
     facts = read_one(tmp_path / "state")
-    assert {name: each.dtype for name, each in by_name(facts).items()} == dict.fromkeys(
+    assert {name: tensor.dtype for name, tensor in by_name(facts).items()} == dict.fromkeys(
         dict(model.named_parameters()), "float32"
     )
-    assert {each.step_count for each in facts.stepped} == {STEPS}
+    assert {tensor.step_count for tensor in facts.stepped} == {STEPS}
     assert fired(facts) == set()
 
 
 def test_a_model_in_several_files_is_one_model(tmp_path):
-    model, optimizer = trained()
+    model, optimizer = train()
     parts = list(model.state_dict().items())
     files = {"model-00001-of-00002.safetensors": dict(parts[:2]), "model-00002-of-00002.safetensors": dict(parts[2:])}
     for name, tensors in files.items():
@@ -227,53 +227,53 @@ def test_a_model_in_several_files_is_one_model(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
     facts = read_one(tmp_path)
-    assert {each.name for each in facts.parameters} == set(dict(model.named_parameters()))
+    assert {parameter.name for parameter in facts.parameters} == set(dict(model.named_parameters()))
 
 
-def lerobot(folder, model, optimizer):
-    """As LeRobot's `save_checkpoint` lays it out."""
+def write_lerobot(folder, model, optimizer):
+    """Write a checkpoint in the layout of LeRobot's `save_checkpoint`."""
     (folder / "pretrained_model").mkdir(parents=True)
     (folder / "training_state").mkdir()
     save_file(model.state_dict(), folder / "pretrained_model" / "model.safetensors")
     saved = optimizer.state_dict()
-    flat = {f"state/{key}/{name}": value for key, held in saved["state"].items() for name, value in held.items()}
+    flat = {f"state/{key}/{name}": value for key, state in saved["state"].items() for name, value in state.items()}
     save_file(flat, folder / "training_state" / "optimizer_state.safetensors")
     (folder / "training_state" / "optimizer_param_groups.json").write_text(json.dumps(saved["param_groups"]))
     (folder / "training_state" / "training_step.json").write_text('{"step": 4}')
 
 
-@pytest.mark.parametrize("given", ["", "training_state"])
-def test_lerobots_training_state_is_read_with_the_model_beside_it(tmp_path, given):
-    lerobot(tmp_path, *trained(torch.bfloat16))
-    facts = read_one(tmp_path / given)
-    assert {(each.dtype, each.state["exp_avg_sq"], each.betas) for each in facts.stepped} == {
+@pytest.mark.parametrize("subfolder", ["", "training_state"])
+def test_lerobots_training_state_is_read_with_the_model_beside_it(tmp_path, subfolder):
+    write_lerobot(tmp_path, *train(torch.bfloat16))
+    facts = read_one(tmp_path / subfolder)
+    assert {(tensor.dtype, tensor.state["exp_avg_sq"], tensor.betas) for tensor in facts.stepped} == {
         ("bfloat16", "bfloat16", (0.9, 0.999))
     }
     assert {"BXP101", "BXP201"} <= fired(facts)
 
 
 def test_weights_of_one_shape_are_not_guessed_where_options_differ(tmp_path):
-    """Two groups that hold a weight of the same shape each, in a file that has lost their order."""
-    model, _ = trained()
+    """Two groups that hold a weight of the same shape tensor, in a file that has lost their order."""
+    model, _ = train()
     optimizer = torch.optim.AdamW([{"params": model[1].parameters()}, {"params": model[0].parameters(), "lr": 1e-5}], lr=1e-3)
     model(torch.ones(1, 16)).sum().backward()
     optimizer.step()
-    lerobot(tmp_path, model, optimizer)
+    write_lerobot(tmp_path, model, optimizer)
     facts = read_one(tmp_path)
-    assert [(each.name, each.dtype, each.lr) for each in facts.stepped] == [
+    assert [(tensor.name, tensor.dtype, tensor.lr) for tensor in facts.stepped] == [
         ("parameter 0", "float32", 1e-3),
         ("parameter 1", "float32", 1e-3),
         ("parameter 2", "float32", 1e-5),
         ("parameter 3", "float32", 1e-5),
     ]
-    assert all(each.numbers.bf16_valued["weight"] < 0.01 for each in facts.stepped)
+    assert all(tensor.numbers.bf16_valued["weight"] < 0.01 for tensor in facts.stepped)
 
 
 def test_of_an_optimizer_without_its_weights_only_the_state_is_judged(tmp_path):
-    _, optimizer = trained(torch.bfloat16)
+    _, optimizer = train(torch.bfloat16)
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
     facts = read_one(tmp_path / "optimizer.pt")
-    assert {each.dtype for each in facts.stepped} == {"unknown"}
+    assert {tensor.dtype for tensor in facts.stepped} == {"unknown"}
     assert facts.missing["stepped"] == "the checkpoint does not show the weights of 4 of 4 stepped tensors"
     judgement = judge([facts], Selection())
     assert [finding.code for finding in judgement.findings] == ["BXP201"]
@@ -293,16 +293,16 @@ class Settings:
     rate: float = 1e-3
 
 
-def test_objects_of_foreign_classes_are_passed_over(tmp_path):
+def test_objects_of_foreign_classes_are_ignored(tmp_path):
     """Many scripts save their configuration beside the model."""
-    model, optimizer = trained()
+    model, optimizer = train()
     saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "settings": Settings(), "folder": tmp_path}
     torch.save(saved, tmp_path / "a.pt")
     assert len(read_one(tmp_path / "a.pt").stepped) == 4
 
 
 def test_averages_of_the_weights_are_no_model_that_was_stepped(tmp_path):
-    model, optimizer = trained()
+    model, optimizer = train()
     average = {name: value.bfloat16() for name, value in model.state_dict().items()}
     torch.save({"model_ema": average, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
-    assert {each.dtype for each in read_one(tmp_path / "a.pt").parameters} == {"float32"}
+    assert {parameter.dtype for parameter in read_one(tmp_path / "a.pt").parameters} == {"float32"}

@@ -1,4 +1,4 @@
-"""Files that attack, or are broken: nothing in them is run, and one line says what is wrong."""
+"""Tests of malicious and damaged files: no code in them is run, and one line says what is wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EMPTY_OPTIMIZER = {"state": {}, "param_groups": []}
 
 
 class Attack:
-    """Pickled as a call that leaves a file behind."""
+    """An object whose pickle calls a function that leaves a file behind."""
 
     def __init__(self, function, *arguments):
         self._call = function, arguments
@@ -46,33 +46,33 @@ def attack(request, trap):
     }[request.param]
 
 
-def torch_file(folder, held):
-    torch.save({"model": WEIGHTS, "extra": held}, folder / "checkpoint.pt")
+def torch_file(folder, value):
+    torch.save({"model": WEIGHTS, "extra": value}, folder / "checkpoint.pt")
     return folder / "checkpoint.pt"
 
 
-def old_torch_file(folder, held):
-    torch.save({"model": WEIGHTS, "extra": held}, folder / "old.pt", _use_new_zipfile_serialization=False)
+def old_torch_file(folder, value):
+    torch.save({"model": WEIGHTS, "extra": value}, folder / "old.pt", _use_new_zipfile_serialization=False)
     return folder / "old.pt"
 
 
-def bare_pickle(folder, held):
-    (folder / "checkpoint.bin").write_bytes(pickle.dumps({"model": 1, "extra": held}))
+def bare_pickle(folder, value):
+    (folder / "checkpoint.bin").write_bytes(pickle.dumps({"model": 1, "extra": value}))
     return folder / "checkpoint.bin"
 
 
-def accelerate(folder, held):
+def accelerate(folder, value):
     save_file(WEIGHTS, folder / "model.safetensors")
-    torch.save(EMPTY_OPTIMIZER | {"extra": held}, folder / "optimizer.bin")
+    torch.save(EMPTY_OPTIMIZER | {"extra": value}, folder / "optimizer.bin")
     return folder
 
 
-def zero(folder, held):
+def zero(folder, value):
     (folder / "latest").write_text("global_step1")
     step = folder / "global_step1"
     step.mkdir()
     torch.save({"module": WEIGHTS, "param_shapes": [{"weight": torch.Size([2, 2])}], "dp_world_size": 1}, step / zero_model())
-    states = {"base_optimizer_state": EMPTY_OPTIMIZER, "single_partition_of_fp32_groups": [], "loss_scaler": held}
+    states = {"base_optimizer_state": EMPTY_OPTIMIZER, "single_partition_of_fp32_groups": [], "loss_scaler": value}
     torch.save({"optimizer_state_dict": states}, step / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
     return folder
 
@@ -81,24 +81,24 @@ def zero_model():
     return "mp_rank_00_model_states.pt"
 
 
-def metadata_file(folder, held):
-    (folder / ".metadata").write_bytes(pickle.dumps(dcp.Metadata(state_dict_metadata={}, planner_data=held)))
+def metadata_file(folder, value):
+    (folder / ".metadata").write_bytes(pickle.dumps(dcp.Metadata(state_dict_metadata={}, planner_data=value)))
     return folder
 
 
-def shard_file(folder, held):
-    """Metadata without guile, and a shard that is a program."""
+def shard_file(folder, value):
+    """Write harmless metadata, and a shard that is a program."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
     stream = io.BytesIO()
-    torch.save(held, stream)
+    torch.save(value, stream)
     (folder / "__0_0.distcp").write_bytes(stream.getvalue())
-    place = _StorageInfo("__0_0.distcp", 0, len(stream.getvalue()))
+    location = _StorageInfo("__0_0.distcp", 0, len(stream.getvalue()))
     key = "optimizer.param_groups.0.lr"
     metadata = dcp.Metadata(
         state_dict_metadata={key: dcp.BytesStorageMetadata()},
         planner_data={key: ("optimizer", "param_groups", 0, "lr")},
-        storage_data={dcp.MetadataIndex(key): place},
+        storage_data={dcp.MetadataIndex(key): location},
     )
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     return folder
@@ -107,8 +107,8 @@ def shard_file(folder, held):
 FORMATS = [torch_file, old_torch_file, bare_pickle, accelerate, zero, metadata_file, shard_file]
 
 
-def refused(path):
-    """The one line that a checkpoint is refused with."""
+def refusal_line(path):
+    """Return the one line that a checkpoint is refused with."""
     with pytest.raises(DataError) as refusal:
         read_checkpoint(path)
     line = str(refusal.value)
@@ -118,23 +118,23 @@ def refused(path):
     return line
 
 
-@pytest.mark.parametrize("written", FORMATS)
-def test_a_program_in_a_checkpoint_is_not_run_and_said_so(tmp_path, trap, attack, written):
+@pytest.mark.parametrize("write", FORMATS)
+def test_a_program_in_a_checkpoint_is_refused_and_not_run(tmp_path, trap, attack, write):
     folder = tmp_path / "checkpoint"
     folder.mkdir()
-    path = written(folder, attack)
-    assert "a program" in refused(path)
+    path = write(folder, attack)
+    assert "a program" in refusal_line(path)
     assert not trap.exists()
 
 
-def test_the_attacks_would_work_where_they_are_let(attack, trap):
+def test_the_attacks_work_when_they_are_unpickled(attack, trap):
     if "copytree" not in str(attack._call[0]):  # it would copy the folder into itself
         pickle.loads(pickle.dumps(attack))
         assert trap.exists()
 
 
 def test_functions_of_other_libraries_are_not_called_either(tmp_path, trap):
-    """They are not known to be harmful, so the file is read; what they would have made is not."""
+    """They are not in the list of code, so the file is read; the calls are not made."""
     from numpy import savetxt
 
     path = torch_file(tmp_path, Attack(savetxt, str(trap), [1.0]))
@@ -143,46 +143,46 @@ def test_functions_of_other_libraries_are_not_called_either(tmp_path, trap):
     assert not trap.exists()
 
 
-@pytest.mark.parametrize("written", FORMATS)
-def test_a_file_that_ends_early_is_damaged(tmp_path, written):
-    path = written(tmp_path, 1e-3)
-    files = [each for each in ([path] if path.is_file() else path.rglob("*")) if each.is_file() and each.name != "latest"]
-    for each in files:
-        whole = each.read_bytes()
-        for size in (0, 1, len(whole) // 2, len(whole) - 1):
-            each.write_bytes(whole[:size])
-            if each.suffix == ".safetensors" and size == 0:
+@pytest.mark.parametrize("write", FORMATS)
+def test_a_file_that_ends_early_is_damaged(tmp_path, write):
+    path = write(tmp_path, 1e-3)
+    files = [file for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file() and file.name != "latest"]
+    for file in files:
+        content = file.read_bytes()
+        for size in (0, 1, len(content) // 2, len(content) - 1):
+            file.write_bytes(content[:size])
+            if file.suffix == ".safetensors" and size == 0:
                 continue
-            refused(path)
-        each.write_bytes(whole)
+            refusal_line(path)
+        file.write_bytes(content)
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("notes.txt", b"nothing of the kind"),
+        ("notes.txt", b"only text"),
         ("picture.pt", b"\x89PNG\r\n"),
         ("empty.safetensors", b""),
         ("lies.safetensors", b"\xff\xff\xff\xff\xff\xff\xff\x7f{}"),
         ("zip.pt", b"PK\x05\x06" + bytes(18)),
     ],
 )
-def test_foreign_files_are_refused(tmp_path, name, content):
+def test_foreign_files_are_refusal_line(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    refused(tmp_path / name)
+    refusal_line(tmp_path / name)
 
 
-@pytest.mark.parametrize("held", [None, 3, [], {"a": 1}, {"loss": torch.tensor(1.0)}, {"rng": torch.get_rng_state()}])
-def test_a_file_without_weights_and_optimizer_says_so(tmp_path, held):
-    torch.save(held, tmp_path / "a.pt")
-    assert refused(tmp_path / "a.pt").endswith("holds neither the tensors of a model nor the state of an optimizer")
+@pytest.mark.parametrize("value", [None, 3, [], {"a": 1}, {"loss": torch.tensor(1.0)}, {"rng": torch.get_rng_state()}])
+def test_a_file_without_weights_and_optimizer_says_so(tmp_path, value):
+    torch.save(value, tmp_path / "a.pt")
+    assert refusal_line(tmp_path / "a.pt").endswith("holds neither the tensors of a model nor the state of an optimizer")
 
 
 def test_a_folder_without_a_checkpoint_says_what_is_there(tmp_path):
-    assert "the folder is empty" in refused(tmp_path)
+    assert "the folder is empty" in refusal_line(tmp_path)
     (tmp_path / "step-00000100").mkdir()
-    assert "folders: step-00000100" in refused(tmp_path)
-    assert "no such file or directory" in refused(tmp_path / "nowhere")
+    assert "folders: step-00000100" in refusal_line(tmp_path)
+    assert "no such file or directory" in refusal_line(tmp_path / "nowhere")
 
 
 def test_a_missing_rank_of_zero_is_named(tmp_path):
@@ -200,7 +200,7 @@ def test_a_missing_part_of_a_model_is_named(tmp_path):
     save_file(WEIGHTS, tmp_path / "model-00001-of-00002.safetensors")
     index = '{"weight_map": {"weight": "model-00001-of-00002.safetensors", "bias": "model-00002-of-00002.safetensors"}}'
     (tmp_path / "model.safetensors.index.json").write_text(index)
-    assert "names model-00002-of-00002.safetensors, which is not there" in refused(tmp_path)
+    assert "names model-00002-of-00002.safetensors, which is not there" in refusal_line(tmp_path)
 
 
 def test_a_missing_shard_is_named(tmp_path):

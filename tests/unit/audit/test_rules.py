@@ -1,4 +1,4 @@
-"""Every rule, on facts that it must fire on and on the nearest ones that it must not."""
+"""Tests of every rule, on facts that it must fire on and on the most similar ones that it must not."""
 
 from __future__ import annotations
 
@@ -10,28 +10,46 @@ import pytest
 from benchbox.audit.judge import judge
 from benchbox.audit.rules import rules
 from benchbox.observer.facts import SECTIONS, OpaqueOptimizer, RankFacts
-from tests.support.facts import NORM, WEIGHT, course, courses, edq, half, live, numbers, orphan, rank, ranks, stepping, tensor
+from tests.support.facts import (
+    NORM,
+    WEIGHT,
+    edq,
+    half,
+    live,
+    one_step_facts,
+    rank,
+    ranks,
+    ranks_stepping,
+    step_facts,
+    tensor,
+    unlinked,
+    update_statistics,
+)
 from tests.support.near_misses import CLEAN
 from tests.support.rule_cases import FIRES, Facts
 
 
-def cases(table: dict[str, list[Any]]) -> list[Any]:
-    return [pytest.param(code, *case[1:], id=f"{code}: {case[0]}") for code, held in table.items() for case in held]
+def rule_parameters(table: dict[str, list[Any]]) -> list[Any]:
+    return [
+        pytest.param(code, *case[1:], id=f"{code}: {case[0]}")
+        for code, cases_of_rule in table.items()
+        for case in cases_of_rule
+    ]
 
 
-def of(code: str, facts: Facts) -> list[str]:
+def severities(code: str, facts: Facts) -> list[str]:
     return [finding.severity for finding in judge(facts).findings if finding.code == code]
 
 
-@pytest.mark.parametrize(("code", "severity", "facts"), cases(FIRES))
-def test_it_fires_once_and_as_severely_as_the_catalogue_says(code: str, severity: str, facts: Facts) -> None:
-    assert of(code, facts) == [severity]
+@pytest.mark.parametrize(("code", "severity", "facts"), rule_parameters(FIRES))
+def test_it_fires_once_with_the_severity_of_the_catalogue(code: str, severity: str, facts: Facts) -> None:
+    assert severities(code, facts) == [severity]
 
 
-@pytest.mark.parametrize(("code", "facts"), cases(CLEAN))
-def test_it_is_clean_of_what_is_nearly_that(code: str, facts: Facts) -> None:
+@pytest.mark.parametrize(("code", "facts"), rule_parameters(CLEAN))
+def test_it_is_clean_on_near_misses(code: str, facts: Facts) -> None:
     judgement = judge(facts)
-    assert of(code, facts) == []
+    assert severities(code, facts) == []
     assert code in {*judgement.clean, *(("BXP305",) if "scaler" in facts[0].missing else ())}, judgement.not_judged.get(code)
 
 
@@ -40,15 +58,15 @@ def test_the_table_covers_every_rule_of_the_catalogue() -> None:
     assert len(rules()) == 30
 
 
-def test_a_training_with_nothing_wrong_is_clean_of_every_rule() -> None:
+def test_a_healthy_training_is_clean_of_every_rule() -> None:
     judgement = judge(ranks())
     assert (judgement.findings, dict(judgement.not_judged)) == ((), {})
     assert judgement.clean == tuple(rules())
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_what_one_rank_did_not_see_is_no_reason_to_fire_and_none_to_pass(section: str) -> None:
-    """A rule that reads this section says why it could not judge; the others still do."""
+def test_a_section_that_one_rank_did_not_observe_neither_fires_nor_passes(section: str) -> None:
+    """A rule that reads this section gives the reason; the others are still judged."""
     facts = [rank(0), rank(1, missing={section: "the film ran out"})]
     judgement = judge(facts)
     readers = {code for code, rule in rules().items() if section in rule.sections}
@@ -61,12 +79,12 @@ def test_every_section_has_a_rule_that_reads_it() -> None:
     assert {section for rule in rules().values() for section in rule.sections} == SECTIONS.keys()
 
 
-def test_what_is_wrong_on_one_rank_is_found_although_another_saw_nothing() -> None:
+def test_an_error_on_one_rank_is_found_although_another_observed_nothing() -> None:
     facts = [rank(0, missing=dict.fromkeys(SECTIONS, "it was late")), rank(1, stepped=(half(),))]
-    assert of("BXP101", facts) == ["error"]
+    assert severities("BXP101", facts) == ["error"]
 
 
-def test_of_no_facts_at_all_nothing_is_judged() -> None:
+def test_without_facts_nothing_is_judged() -> None:
     judgement = judge([])
     assert (judgement.findings, judgement.clean) == ((), ())
     assert judgement.not_judged.keys() == rules().keys()
@@ -75,32 +93,32 @@ def test_of_no_facts_at_all_nothing_is_judged() -> None:
 @pytest.mark.parametrize(
     ("code", "facts", "reason"),
     [
-        ("BXP102", stepping(half(updates=0, update_squared=0.0, update_dot=0.0)), "AdamW: no update was computed"),
-        ("BXP103", ranks(steps=courses(2)), "fewer than 3 steps"),
-        ("BXP104", stepping(tensor(live_differs=None)), "no master could be compared"),
-        ("BXP105", stepping(tensor(live_device=None)), "the device of the live parameters was not observed"),
+        ("BXP102", ranks_stepping(half(updates=0, update_squared=0.0, update_dot=0.0)), "AdamW: no update was computed"),
+        ("BXP103", ranks(steps=step_facts(2)), "fewer than 3 steps"),
+        ("BXP104", ranks_stepping(tensor(live_differs=None)), "no master could be compared"),
+        ("BXP105", ranks_stepping(tensor(live_device=None)), "the device of the live parameters was not observed"),
         ("BXP303", ranks(collectives=()), "no reduction of gradients was seen"),
-        ("BXP401", ranks(steps=courses(schedule_rates={})), "the rates of no schedule were observed"),
-        ("BXP403", ranks(steps=courses(schedule_steps={}, micro_batches=None)), "neither forward passes nor"),
+        ("BXP401", ranks(steps=step_facts(schedule_rates={})), "the rates of no schedule were observed"),
+        ("BXP403", ranks(steps=step_facts(schedule_steps={}, micro_batches=None)), "neither forward passes nor"),
         (
             "BXP404",
-            stepping(orphan(), parameters=(live(linked=None), live(NORM, linked=False))),
+            ranks_stepping(unlinked(), parameters=(live(linked=None), live(NORM, linked=False))),
             "which of the stepped tensors",
         ),
-        ("BXP406", stepping(tensor(live_ndim=None, weight_decay=0.0)), "unsharded shapes"),
-        ("BXP501", stepping(tensor(steps_before=0)), "nothing was resumed"),
-        ("BXP502", stepping(tensor(steps_before=0)), "nothing was resumed"),
+        ("BXP406", ranks_stepping(tensor(live_ndim=None, weight_decay=0.0)), "unsharded shapes"),
+        ("BXP501", ranks_stepping(tensor(steps_before=0)), "nothing was resumed"),
+        ("BXP502", ranks_stepping(tensor(steps_before=0)), "nothing was resumed"),
         ("BXP503", ranks(loads=()), "no optimizer state was loaded"),
-        ("BXP504", stepping(tensor(live_differs_first=None)), "no master could be compared"),
+        ("BXP504", ranks_stepping(tensor(live_differs_first=None)), "no master could be compared"),
         ("BXP601", ranks(products={}), "no matrix product was seen"),
     ],
 )
-def test_what_was_seen_may_not_say_what_a_rule_asks(code: str, facts: Facts, reason: str) -> None:
+def test_a_rule_without_its_evidence_is_not_judged(code: str, facts: Facts, reason: str) -> None:
     assert reason in judge(facts).not_judged[code]
 
 
 def test_evidence_holds_numbers_names_and_ranks() -> None:
-    (finding,) = [found for found in judge(edq(0.1)).findings if found.code == "BXP102"]
+    (finding,) = [finding for finding in judge(edq(0.1)).findings if finding.code == "BXP102"]
     assert finding.evidence["edq"] == pytest.approx(0.1)
     assert finding.evidence["share of updates lost"] == pytest.approx(0.9)
     assert finding.evidence["ranks"] == [0, 1]
@@ -110,23 +128,25 @@ def test_evidence_holds_numbers_names_and_ranks() -> None:
 
 def test_ten_tensors_are_named_and_the_others_counted() -> None:
     (finding,) = [
-        found for found in judge(stepping(*(half(f"layer{i}") for i in range(13)))).findings if found.code == "BXP101"
+        finding
+        for finding in judge(ranks_stepping(*(half(f"layer{i}") for i in range(13)))).findings
+        if finding.code == "BXP101"
     ]
     assert finding.evidence["names"] == [f"layer{i}" for i in range(10)]
     assert (finding.evidence["more"], finding.evidence["tensors"]) == (3, 13)
 
 
-def test_an_optimizer_that_cannot_be_read_is_said_once_for_all_ranks() -> None:
+def test_an_optimizer_that_cannot_be_read_is_reported_once_for_all_ranks() -> None:
     (finding,) = judge(ranks(opaque=(OpaqueOptimizer(optimizer="Mystery", reason="unknown"),))).findings
     assert (finding.code, finding.where, finding.evidence["ranks"]) == ("BXP604", "Mystery", [0, 1])
 
 
-def test_each_rule_tells_why_how_it_measures_and_what_to_do() -> None:
+def test_each_rule_has_a_rationale_a_measurement_and_a_repair() -> None:
     for rule in rules().values():
         assert all((rule.title, rule.rationale, rule.measurement, rule.repair, rule.references)), rule.code
         assert rule.severity in {"error", "warning"}, "the worst that it can be"
 
 
 def test_facts_made_here_survive_json_as_those_of_an_observer_do() -> None:
-    made = rank(steps=(course(1),), stepped=(replace(tensor(), numbers=numbers()),))
-    assert RankFacts.from_dict(made.to_dict()) == made
+    facts = rank(steps=(one_step_facts(1),), stepped=(replace(tensor(), numbers=update_statistics()),))
+    assert RankFacts.from_dict(facts.to_dict()) == facts

@@ -1,4 +1,4 @@
-"""Healthy trainings that look odd, really run: no rule may speak of them, and none may pass what it could not see."""
+"""Tests on real trainings that are healthy but unusual: no rule fires, and none passes what it could not observe."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def train(
     optimizer: torch.optim.Optimizer,
     steps: int,
     *,
-    first: int = 0,
+    first_step: int = 0,
     schedule: Any = None,
     clip: Callable[[], Any] = lambda: None,
 ) -> None:
-    for step in range(first, first + steps):
+    for step in range(first_step, first_step + steps):
         tokens = torch.arange(8 * step, 8 * step + 8)
         policy(tokens).float().square().mean().backward()
         clip()
@@ -50,9 +50,9 @@ def train(
             schedule.step()
 
 
-def observed(policy: Policy, optimizer: torch.optim.Optimizer, **how: Any) -> RankFacts:
+def observe(policy: Policy, optimizer: torch.optim.Optimizer, **options: Any) -> RankFacts:
     with StepObserver(source="command", steps=6) as observer:
-        train(policy, optimizer, 8, **how)
+        train(policy, optimizer, 8, **options)
     facts = RankFacts.from_dict(observer.facts().to_dict())
     assert facts.problems == ()
     return facts
@@ -73,7 +73,7 @@ def codes(judgement: Judgement) -> list[str]:
 def test_schedules_made_of_others_reach_the_optimizer(compose: Callable[[Any], Any]) -> None:
     policy = Policy()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
-    judgement = judge([observed(policy, optimizer, schedule=compose(optimizer))])
+    judgement = judge([observe(policy, optimizer, schedule=compose(optimizer))])
     assert codes(judgement) == []
     assert "BXP401" in judgement.clean
 
@@ -81,13 +81,13 @@ def test_schedules_made_of_others_reach_the_optimizer(compose: Callable[[Any], A
 def test_a_warm_up_that_begins_below_the_precision_of_float32_pins_nothing() -> None:
     policy = Policy()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-9)
-    assert codes(judge([observed(policy, optimizer)])) == []
+    assert codes(judge([observe(policy, optimizer)])) == []
 
 
 @pytest.mark.parametrize("make", [torch.optim.Adafactor, torch.optim.Adagrad, torch.optim.RMSprop])
 def test_what_cannot_be_computed_is_not_judged(make: Callable[..., torch.optim.Optimizer]) -> None:
     policy = Policy().to(torch.bfloat16)
-    judgement = judge([observed(policy, make(policy.parameters(), lr=1e-3))])
+    judgement = judge([observe(policy, make(policy.parameters(), lr=1e-3))])
     assert "BXP101" in codes(judgement)
     assert "no update was computed" in judgement.not_judged["BXP102"]
 
@@ -97,7 +97,7 @@ def clipped(parameters: Callable[[Policy], Iterable[nn.Parameter]]) -> Judgement
     for parameter in policy.head.parameters():
         parameter.register_hook(lambda gradient: 100 * gradient)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
-    facts = observed(policy, optimizer, clip=lambda: nn.utils.clip_grad_norm_(parameters(policy), 0.01))
+    facts = observe(policy, optimizer, clip=lambda: nn.utils.clip_grad_norm_(parameters(policy), 0.01))
     assert facts.steps[0].stepped_norm == pytest.approx(0.01, rel=1e-3)
     return judge([facts])
 
@@ -118,7 +118,7 @@ def resumed(policy: Policy) -> Judgement:
     """Eight steps, then eight more under an observer, on weights that began as bfloat16 values."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.0)
     train(policy, optimizer, 8)
-    return judge([observed(policy, optimizer, first=8)])
+    return judge([observe(policy, optimizer, first_step=8)])
 
 
 def rounded(policy: Policy) -> Policy:
@@ -139,7 +139,7 @@ def test_weights_that_come_back_through_bfloat16_were_derived_again() -> None:
     policy = Policy()
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3, weight_decay=0.0)
     train(policy, optimizer, 8)
-    (finding,) = judge([observed(rounded(policy), optimizer, first=8)]).findings
+    (finding,) = judge([observe(rounded(policy), optimizer, first_step=8)]).findings
     assert finding.code == "BXP501"
     assert "tokens.weight" in finding.evidence["names"]
     assert finding.evidence["steps before"] == 8

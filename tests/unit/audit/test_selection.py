@@ -1,4 +1,4 @@
-"""What an audit looks at: rules chosen, parameters suppressed, findings of an earlier audit."""
+"""Tests of selected rules, suppressed parameters, and findings of an earlier audit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchbox.audit.judge import judge
 from benchbox.audit.rules import rule, rules
 from benchbox.audit.selection import Selection, Suppression, load_baseline, load_suppressions, parse_codes
 from benchbox.errors import ConfigurationError
-from tests.support.facts import NORM, WEIGHT, half, ranks, stepping, tensor
+from tests.support.facts import NORM, WEIGHT, half, ranks, ranks_stepping, tensor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,8 +29,8 @@ def suppressing(pattern: str, code: str = "BXP101") -> Selection:
     return Selection(suppressions=(Suppression(rule=code, parameters=pattern, reason=REASON),))
 
 
-def test_select_and_ignore_take_codes_and_families() -> None:
-    facts = stepping(half())
+def test_select_and_ignore_accept_codes_and_families() -> None:
+    facts = ranks_stepping(half())
     assert set(fired(judge(facts))) == {"BXP101", "BXP106"}
     assert set(fired(judge(facts, Selection(select=("BXP106", "BXP2"))))) == {"BXP106"}
     assert set(fired(judge(facts, Selection(ignore=("BXP10",))))) == set()
@@ -38,7 +38,7 @@ def test_select_and_ignore_take_codes_and_families() -> None:
     assert {*judgement.clean, *fired(judgement)} == {"BXP102", "BXP103", "BXP104", "BXP105", "BXP106"}
 
 
-def test_codes_are_taken_from_lists_in_any_case_and_unknown_ones_are_refused() -> None:
+def test_codes_are_parsed_from_lists_in_any_case_and_unknown_ones_are_refused() -> None:
     assert parse_codes(["bxp101, BXP2", "BXP3"], "--select") == ("BXP101", "BXP2", "BXP3")
     with pytest.raises(ConfigurationError, match="--select: no rule is called 'BXP107'; did you mean 'BXP10"):
         parse_codes(["BXP107"], "--select")
@@ -51,25 +51,25 @@ def test_a_rule_is_found_by_its_code_and_another_is_suggested() -> None:
 
 
 def test_a_suppression_acts_on_the_parameters_it_names_and_says_which() -> None:
-    facts = stepping(half(), half(NORM))
+    facts = ranks_stepping(half(), half(NORM))
     judgement = judge(facts, suppressing("norm.*"))
     assert fired(judgement)["BXP101"] == [WEIGHT]
-    assert fired(judgement)["BXP106"] == [WEIGHT, NORM], "another rule speaks of it still"
+    assert fired(judgement)["BXP106"] == [WEIGHT, NORM], "another rule still reports it"
     (suppressed,) = judgement.suppressed
     assert (suppressed.code, suppressed.names, suppressed.matched, suppressed.reason) == ("BXP101", (NORM,), 1, REASON)
 
 
 def test_a_suppression_of_all_leaves_the_rule_clean() -> None:
-    judgement = judge(stepping(half()), suppressing("*"))
+    judgement = judge(ranks_stepping(half()), suppressing("*"))
     assert "BXP101" in judgement.clean
     assert judgement.failing == ()
 
 
 def test_a_suppression_lists_only_what_the_rule_would_have_named() -> None:
     """Not every tensor and buffer that its pattern matches."""
-    (suppressed,) = judge(stepping(half(), tensor(NORM)), suppressing("*")).suppressed
+    (suppressed,) = judge(ranks_stepping(half(), tensor(NORM)), suppressing("*")).suppressed
     assert (suppressed.names, suppressed.matched) == ((WEIGHT,), 1)
-    (suppressed,) = judge(stepping(*(half(f"layer{i}") for i in range(13))), suppressing("*")).suppressed
+    (suppressed,) = judge(ranks_stepping(*(half(f"layer{i}") for i in range(13))), suppressing("*")).suppressed
     assert (len(suppressed.names), suppressed.matched) == (10, 13)
 
 
@@ -79,12 +79,12 @@ def test_a_suppression_lists_only_what_the_rule_would_have_named() -> None:
     ids=["no such parameter", "nothing is wrong with it"],
 )
 def test_a_suppression_that_changes_nothing_is_out_of_date(pattern, tensors) -> None:
-    (suppressed,) = judge(stepping(*tensors), suppressing(pattern)).suppressed
+    (suppressed,) = judge(ranks_stepping(*tensors), suppressing(pattern)).suppressed
     assert (suppressed.matched, suppressed.names) == (0, ())
 
 
 def test_a_partition_is_suppressed_only_with_all_the_parameters_in_it() -> None:
-    facts = stepping(half("Zero.partition[0]", covers=(WEIGHT, NORM)))
+    facts = ranks_stepping(half("Zero.partition[0]", covers=(WEIGHT, NORM)))
     assert "BXP101" in fired(judge(facts, suppressing(WEIGHT)))
     assert "BXP101" not in fired(judge(facts, suppressing("*.weight")))
 
@@ -95,7 +95,7 @@ def test_suppressions_are_read_from_a_file(tmp_path: Path) -> None:
     assert load_suppressions(path) == (Suppression(rule="BXP101", parameters="*.norm.weight", reason=REASON),)
 
 
-def test_everything_wrong_in_a_file_of_suppressions_is_said_with_its_place(tmp_path: Path) -> None:
+def test_every_problem_in_a_file_of_suppressions_is_reported_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "audit.yaml"
     path.write_text(
         "suppress:\n"
@@ -103,16 +103,16 @@ def test_everything_wrong_in_a_file_of_suppressions_is_said_with_its_place(tmp_p
         f'  - {{rule: BXP101, parametres: "*", reason: "{REASON}"}}\n'
         '  - {rule: BXP101, parameters: "*", reason: ""}\n'
     )
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as error:
         load_suppressions(path)
-    lines = str(refused.value).splitlines()
+    lines = str(error.value).splitlines()
     assert f"{path}:2:" in lines[0]
     assert "reason" in lines[0]
     assert any(f"{path}:3:" in line and "did you mean 'parameters'" in line for line in lines)
     assert any(f"{path}:4:" in line for line in lines)
 
 
-def test_an_unknown_rule_in_a_file_of_suppressions_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_an_unknown_rule_in_a_file_of_suppressions_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "audit.yaml"
     path.write_text(f'suppress:\n  - {{rule: BXP1, parameters: "*", reason: "{REASON}"}}\n')
     with pytest.raises(ConfigurationError, match=r"audit\.yaml:2:\d+: unknown rule 'BXP1'"):
@@ -120,7 +120,7 @@ def test_an_unknown_rule_in_a_file_of_suppressions_is_refused_with_its_place(tmp
 
 
 def baseline(path: Path, judgement: Judgement) -> Selection:
-    """As `--format json` leaves it for the next audit."""
+    """Write the report of `--format json`, and return a selection with it as the baseline."""
     report = {
         "findings": [finding.to_dict() for finding in judgement.findings],
         "known": [finding.to_dict() for finding in judgement.baseline_findings],
@@ -129,40 +129,40 @@ def baseline(path: Path, judgement: Judgement) -> Selection:
     return Selection(baseline=load_baseline(path))
 
 
-def test_findings_that_were_there_before_are_known_and_do_not_fail(tmp_path: Path) -> None:
-    facts = stepping(half())
-    known = baseline(tmp_path / "a.json", judge(facts))
-    judgement = judge(facts, known)
+def test_findings_of_the_baseline_are_reported_as_such_and_do_not_fail(tmp_path: Path) -> None:
+    facts = ranks_stepping(half())
+    earlier = baseline(tmp_path / "a.json", judge(facts))
+    judgement = judge(facts, earlier)
     assert (judgement.findings, judgement.failing) == ((), ())
     assert [finding.code for finding in judgement.baseline_findings] == ["BXP101", "BXP106"]
     assert not {"BXP101", "BXP106"} & {*judgement.clean, *judgement.not_judged}
     again = baseline(tmp_path / "b.json", judgement)
-    assert judge(facts, again).findings == (), "what was known stays known"
+    assert judge(facts, again).findings == (), "findings of the baseline stay in the baseline"
 
 
 def test_a_parameter_that_is_new_in_a_finding_makes_it_new(tmp_path: Path) -> None:
-    known = baseline(tmp_path / "a.json", judge(stepping(half(NORM))))
-    assert "BXP101" in judge(stepping(half(NORM), half()), known).failing
-    fewer = baseline(tmp_path / "b.json", judge(stepping(half(NORM), half())))
-    assert judge(stepping(half()), fewer).failing == ()
+    earlier = baseline(tmp_path / "a.json", judge(ranks_stepping(half(NORM))))
+    assert "BXP101" in judge(ranks_stepping(half(NORM), half()), earlier).failing
+    fewer = baseline(tmp_path / "b.json", judge(ranks_stepping(half(NORM), half())))
+    assert judge(ranks_stepping(half()), fewer).failing == ()
 
 
 def test_a_finding_that_became_worse_is_new(tmp_path: Path) -> None:
     some = half(update_dot=3e-3 * 0.7)
     most = half(update_dot=3e-3 * 0.1)
-    known = baseline(tmp_path / "a.json", judge(stepping(some)))
-    assert judge(stepping(most), known).failing == ("BXP102",)
+    earlier = baseline(tmp_path / "a.json", judge(ranks_stepping(some)))
+    assert judge(ranks_stepping(most), earlier).failing == ("BXP102",)
 
 
-@pytest.mark.parametrize(("was", "now", "new"), [(15, 15, False), (15, 12, False), (15, 16, True)])
-def test_parameters_that_are_only_counted_are_compared_by_their_number(tmp_path: Path, was, now, new) -> None:
-    known = baseline(tmp_path / "a.json", judge(stepping(*(half(f"layer{i}") for i in range(was)))))
-    judgement = judge(stepping(*(half(f"layer{i}") for i in reversed(range(now)))), known)
+@pytest.mark.parametrize(("before", "now", "new"), [(15, 15, False), (15, 12, False), (15, 16, True)])
+def test_parameters_that_are_only_counted_are_compared_by_their_number(tmp_path: Path, before, now, new) -> None:
+    earlier = baseline(tmp_path / "a.json", judge(ranks_stepping(*(half(f"layer{i}") for i in range(before)))))
+    judgement = judge(ranks_stepping(*(half(f"layer{i}") for i in reversed(range(now)))), earlier)
     assert ("BXP101" in judgement.failing) is new
 
 
 @pytest.mark.parametrize("text", ["{}", '{"findings": 3}', '{"findings": ["BXP101"]}', "not JSON"])
-def test_a_baseline_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_baseline_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match="--baseline"):

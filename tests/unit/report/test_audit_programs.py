@@ -1,4 +1,4 @@
-"""An audit for programs: JSON that the next audit can start from, SARIF and JUnit as their readers demand them."""
+"""Tests of an audit for programs: JSON that is a baseline for the next audit, SARIF and JUnit as their readers require them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from benchbox.report.audit import write_audit
 from benchbox.report.audit.as_json import json_report
 from benchbox.report.audit.junit import junit_report
 from benchbox.report.audit.sarif import sarif_report
-from tests.support.audits import HOSTILE, audit, hostile, knowing, pure, suppressing, unreadable
-from tests.support.facts import courses, half, rank, ranks, stepping
+from tests.support.audits import HOSTILE, audit, hostile, pure, suppressing, unreadable, with_baseline
+from tests.support.facts import half, rank, ranks, ranks_stepping, step_facts
 
-# What the SARIF 2.1.0 schema says of the objects used here. An exclamation mark: the standard demands it. No other property
-# may stand there (additionalProperties: false), so whoever writes a new one looks it up and adds it.
+# Properties of the objects used here, from the SARIF 2.1.0 schema. An exclamation mark: the property is required. Others are not
+# allowed (additionalProperties: false): look up a new one in the schema and add it here.
 SHAPES: dict[str, dict[str, Any]] = {
     "log": {"$schema": str, "version!": {"2.1.0"}, "runs!": ["run"]},
     "run": {
@@ -73,27 +73,27 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def conforms(held: Any, shape: Any, where: str = "log") -> None:
-    """Walk through a SARIF log and refuse what the standard does not know or misses."""
+def check_shape(value: Any, shape: Any, where: str = "log") -> None:
+    """Check a SARIF log recursively for properties that the standard does not have, or requires and misses."""
     if isinstance(shape, list):
-        assert isinstance(held, list), where
-        for place, each in enumerate(held):
-            conforms(each, shape[0], f"{where}[{place}]")
+        assert isinstance(value, list), where
+        for index, item in enumerate(value):
+            check_shape(item, shape[0], f"{where}[{index}]")
     elif isinstance(shape, set):
-        assert held in shape, where
+        assert value in shape, where
     elif isinstance(shape, type):
-        assert isinstance(held, shape), where
+        assert isinstance(value, shape), where
     else:
-        known = {name.rstrip("!"): (name.endswith("!"), kind) for name, kind in SHAPES[shape].items()}
-        assert held.keys() <= known.keys(), where
-        for name, (demanded, kind) in known.items():
-            assert name in held or not demanded, f"{where}.{name}"
-            if name in held:
-                conforms(held[name], kind, f"{where}.{name}")
+        properties = {name.rstrip("!"): (name.endswith("!"), kind) for name, kind in SHAPES[shape].items()}
+        assert value.keys() <= properties.keys(), where
+        for name, (required, kind) in properties.items():
+            assert name in value or not required, f"{where}.{name}"
+            if name in value:
+                check_shape(value[name], kind, f"{where}.{name}")
 
 
-def strict(text: str) -> Any:
-    """JSON as the standard has it: Python would also read NaN and Infinity."""
+def parse_strict(text: str) -> Any:
+    """Parse JSON by the standard: Python would also accept NaN and Infinity."""
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")
@@ -101,14 +101,14 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def sarif(*args: Any, **told: Any) -> dict[str, Any]:
-    log: dict[str, Any] = strict(sarif_report(audit(*args, **told)))
-    conforms(log, "log")
+def sarif(*args: Any, **subject: Any) -> dict[str, Any]:
+    log: dict[str, Any] = parse_strict(sarif_report(audit(*args, **subject)))
+    check_shape(log, "log")
     return dict(log["runs"][0])
 
 
-def results(*args: Any, **told: Any) -> dict[str, dict[str, Any]]:
-    return {each["ruleId"]: each for each in sarif(*args, **told)["results"]}
+def results(*args: Any, **subject: Any) -> dict[str, dict[str, Any]]:
+    return {result["ruleId"]: result for result in sarif(*args, **subject)["results"]}
 
 
 def junit(*args: Any) -> ET.Element:
@@ -117,32 +117,32 @@ def junit(*args: Any) -> ET.Element:
 
 
 def case(suite: ET.Element, code: str) -> ET.Element:
-    (found,) = (each for each in suite.iter("testcase") if each.attrib["name"].startswith(code))
-    return found
+    (matching,) = (element for element in suite.iter("testcase") if element.attrib["name"].startswith(code))
+    return matching
 
 
 def uris(run: dict[str, Any]) -> set[str]:
-    places = [place for result in run["results"] for place in result["locations"]]
-    return {place["physicalLocation"]["artifactLocation"]["uri"] for place in places if "physicalLocation" in place}
+    locations = [location for result in run["results"] for location in result["locations"]]
+    return {item["physicalLocation"]["artifactLocation"]["uri"] for item in locations if "physicalLocation" in item}
 
 
 def test_json_is_one_object_of_version_1():
-    held = strict(json_report(audit(pure(problems=("it fell",)), suppressing("BXP103", "gone.*"))))
-    assert held["schema_version"] == 1
-    assert held["subject"]["kind"] == "command"
-    assert held["subject"]["optimizer_chain"] == "AcceleratedOptimizer > AdamW"
+    report = parse_strict(json_report(audit(pure(problems=("it fell",)), suppressing("BXP103", "gone.*"))))
+    assert report["schema_version"] == 1
+    assert report["subject"]["kind"] == "command"
+    assert report["subject"]["optimizer_chain"] == "AcceleratedOptimizer > AdamW"
     parts = {"code", "severity", "title", "where", "rank", "evidence", "repair"}
-    assert [finding.keys() for finding in held["findings"]] == [parts] * 3
-    assert [finding["code"] for finding in held["findings"]] == ["BXP101", "BXP201", "BXP106"]
-    assert [(entry["rank"], entry["kind"], entry["elements"]) for entry in held["census"]] == [
+    assert [finding.keys() for finding in report["findings"]] == [parts] * 3
+    assert [finding["code"] for finding in report["findings"]] == ["BXP101", "BXP201", "BXP106"]
+    assert [(entry["rank"], entry["kind"], entry["elements"]) for entry in report["census"]] == [
         (0, "master", 1000),
         (1, "master", 1000),
     ]
-    assert held["numbers"]["edq"] == pytest.approx(1.0)
-    assert held["problems"] == [{"rank": 0, "problem": "it fell"}, {"rank": 1, "problem": "it fell"}]
-    (suppressed,) = held["suppressed"]
+    assert report["numbers"]["edq"] == pytest.approx(1.0)
+    assert report["problems"] == [{"rank": 0, "problem": "it fell"}, {"rank": 1, "problem": "it fell"}]
+    (suppressed,) = report["suppressed"]
     assert (suppressed["code"], suppressed["reason"], suppressed["matched"]) == ("BXP103", "known since May", 0)
-    assert {*held["clean"], *held["not_judged"]} == rules().keys() - {"BXP101", "BXP106", "BXP201"}
+    assert {*report["clean"], *report["not_judged"]} == rules().keys() - {"BXP101", "BXP106", "BXP201"}
 
 
 def test_json_is_the_baseline_of_the_next_audit(tmp_path):
@@ -150,12 +150,12 @@ def test_json_is_the_baseline_of_the_next_audit(tmp_path):
     again = Selection(baseline=load_baseline(tmp_path / "before.json"))
     assert judge(pure(), again).findings == ()
     (tmp_path / "again.json").write_text(json_report(audit(pure(), again)))
-    assert load_baseline(tmp_path / "again.json") == again.baseline, "what was known stays known"
+    assert load_baseline(tmp_path / "again.json") == again.baseline, "findings of the baseline stay in the baseline"
 
 
-def test_an_infinite_norm_is_no_reason_for_broken_json():
-    facts = ranks(steps=courses(reported_norm=float("inf"), stepped_norm=float("inf")))
-    (finding,) = strict(json_report(audit(facts)))["findings"]
+def test_an_infinite_norm_is_valid_json():
+    facts = ranks(steps=step_facts(reported_norm=float("inf"), stepped_norm=float("inf")))
+    (finding,) = parse_strict(json_report(audit(facts)))["findings"]
     assert (finding["code"], finding["evidence"]["reported"]) == ("BXP304", "inf")
     sarif(facts)
 
@@ -165,17 +165,17 @@ def test_sarif_describes_every_rule_and_points_results_at_them():
     described = run["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in described] == list(rules())
     assert all(rule["help"]["text"].startswith("Measured: ") for rule in described)
-    assert [(each["ruleId"], each["level"]) for each in run["results"]] == [
+    assert [(result["ruleId"], result["level"]) for result in run["results"]] == [
         ("BXP101", "error"),
         ("BXP201", "error"),
         ("BXP106", "warning"),
     ]
-    assert all(described[each["ruleIndex"]]["id"] == each["ruleId"] for each in run["results"])
+    assert all(described[result["ruleIndex"]]["id"] == result["ruleId"] for result in run["results"])
 
 
 def test_sarif_names_the_parameters_and_the_script_they_are_in():
     run = sarif(pure())
-    assert [place["logicalLocations"] for place in run["results"][0]["locations"]] == [
+    assert [location["logicalLocations"] for location in run["results"][0]["locations"]] == [
         [{"fullyQualifiedName": "backbone.weight", "kind": "member"}],
         [{"fullyQualifiedName": "norm.weight", "kind": "member"}],
     ]
@@ -185,7 +185,7 @@ def test_sarif_names_the_parameters_and_the_script_they_are_in():
 
 
 @pytest.mark.parametrize(
-    ("told", "uri"),
+    ("subject", "uri"),
     [
         (
             {"kind": "command", "command": ["accelerate", "launch", str(Path.cwd() / "my runs" / "train.py")]},
@@ -197,8 +197,8 @@ def test_sarif_names_the_parameters_and_the_script_they_are_in():
         ({"kind": "session", "cell": {}}, None),
     ],
 )
-def test_a_file_is_named_where_there_is_one(told, uri):
-    assert uris(sarif(pure(), **told)) == ({uri} if uri else set())
+def test_results_have_the_uri_of_the_file_if_there_is_one(subject, uri):
+    assert uris(sarif(pure(), **subject)) == ({uri} if uri else set())
 
 
 def test_an_unknown_optimizer_is_an_error_for_programs_too():
@@ -208,10 +208,10 @@ def test_an_unknown_optimizer_is_an_error_for_programs_too():
     assert case(suite, "BXP604").find("failure").attrib["type"] == "unknown"
 
 
-def test_sarif_keeps_what_was_suppressed_with_the_reason_and_tells_what_is_out_of_date():
-    held = results(pure(), suppressing("BXP201", "*.weight"))["BXP201"]
-    assert held["suppressions"] == [{"kind": "external", "status": "accepted", "justification": "known since May"}]
-    assert [place["logicalLocations"][0]["fullyQualifiedName"] for place in held["locations"]] == [
+def test_sarif_keeps_suppressed_results_with_the_reason_and_reports_suppressions_without_effect():
+    result = results(pure(), suppressing("BXP201", "*.weight"))["BXP201"]
+    assert result["suppressions"] == [{"kind": "external", "status": "accepted", "justification": "known since May"}]
+    assert [location["logicalLocations"][0]["fullyQualifiedName"] for location in result["locations"]] == [
         "backbone.weight",
         "norm.weight",
     ]
@@ -219,23 +219,23 @@ def test_sarif_keeps_what_was_suppressed_with_the_reason_and_tells_what_is_out_o
     assert any("BXP103 for gone.*" in note["message"]["text"] for note in invocation["toolExecutionNotifications"])
 
 
-def test_sarif_says_of_every_result_or_of_none_how_it_stands_to_a_baseline():
-    selection = knowing(pure(), "BXP201")
-    held = results(pure(), Selection(baseline=selection.baseline, suppressions=suppressing("BXP106", "*").suppressions))
-    states = {code: each["baselineState"] for code, each in held.items()}
+def test_sarif_gives_all_results_a_baseline_state_or_none():
+    selection = with_baseline(pure(), "BXP201")
+    by_code = results(pure(), Selection(baseline=selection.baseline, suppressions=suppressing("BXP106", "*").suppressions))
+    states = {code: result["baselineState"] for code, result in by_code.items()}
     assert states == {"BXP101": "new", "BXP201": "unchanged", "BXP106": "new"}
-    assert all("baselineState" not in each for each in sarif(pure())["results"])
+    assert all("baselineState" not in result for result in sarif(pure())["results"])
 
 
-def test_sarif_recognises_a_finding_whatever_was_measured_this_time():
-    first, later = results(stepping(half(update_dot=1e-3))), results(stepping(half(update_dot=1.1e-3)))
-    assert first["BXP102"]["message"] != later["BXP102"]["message"]
-    assert first["BXP102"]["partialFingerprints"] == later["BXP102"]["partialFingerprints"]
-    other = results(stepping(half("another.weight", update_dot=1e-3)))
-    assert first["BXP102"]["partialFingerprints"] != other["BXP102"]["partialFingerprints"]
+def test_the_fingerprint_of_a_finding_does_not_depend_on_measured_values():
+    earlier, later = results(ranks_stepping(half(update_dot=1e-3))), results(ranks_stepping(half(update_dot=1.1e-3)))
+    assert earlier["BXP102"]["message"] != later["BXP102"]["message"]
+    assert earlier["BXP102"]["partialFingerprints"] == later["BXP102"]["partialFingerprints"]
+    another = results(ranks_stepping(half("another.weight", update_dot=1e-3)))
+    assert earlier["BXP102"]["partialFingerprints"] != another["BXP102"]["partialFingerprints"]
 
 
-def test_sarif_says_what_could_not_be_judged_and_where_the_observer_failed():
+def test_sarif_reports_rules_not_judged_and_failures_of_the_observer():
     (invocation,) = sarif([rank(0), rank(1, missing={"loads": "it was late"}, problems=("it fell",))])["invocations"]
     assert not invocation["executionSuccessful"]
     assert [(note["level"], note["message"]["text"]) for note in invocation["toolExecutionNotifications"]] == [
@@ -247,10 +247,10 @@ def test_sarif_says_what_could_not_be_judged_and_where_the_observer_failed():
 
 def test_junit_has_a_case_for_every_rule_and_counts_them():
     suite = junit(pure(missing={"loads": "it was late"}))
-    assert [each.attrib["name"].split()[0] for each in suite.iter("testcase")] == list(rules())
+    assert [element.attrib["name"].split()[0] for element in suite.iter("testcase")] == list(rules())
     counts = {name: int(suite.attrib[name]) for name in ("tests", "failures", "errors", "skipped")}
     assert counts == {"tests": len(rules()), "failures": 2, "errors": 0, "skipped": 1}
-    assert {each.attrib["name"][:6] for each in suite.iter("testcase") if each.find("failure") is not None} == {
+    assert {element.attrib["name"][:6] for element in suite.iter("testcase") if element.find("failure") is not None} == {
         "BXP101",
         "BXP201",
     }
@@ -262,15 +262,15 @@ def test_junit_has_a_case_for_every_rule_and_counts_them():
     assert case(suite, "BXP106").find("system-out").text.startswith("warning: weight decay is lost")
 
 
-def test_junit_has_no_case_for_a_rule_that_was_not_asked_for():
+def test_junit_has_no_case_for_a_rule_that_was_not_selected():
     suite = junit(pure(), Selection(select=("BXP2",), ignore=("BXP205",)))
-    assert [each.attrib["name"][:6] for each in suite.iter("testcase")] == ["BXP201", "BXP202", "BXP203", "BXP204"]
+    assert [element.attrib["name"][:6] for element in suite.iter("testcase")] == ["BXP201", "BXP202", "BXP203", "BXP204"]
 
 
-def test_junit_lets_pass_what_is_known_or_suppressed_and_tells_so():
-    known = case(junit(pure(), knowing(pure(), "BXP201")), "BXP201")
-    assert known.find("failure") is None
-    assert known.find("system-out").text.startswith("known: the second moment is bfloat16")
+def test_junit_passes_findings_of_the_baseline_and_suppressed_ones_and_reports_them():
+    in_baseline = case(junit(pure(), with_baseline(pure(), "BXP201")), "BXP201")
+    assert in_baseline.find("failure") is None
+    assert in_baseline.find("system-out").text.startswith("known: the second moment is bfloat16")
     suppressed = case(junit(pure(), suppressing("BXP201", "*")), "BXP201")
     assert suppressed.find("failure") is None
     assert "known since May" in suppressed.find("system-out").text
@@ -278,30 +278,30 @@ def test_junit_lets_pass_what_is_known_or_suppressed_and_tells_so():
     assert "names: backbone.weight" in partly.find("failure").text
 
 
-def test_junit_tells_what_the_observer_failed_at():
+def test_junit_reports_failures_of_the_observer():
     assert junit(ranks(problems=("it fell",))).find("system-err").text == (
         "the observer failed on rank 0: it fell\nthe observer failed on rank 1: it fell"
     )
 
 
-def test_names_are_data_in_every_format(capsys):
-    """They end no document, no line and no terminal's colour."""
+def test_names_are_escaped_in_every_format(capsys):
+    """They cannot end a document, a line or the colour of a terminal."""
     facts, command = hostile(), [HOSTILE, "train.py"]
-    read = {}
+    output = {}
     for form in ("json", "sarif", "junit", "text"):
         write_audit(form, HOSTILE, {"kind": "command", "command": command}, facts, judge(facts))
-        read[form] = capsys.readouterr().out
-        assert all(each.isprintable() or each == "\n" for each in read[form]), form
-    assert strict(read["json"])["subject"]["command"] == command
-    assert strict(read["sarif"])["runs"][0]["properties"]["subject"]["command"] == command
-    (suite,) = ET.fromstring(read["junit"])
+        output[form] = capsys.readouterr().out
+        assert all(char.isprintable() or char == "\n" for char in output[form]), form
+    assert parse_strict(output["json"])["subject"]["command"] == command
+    assert parse_strict(output["sarif"])["runs"][0]["properties"]["subject"]["command"] == command
+    (suite,) = ET.fromstring(output["junit"])
     assert r"names: \x1b[31m[red]\n\x00</testcase>" in case(suite, "BXP101").find("failure").text
 
 
 @pytest.mark.parametrize(("form", "begins"), [("text", "train.py"), ("json", "{"), ("sarif", "{"), ("junit", "<?xml")])
 def test_each_format_is_printed_on_stdout_alone(capsys, form, begins):
-    shown = audit(pure())
-    write_audit(form, shown.title, shown.subject, shown.facts, shown.judgement)
+    report = audit(pure())
+    write_audit(form, report.title, report.subject, report.facts, report.judgement)
     printed = capsys.readouterr()
     assert printed.out.startswith(begins)
     assert printed.err == ""

@@ -1,4 +1,4 @@
-"""An audit for people: what was audited, what was counted, what was found and what was not, on any terminal."""
+"""Tests of an audit for people: subject, census, findings, and rules without findings, on any terminal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rich.console import Console
 
 from benchbox.observer.facts import CensusEntry
 from benchbox.report.audit.text import print_audit
-from tests.support.audits import audit, hostile, knowing, pure, suppressing, unreadable
-from tests.support.facts import half, rank, ranks, reduction, stepping
+from tests.support.audits import audit, hostile, pure, suppressing, unreadable, with_baseline
+from tests.support.facts import half, rank, ranks, ranks_stepping, reduction
 
 if TYPE_CHECKING:
     from benchbox.report.audit.view import Audit
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-9]")
 
 
-def printed(shown: Audit, **options: Any) -> str:
+def printed(report: Audit, **options: Any) -> str:
     stream = io.StringIO()
-    print_audit(Console(file=stream, highlight=False, **options), shown)
+    print_audit(Console(file=stream, highlight=False, **options), report)
     return stream.getvalue()
 
 
-def lines(shown: Audit) -> list[str]:
-    return printed(shown).splitlines()
+def lines(report: Audit) -> list[str]:
+    return printed(report).splitlines()
 
 
-def headings(shown: Audit) -> list[str]:
-    return [line.split(":")[0] for line in lines(shown) if line.startswith("BXP")]
+def headings(report: Audit) -> list[str]:
+    return [line.split(":")[0] for line in lines(report) if line.startswith("BXP")]
 
 
-def test_it_begins_with_the_subject_and_who_steps():
+def test_it_begins_with_the_subject_and_its_optimizers():
     assert lines(audit(pure()))[:2] == ["train.py: 6 steps seen", "2 ranks, stepped by AcceleratedOptimizer > AdamW"]
     assert lines(audit([rank(0, optimizer_chain=())]))[1] == "1 rank"
 
 
-def test_ranks_that_hold_the_same_share_a_row_of_the_census_and_others_do_not():
+def test_ranks_with_equal_entries_share_a_row_of_the_census():
     entry = CensusEntry(rank=0, kind="exp_avg", dtype="bfloat16", device="cuda:0", tensors=3, elements=4096, bytes=8192)
-    uneven = [rank(each, entries=(replace(entry, rank=each),)) for each in range(4)]
+    uneven = [rank(index, entries=(replace(entry, rank=index),)) for index in range(4)]
     uneven[2] = rank(2, entries=(replace(entry, rank=2, elements=1, bytes=2),))
     rows = [line.split() for line in lines(audit(uneven)) if "exp_avg" in line]
     assert rows == [
@@ -52,10 +52,10 @@ def test_ranks_that_hold_the_same_share_a_row_of_the_census_and_others_do_not():
     assert any(line.startswith("0-1 ") for line in lines(audit(ranks()))[:5])
 
 
-def test_what_is_worst_comes_first():
-    found = [*pure(collectives=(reduction("bfloat16"),), reduction=None)]
-    found = [replace(each, opaque=unreadable()[0].opaque) for each in found]
-    assert headings(audit(found)) == [
+def test_the_worst_finding_comes_first():
+    opaque = unreadable()[0].opaque
+    facts = [replace(rank_facts, opaque=opaque) for rank_facts in pure(collectives=(reduction("bfloat16"),), reduction=None)]
+    assert headings(audit(facts)) == [
         "BXP101 error",
         "BXP201 error",
         "BXP604 unknown",
@@ -64,7 +64,7 @@ def test_what_is_worst_comes_first():
     ]
 
 
-def test_a_finding_says_where_with_which_numbers_and_what_to_do():
+def test_a_finding_has_its_place_its_numbers_and_the_repair():
     text = printed(audit(pure()))
     finding = text[text.index("BXP201 error") :].split("\n\n")[0].splitlines()
     assert [re.split(r"  +", line.strip(), maxsplit=1) for line in finding[1:]] == [
@@ -80,23 +80,23 @@ def test_a_finding_says_where_with_which_numbers_and_what_to_do():
     ]
 
 
-def test_a_repair_that_several_findings_share_is_told_once():
+def test_a_repair_that_several_findings_share_is_printed_once():
     text = printed(audit(pure()))
     assert text.count("let the optimizer step float32 masters") == 1
     assert "  repair              as for BXP101" in text
 
 
-def test_values_with_commas_are_told_apart():
-    declared = [replace(each, contract=ranks()[0].contract) for each in pure()]
-    shown = "stepped: float32 declared, bfloat16 measured; moments: float32 declared, bfloat16 measured"
-    assert shown in printed(audit(declared))
+def test_values_with_commas_are_separated_by_semicolons():
+    declared = [replace(rank_facts, contract=ranks()[0].contract) for rank_facts in pure()]
+    expected = "stepped: float32 declared, bfloat16 measured; moments: float32 declared, bfloat16 measured"
+    assert expected in printed(audit(declared))
 
 
 def test_eleven_names_are_ten_and_one_more():
-    assert "layer9 and 1 more" in printed(audit(stepping(*(half(f"layer{each}") for each in range(11)))))
+    assert "layer9 and 1 more" in printed(audit(ranks_stepping(*(half(f"layer{index}") for index in range(11)))))
 
 
-def test_what_the_steps_did_is_told_even_where_nothing_is_wrong():
+def test_the_effect_of_the_steps_is_printed_even_if_nothing_is_wrong():
     assert "over all tensors: edq 1.0000 (1 when every update arrives), 0% of updates lost" in lines(audit(ranks()))
     stalled = pure(stepped=(half(update_dot=1.5e-3, updates_lost=1500, second_moment_stalled=0.95),))
     assert (
@@ -108,7 +108,7 @@ def test_what_the_steps_did_is_told_even_where_nothing_is_wrong():
     assert not any(line.startswith("over all") for line in lines(audit(ranks(stepped=()))))
 
 
-def test_it_ends_with_what_was_found_what_is_clean_and_what_nobody_knows():
+def test_it_ends_with_the_findings_the_clean_rules_and_those_not_judged():
     missing = {"buffers": "no model was found", "products": "no model was found", "loads": "it was late"}
     end = printed(audit(pure(missing=missing))).split("\n\n")[-1].splitlines()
     assert end[0] == "found: 2 errors, 1 warning"
@@ -120,62 +120,63 @@ def test_it_ends_with_what_was_found_what_is_clean_and_what_nobody_knows():
     assert "found: nothing" in lines(audit(ranks()))
 
 
-def test_what_is_kept_from_a_rule_is_listed_with_the_reason_and_what_nobody_needs_is_out_of_date():
-    shown = audit(pure(), suppressing("BXP201", "*"))
-    assert "suppressed: BXP201 for * (known since May): backbone.weight, norm.weight" in printed(shown)
+def test_suppressed_tensors_are_listed_with_the_reason_and_a_suppression_without_effect_is_reported():
+    report = audit(pure(), suppressing("BXP201", "*"))
+    assert "suppressed: BXP201 for * (known since May): backbone.weight, norm.weight" in printed(report)
     assert "suppressed: BXP103 for gone.* (known since May): it has no effect, remove it" in printed(
         audit(pure(), suppressing("BXP103", "gone.*"))
     )
-    many = audit(stepping(*(half(f"layer{each}") for each in range(13))), suppressing("BXP101", "layer*"))
-    assert "layer9 and 3 more" in printed(many)
+    abbreviated = audit(ranks_stepping(*(half(f"layer{index}") for index in range(13))), suppressing("BXP101", "layer*"))
+    assert "layer9 and 3 more" in printed(abbreviated)
 
 
-def test_what_a_baseline_had_is_named_but_is_no_finding():
-    shown = audit(pure(), knowing(pure(), "BXP201"))
-    assert "known: BXP201 error in AdamW: the second moment is bfloat16 and cannot decay" in lines(shown)
-    assert headings(shown) == ["BXP101 error", "BXP106 warning"]
+def test_a_finding_of_the_baseline_is_listed_but_is_no_new_finding():
+    report = audit(pure(), with_baseline(pure(), "BXP201"))
+    assert "known: BXP201 error in AdamW: the second moment is bfloat16 and cannot decay" in lines(report)
+    assert headings(report) == ["BXP101 error", "BXP106 warning"]
 
 
-def test_what_the_observer_failed_at_is_told_with_its_rank():
+def test_a_failure_of_the_observer_is_reported_with_its_rank():
     facts = [rank(0), rank(1, problems=("a look at step 2: KeyError: 'exp_avg'",))]
     assert lines(audit(facts))[-1] == "the observer failed on rank 1: a look at step 2: KeyError: 'exp_avg'"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_names_are_shown_and_never_obeyed(terminal):
+def test_control_characters_in_names_are_escaped(terminal):
     text = printed(audit(hostile()), force_terminal=terminal, color_system=None, width=200)
-    assert all(each.isprintable() or each == "\n" for each in text)
+    assert all(char.isprintable() or char == "\n" for char in text)
     assert r"\x1b[31m[red]\n\x00</testcase>" in text
 
 
 @pytest.mark.parametrize("width", [20, 40, 62, 80, 120])
-def test_a_terminal_of_any_width_is_never_overrun_and_loses_no_word(width):
-    shown = audit(pure(), suppressing("BXP103", "gone.*"))
-    text = printed(shown, force_terminal=True, width=width, color_system=None)
+def test_lines_fit_a_terminal_of_any_width_and_lose_no_word(width):
+    report = audit(pure(), suppressing("BXP103", "gone.*"))
+    text = printed(report, force_terminal=True, width=width, color_system=None)
     assert max(map(len, text.splitlines())) <= width
-    findings, whole = (text[text.index("over all") :], printed(shown)[printed(shown).index("over all") :])
-    assert "".join(findings.split()) == "".join(whole.split())
+    unwrapped = printed(report)
+    findings, expected = (output[output.index("over all") :] for output in (text, unwrapped))
+    assert "".join(findings.split()) == "".join(expected.split())
 
 
-def test_what_is_wrapped_stays_under_where_it_began():
+def test_wrapped_lines_are_indented():
     text = printed(audit(pure()), force_terminal=True, width=80, color_system=None).splitlines()
-    start = next(place for place, line in enumerate(text) if line.startswith("  repair "))
+    start = next(index for index, line in enumerate(text) if line.startswith("  repair "))
     column = text[start].index("let the")
     assert text[start + 1][:column].isspace()
     assert not text[start + 1][column].isspace()
 
 
-def test_what_is_no_terminal_gets_whole_lines():
+def test_output_that_is_no_terminal_is_not_wrapped():
     long = [line for line in lines(audit(pure())) if line.startswith("  repair") and "float32 masters" in line]
     assert long[0].endswith("0.838 at 6e-6)")
 
 
-def test_colours_are_for_terminals_that_want_them(monkeypatch):
+def test_only_terminals_that_accept_colours_get_them(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    wanted = printed(audit(pure()), force_terminal=True, color_system="standard")
-    assert "\x1b[1;31mBXP101 error" in wanted
-    assert "\x1b[1;33mBXP106 warning" in wanted
+    colored = printed(audit(pure()), force_terminal=True, color_system="standard")
+    assert "\x1b[1;31mBXP101 error" in colored
+    assert "\x1b[1;33mBXP106 warning" in colored
     assert "\x1b" not in printed(audit(pure()))
     monkeypatch.setenv("NO_COLOR", "1")
     assert not COLOUR.search(printed(audit(pure()), force_terminal=True))

@@ -1,4 +1,4 @@
-"""An observer that failed has passed nothing, wherever that is shown."""
+"""Tests that a failed observer never counts as a passed audit, in records, reports and subjects."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ TROUBLE = "before: ZeroDivisionError: oops"
 
 def findings_column(record):
     table = build_report(example_run([CELL]), [record]).table
-    place = [column.name for column in table.columns].index("findings")
-    return table.rows[0][place]
+    index = [column.name for column in table.columns].index("findings")
+    return table.rows[0][index]
 
 
-def test_a_record_keeps_what_observers_failed_at_and_the_report_does_not_call_it_none():
+def test_a_record_keeps_failures_of_observers_and_the_report_shows_them():
     record = example_record()
     assert findings_column(record).text == "none"
     record["precision"] = build_precision_record([rank(0), rank(1, problems=(TROUBLE,))])
     assert record["precision"]["problems"] == [f"rank 1: {TROUBLE}"]
-    shown = findings_column(record)
-    assert (shown.text, shown.remark) == ("observer failed", f"rank 1: {TROUBLE}")
+    column = findings_column(record)
+    assert (column.text, column.remark) == ("observer failed", f"rank 1: {TROUBLE}")
 
 
-def test_a_subject_whose_observer_stumbled_failed():
+def test_a_subject_whose_observer_failed_has_failed():
     assert observer_failure([rank(0), rank(1)]) is None
     assert observer_failure([rank(0), rank(1, problems=(TROUBLE,))]) == f"the observer stopped watching on rank 1: {TROUBLE}"
