@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class StepResult:
     """Result of one optimizer step. Tensors stay on the device: reading one waits for the step, so read late.
 
-    `loss` is the mean over all ranks and micro-batches, `grad_norm` the global norm before clipping, both () float32; `parts`
-    the named terms of the loss on this rank; `samples` the number that this rank consumed; `lr` the rate of each parameter group
-    in this step.
+    `loss` is the mean over all ranks and micro-batches, `grad_norm` the global norm before clipping, both () float32;
+    `parts` the named terms of the loss on this rank; `samples` the number that it consumed; `lr` the rate of each parameter
+    group in this step.
     """
 
     loss: Tensor

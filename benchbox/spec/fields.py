@@ -22,7 +22,7 @@ POINT_TYPES: dict[str, Any] = {
 class PointBase(Strict):
     """Base of `Point`."""
 
-    def given(self) -> dict[str, Any]:
+    def explicit_values(self) -> dict[str, Any]:
         """Return the fields that the file sets."""
         return {name: getattr(self, name) for name in POINT_TYPES if name in self.model_fields_set}
 

@@ -52,14 +52,14 @@ def _matrix(parsed: MatrixFile, path: Path, source: Source) -> Matrix:
     return Matrix(
         name=parsed.name,
         path=path,
-        scalars=parsed.given(),
+        scalars=parsed.explicit_values(),
         axes=_axes(parsed, source.at(("axes",), {})),
-        include=tuple(point.given() for point in parsed.include),
-        exclude=tuple(point.given() for point in parsed.exclude),
+        include=tuple(point.explicit_values() for point in parsed.include),
+        exclude=tuple(point.explicit_values() for point in parsed.exclude),
         data=data_spec(parsed.data),
         optim=optim_spec(parsed.optim),
         measure=MeasureSpec(**parsed.measure.model_dump()),
-        reference=parsed.reference.given() if parsed.reference else {},
+        reference=parsed.reference.explicit_values() if parsed.reference else {},
         thresholds=tuple(_threshold(threshold) for threshold in parsed.thresholds),
         values=source.values,
     )
@@ -70,7 +70,7 @@ def _axes(parsed: MatrixFile, in_file: Mapping[str, Any]) -> tuple[Axis, ...]:
     axes = []
     for name in in_file:
         values = getattr(parsed.axes, name)
-        points = [{name: value} for value in values] if name in POINT_TYPES else [point.given() for point in values]
+        points = [{name: value} for value in values] if name in POINT_TYPES else [point.explicit_values() for point in values]
         axes.append(Axis(name=name, points=tuple(points)))
     return tuple(axes)
 
@@ -89,7 +89,7 @@ def data_spec(data: str | DataFile) -> DataSpec:
 def _threshold(threshold: ThresholdFile) -> Threshold:
     return Threshold(
         metric=threshold.metric,
-        where=threshold.where.given() if threshold.where else {},
+        where=threshold.where.explicit_values() if threshold.where else {},
         expect=threshold.expect,
         min=threshold.min,
         max=threshold.max,

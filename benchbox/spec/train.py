@@ -82,7 +82,7 @@ def load_train(path: str | Path, overrides: Mapping[str, str] | None = None, pol
     if parsed is None or problems:
         problems += check_data(data_spec(parsed.data), source) if parsed is not None else []
         raise ConfigurationError(in_order(problems))
-    cell = Cell(**parsed.given(), data=data_spec(parsed.data), optim=optim_spec(parsed.optim))
+    cell = Cell(**parsed.explicit_values(), data=data_spec(parsed.data), optim=optim_spec(parsed.optim))
     problems += check_data(cell.data, source)
     if cell.size not in (presets := policies[cell.policy].presets):
         message = f"policy {cell.policy} has no size {cell.size!r}"

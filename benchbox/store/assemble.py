@@ -148,7 +148,7 @@ def _phases(ranks: Sequence[RankResult]) -> dict[str, Phase] | None:
 def _throughput(cell: Cell, times: StepTime) -> Throughput:
     return {
         "global_samples_per_s": cell.samples_per_step / median(times["slowest"]),
-        "per_rank_samples_per_s": [cell.batch * cell.accumulation / median(steps) for steps in times["per_rank"]],
+        "per_rank_samples_per_s": [cell.samples_per_rank / median(steps) for steps in times["per_rank"]],
     }
 
 

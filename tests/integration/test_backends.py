@@ -27,8 +27,8 @@ RUN = [(backend, recipe) for backend in RANKS for recipe in backends()[backend].
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """(backend, recipe, batch x accumulation) -> what rank 0 saw."""
-    found = {}
+    """(backend, recipe, batch x accumulation) -> the result of rank 0."""
+    results_by_setup = {}
     for ranks in (1, 2, 4):
         cells = []
         for backend in (name for name, wanted in RANKS.items() if wanted == ranks):
@@ -46,8 +46,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, st
             files = [folder / f"{result['index']}-facts-{rank}.json" for rank in range(ranks)]
             result["facts"] = [RankFacts.from_dict(json.loads(file.read_text())) for file in files]
             slow = cell["optim"]["betas"][1] == SLOW_DECAY.betas[1]
-            found[cell["backend"], cell["recipe"], "0.999" if slow else split] = result
-    return found
+            results_by_setup[cell["backend"], cell["recipe"], "0.999" if slow else split] = result
+    return results_by_setup
 
 
 def test_every_backend_is_covered() -> None:
@@ -70,7 +70,7 @@ def test_what_runs_is_what_was_asked_for(results: dict, backend: str) -> None:
 
 @pytest.mark.parametrize(("backend", "recipe"), [pair for pair in RUN if pair[0] != "single"])
 def test_steps_agree_with_one_process(results: dict, backend: str, recipe: str) -> None:
-    """From the same seed and the same global batch, every backend's losses and gradient norms follow those of one process, step
+    """With the same seed and the same global batch, losses and gradient norms of every backend equal those of one process, step
     by step: within 2% in any recipe, within 0.01% in float32."""
     reference = results["single", recipe, "4x1"]
     result = results[backend, recipe, f"{4 // RANKS[backend]}x1"]
@@ -92,23 +92,23 @@ def test_the_ten_steps_are_not_all_the_same(results: dict) -> None:
 def test_accumulating_four_gives_the_gradient_of_a_batch_of_four(results: dict, backend: str) -> None:
     """Four micro-batches of one sample give, parameter by parameter, the gradient of one batch of the same four; and the steps
     that follow agree as well, so nothing of one step is left in the next."""
-    whole = results[backend, "fp32", "4x1"]
+    one_batch = results[backend, "fp32", "4x1"]
     split = results[backend, "fp32", "1x4"]
-    assert whole["samples"] == split["samples"] == 4
-    assert whole["gradient"].keys() == split["gradient"].keys()
-    for name, wanted in whole["gradient"].items():
+    assert one_batch["samples"] == split["samples"] == 4
+    assert one_batch["gradient"].keys() == split["gradient"].keys()
+    for name, wanted in one_batch["gradient"].items():
         assert torch.allclose(split["gradient"][name], wanted, rtol=1e-4, atol=1e-6), name
     for step in range(3):
-        assert split["loss"][step] == pytest.approx(whole["loss"][step], rel=1e-4), f"loss of step {step}"
-    norm = torch.stack([gradient.norm() for gradient in whole["gradient"].values()]).norm().item()
-    assert whole["grad_norm"][0] == pytest.approx(norm, rel=1e-4), "the reported norm is that of the gradient"
+        assert split["loss"][step] == pytest.approx(one_batch["loss"][step], rel=1e-4), f"loss of step {step}"
+    norm = torch.stack([gradient.norm() for gradient in one_batch["gradient"].values()]).norm().item()
+    assert one_batch["grad_norm"][0] == pytest.approx(norm, rel=1e-4), "the reported norm is that of the gradient"
 
 
 @pytest.mark.parametrize("backend", ["ddp", "fsdp1_full", "fsdp1_grad_op", "fsdp2", "hsdp", "zero1"])
 def test_gradients_travel_once_a_step_however_many_micro_batches(results: dict, backend: str) -> None:
-    """Where the backend can accumulate locally it does: four micro-batches reduce as many gradient bytes as one."""
-    whole, split = (results[backend, "fp32", shape]["reduced_bytes"] for shape in ("4x1", "1x4"))
-    assert split == whole > 0
+    """A backend that can accumulate locally does so: four micro-batches reduce as many gradient bytes as one."""
+    one_batch, split = (results[backend, "fp32", shape]["reduced_bytes"] for shape in ("4x1", "1x4"))
+    assert split == one_batch > 0
 
 
 @pytest.mark.parametrize("backend", RANKS)
@@ -168,6 +168,6 @@ def test_the_audit_finds_pure_bfloat16_on_every_backend(results: dict, backend: 
 
 @pytest.mark.parametrize("backend", [name for name in RANKS if name not in ("single", "hsdp")])
 def test_gradients_of_sharding_backends_are_those_of_ddp(results: dict, backend: str) -> None:
-    """What shards and reduces differs; the gradient does not."""
+    """Sharding and reduction differ; the gradient does not."""
     for name, wanted in results["ddp", "fp32", "2x1"]["gradient"].items():
         assert torch.allclose(results[backend, "fp32", "2x1"]["gradient"][name], wanted, rtol=1e-4, atol=1e-6), name

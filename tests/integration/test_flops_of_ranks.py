@@ -1,4 +1,4 @@
-"""What a record says a step costs: counted on real ranks, and by formula."""
+"""The FLOPs of a step in a record: counted on real ranks, and by formula."""
 
 from __future__ import annotations
 

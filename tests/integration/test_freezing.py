@@ -34,7 +34,7 @@ Results = dict[tuple[Any, ...], dict[str, Any]]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """(backend, preset, recipe, checkpointing) -> what the ranks saw."""
-    found = {}
+    results_by_setup = {}
     for ranks in (1, 2, 4):
         keys = [key for key in RUN if RANKS[key[0]] == ranks]
         names = ("backend", "freeze", "recipe", "checkpointing")
@@ -46,8 +46,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         for index, key in enumerate(keys):
             files = [folder / f"{index}-facts-{rank}.json" for rank in range(ranks)]
             facts = [RankFacts.from_dict(json.loads(file.read_text())) for file in files if file.exists()]
-            found[key] = json.loads((folder / f"{index}.json").read_text()) | {"facts": facts}
-    return found
+            results_by_setup[key] = json.loads((folder / f"{index}.json").read_text()) | {"facts": facts}
+    return results_by_setup
 
 
 @cache
@@ -59,7 +59,7 @@ def trains(preset: str) -> set[str]:
 
 @pytest.mark.parametrize("key", RUN, ids=lambda key: "-".join(map(str, key)))
 def test_what_is_frozen_stays_bit_for_bit_and_the_rest_moves(results: Results, key: tuple[Any, ...]) -> None:
-    """Of the start, in the dtype of the recipe, after three steps. Only what moves has a gradient, a master or state."""
+    """Frozen parameters keep their initial value, cast for the recipe. Only moved ones have a gradient, master or state."""
     result = results[key]
     expected = trains(key[1])
     assert set(result["moved"]) == set(result["with_gradient"]) == expected
@@ -80,10 +80,10 @@ def test_the_counts_of_the_record_are_those_of_the_whole_policy(results: Results
 
 @pytest.mark.parametrize("key", [key for key in RUN if key[0] != "single"], ids=lambda key: "-".join(map(str, key)))
 def test_steps_agree_with_one_process(results: Results, key: tuple[Any, ...]) -> None:
-    """From the same seed and the same global batch: within 2% in any recipe, within 0.01% in float32; recomputing changes
+    """With the same seed and the same global batch: within 2% in any recipe, within 0.01% in float32; recomputing changes
     nothing."""
     _, preset, recipe, _ = key
-    reference = next(result for other, result in results.items() if other[:3] == ("single", preset, recipe))
+    reference = next(result for setup, result in results.items() if setup[:3] == ("single", preset, recipe))
     tolerance = 1e-4 if recipe == "fp32" else 0.02
     for series in ("loss", "grad_norm"):
         assert results[key][series] == pytest.approx(reference[series], rel=tolerance)

@@ -86,10 +86,10 @@ def stepped(dtype: str) -> list[SteppedTensor]:
 def test_what_is_observed_in_a_step_decides(changes: dict[str, Any], message: str) -> None:
     """A kernel, recomputation or stepped dtype other than requested is refused; the real thing passes."""
     cell = tiny_cell(attention="sdpa", checkpointing=True, recipe="bf16_master")
-    seen: dict[str, Any] = {"kernel": "sdpa:flash_cpu", "checkpointed": 5, "stepped": stepped("float32")}
-    check_step(cell, **seen)
+    observations: dict[str, Any] = {"kernel": "sdpa:flash_cpu", "checkpointed": 5, "stepped": stepped("float32")}
+    check_step(cell, **observations)
     with pytest.raises(MismatchError, match=message):
-        check_step(cell, **(seen | changes))
+        check_step(cell, **(observations | changes))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -37,7 +37,7 @@ TRAINING = CELL.format(backend="single", ranks=1) + f"optim: {STANDING}\nsteps: 
 
 @pytest.fixture
 def published(tmp_path: Path) -> dict[str, torch.Tensor]:
-    """Of all but its FAST tokens, two under openpi's names. Predicted actions are a thousand away: the loss shows it."""
+    """Weights of pi05 without its FAST tokens, two under openpi's names. Actions are off by a thousand: the loss shows it."""
     policy = build_policy("pi05", "tiny", Axes())
     parameters = {
         name: parameter.detach() + 0.01
@@ -64,8 +64,8 @@ def test_a_run_measures_from_published_weights_and_its_record_and_report_say_so(
     (path,) = (tmp_path / "out").rglob("launch-1.json")
     record: dict[str, Any] = json.loads(path.read_text())
     assert record["cell"]["weights"] == "published.safetensors"
-    seen = {"loaded": len(published), "missing": ["discrete.embedding.weight", "discrete.head.weight"]}
-    assert record["observed"]["weights"] == {**seen, "unexpected": [], "fitted": {}}
+    loaded = {"loaded": len(published), "missing": ["discrete.embedding.weight", "discrete.head.weight"]}
+    assert record["observed"]["weights"] == {**loaded, "unexpected": [], "fitted": {}}
     assert min(record["loss"]) > 1e5
     report = (tmp_path / "out" / "report.html").read_text()
     assert "published weights" in report

@@ -108,7 +108,7 @@ def test_an_added_recipe_is_stepped_by_its_own_optimizer(records: dict) -> None:
 
 
 def test_an_added_rule_is_judged_in_every_cell_and_fires_where_it_should(records: dict) -> None:
-    """It asks for a second moment: SGD has none. No built-in rule takes an added backend for a wrong one."""
+    """SGD has no second moment, which the rule asks for. No built-in rule objects to the added backend."""
     fired = {key: [finding["code"] for finding in record["precision"]["findings"]] for key, record in records.items()}
     assert RULE in fired["ddp", RECIPE]
     assert RULE not in fired["ddp", "fp32"] + fired[BACKEND, "fp32"]

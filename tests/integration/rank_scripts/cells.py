@@ -41,9 +41,9 @@ def main(job_file: str) -> None:
     torch.set_num_threads(1)
     job = json.loads(Path(job_file).read_text())
     rank = int(os.environ["RANK"])
-    for index, told in enumerate(job["cells"]):
-        cell = Cell.from_dict(told["cell"])
-        result, gradient, facts = run(cell, told["steps"], rank, observer=job["observer"], act=job["act"])
+    for index, planned in enumerate(job["cells"]):
+        cell = Cell.from_dict(planned["cell"])
+        result, gradient, facts = run(cell, planned["steps"], rank, observer=job["observer"], act=job["act"])
         if facts is not None:
             (Path(job["out"]) / f"{index}-facts-{rank}.json").write_text(json.dumps(facts.to_dict()))
         if rank == 0:
@@ -66,8 +66,8 @@ def run(
         observed = session.backend.observe().to_dict()
         reader = GradientReader(session, wanted=cell.recipe == "fp32")
         actions = acted(session, spec) if act else None
-        taken = [session.step(stream, reader)]
-        taken += [session.step(stream) for _ in range(steps - 1)]
+        step_results = [session.step(stream, reader)]
+        step_results += [session.step(stream) for _ in range(steps - 1)]
         collectives = CollectiveCounter()
         with OperationDispatchMode(collectives):
             session.step(stream)
@@ -78,26 +78,28 @@ def run(
         "collectives": collectives.counts,
         # without what ranks tell one another in integers: which blocks of a prefix there are
         "reduced_bytes": sum(
-            seen.bytes for seen in collectives.by_dtype() if "reduce" in seen.operation and "float" in seen.dtype
+            collective.bytes
+            for collective in collectives.by_dtype()
+            if "reduce" in collective.operation and "float" in collective.dtype
         ),
-        "loss": [float(each.loss) for each in taken],
-        "grad_norm": [float(each.grad_norm) for each in taken],
-        "lr": [each.lr for each in taken],
-        "samples": taken[0].samples,
+        "loss": [float(step_result.loss) for step_result in step_results],
+        "grad_norm": [float(step_result.grad_norm) for step_result in step_results],
+        "lr": [step_result.lr for step_result in step_results],
+        "samples": step_results[0].samples,
         "actions": actions,
     }
     return result, reader.gradient, facts
 
 
 def acted(session: Session, spec: BatchSpec) -> list | None:
-    """What the policy does, through whatever wraps it; None if it does not act."""
+    """Return the actions of the policy, called through its wrapper; None if it does not act."""
     samples = SyntheticSamples(spec, seed=1)
     batch = default_collate([samples.sample(0, index) for index in range(2)])
-    known = {field: batch[field] for field in spec.fields(acting=True)}
+    inputs = {field: batch[field] for field in spec.fields(acting=True)}
     session.model.eval()
     try:
         with torch.no_grad():
-            return session.model(known, act=True).tolist()
+            return session.model(inputs, act=True).tolist()
     except UnsupportedError:
         return None
     finally:

@@ -21,7 +21,8 @@ from torch.distributed.tensor import DTensor
 
 from benchbox.audit.subjects.session import observe_session
 from benchbox.observer.facts import RankFacts  # noqa: TC001
-from benchbox.observer.introspect.names import find_links, live_parameters
+from benchbox.observer.introspect.masters import declared_masters
+from benchbox.observer.introspect.names import live_parameters
 from benchbox.observer.introspect.wrappers import fsdp1_handles, optimizer_chain
 from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import Session, build_session
@@ -34,8 +35,8 @@ def main(job_file: str) -> None:
     torch.set_num_threads(1)
     job = json.loads(Path(job_file).read_text())
     rank, out = int(os.environ["RANK"]), Path(job["out"])
-    for index, told in enumerate(job["cells"]):
-        result, facts = run(Cell.from_dict(told), job["steps"], rank)
+    for index, values in enumerate(job["cells"]):
+        result, facts = run(Cell.from_dict(values), job["steps"], rank)
         if facts is not None:
             (out / f"{index}-facts-{rank}.json").write_text(json.dumps(facts.to_dict()))
         if rank == 0:
@@ -52,14 +53,14 @@ def run(cell: Cell, steps: int, rank: int) -> tuple[dict, RankFacts | None]:
     with closing(open_cell_data(cell, policy, rank)) as stream:
         session = build_session(cell, policy, stream.statistics)
         reader = WithGradient(session)
-        taken = [session.step(stream, reader) for _ in range(steps)]
+        step_results = [session.step(stream, reader) for _ in range(steps)]
         after = whole_parameters(session.model)
         moments = session.backend.prepared.stepping.state.values()
         result = {
             "cell": cell.to_dict(),
             "observed": session.backend.observe().to_dict(),
-            "loss": [float(each.loss) for each in taken],
-            "grad_norm": [float(each.grad_norm) for each in taken],
+            "loss": [float(step_result.loss) for step_result in step_results],
+            "grad_norm": [float(step_result.grad_norm) for step_result in step_results],
             "stored": {name: str(value.dtype).removeprefix("torch.") for name, value in after.items()},
             "moved": sorted(name for name, value in after.items() if not torch.equal(value, start[name].to(value.dtype))),
             "with_gradient": sorted(reader.names),
@@ -85,12 +86,17 @@ class WithGradient:
         if name == self._when:
             prepared = self._session.backend.prepared
             live = {id(parameter): name for name, parameter in live_parameters(prepared.model)}
-            linked = find_links(optimizer_chain(prepared.optimizer), live)
-            held = {covered for link in linked for _, covered in link.covers}
+            linked = declared_masters(optimizer_chain(prepared.optimizer), live)
+            covered_ids = {covered for link in linked for _, covered in link.covers}
             flat = [handle.flat_param for handle in fsdp1_handles(prepared.model)]
-            held |= {id(parameter) for each in flat if each.grad is not None for parameter in each._params}
-            held |= {id(parameter) for parameter in prepared.model.parameters() if parameter.grad is not None}
-            self.names = {live[each] for each in held}
+            covered_ids |= {
+                id(parameter)
+                for flat_parameter in flat
+                if flat_parameter.grad is not None
+                for parameter in flat_parameter._params
+            }
+            covered_ids |= {id(parameter) for parameter in prepared.model.parameters() if parameter.grad is not None}
+            self.names = {live[parameter_id] for parameter_id in covered_ids}
         return nullcontext()
 
 

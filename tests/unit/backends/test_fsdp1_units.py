@@ -1,4 +1,4 @@
-"""Where FSDP1 shards a policy."""
+"""The units of a policy that FSDP1 shards."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from benchbox.registry.policies import build_policy
 
 
 def units_of(policy: nn.Module, sharded: set[nn.Module]) -> dict[str, dict[str, bool]]:
-    """For each unit, the parameters that would be in its flat parameter: those of no unit within it. Whether each trains."""
+    """Return unit -> parameter -> whether it trains, for the parameters in the flat parameter of the unit itself."""
     names = sorted((name for name, module in policy.named_modules() if module in sharded), key=len, reverse=True)
     units: dict[str, dict[str, bool]] = {}
     for name, parameter in policy.named_parameters():
-        unit = next((each for each in names if name.startswith(f"{each}.")), "")
+        unit = next((prefix for prefix in names if name.startswith(f"{prefix}.")), "")
         units.setdefault(unit, {})[name] = parameter.requires_grad
     return units
 

@@ -30,7 +30,7 @@ amsgrad = partial(torch.optim.AdamW, amsgrad=True)
 
 
 def test_a_recipe_is_stepped_by_the_optimizer_it_names() -> None:
-    """It is given the groups with their own options, and the arguments of AdamW for the others."""
+    """The factory gets the groups with their options, and the arguments of AdamW as defaults."""
     optimizer = build_optimizer(replace(FP32, optimizer=f"{__name__}:amsgrad"), groups(), OPTIM)
     (group,) = optimizer.param_groups
     assert (group["amsgrad"], group["lr"]) == (True, 0.5)

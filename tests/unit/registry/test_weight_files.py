@@ -1,4 +1,4 @@
-"""Which files a path of weights stands for, and what is said of those that cannot be read."""
+"""The files of a path of weights, and the messages about those that cannot be read."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def shards(tmp_path):
 
 
 def test_a_path_is_a_file_a_folder_or_an_index(shards):
-    a, b, whole = (shards / f"{name}.safetensors" for name in ("a", "b", "model"))
+    a, b, single = (shards / f"{name}.safetensors" for name in ("a", "b", "model"))
     assert weight_files(a) == [a]
     assert weight_files(shards) == [a, b]
-    save_file({"whole": np.zeros(3)}, whole)
-    assert weight_files(shards) == [whole]
+    save_file({"w": np.zeros(3)}, single)
+    assert weight_files(shards) == [single]
     (shards / INDEX).write_text(json.dumps({"weight_map": {"x": "b.safetensors", "y": "a.safetensors", "z": "a.safetensors"}}))
     assert weight_files(shards) == weight_files(shards / INDEX) == [a, b]
 
@@ -81,14 +81,16 @@ def test_what_cannot_be_read_is_named_in_a_line(shards, damage, line):
 
 def test_a_record_names_parameters_of_all_layers_once():
     names = tuple(f"layers.{layer}.{part}.weight" for layer in range(12) for part in ("key", "value"))
-    held = LoadedWeights(loaded=names, missing=names, unexpected=("lm_head.weight",), fitted={"position": "resized"}).to_dict()
-    assert held == {
+    recorded = LoadedWeights(
+        loaded=names, missing=names, unexpected=("lm_head.weight",), fitted={"position": "resized"}
+    ).to_dict()
+    assert recorded == {
         "loaded": 24,
         "missing": ["layers.*.key.weight", "layers.*.value.weight"],
         "unexpected": ["lm_head.weight"],
         "fitted": {"position": "resized"},
     }
-    assert weights_text(held) == (
+    assert weights_text(recorded) == (
         "24 parameters; not in it: layers.*.key.weight, layers.*.value.weight; not taken: lm_head.weight; position: resized"
     )
     assert weights_text(None) is None

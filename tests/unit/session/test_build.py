@@ -1,4 +1,4 @@
-"""What a session is built from, and what it refuses before."""
+"""Construction of a session from a cell, and the cells that it refuses."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_seed_decides_the_weights() -> None:
-    """The same on every rank and in every process; another seed gives others."""
-    first, again, other = (build_cell_policy(cell(seed=seed)).state_dict() for seed in (1, 1, 2))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not all(torch.equal(first[name], other[name]) for name in first)
+    """Every rank and every process gets the same; a different seed gives different ones."""
+    weights, same_seed, new_seed = (build_cell_policy(cell(seed=seed)).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(weights[name], same_seed[name]) for name in weights)
+    assert not all(torch.equal(weights[name], new_seed[name]) for name in weights)
 
 
 def test_a_session_starts_from_the_weights_that_its_cell_names(tmp_path: Path) -> None:
@@ -81,10 +81,10 @@ def test_a_session_starts_from_the_weights_that_its_cell_names(tmp_path: Path) -
     published = {name: parameter + 1.0 for name, parameter in seeded.items() if name != lacking}
     save_file(published, tmp_path / "model.safetensors")
     session = build_session(wanted, build_cell_policy(wanted), [{"action": STATISTICS}])
-    found = dict(session.model.named_parameters())
-    assert set(found) == {*published, lacking}
-    assert all(torch.equal(found[name], published[name]) for name in published)
-    assert torch.equal(found[lacking], seeded[lacking])
+    parameters = dict(session.model.named_parameters())
+    assert set(parameters) == {*published, lacking}
+    assert all(torch.equal(parameters[name], published[name]) for name in published)
+    assert torch.equal(parameters[lacking], seeded[lacking])
     assert session.loaded is not None
     assert session.loaded.to_dict() == {"loaded": len(published), "missing": [lacking], "unexpected": [], "fitted": {}}
 

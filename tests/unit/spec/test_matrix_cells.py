@@ -109,10 +109,10 @@ def test_the_rest_of_the_file_reaches_the_matrix(load, tmp_path, monkeypatch):
     assert cell.optim == OptimSpec(lr=1e-3, betas=(0.9, 0.999), head_lr=0.01)
     assert matrix.measure == MeasureSpec(steps=4, timeout_s=30.0)
     assert matrix.reference == {"backend": "ddp"}
-    first, second = matrix.thresholds
-    assert first == Threshold(metric="step_time_s", where={"batch": 2}, max_regression=0.05)
-    assert second == Threshold(metric="mfu", min=0.4)
-    assert [first.selects(cell.to_dict()) for cell in matrix.cells()] == [False, True, False, True]
+    regression, minimum = matrix.thresholds
+    assert regression == Threshold(metric="step_time_s", where={"batch": 2}, max_regression=0.05)
+    assert minimum == Threshold(metric="mfu", min=0.4)
+    assert [regression.selects(cell.to_dict()) for cell in matrix.cells()] == [False, True, False, True]
     assert all(Threshold(**threshold.to_dict()) == threshold for threshold in matrix.thresholds)
 
 
@@ -141,9 +141,9 @@ def test_what_reads_the_text_is_said_in_a_line():
 def test_another_tokenizer_makes_another_cell(load, tmp_path):
     (tmp_path / "tokenizer.json").touch()
     (cell, *_) = load(GOOD).cells()
-    (other, *_) = load(GOOD + f"data: {{tokenizer: '{tmp_path}'}}\n").cells()
-    assert cell.cell_id != other.cell_id
-    assert Cell.from_dict(other.to_dict()) == other
+    (tokenized, *_) = load(GOOD + f"data: {{tokenizer: '{tmp_path}'}}\n").cells()
+    assert cell.cell_id != tokenized.cell_id
+    assert Cell.from_dict(tokenized.to_dict()) == tokenized
     assert cell.to_dict()["data"]["tokenizer"] == "bytes"  # records say so
     older = cell.to_dict()
     del older["data"]["tokenizer"]
@@ -153,28 +153,28 @@ def test_another_tokenizer_makes_another_cell(load, tmp_path):
 def test_published_weights_make_another_cell_and_without_them_a_cell_keeps_the_id_it_had(load, tmp_path):
     save_file({}, tmp_path / "model.safetensors")
     (cell, *_) = load(GOOD).cells()
-    (other, *_) = load(GOOD + f"weights: {tmp_path}\n").cells()
-    assert (cell.weights, other.weights) == (None, str(tmp_path))
-    assert cell.cell_id != other.cell_id
-    assert Cell.from_dict(other.to_dict()) == other
+    (pretrained, *_) = load(GOOD + f"weights: {tmp_path}\n").cells()
+    assert (cell.weights, pretrained.weights) == (None, str(tmp_path))
+    assert cell.cell_id != pretrained.cell_id
+    assert Cell.from_dict(pretrained.to_dict()) == pretrained
     older = cell.to_dict()
     del older["weights"]
     assert Cell.from_dict(older).cell_id == cell.cell_id
 
 
-@pytest.mark.parametrize(("file", "held"), [(OptimFile, OptimSpec), (MeasureFile, MeasureSpec)])
-def test_the_file_names_every_setting_there_is(file, held):
-    assert list(file.model_fields) == [field.name for field in fields(held)]
+@pytest.mark.parametrize(("file", "spec"), [(OptimFile, OptimSpec), (MeasureFile, MeasureSpec)])
+def test_the_file_names_every_setting_there_is(file, spec):
+    assert list(file.model_fields) == [field.name for field in fields(spec)]
 
 
 def test_a_cell_is_named_by_what_it_holds_and_not_by_its_file(load):
-    (first, *_) = load(GOOD).cells()
-    (second, *_) = load(GOOD.replace("trial", "other") + "measure: {steps: 3}\n").cells()
-    assert first.cell_id == second.cell_id
-    assert Cell.from_dict(first.to_dict()) == first
+    (cell, *_) = load(GOOD).cells()
+    (renamed, *_) = load(GOOD.replace("trial", "other") + "measure: {steps: 3}\n").cells()
+    assert cell.cell_id == renamed.cell_id
+    assert Cell.from_dict(cell.to_dict()) == cell
     changes = [{"batch": 9}, {"optim": OptimSpec(lr=1.0)}, {"data": DataSpec(kind="synthetic")}]
-    changed = {dataclasses.replace(first, **change).cell_id for change in changes}
-    assert len(changed | {first.cell_id}) == 4
+    changed = {dataclasses.replace(cell, **change).cell_id for change in changes}
+    assert len(changed | {cell.cell_id}) == 4
 
 
 def test_a_cell_that_freezes_nothing_keeps_the_id_it_was_published_under():
@@ -188,7 +188,7 @@ def test_a_cell_that_freezes_nothing_keeps_the_id_it_was_published_under():
 
 
 def test_the_shipped_matrices_load():
-    found = {path.stem: load_matrix(path) for path in (ROOT / "matrices").glob("*.yaml")}
-    assert {"fsdp_vs_zero2", "backends"} <= set(found)
-    assert all(matrix.name == stem for stem, matrix in found.items())
-    assert {cell.samples_per_step for cell in found["backends"].cells()} == {4}, "losses are to be laid over one another"
+    matrices = {path.stem: load_matrix(path) for path in (ROOT / "matrices").glob("*.yaml")}
+    assert {"fsdp_vs_zero2", "backends"} <= set(matrices)
+    assert all(matrix.name == stem for stem, matrix in matrices.items())
+    assert {cell.samples_per_step for cell in matrices["backends"].cells()} == {4}, "their losses are drawn over one another"
