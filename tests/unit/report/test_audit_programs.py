@@ -19,8 +19,8 @@ from benchbox.report.audit.sarif import sarif_report
 from tests.support.audits import HOSTILE, audit, hostile, pure, suppressing, unreadable, with_baseline
 from tests.support.facts import half, rank, ranks, ranks_stepping, step_facts
 
-# Properties of the objects used here, from the SARIF 2.1.0 schema. An exclamation mark: the property is required. Others are not
-# allowed (additionalProperties: false): look up a new one in the schema and add it here.
+# Properties of the objects used here, from the SARIF 2.1.0 schema. An exclamation mark: the property is required. No others
+# are allowed (additionalProperties: false): look up a new one in the schema and add it here.
 SHAPES: dict[str, dict[str, Any]] = {
     "log": {"$schema": str, "version!": {"2.1.0"}, "runs!": ["run"]},
     "run": {
