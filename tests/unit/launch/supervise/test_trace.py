@@ -18,7 +18,7 @@ def test_only_a_change_of_state_is_progress_and_heartbeats_count_as_signs_of_lif
     trace = Trace(0)
     state = {"stage": "measure", "step": 1, "of": 3, "phase": None}
     assert trace.update(event("progress", **state))
-    assert not trace.update(event("heartbeat", t=2.0, **state, since=1.0))
+    assert not trace.update(event("heartbeat", t=2.0, **state, since=0.9))
     assert trace.last_event_at == 2.0
     assert trace.update(event("heartbeat", t=3.0, **{**state, "phase": "forward"}, since=2.5))
     assert trace.state == RankState("measure", 1, 3, "forward", 2.5)
