@@ -34,12 +34,13 @@ def plan(matrix: MatrixArgument, sets: SetOption, policy_dirs: PolicyDirOption, 
 def print_plan(matrix: "Matrix", planned: "Plan") -> None:
     """Print a plan: as a table on a terminal, as aligned plain lines elsewhere."""
     from benchbox.analysis.summary import varying_fields
+    from benchbox.spec.fields import POINT_TYPES
     from benchbox.spec.matrix import describe
 
     all_cells = [*planned.cells, *(skip.cell for skip in planned.skipped)]
     values = [cell.to_dict() for cell in all_cells]
-    fields = [field for field in varying_fields(values) if field not in {"data", "optim"}]
-    constant = {key: value for key, value in values[0].items() if key not in {*fields, "data", "optim"}}
+    fields = [field for field in varying_fields(values) if field in POINT_TYPES]
+    constant = {key: value for key, value in values[0].items() if key in POINT_TYPES and key not in fields}
     data = {"data": matrix.data.path or matrix.data.kind, "tokenizer": matrix.data.tokenizer}
     _print_wrapped(f"{matrix.name}: in every cell {describe({**constant, **data})}")
     if planned.cells:

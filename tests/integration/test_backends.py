@@ -156,12 +156,12 @@ def test_the_census_holds_what_is_computed_and_reduced_in(results: dict, backend
 
 @pytest.mark.parametrize("backend", RANKS)
 def test_the_audit_finds_pure_bfloat16_on_every_backend(results: dict, backend: str) -> None:
-    """Whoever shards: 16-bit tensors are stepped, updates or decay are lost, and v stalls at beta2 0.999 only."""
+    """With any sharding: 16-bit tensors are stepped, updates or decay are lost, and v stalls at beta2 0.999 only."""
     fast = {finding.code for finding in judge(results[backend, "bf16_pure", f"{4 // RANKS[backend]}x1"]["facts"]).findings}
     slow = {finding.code for finding in judge(results[backend, "bf16_pure", "0.999"]["facts"]).findings}
-    for found in (fast, slow):
-        assert "BXP101" in found
-        assert found & {"BXP102", "BXP106"}
+    for codes in (fast, slow):
+        assert "BXP101" in codes
+        assert codes & {"BXP102", "BXP106"}
     assert "BXP201" not in fast
     assert "BXP201" in slow
 
