@@ -20,7 +20,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 @pytest.fixture
 def compiling() -> Iterator[None]:
-    """The witness asks this process whether it has compiled anything, and would find that it has in every later test."""
+    """The observer asks this process whether it has compiled anything, and would find that it has in every later test."""
     yield
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from benchbox.observer.hooks.collectives import CollectiveCounter
-from benchbox.observer.hooks.dispatch import Watch
+from benchbox.observer.hooks.dispatch import OperationDispatchMode
 
 ELEMENTS = 8 * 8 + 8
 
@@ -28,7 +28,7 @@ def counted(model: nn.Module, dtype: torch.dtype, *, clip: bool = False) -> dict
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(3):  # DDP rebuilds its buckets at the second step; the third is like all that follow
         counter = CollectiveCounter()
-        with Watch(counter):
+        with OperationDispatchMode(counter):
             model(torch.ones(2, 8, dtype=dtype)).sum().backward()
             if clip:
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
