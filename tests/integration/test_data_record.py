@@ -52,14 +52,14 @@ def test_a_recording_is_a_dataset_of_its_tasks_and_cameras(recorded):
 def test_every_camera_sees_something_of_its_own_that_moves(recorded):
     ds = open_dataset(recorded[1])
     episode = ds.episodes[1]
-    first, last = ds[episode.from_index], ds[episode.to_index - 1]
+    start, end = ds[episode.from_index], ds[episode.to_index - 1]
     for camera in CAMERAS:
-        image = first[f"observation.images.{camera}"].float()
+        image = start[f"observation.images.{camera}"].float()
         assert image.shape == (3, 32, 32)
         assert image.std() > 10, f"{camera} is blank"
-        assert (image - last[f"observation.images.{camera}"]).abs().mean() > 2, f"{camera} does not move"
-    seen = [first[f"observation.images.{camera}"].float() for camera in CAMERAS]
-    assert all((seen[a] - seen[b]).abs().mean() > 10 for a in range(4) for b in range(a))
+        assert (image - end[f"observation.images.{camera}"]).abs().mean() > 2, f"{camera} does not move"
+    images = [start[f"observation.images.{camera}"].float() for camera in CAMERAS]
+    assert all((images[a] - images[b]).abs().mean() > 10 for a in range(4) for b in range(a))
 
 
 def test_the_corner_cameras_are_upright(recorded):
@@ -70,7 +70,7 @@ def test_the_corner_cameras_are_upright(recorded):
 
 
 def test_states_follow_the_actions(recorded):
-    """What was recorded is what was done: the hand moves the way the action says."""
+    """The recorded actions are those performed: the hand moves in the direction of the action."""
     ds = open_dataset(recorded[1])
     reach = ds.episodes[0]
     states = torch.from_numpy(ds.column("observation.state", 0, reach.to_index))

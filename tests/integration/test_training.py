@@ -84,18 +84,18 @@ def test_a_resumed_training_is_the_same_training(straight: tuple[Path, Path], tm
     """Stopped after three steps and resumed, a training has the metrics of one that never stopped, and in the end the same
     weights, moments, masters and schedule, bit for bit."""
     config, out = straight
-    first = train(config, tmp_path / "cut", "--set", "steps=3")
-    assert first.returncode == 0, first.stderr
-    second = train(config, tmp_path / "cut", "--resume")
-    assert second.returncode == 0, second.stderr
+    interrupted = train(config, tmp_path / "cut", "--set", "steps=3")
+    assert interrupted.returncode == 0, interrupted.stderr
+    resumed_run = train(config, tmp_path / "cut", "--resume")
+    assert resumed_run.returncode == 0, resumed_run.stderr
     assert metrics(tmp_path / "cut") == metrics(out)
     name = "checkpoints/step-00000006"
     weights, again = load_file(out / name / "model.safetensors"), load_file(tmp_path / "cut" / name / "model.safetensors")
     assert weights.keys() == again.keys()
     assert all(torch.equal(weights[key], again[key]) for key in weights)
     for part in ("optimizer.pt", "schedule.pt"):
-        whole, resumed = (torch.load(folder / name / part, weights_only=True) for folder in (out, tmp_path / "cut"))
-        assert flat(whole) == flat(resumed)
+        expected, resumed = (torch.load(folder / name / part, weights_only=True) for folder in (out, tmp_path / "cut"))
+        assert flat(expected) == flat(resumed)
     masters = torch.load(out / name / "optimizer.pt", weights_only=True)["masters"]
     held_in_bf16 = [torch.equal(master, master.bfloat16().float()) for master in masters if master.numel() > 100]
     assert not any(held_in_bf16), "masters hold what bfloat16 cannot: they were saved, not derived from live weights"
@@ -111,9 +111,9 @@ def test_an_interrupted_training_resumes(straight: tuple[Path, Path], tmp_path: 
     while not any(out.glob("checkpoints/step-*")) and time.monotonic() < deadline:
         time.sleep(0.1)
     running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=60)
+    _, stderr = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert "--resume" in said
+    assert "--resume" in stderr
     (newest,) = sorted(path.name for path in out.glob("checkpoints/step-*"))[-1:]
     steps = int(newest.removeprefix("step-")) + 2
     done = train(config, out, "--resume", "--set", f"steps={steps},checkpoint.every=5")
@@ -128,10 +128,10 @@ def test_a_training_is_not_overwritten_and_not_mixed_with_another(straight: tupl
     again = train(config, out)
     assert (again.returncode, again.stdout) == (2, "")
     assert "--resume continues it" in again.stderr
-    other = train(config, out, "--resume", "--set", "optim.lr=1.0e-4,steps=9")
-    assert other.returncode == 2
-    assert "optim is" in other.stderr
-    assert len(other.stderr.splitlines()) == 1
+    mixed = train(config, out, "--resume", "--set", "optim.lr=1.0e-4,steps=9")
+    assert mixed.returncode == 2
+    assert "optim is" in mixed.stderr
+    assert len(mixed.stderr.splitlines()) == 1
 
 
 def test_a_damaged_checkpoint_is_named(straight: tuple[Path, Path], tmp_path: Path) -> None:

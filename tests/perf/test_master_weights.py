@@ -1,4 +1,4 @@
-"""What masters cost: clip, upcast, step and rounding, beside torch's fused AdamW stepping float32 weights alone."""
+"""Cost of masters: clip, upcast, step and rounding, relative to torch's fused AdamW on float32 weights."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROUNDS = 25
-# Compiled, 1.4 on an AMD EPYC with two cores: the norm is 0.24, of which 0.12 is the mere reading, and the step 1.17.
+# Compiled: 1.4 on an AMD EPYC with two cores. The norm takes 0.24, of which 0.12 is reading the gradients, and the step 1.17.
 GOAL = 1.5
-# Where nothing can be compiled: what copies around a fused AdamW cost, tensor by tensor. Slower than that would be a mistake.
-# torch's kernels take 1.58 there.
+# Without a compiler: the cost of copies around a fused AdamW, tensor by tensor. Slower would be a mistake. torch's kernels take
+# 1.58 here.
 NAIVE = 2.65
 # 50 M parameters in the shapes of transformer layers: four products and two norms each.
 SHAPES = [(1024, 1024), (1024, 1024), (1024, 4096), (4096, 1024), (1024,), (1024,)] * 5
@@ -34,21 +34,21 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def parameters(dtype: torch.dtype) -> list[nn.Parameter]:
-    found = [nn.Parameter(torch.randn(shape).mul_(0.02).to(dtype)) for shape in SHAPES]
-    for parameter in found:
+def build_parameters(dtype: torch.dtype) -> list[nn.Parameter]:
+    parameters = [nn.Parameter(torch.randn(shape).mul_(0.02).to(dtype)) for shape in SHAPES]
+    for parameter in parameters:
         parameter.grad = torch.randn(parameter.shape).to(dtype)
-    return found
+    return parameters
 
 
 def test_masters_cost_less_than_copies_and_are_held_against_half_a_step_of_fused_adamw(benchmark, capsys, two_threads) -> None:
     """Interleaved in one process, 50 M parameters, 2 threads. Each round takes both, with the reference before and after, so
-    that a drift cancels, and the median is that of the rounds' ratios. The clip is active. Only an idle machine measures
-    anything: beside other work the reference, whose threads wait for one another, slows down most and flatters the ratio.
+    that a drift cancels, and the median is that of the rounds' ratios. The clip is active. Only an idle machine gives
+    a valid result: beside other work the reference, whose threads wait for one another, slows down most and flatters the ratio.
     """
     arguments = {"lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
-    reference = torch.optim.AdamW(parameters(torch.float32), **arguments)
-    ours = MasterWeightOptimizer(parameters(torch.bfloat16), torch.optim.AdamW, **arguments)
+    reference = torch.optim.AdamW(build_parameters(torch.float32), **arguments)
+    ours = MasterWeightOptimizer(build_parameters(torch.bfloat16), torch.optim.AdamW, **arguments)
     assert 50e6 < sum(master.numel() for master in ours.masters) < 55e6
 
     def with_masters() -> None:
@@ -63,16 +63,16 @@ def test_masters_cost_less_than_copies_and_are_held_against_half_a_step_of_fused
     ratios: list[float] = []
 
     def one_round() -> None:
-        first, second = seconds(reference.step), seconds(with_masters)
-        ratios.append(second / ((first + seconds(reference.step)) / 2))
+        before_s, with_masters_s = seconds(reference.step), seconds(with_masters)
+        ratios.append(with_masters_s / ((before_s + seconds(reference.step)) / 2))
 
     benchmark.pedantic(one_round, rounds=ROUNDS, warmup_rounds=2)
     ratio = median(ratios[2:])
     benchmark.extra_info["masters_over_fused_adamw"] = ratio
     compiled = library() is not None
-    held_to = f"goal {GOAL}" if compiled else f"nothing is compiled here: goal {GOAL} not tried, held to {NAIVE}"
+    bound = f"goal {GOAL}" if compiled else f"nothing is compiled here: goal {GOAL} not tested, bound {NAIVE}"
     with capsys.disabled():
-        print(f"\nclip + upcast + step + rounding over fused AdamW alone: {ratio:.2f} ({held_to})")
+        print(f"\nclip + upcast + step + rounding over fused AdamW alone: {ratio:.2f} ({bound})")
     if compiled:
         assert ratio <= GOAL
     else:

@@ -62,7 +62,7 @@ def write_dataset(root, lengths=LENGTHS, tasks=TASKS, **options) -> Path:
 
 
 def annotate(root: Path, to: Path, columns: dict[str, list], subtasks: tuple[str, ...] = ()) -> Path:
-    """Copy a dataset and add columns, with a text or number per frame, and a table of subtasks in the format of LeRobot 0.4.4."""
+    """Copy a dataset and add columns, a text or number per frame, and a table of subtasks in the format of LeRobot 0.4.4."""
     shutil.copytree(root, to)
     (file,) = (to / "data").rglob("*.parquet")
     table = pq.read_table(file)

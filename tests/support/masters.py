@@ -1,4 +1,4 @@
-"""A small model with masters, and the same model in float32 to compare with."""
+"""A small model, its masters, and gradients for it in any dtype."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def master_optimizer(live: nn.Module, full: list[Tensor] | None, **changes: Any)
     return MasterWeightOptimizer(live.parameters(), torch.optim.AdamW, masters=full, **(ADAMW | changes))
 
 
-def gradients(live: nn.Module, step: int) -> None:
-    """Give every parameter the same kind of gradient, whatever its dtype holds of it."""
+def set_gradients(live: nn.Module, step: int) -> None:
+    """Set the gradients of a step: the same numbers for models of any dtype, rounded to it."""
     for index, parameter in enumerate(live.parameters()):
         drawn = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(100 * step + index))
         parameter.grad = drawn.to(parameter.dtype)
 
 
 def upcast_gradients(full: nn.Module, live: nn.Module) -> None:
-    """Give a float32 model the gradients of a 16-bit one."""
+    """Copy the gradients of a 16-bit model to a float32 model."""
     for parameter, rounded in zip(full.parameters(), live.parameters(), strict=True):
         parameter.grad = None if rounded.grad is None else rounded.grad.float()
 
 
-def same(some: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
-    """Whether tensors are equal, pair by pair, to the last bit."""
-    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+def all_equal(left: Iterable[Tensor], right: Iterable[Tensor]) -> bool:
+    """Return whether tensors are equal, pair by pair, to the last bit."""
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))

@@ -1,4 +1,4 @@
-"""What the tests of the compiled pass share: the same training with masters and in float32."""
+"""Pairs of optimizers for tests of the compiled pass: one with masters, and one over float32 weights."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from benchbox.optim import MasterWeightOptimizer, native
 
-# Not `library() is None`: where it should compile and does not, tests fail.
+# Not `library() is None`: if compilation should work and does not, tests must fail.
 needs_compiler = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in native.VECTOR_FLAGS or not any(map(shutil.which, native.COMPILERS)),
-    reason="no C compiler, or a processor that native.c has no flags for",
+    reason="no C compiler, or a processor without flags for native.c",
 )
 
 SHAPES = [(64, 48), (33, 7), (16,), (5,), (1000, 400), (2**18 + 16,)]
@@ -32,7 +32,7 @@ def gradients(step: int) -> list[Tensor]:
 
 
 def pair(**options: Any) -> tuple[MasterWeightOptimizer, list[nn.Parameter], torch.optim.Optimizer, list[nn.Parameter]]:
-    """Masters of bfloat16 parameters, and float32 ones beside them, in two groups of their own rates and decays."""
+    """Build an optimizer with masters of bfloat16 parameters and one of float32 parameters, each with two groups."""
     live, full = parameters(torch.bfloat16), parameters(torch.float32)
 
     def groups(params: list[nn.Parameter]) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ def test_it_names_frames_tasks_cameras_and_normalisations(dataset_root):
 
 
 def test_subtasks_are_listed_and_one_that_is_not_there_is_a_problem(dataset_root, tmp_path):
-    root = annotate(dataset_root, tmp_path / "said", {"subtask_index": [0] * 14 + [2] * 20}, ("reach", "push"))
+    root = annotate(dataset_root, tmp_path / "annotated", {"subtask_index": [0] * 14 + [2] * 20}, ("reach", "push"))
     inspection = inspect(open_dataset(root))
     assert inspection.facts["subtasks"] == "reach; push"
     (problem,) = inspection.problems

@@ -83,8 +83,8 @@ def test_noise_survives_the_video_within_its_loss(tmp_path):
             frame = {"observation.state": np.zeros(3), "action": np.zeros(2), "observation.images.front": image}
             writer.add_frame(frame, task="look")
         writer.save_episode()
-    seen = open_dataset(tmp_path / "ramp").image("front", 3).permute(1, 2, 0).numpy()
-    assert np.abs(seen.astype(int) - image).mean() < 8
+    decoded = open_dataset(tmp_path / "ramp").image("front", 3).permute(1, 2, 0).numpy()
+    assert np.abs(decoded.astype(int) - image).mean() < 8
 
 
 def test_only_what_is_asked_for_is_decoded(broken):

@@ -53,16 +53,16 @@ def same(left, right):
 
 
 def test_every_sample_is_seen_exactly_once_an_epoch_even_when_steps_do_not_divide_it():
-    seen = keys(order(samples=23, batch=4), 23)  # 92 keys: four epochs
+    drawn_keys = keys(order(samples=23, batch=4), 23)  # 92 keys: four epochs
     for epoch in range(4):
-        assert sorted(key.index for key in seen if key.epoch == epoch) == list(range(23))
+        assert sorted(key.index for key in drawn_keys if key.epoch == epoch) == list(range(23))
 
 
 def test_epochs_and_seeds_are_shuffled_differently():
-    first, second = keys(order(batch=23), 1), keys(order(batch=23), 2)[23:]
-    assert [key.index for key in first] != [key.index for key in second]
-    assert first != keys(order(batch=23, seed=8), 1)
-    assert [key.index for key in first] != list(range(23))
+    epoch_0, epoch_1 = keys(order(batch=23), 1), keys(order(batch=23), 2)[23:]
+    assert [key.index for key in epoch_0] != [key.index for key in epoch_1]
+    assert epoch_0 != keys(order(batch=23, seed=8), 1)
+    assert [key.index for key in epoch_0] != list(range(23))
 
 
 @pytest.mark.parametrize(("batch", "accumulation", "ranks"), [(12, 1, 1), (3, 4, 1), (6, 1, 2), (1, 3, 4), (2, 2, 3)])
@@ -72,8 +72,8 @@ def test_a_step_takes_the_same_samples_in_the_same_order_whatever_the_split(batc
         keys(order(batch=batch, accumulation=accumulation, rank=rank, world_size=ranks), steps * accumulation)
         for rank in range(ranks)
     ]
-    own = batch * accumulation
-    joined = [key for step in range(steps) for rank in per_rank for key in rank[step * own : (step + 1) * own]]
+    per_step = batch * accumulation
+    joined = [key for step in range(steps) for rank in per_rank for key in rank[step * per_step : (step + 1) * per_step]]
     assert joined == keys(order(batch=12), steps)
 
 
@@ -135,7 +135,7 @@ def data_of(kind, root, workers=0):
 
 @pytest.mark.parametrize("kind", ["synthetic", "lerobot"])
 def test_every_field_of_a_step_is_the_same_over_ranks_micro_steps_and_workers(kind, full_spec, dataset_root):
-    (whole,) = take(full_spec, 1, data=data_of(kind, dataset_root), batch=8)
+    (unsplit,) = take(full_spec, 1, data=data_of(kind, dataset_root), batch=8)
     parts = [
         part
         for rank in range(2)
@@ -143,19 +143,19 @@ def test_every_field_of_a_step_is_the_same_over_ranks_micro_steps_and_workers(ki
             full_spec, 2, data=data_of(kind, dataset_root, workers=1), batch=2, accumulation=2, rank=rank, world_size=2
         )
     ]
-    assert same(whole, {name: torch.cat([part[name] for part in parts]) for name in whole})
+    assert same(unsplit, {name: torch.cat([part[name] for part in parts]) for name in unsplit})
 
 
 def test_a_stream_opened_at_a_step_continues_bit_for_bit(spec):
-    whole = take(spec, 10, accumulation=2, rank=1, world_size=2)
+    straight = take(spec, 10, accumulation=2, rank=1, world_size=2)
     resumed = take(spec, 4, accumulation=2, rank=1, world_size=2, start_step=3)
-    assert all(same(left, right) for left, right in zip(whole[6:], resumed, strict=True))
+    assert all(same(left, right) for left, right in zip(straight[6:], resumed, strict=True))
 
 
 def test_splitting_a_batch_over_micro_steps_changes_nothing_random_in_it(spec):
-    (whole,) = take(spec, 1, batch=4)
+    (unsplit,) = take(spec, 1, batch=4)
     parts = take(spec, 2, batch=2, accumulation=2)
-    assert same(whole, {name: torch.cat([part[name] for part in parts]) for name in whole})
+    assert same(unsplit, {name: torch.cat([part[name] for part in parts]) for name in unsplit})
 
 
 def test_worker_processes_give_the_batches_of_the_main_process(spec):
@@ -168,10 +168,10 @@ def test_noise_is_drawn_anew_each_epoch_and_content_is_not(spec):
     from benchbox.data.synthetic import SyntheticSamples
 
     samples = SyntheticSamples(spec, seed=0)
-    first, second = samples.sample(0, 5), samples.sample(1, 5)
-    assert torch.equal(first["images"], second["images"])
-    assert not torch.equal(first["noise"], second["noise"])
-    assert not torch.equal(first["uniform"], second["uniform"])
+    epoch_0, epoch_1 = samples.sample(0, 5), samples.sample(1, 5)
+    assert torch.equal(epoch_0["images"], epoch_1["images"])
+    assert not torch.equal(epoch_0["noise"], epoch_1["noise"])
+    assert not torch.equal(epoch_0["uniform"], epoch_1["uniform"])
 
 
 def test_more_draws_leave_the_first_numbers_of_a_run_as_they_were(spec):

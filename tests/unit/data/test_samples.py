@@ -127,12 +127,12 @@ def test_fast_tokens_stand_for_the_normalised_chunk(dataset_root, spec):
 
 def test_fast_tokens_that_do_not_fit_are_counted(dataset_root, spec):
     dataset = open_dataset(dataset_root)
-    whole = DatasetSamples(dataset, replace(spec, fast_tokens=40), seed=0).sample(0, 2)
+    complete = DatasetSamples(dataset, replace(spec, fast_tokens=40), seed=0).sample(0, 2)
     cut = DatasetSamples(dataset, replace(spec, fast_tokens=1), seed=0).sample(0, 2)
-    wanted = int(whole["fast_mask"].sum())
+    wanted = int(complete["fast_mask"].sum())
     assert wanted > 1
     assert int(cut["fast_truncated"]) == wanted - 1
-    assert cut["fast_tokens"].tolist() == whole["fast_tokens"][:1].tolist()
+    assert cut["fast_tokens"].tolist() == complete["fast_tokens"][:1].tolist()
 
 
 def test_dataset_and_synthetic_samples_have_the_same_table(dataset_root, full_spec):
@@ -187,15 +187,15 @@ SUBTASKS = ("reach the block", "push it")
 
 
 @pytest.fixture
-def said(full_spec):
+def text_spec(full_spec):
     return replace(full_spec, image_size=(32, 48), response_tokens=24, memory_tokens=24, metadata=(3, 16))
 
 
-def test_a_subtask_of_lerobot_is_the_response_and_leads_to_its_last_frame(dataset_root, said, tmp_path):
+def test_a_subtask_of_lerobot_is_the_response_and_leads_to_its_last_frame(dataset_root, text_spec, tmp_path):
     """Subtask 0 up to frame 4, 1 up to frame 9, then none; the next episode begins within subtask 1 and stays there."""
     numbers = [0] * 5 + [1] * 5 + [-1] * 3 + [1] + [1] * 8 + [0] * 12
-    root = annotate(dataset_root, tmp_path / "said", {"subtask_index": numbers}, SUBTASKS)
-    samples = DatasetSamples(open_dataset(root), said, seed=0)
+    root = annotate(dataset_root, tmp_path / "annotated", {"subtask_index": numbers}, SUBTASKS)
+    samples = DatasetSamples(open_dataset(root), text_spec, seed=0)
     for index, subtask, goal in [(0, 0, 4), (4, 0, 4), (7, 1, 9), (13, 1, 13), (14, 1, 21), (30, 0, 33)]:
         sample = samples.sample(0, index)
         assert words(sample, "response") == (SUBTASKS[subtask], True)
@@ -206,7 +206,7 @@ def test_a_subtask_of_lerobot_is_the_response_and_leads_to_its_last_frame(datase
     assert not unsaid["subgoal_mask"].any()
 
 
-def test_text_features_are_the_response_the_memory_and_metadata(dataset_root, said, tmp_path):
+def test_text_features_are_the_response_the_memory_and_metadata(dataset_root, text_spec, tmp_path):
     columns = {
         "response": ["grasp"] * 3 + [""] * 31,
         "memory": [f"seen {index}" for index in range(34)],
@@ -215,8 +215,8 @@ def test_text_features_are_the_response_the_memory_and_metadata(dataset_root, sa
         "metadata.quality": ["good"] * 10 + [""] * 24,
         "subtask_index": [0] * 34,
     }
-    root = annotate(dataset_root, tmp_path / "said", columns, SUBTASKS)
-    samples = DatasetSamples(open_dataset(root), said, seed=0)
+    root = annotate(dataset_root, tmp_path / "annotated", columns, SUBTASKS)
+    samples = DatasetSamples(open_dataset(root), text_spec, seed=0)
     sample = samples.sample(0, 1)
     assert words(sample, "response") == ("grasp", True)  # before the subtask
     assert read_index(sample["subgoal_images"][0]) == 2
@@ -226,19 +226,19 @@ def test_text_features_are_the_response_the_memory_and_metadata(dataset_root, sa
     later = samples.sample(0, 12)
     assert not later["response_mask"].any()
     assert later["metadata_mask"].any(1).tolist() == [True, False, False]
-    few = DatasetSamples(open_dataset(root), replace(said, metadata=(1, 16)), seed=0).sample(0, 1)
-    assert words(few, "metadata") == ("speed: fast, ", False)
+    one_field = DatasetSamples(open_dataset(root), replace(text_spec, metadata=(1, 16)), seed=0).sample(0, 1)
+    assert words(one_field, "metadata") == ("speed: fast, ", False)
 
 
-def test_a_subtask_that_is_not_in_the_table_is_named_with_its_file(dataset_root, said, tmp_path):
-    root = annotate(dataset_root, tmp_path / "said", {"subtask_index": [2] * 34}, SUBTASKS)
+def test_a_subtask_that_is_not_in_the_table_is_named_with_its_file(dataset_root, text_spec, tmp_path):
+    root = annotate(dataset_root, tmp_path / "annotated", {"subtask_index": [2] * 34}, SUBTASKS)
     with pytest.raises(DataError, match=r"meta/subtasks\.parquet: no subtask 2, which frame 3 names"):
-        DatasetSamples(open_dataset(root), said, seed=0).sample(0, 3)
+        DatasetSamples(open_dataset(root), text_spec, seed=0).sample(0, 3)
 
 
-def test_a_missing_text_is_an_empty_one(dataset_root, said, tmp_path):
-    root = annotate(dataset_root, tmp_path / "said", {"memory": ["seen", *[None] * 33]})
-    samples = DatasetSamples(open_dataset(root), said, seed=0)
+def test_a_missing_text_is_an_empty_one(dataset_root, text_spec, tmp_path):
+    root = annotate(dataset_root, tmp_path / "annotated", {"memory": ["seen", *[None] * 33]})
+    samples = DatasetSamples(open_dataset(root), text_spec, seed=0)
     assert words(samples.sample(0, 0), "memory") == ("seen", True)
     assert not samples.sample(0, 1)["memory_mask"].any()
 
@@ -289,9 +289,9 @@ def test_worker_processes_give_the_batches_of_the_main_process(dataset_root, spe
 
 
 def test_a_dataset_stream_continues_bit_for_bit(dataset_root, spec):
-    whole = list(islice(stream(dataset_root, spec, workers=0), 16))
+    straight = list(islice(stream(dataset_root, spec, workers=0), 16))
     resumed = list(islice(stream(dataset_root, spec, workers=0, start_step=12), 4))
-    for left, right in zip(whole[12:], resumed, strict=True):
+    for left, right in zip(straight[12:], resumed, strict=True):
         assert all(torch.equal(left[name], right[name]) for name in left)
 
 
@@ -331,7 +331,7 @@ def test_an_unknown_kind_of_data_is_refused(spec):
 
 
 def test_chunks_are_trained_on_in_a_fixed_order(dataset_root, spec):
-    first, second = (DatasetSamples(open_dataset(dataset_root), spec, seed=seed)._fast for seed in (0, 1))
-    assert isinstance(first, FastTokenizer)
+    tokenizer, another = (DatasetSamples(open_dataset(dataset_root), spec, seed=seed)._fast for seed in (0, 1))
+    assert isinstance(tokenizer, FastTokenizer)
     chunk = np.linspace(-1, 1, 10).reshape(5, 2)
-    assert first.encode(chunk) == second.encode(chunk)
+    assert tokenizer.encode(chunk) == another.encode(chunk)

@@ -16,9 +16,9 @@ def masks(spec, name, indices):
 
 @pytest.mark.parametrize("name", ["response_mask", "memory_mask", "metadata_mask", "subgoal_mask"])
 def test_each_block_that_may_be_missing_is_there_and_missing_among_the_first_samples(full_spec, name):
-    first = masks(full_spec, name, range(4))
-    assert any(mask.all() for mask in first)
-    assert any(not mask.any() for mask in first)
+    field_masks = masks(full_spec, name, range(4))
+    assert any(mask.all() for mask in field_masks)
+    assert any(not mask.any() for mask in field_masks)
 
 
 def test_single_fields_of_metadata_are_missing_too_each_in_its_turn(full_spec):
@@ -27,11 +27,11 @@ def test_single_fields_of_metadata_are_missing_too_each_in_its_turn(full_spec):
 
 
 def test_some_text_is_left_to_learn_in_every_sample(full_spec):
-    said = [
+    token_counts = [
         sum(int(mask.sum()) for mask in pair)
         for pair in zip(*(masks(full_spec, f"{name}_mask", range(24)) for name in ("response", "memory")), strict=True)
     ]
-    assert min(said) > 0
+    assert min(token_counts) > 0
 
 
 def test_a_past_before_the_episode_is_black_and_masked_and_the_present_is_not(full_spec):

@@ -63,19 +63,19 @@ def test_a_prompt_is_encoded_in_one_piece_after_the_tokenizers_own_begin(tmp_pat
 
 
 def test_the_file_beside_it_names_its_special_tokens(tmp_path):
-    """As plain text, or as transformers writes a token with its settings; null is none."""
+    """A token is a string, or an object with its settings as transformers writes it; null means no such token."""
     config = {"bos_token": None, "eos_token": {"content": "<end>", "lstrip": False}, "pad_token": "<fill>"}
     tokenizer = FileTokenizer(write_tokenizer(tmp_path, special=("<bos>", "<fill>", "<end>"), config=config), 300)
     assert (tokenizer.pad, tokenizer.eos, tokenizer.bos) == (1, 2, None)
 
 
 @pytest.mark.parametrize(
-    ("special", "found"),
+    ("special", "expected"),
     [(("</s>", "<s>", "[PAD]"), (2, 0, 1)), (("<x>", "<|endoftext|>"), (1, 1, None)), (("<x>",), (0, None, None))],
 )
-def test_a_lone_file_is_searched_for_the_usual_names(tmp_path, special, found):
+def test_a_lone_file_is_searched_for_the_usual_names(tmp_path, special, expected):
     tokenizer = FileTokenizer(write_tokenizer(tmp_path, special=special), 300)
-    assert (tokenizer.pad, tokenizer.eos, tokenizer.bos) == found
+    assert (tokenizer.pad, tokenizer.eos, tokenizer.bos) == expected
 
 
 def test_a_tokenizer_that_transformers_saved_is_read_with_the_same_ids(tmp_path):

@@ -1,4 +1,4 @@
-"""Optimizers that step bfloat16 weights without losing what is smaller than half their last digit."""
+"""Optimizers that step bfloat16 weights without losing updates smaller than half a unit in the last place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMPENSATED = [StochasticAdamW, kahan]
 
 
 def weights(dtype: torch.dtype = torch.bfloat16) -> nn.Parameter:
-    """Like a policy's: normal, with a deviation of 0.02, and representable in bfloat16 whatever they are stored in."""
+    """Return weights like a policy's: normal with a deviation of 0.02, and representable in bfloat16 in every dtype."""
     drawn = torch.randn(SIZE, generator=torch.Generator().manual_seed(0)) * 0.02
     return nn.Parameter(drawn.bfloat16().to(dtype))
 
@@ -40,7 +40,7 @@ def gradients(steps: int) -> list[Tensor]:
 
 
 def moved(make: Callable[..., Any], dtype: torch.dtype, steps: int, **options: Any) -> Tensor:
-    """How far the weights went, in float32."""
+    """Return the total change of the weights in float32."""
     weight = weights(dtype)
     before = weight.detach().clone().float()
     optimizer = make([weight], **({"lr": 1e-5, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0} | options))
@@ -51,7 +51,7 @@ def moved(make: Callable[..., Any], dtype: torch.dtype, steps: int, **options: A
 
 
 def share_arrived(change: Tensor, wanted: Tensor) -> float:
-    """EDQ over a whole run: 1 when the weights went as far as they should have."""
+    """Return EDQ over a complete run: 1 if the change of the weights has the expected size."""
     return (torch.dot(change, wanted) / torch.dot(wanted, wanted)).item()
 
 
@@ -73,7 +73,7 @@ def test_the_first_steps_are_those_of_torch(make):
 
 
 def decayed(make: Callable[..., Any]) -> float:
-    """What is left of weights after 200 steps with a gradient of zero: a factor."""
+    """Return the factor by which weights shrink in 200 steps with a gradient of zero."""
     weight = weights()
     before = weight.detach().float()
     optimizer = make([weight], lr=1e-4, weight_decay=0.1)
@@ -84,7 +84,7 @@ def decayed(make: Callable[..., Any]) -> float:
 
 
 def test_stochastic_rounding_lets_a_small_weight_decay_arrive_and_kahan_summation_does_not():
-    """As the summary of `bf16_kahan` says: optimi decays weights outside the sum."""
+    """The summary of `bf16_kahan` says so: optimi decays weights outside the sum."""
     assert decayed(StochasticAdamW) == pytest.approx((1 - 1e-5) ** 200, abs=3e-4)
     assert decayed(kahan) == 1.0
 
@@ -97,43 +97,43 @@ def test_a_schedule_reaches_the_step(make):
     optimizer = make(groups, lr=1e-3, weight_decay=0.1)
     schedule = LambdaLR(optimizer, lambda step: 0.0 if step else 1.0)
     start = fast.detach().clone()
-    places = []
+    positions = []
     for gradient in gradients(2):
         fast.grad, slow.grad = gradient.clone(), gradient.clone()
         optimizer.step()
         schedule.step()
-        places.append((fast.detach().clone(), slow.detach().clone()))
-    assert (places[0][0] - start).float().abs().mean() > 5 * (places[0][1] - start).float().abs().mean() > 0
+        positions.append((fast.detach().clone(), slow.detach().clone()))
+    assert (positions[0][0] - start).float().abs().mean() > 5 * (positions[0][1] - start).float().abs().mean() > 0
     if make is StochasticAdamW:  # Kahan summation may still deliver what the first step left
-        assert torch.equal(places[1][0], places[0][0])
+        assert torch.equal(positions[1][0], positions[0][0])
     assert [float(group["lr"]) for group in optimizer.param_groups] == [0.0, 0.0]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
 
 
 @pytest.mark.parametrize("make", COMPENSATED)
 def test_a_resumed_run_continues_bit_for_bit(make):
-    """From a saved file that is read without unpickling anything but tensors, whatever else has drawn random numbers since."""
+    """Its state is loaded from a file with `weights_only`, after other draws from the random generator."""
 
-    def steps(weight: nn.Parameter, optimizer: torch.optim.Optimizer, some: list[Tensor]) -> None:
-        for gradient in some:
+    def take_steps(weight: nn.Parameter, optimizer: torch.optim.Optimizer, step_gradients: list[Tensor]) -> None:
+        for gradient in step_gradients:
             weight.grad = gradient.clone()
             optimizer.step()
 
     options = {"lr": 1e-4, "weight_decay": 0.1}
-    whole, resumed = weights(), weights()
-    optimizer = make([whole], **options)
-    steps(whole, optimizer, gradients(8)[:5])
+    straight, resumed = weights(), weights()
+    optimizer = make([straight], **options)
+    take_steps(straight, optimizer, gradients(8)[:5])
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
-    resumed.data.copy_(whole.data)
-    steps(whole, optimizer, gradients(8)[5:])
+    resumed.data.copy_(straight.data)
+    take_steps(straight, optimizer, gradients(8)[5:])
 
     torch.rand(7)
     file.seek(0)
     later = make([resumed], **options)
     later.load_state_dict(torch.load(file, weights_only=True))
-    steps(resumed, later, gradients(8)[5:])
-    assert torch.equal(whole, resumed)
+    take_steps(resumed, later, gradients(8)[5:])
+    assert torch.equal(straight, resumed)
 
 
 def test_stochastic_rounding_is_the_same_on_every_replica_and_draws_from_nobody():
@@ -148,7 +148,7 @@ def test_stochastic_rounding_is_the_same_on_every_replica_and_draws_from_nobody(
 
 
 def test_stochastic_rounding_differs_from_step_to_step():
-    """The same numbers in every step would round the same weights up each time."""
+    """Equal random numbers in every step would always round the same weights up."""
     weight = nn.Parameter(torch.ones(SIZE, dtype=torch.bfloat16))
     optimizer = StochasticAdamW([weight], lr=1e-3)
     rounded = []

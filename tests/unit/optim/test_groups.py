@@ -1,4 +1,4 @@
-"""Groups are decided before wrapping; the norm is float32; schedules say what they are."""
+"""Parameter groups are planned before wrapping, presets freeze towers, the norm is float32, schedules follow their formula."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_decay_survives_sharding_that_flattens_everything() -> None:
 
 
 def test_frozen_parameters_are_in_no_group() -> None:
-    """What does not train is not handed to the optimizer, and an empty group is left out."""
+    """The optimizer gets trainable parameters only, and no empty group."""
     frozen = policy()
     frozen["tower"].requires_grad_(False)
     assert [plan.name for plan in plan_groups(frozen, ROLES, OptimSpec())] == ["head, decayed", "head, not decayed"]
@@ -67,7 +67,7 @@ TOWERS = ("vision", "backbone", "expert", "head")
 
 
 def towers(*names: str) -> tuple[nn.ModuleDict, dict[str, Role]]:
-    """A policy with a layer for each tower, and its roles."""
+    """Build a policy with a layer for each tower, and its roles."""
     roles = {
         f"{name}.{kind}": Role("head" if name in ("expert", "head") else "backbone", decay=kind == "weight", tower=name)
         for name in names

@@ -10,7 +10,7 @@ from torch import nn
 
 from benchbox.optim import MasterWeightOptimizer, build_schedule, chunks, clip_coefficient
 from benchbox.spec.cell import OptimSpec
-from tests.support.masters import gradients, live_model, master_optimizer, model, upcast_gradients
+from tests.support.masters import live_model, master_optimizer, model, set_gradients, upcast_gradients
 
 
 def test_masters_step_as_float32_weights_would() -> None:
@@ -19,7 +19,7 @@ def test_masters_step_as_float32_weights_would() -> None:
     optimizer = master_optimizer(live, list(model().parameters()))
     reference = torch.optim.AdamW(full.parameters(), lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), fused=True)
     for step in range(20):
-        gradients(live, step)
+        set_gradients(live, step)
         upcast_gradients(full, live)
         optimizer.step()
         reference.step()
@@ -29,11 +29,13 @@ def test_masters_step_as_float32_weights_would() -> None:
 
 
 def test_masters_come_from_the_weights_before_the_cast() -> None:
-    """What the cast rounded away is in the masters when they are given, and gone when they are derived."""
-    given = master_optimizer(live_model(), list(model().parameters()))
-    derived = master_optimizer(live_model(), None)
-    assert all(torch.equal(master, weight) for master, weight in zip(given.masters, model().parameters(), strict=True))
-    assert not any(torch.equal(master, weight) for master, weight in zip(derived.masters, model().parameters(), strict=True))
+    """Digits lost in the cast are in masters that are passed, and missing in masters derived from the live weights."""
+    with_masters = master_optimizer(live_model(), list(model().parameters()))
+    without_masters = master_optimizer(live_model(), None)
+    assert all(torch.equal(master, weight) for master, weight in zip(with_masters.masters, model().parameters(), strict=True))
+    assert not any(
+        torch.equal(master, weight) for master, weight in zip(without_masters.masters, model().parameters(), strict=True)
+    )
 
 
 def test_state_is_float32_and_updates_below_rounding_arrive() -> None:
@@ -57,7 +59,7 @@ def test_clipping_acts_after_the_upcast() -> None:
     optimizer = master_optimizer(live, list(model().parameters()))
     reference = torch.optim.AdamW(full.parameters(), lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), fused=True)
     for step in range(3):
-        gradients(live, step)
+        set_gradients(live, step)
         before = [parameter.grad.clone() for parameter in live.parameters()]
         upcast_gradients(full, live)
         wanted = torch.nn.utils.get_total_norm([parameter.grad for parameter in full.parameters()])
@@ -68,58 +70,58 @@ def test_clipping_acts_after_the_upcast() -> None:
             parameter.grad /= 1 / clip_coefficient(norm, 0.5)
         optimizer.step()
         reference.step()
-        assert all(torch.equal(parameter.grad, kept) for parameter, kept in zip(live.parameters(), before, strict=True))
+        assert all(torch.equal(parameter.grad, gradient) for parameter, gradient in zip(live.parameters(), before, strict=True))
     assert all(torch.equal(master, weight) for master, weight in zip(optimizer.masters, full.parameters(), strict=True))
     state = [optimizer.state[master]["exp_avg"] for master in optimizer.masters]
-    assert torch.linalg.vector_norm(torch.cat([each.flatten() for each in state])) < 0.5
+    assert torch.linalg.vector_norm(torch.cat([moment.flatten() for moment in state])) < 0.5
 
 
 def test_a_clip_lasts_for_one_step() -> None:
     """A step without a clip before it takes the gradients as they are, whatever was clipped before."""
-    live, other = live_model(), live_model()
-    clipped, never = (master_optimizer(each, list(model().parameters()), lr=0.0) for each in (live, other))
-    gradients(live, 0)
+    live, unclipped_live = live_model(), live_model()
+    clipped, unclipped = (master_optimizer(network, list(model().parameters()), lr=0.0) for network in (live, unclipped_live))
+    set_gradients(live, 0)
     clipped.clip_grad_norm_(1e-3)
     clipped.step()
-    for optimizer, each in ((clipped, live), (never, other)):
+    for optimizer, network in ((clipped, live), (unclipped, unclipped_live)):
         optimizer.state.clear()
-        gradients(each, 1)
+        set_gradients(network, 1)
         optimizer.step()
-    for state, wanted in zip(clipped.state.values(), never.state.values(), strict=True):
+    for state, wanted in zip(clipped.state.values(), unclipped.state.values(), strict=True):
         assert torch.equal(state["exp_avg"], wanted["exp_avg"])
 
 
 def test_resuming_is_bit_exact() -> None:
     """Saved and loaded in the middle, an optimizer ends with the masters, moments and live weights of one that went through."""
-    through, half = (live_model() for _ in range(2))
-    straight = master_optimizer(through, list(model().parameters()))
-    first = master_optimizer(half, list(model().parameters()))
+    straight_live, interrupted_live = (live_model() for _ in range(2))
+    straight = master_optimizer(straight_live, list(model().parameters()))
+    interrupted = master_optimizer(interrupted_live, list(model().parameters()))
     for step in range(3):
-        for live, optimizer in ((through, straight), (half, first)):
-            gradients(live, step)
+        for live, optimizer in ((straight_live, straight), (interrupted_live, interrupted)):
+            set_gradients(live, step)
             optimizer.step()
-    saved = copy.deepcopy(first.state_dict())
+    saved = copy.deepcopy(interrupted.state_dict())
     resumed_live = live_model(seed=9)
     resumed = master_optimizer(resumed_live, None)
     resumed.load_state_dict(saved)
     for step in range(3, 6):
-        for live, optimizer in ((through, straight), (resumed_live, resumed)):
-            gradients(live, step)
+        for live, optimizer in ((straight_live, straight), (resumed_live, resumed)):
+            set_gradients(live, step)
             optimizer.step()
     assert all(torch.equal(a, b) for a, b in zip(straight.masters, resumed.masters, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(through.parameters(), resumed_live.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(straight_live.parameters(), resumed_live.parameters(), strict=True))
     for a, b in zip(straight.state.values(), resumed.state.values(), strict=True):
         assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-def test_what_is_saved_in_one_piece_is_resumed_in_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The saved state is that of whole parameters, so another device, with pieces of another size, goes on bit for bit."""
+def test_what_is_saved_in_one_chunk_is_resumed_in_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The saved state is per parameter, so a device with chunks of another size continues bit for bit."""
     ends = []
     for elements in (10**9, 7):
         monkeypatch.setitem(chunks.BUCKET_ELEMENTS, "cpu", 10**9)
         live = live_model()
         optimizer = master_optimizer(live, list(model().parameters()))
-        gradients(live, 0)
+        set_gradients(live, 0)
         optimizer.step()
         saved = copy.deepcopy(optimizer.state_dict())
         monkeypatch.setitem(chunks.BUCKET_ELEMENTS, "cpu", elements)
@@ -130,7 +132,7 @@ def test_what_is_saved_in_one_piece_is_resumed_in_many(monkeypatch: pytest.Monke
         assert again["state"].keys() == saved["state"].keys()
         for index, state in saved["state"].items():
             assert all(torch.equal(state[name], again["state"][index][name]) for name in state)
-        gradients(live, 1)
+        set_gradients(live, 1)
         resumed.step()
         ends.append(resumed.masters)
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
@@ -148,40 +150,40 @@ def test_the_schedule_reaches_the_step() -> None:
     parameter = nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
     optimizer = MasterWeightOptimizer([parameter], torch.optim.SGD, lr=1.0)
     schedule = build_schedule(optimizer, OptimSpec(lr=1.0, schedule="warmup_constant", warmup_steps=3))
-    taken = []
+    changes = []
     for _ in range(5):
         parameter.grad = torch.ones_like(parameter)
         before = optimizer.masters[0].clone()
         optimizer.step()
         schedule.step()
-        taken.append((before - optimizer.masters[0]).item())
-    assert taken == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+        changes.append((before - optimizer.masters[0]).item())
+    assert changes == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
 
 
 def test_buckets_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stepped in pieces of tensors, a few tensors at a time or all at once, the result is the same to the last bit."""
+    """The result is the same to the last bit in chunks of tensors, a few tensors at a time, or all at once."""
     results = []
     for elements in (7, 50, 10**9):
         monkeypatch.setitem(chunks.BUCKET_ELEMENTS, "cpu", elements)
         live = live_model()
         optimizer = master_optimizer(live, list(model().parameters()))
         for step in range(3):
-            gradients(live, step)
+            set_gradients(live, step)
             optimizer.step()
         results.append(optimizer.masters)
-    for few, some, every in zip(*results, strict=True):
-        assert torch.equal(few, every)
-        assert torch.equal(some, every)
+    for small, medium, large in zip(*results, strict=True):
+        assert torch.equal(small, large)
+        assert torch.equal(medium, large)
 
 
-def test_an_optimizer_that_looks_at_whole_tensors_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimizer_that_needs_complete_tensors_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adafactor's factored state is that of the whole matrix, however small the buckets are."""
     monkeypatch.setitem(chunks.BUCKET_ELEMENTS, "cpu", 7)
     live, full = live_model(), model()
     optimizer = MasterWeightOptimizer(live.parameters(), torch.optim.Adafactor, masters=list(model().parameters()), lr=1e-2)
     reference = torch.optim.Adafactor(full.parameters(), lr=1e-2)
     for step in range(3):
-        gradients(live, step)
+        set_gradients(live, step)
         upcast_gradients(full, live)
         optimizer.step()
         reference.step()
@@ -194,7 +196,7 @@ def test_live_parameters_may_move_to_another_storage() -> None:
     optimizer = master_optimizer(live, list(model().parameters()))
     for parameter in live.parameters():
         parameter.data = parameter.data.clone()
-    gradients(live, 0)
+    set_gradients(live, 0)
     optimizer.step()
     for master, parameter in zip(optimizer.masters, live.parameters(), strict=True):
         assert torch.equal(parameter, master.to(torch.bfloat16))
@@ -204,7 +206,7 @@ def test_a_parameter_without_gradient_stays() -> None:
     """Neither updated nor decayed, as with any torch optimizer."""
     live = live_model()
     optimizer = master_optimizer(live, list(model().parameters()))
-    gradients(live, 0)
+    set_gradients(live, 0)
     idle = next(live.parameters())
     idle.grad = None
     before = optimizer.masters[0].clone()

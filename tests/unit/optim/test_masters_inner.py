@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from benchbox.measure.memory import TensorStorageTracker
 from benchbox.optim import MasterWeightOptimizer, chunks, clip_coefficient
-from tests.support.masters import gradients, live_model, master_optimizer, model, same, upcast_gradients
+from tests.support.masters import all_equal, live_model, master_optimizer, model, set_gradients, upcast_gradients
 
 OPTIMIZERS = [
     (torch.optim.AdamW, {"lr": 1e-3, "fused": True}),
@@ -41,8 +41,10 @@ OPTIMIZERS = [
 
 @pytest.fixture
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many buckets and, where the optimizer allows it, several pieces of a tensor. Whole vectors, as the real ones: what is
-    left over at the end of a tensor, some kernels (fused SGD) round otherwise.
+    """Step in many buckets and, if the optimizer permits it, in several chunks per tensor.
+
+    Their size is a whole number of vectors, as in real use: some kernels (fused SGD) round the remainder of a tensor
+    differently.
     """
     monkeypatch.setitem(chunks.BUCKET_ELEMENTS, "cpu", 64)
 
@@ -61,27 +63,27 @@ def test_every_torch_optimizer_steps_masters_as_float32_weights(inner: type[torc
             file.seek(0)
             optimizer = MasterWeightOptimizer(live.parameters(), inner, **arguments)
             optimizer.load_state_dict(torch.load(file, weights_only=True))
-        gradients(live, step)
+        set_gradients(live, step)
         upcast_gradients(full, live)
         optimizer.step()
         reference.step()
-    assert same(optimizer.masters, full.parameters())
-    assert same(live.parameters(), (weight.to(torch.bfloat16) for weight in full.parameters()))
-    assert not same(full.parameters(), model().parameters())
+    assert all_equal(optimizer.masters, full.parameters())
+    assert all_equal(live.parameters(), (weight.to(torch.bfloat16) for weight in full.parameters()))
+    assert not all_equal(full.parameters(), model().parameters())
 
 
 def test_matrices_may_be_orthogonalised() -> None:
-    """Muon needs whole matrices, and gets them."""
+    """Muon needs complete matrices, and gets them."""
     live, full = (nn.Linear(12, 20, bias=False) for _ in range(2))
     full.load_state_dict(live.state_dict())
-    given = [live.weight.detach().clone()]
-    optimizer = MasterWeightOptimizer(live.to(torch.bfloat16).parameters(), torch.optim.Muon, masters=given, lr=0.1)
+    masters = [live.weight.detach().clone()]
+    optimizer = MasterWeightOptimizer(live.to(torch.bfloat16).parameters(), torch.optim.Muon, masters=masters, lr=0.1)
     reference = torch.optim.Muon(full.parameters(), lr=0.1)
-    gradients(live, 0)
+    set_gradients(live, 0)
     upcast_gradients(full, live)
     optimizer.step()
     reference.step()
-    assert same(optimizer.masters, full.parameters())
+    assert all_equal(optimizer.masters, full.parameters())
 
 
 @pytest.mark.usefixtures("small_buckets")
@@ -89,26 +91,30 @@ def test_groups_keep_their_own_options() -> None:
     """Learning rate and weight decay of each group, also when another than the first comes after steps, with its masters."""
     full, live = model(), live_model()
     masters = list(model().parameters())
-    first, second = ({"params": list(each[0].parameters()), "lr": 1e-2, "weight_decay": 0.0} for each in (live, full))
-    optimizer = MasterWeightOptimizer([first], torch.optim.AdamW, masters=masters[:2], lr=1e-3, weight_decay=0.5, fused=True)
-    reference = torch.optim.AdamW([second], lr=1e-3, weight_decay=0.5, fused=True)
+    live_group, full_group = (
+        {"params": list(network[0].parameters()), "lr": 1e-2, "weight_decay": 0.0} for network in (live, full)
+    )
+    optimizer = MasterWeightOptimizer(
+        [live_group], torch.optim.AdamW, masters=masters[:2], lr=1e-3, weight_decay=0.5, fused=True
+    )
+    reference = torch.optim.AdamW([full_group], lr=1e-3, weight_decay=0.5, fused=True)
     for step in range(4):
         if step == 2:
             optimizer.add_param_group({"params": live[2].parameters(), "masters": masters[2:]})
             reference.add_param_group({"params": full[2].parameters()})
-        gradients(live, step)
+        set_gradients(live, step)
         upcast_gradients(full, live)
         optimizer.step()
         reference.step()
-    assert same(optimizer.masters, full.parameters())
+    assert all_equal(optimizer.masters, full.parameters())
     assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(1e-2, 0.0), (1e-3, 0.5)]
     assert "masters" not in optimizer.param_groups[1]
 
 
 def test_a_group_without_masters_gets_them_from_its_parameters() -> None:
-    optimizer = master_optimizer(first := live_model(), None)
+    optimizer = master_optimizer(live := live_model(), None)
     optimizer.add_param_group({"params": (added := live_model(seed=1)).parameters()})
-    assert same(optimizer.masters, (weight.float() for each in (first, added) for weight in each.parameters()))
+    assert all_equal(optimizer.masters, (weight.float() for network in (live, added) for weight in network.parameters()))
 
 
 def test_a_group_that_is_refused_leaves_everything_as_it_was() -> None:
@@ -117,7 +123,7 @@ def test_a_group_that_is_refused_leaves_everything_as_it_was() -> None:
     with pytest.raises(ValueError, match="1 masters for 4 parameters"):
         optimizer.add_param_group({"params": live_model(seed=1).parameters(), "masters": [torch.zeros(1)]})
     assert len(optimizer.param_groups) == len(optimizer.inner.param_groups) == 1
-    gradients(live, 0)
+    set_gradients(live, 0)
     optimizer.step()
 
 
@@ -148,11 +154,11 @@ def test_an_unknown_optimizer_sees_everything_at_once() -> None:
     reference = Together(groups(full), lr=0.1)
     optimizer.step()  # nothing to step yet: not a call
     for step in range(3):
-        gradients(live, step)
+        set_gradients(live, step)
         upcast_gradients(full, live)
         optimizer.step()
         reference.step()
-    assert same(optimizer.masters, full.parameters())
+    assert all_equal(optimizer.masters, full.parameters())
     assert [group["calls"] for group in optimizer.param_groups] == [3, 3]
 
 
@@ -164,13 +170,13 @@ def test_live_parameters_may_be_of_several_dtypes() -> None:
     optimizer = master_optimizer(live, list(model().parameters()))
     reference = torch.optim.AdamW(full.parameters(), lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), fused=True)
     for step in range(3):
-        gradients(live, step)
+        set_gradients(live, step)
         upcast_gradients(full, live)
         optimizer.step()
         reference.step()
-    assert same(optimizer.masters, full.parameters())
+    assert all_equal(optimizer.masters, full.parameters())
     assert [weight.dtype for weight in live.parameters()] == [torch.bfloat16, torch.float16, torch.float32, torch.float32]
-    assert same(live[2].parameters(), optimizer.masters[2:])
+    assert all_equal(live[2].parameters(), optimizer.masters[2:])
 
 
 def test_frozen_parameters_stay_as_they_are() -> None:
@@ -179,49 +185,49 @@ def test_frozen_parameters_stay_as_they_are() -> None:
     optimizer = master_optimizer(live, list(model().parameters()))
     live(torch.ones(2, 24, dtype=torch.bfloat16)).sum().backward()
     optimizer.step()
-    assert same(optimizer.masters[:2], list(model().parameters())[:2])
+    assert all_equal(optimizer.masters[:2], list(model().parameters())[:2])
     assert not any(torch.equal(*pair) for pair in zip(optimizer.masters[2:], list(model().parameters())[2:], strict=True))
     assert len(optimizer.state) == 2
 
 
 @pytest.mark.usefixtures("small_buckets")
 def test_watching_the_step_changes_no_bit_and_shows_the_clipped_gradients() -> None:
-    """Where nobody watches, the fused kernel is called directly; where somebody does, the optimizer's own step."""
+    """Without hooks the fused kernel is called directly; with a hook, the optimizer's own step."""
     ends = []
     for watched in (False, True):
         live = live_model()
         optimizer = master_optimizer(live, list(model().parameters()))
-        seen: list[Tensor] = []
+        hook_gradients: list[Tensor] = []
         for step in range(4):
-            gradients(live, step)
+            set_gradients(live, step)
             wanted = [weight.grad.float().flatten() for weight in live.parameters()]
-            wanted = [each / (1 / clip_coefficient(optimizer.clip_grad_norm_(0.1), 0.1)) for each in wanted]
-            seen.clear()
+            wanted = [gradient / (1 / clip_coefficient(optimizer.clip_grad_norm_(0.1), 0.1)) for gradient in wanted]
+            hook_gradients.clear()
 
-            def note(stepping: torch.optim.Optimizer, *_: Any, seen: list[Tensor] = seen) -> None:
+            def note(stepping: torch.optim.Optimizer, *_: Any, hook_gradients: list[Tensor] = hook_gradients) -> None:
                 if isinstance(stepping, torch.optim.AdamW):
-                    seen += [p.grad.flatten().clone() for group in stepping.param_groups for p in group["params"]]
+                    hook_gradients += [p.grad.flatten().clone() for group in stepping.param_groups for p in group["params"]]
 
             handle = register_optimizer_step_pre_hook(note) if watched else None
             optimizer.step()
             if handle is not None:
                 handle.remove()
-                assert torch.equal(torch.cat(seen), torch.cat(wanted))
+                assert torch.equal(torch.cat(hook_gradients), torch.cat(wanted))
         ends.append([*optimizer.masters, *(value for state in optimizer.state.values() for value in state.values())])
-    assert same(*ends)
+    assert all_equal(*ends)
 
 
 @pytest.mark.usefixtures("small_buckets")
 def test_a_hook_sees_every_part_of_every_tensor_once() -> None:
-    """What the inner optimizer holds in its hooks is what `stepped` declares, once a step, in order."""
+    """The inner optimizer has the tensors that `stepped` declares in its hooks, once per step, in order."""
     optimizer = master_optimizer(live := live_model(), None)
-    seen: list[int] = []
-    optimizer.inner.register_step_post_hook(lambda inner, *_: seen.extend(id(p) for p in inner.param_groups[0]["params"]))
+    hook_ids: list[int] = []
+    optimizer.inner.register_step_post_hook(lambda inner, *_: hook_ids.extend(id(p) for p in inner.param_groups[0]["params"]))
     for step in range(2):
-        gradients(live, step)
+        set_gradients(live, step)
         optimizer.step()
-    assert seen == 2 * [id(master) for _, master in optimizer.stepped()]
-    assert len(seen) > 2 * len(optimizer.masters)
+    assert hook_ids == 2 * [id(master) for _, master in optimizer.stepped()]
+    assert len(hook_ids) > 2 * len(optimizer.masters)
 
 
 @pytest.mark.parametrize("inner", [torch.optim.AdamW, torch.optim.SGD])
@@ -234,8 +240,8 @@ def test_a_step_takes_little_memory_beside_masters_and_state(inner: type[torch.o
         optimizer.clip_grad_norm_(1.0)
         optimizer.step()
         state = sum(value.nbytes for state in optimizer.state.values() for value in state.values())
-        held = live.nbytes + live.grad.nbytes + optimizer.masters[0].nbytes + state
-        assert tracker.peak_bytes - held <= 64 * 2**20
+        expected_bytes = live.nbytes + live.grad.nbytes + optimizer.masters[0].nbytes + state
+        assert tracker.peak_bytes - expected_bytes <= 64 * 2**20
 
 
 def test_what_cannot_be_done_right_is_refused() -> None:
@@ -267,14 +273,14 @@ def test_copies_go_their_own_way() -> None:
     """A deep copy of a model with its optimizer steps as the original, without touching it."""
     live = live_model()
     optimizer = master_optimizer(live, list(model().parameters()))
-    gradients(live, 0)
+    set_gradients(live, 0)
     optimizer.step()
     after_one = [master.clone() for master in optimizer.masters]
-    other, copied = copy.deepcopy((live, optimizer))
-    gradients(other, 1)
+    live_copy, copied = copy.deepcopy((live, optimizer))
+    set_gradients(live_copy, 1)
     copied.step()
-    assert same(optimizer.masters, after_one)
-    gradients(live, 1)
+    assert all_equal(optimizer.masters, after_one)
+    set_gradients(live, 1)
     optimizer.step()
-    assert same(optimizer.masters, copied.masters)
-    assert same(live.parameters(), other.parameters())
+    assert all_equal(optimizer.masters, copied.masters)
+    assert all_equal(live.parameters(), live_copy.parameters())

@@ -1,4 +1,4 @@
-"""AdamW over masters in one compiled pass: what torch's fused kernel gives, bit for bit."""
+"""AdamW over masters in one compiled pass gives the bits of torch's fused kernel."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.fixture
-def passed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tensors each compiled step took, but for the trial before the first."""
+def native_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Number of tensors in each compiled step, without the trial step before the first one."""
     counts: list[int] = []
     functions = library()
     assert functions is not None
     watching = *_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values()
-    assert not watching, "a test before this one left a hook, and who is watched steps as torch does"
+    assert not watching, "a previous test left a hook, and an optimizer with hooks steps as torch does"
     assert one_pass._matches_torch(functions)
     through: Callable[..., None] = passes.step_adamw
 
@@ -51,7 +51,9 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.usefixtures("native_at_any_size", "threads")
 @pytest.mark.parametrize("clip", [1e9, 1.0], ids=["unclipped", "clipped"])
 @pytest.mark.parametrize("betas", [(0.9, 0.95), (0.9, 0.999), (0.95, 0.98)])
-def test_steps_are_those_of_torchs_fused_adamw_bit_for_bit(passed: list[int], clip: float, betas: tuple[float, float]) -> None:
+def test_steps_are_those_of_torchs_fused_adamw_bit_for_bit(
+    native_counts: list[int], clip: float, betas: tuple[float, float]
+) -> None:
     """Over several steps and a change of the rate. Sizes that are no whole vectors are left to torch, beside the others."""
     optimizers = pair(betas=betas)
     for step in range(5):
@@ -59,18 +61,18 @@ def test_steps_are_those_of_torchs_fused_adamw_bit_for_bit(passed: list[int], cl
             group["lr"] *= 0.9
         step_both(*optimizers, step, clip)
     assert_same(*optimizers)
-    whole = [2, 2]  # of the three tensors of each group
-    assert passed == whole * 4, "the first step makes the state, and is torch's"
+    supported = [2, 2]  # of the three tensors of each group
+    assert native_counts == supported * 4, "the first step makes the state, and is torch's"
 
 
 @needs_compiler
 @pytest.mark.usefixtures("native_at_any_size")
-def test_adam_without_decay_is_stepped_so_too(passed: list[int]) -> None:
+def test_adam_without_decay_is_stepped_so_too(native_counts: list[int]) -> None:
     optimizers = pair(kind=torch.optim.Adam, weight_decay=0.0)
     for step in range(3):
         step_both(*optimizers, step, 1.0)
     assert_same(*optimizers)
-    assert passed == [2, 2] * 2
+    assert native_counts == [2, 2] * 2
 
 
 @needs_compiler
@@ -87,57 +89,57 @@ def test_adam_without_decay_is_stepped_so_too(passed: list[int]) -> None:
     ],
     ids=["amsgrad", "maximize", "not fused", "small beta1", "coupled decay", "tensor rate"],
 )
-def test_what_the_pass_does_not_know_is_left_to_torch(passed: list[int], options: dict[str, Any]) -> None:
+def test_what_the_pass_does_not_know_is_left_to_torch(native_counts: list[int], options: dict[str, Any]) -> None:
     """In the group that says so: of coupled decay and of a rate in a tensor the second group has none."""
     optimizers = pair(**options)
     for step in range(3):
         step_both(*optimizers, step, 1.0)
     assert_same(*optimizers)
-    assert passed == ([2, 2] if {"kind", "lr"} & options.keys() else [])
+    assert native_counts == ([2, 2] if {"kind", "lr"} & options.keys() else [])
 
 
 @needs_compiler
 @pytest.mark.usefixtures("native_at_any_size")
-def test_who_watches_the_steps_of_masters_sees_them(passed: list[int]) -> None:
+def test_who_watches_the_steps_of_masters_sees_them(native_counts: list[int]) -> None:
     """A hook must find scaled gradients on the masters, which one pass never makes."""
     ours, live, theirs, full = pair()
-    seen: list[Tensor | None] = []
+    hook_gradients: list[Tensor | None] = []
     for step in range(2):
         step_both(ours, live, theirs, full, step, 1.0)
-    passed.clear()
-    handle = ours.inner.register_step_pre_hook(lambda inner, *_: seen.append(inner.param_groups[0]["params"][0].grad))
+    native_counts.clear()
+    handle = ours.inner.register_step_pre_hook(lambda inner, *_: hook_gradients.append(inner.param_groups[0]["params"][0].grad))
     step_both(ours, live, theirs, full, 2, 1.0)
     handle.remove()
-    assert passed == []
-    assert seen
-    assert all(gradient is not None for gradient in seen)
+    assert native_counts == []
+    assert hook_gradients
+    assert all(gradient is not None for gradient in hook_gradients)
     assert_same(ours, live, theirs, full)
 
 
 @needs_compiler
 @pytest.mark.usefixtures("native_at_any_size")
-def test_a_resumed_run_continues_bit_for_bit(passed: list[int]) -> None:
-    whole, resumed = pair(), pair()
+def test_a_resumed_run_continues_bit_for_bit(native_counts: list[int]) -> None:
+    straight, resumed = pair(), pair()
     for step in range(3):
-        step_both(*whole, step, 1.0)
+        step_both(*straight, step, 1.0)
     file = io.BytesIO()
-    torch.save(whole[0].state_dict(), file)
+    torch.save(straight[0].state_dict(), file)
     file.seek(0)
     resumed[0].load_state_dict(torch.load(file, weights_only=True))
     for step in range(3, 5):
-        step_both(*whole, step, 1.0)
+        step_both(*straight, step, 1.0)
         for parameter, gradient in zip(resumed[1], gradients(step), strict=True):
             parameter.grad = gradient
         resumed[0].clip_grad_norm_(1.0)
         resumed[0].step()
-    assert passed
-    assert all(torch.equal(*masters) for masters in zip(whole[0].masters, resumed[0].masters, strict=True))
-    assert all(torch.equal(*live) for live in zip(whole[1], resumed[1], strict=True))
+    assert native_counts
+    assert all(torch.equal(*masters) for masters in zip(straight[0].masters, resumed[0].masters, strict=True))
+    assert all(torch.equal(*live) for live in zip(straight[1], resumed[1], strict=True))
 
 
 @needs_compiler
 @pytest.mark.usefixtures("native_at_any_size")
-def test_odd_values_round_as_torch_rounds_them(passed: list[int]) -> None:
+def test_odd_values_round_as_torch_rounds_them(native_counts: list[int]) -> None:
     """NaN, infinities, denormals, ties and what overflows bfloat16, in masters and in gradients, to the last bit of a NaN."""
     odd = torch.tensor([float("nan"), float("inf"), -float("inf"), 1e-41, -1e-41, 3.4e38, 1.00390625, 1.01171875] * 2)
     cases = [(odd, torch.zeros(16)), (torch.ones(16), odd)]
@@ -154,12 +156,12 @@ def test_odd_values_round_as_torch_rounds_them(passed: list[int]) -> None:
         number = ~full.isnan()
         assert torch.equal(ours.masters[0].isnan(), ~number)
         assert torch.equal(ours.masters[0][number].view(torch.int32), full[number].view(torch.int32))
-    assert passed == [1, 1] * len(cases)
+    assert native_counts == [1, 1] * len(cases)
 
 
 @needs_compiler
 @pytest.mark.usefixtures("native_at_any_size")
-def test_a_backward_pass_over_weights_that_were_stepped_is_refused(passed: list[int]) -> None:
+def test_a_backward_pass_over_weights_that_were_stepped_is_refused(native_counts: list[int]) -> None:
     """Autograd is told of the writing, as of torch's own: gradients of weights that are gone would be wrong without a word."""
     live = nn.Parameter(torch.ones(16, 16, dtype=torch.bfloat16))
     optimizer = MasterWeightOptimizer([live], **OPTIONS)
@@ -167,15 +169,15 @@ def test_a_backward_pass_over_weights_that_were_stepped_is_refused(passed: list[
     optimizer.step()
     loss = (torch.ones(2, 16, dtype=torch.bfloat16, requires_grad=True) @ live).sum()
     optimizer.step()
-    assert passed == [1]
+    assert native_counts == [1]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
 
 @needs_compiler
 @pytest.mark.usefixtures("native_at_any_size")
-def test_gradients_laid_out_otherwise_are_left_to_torch_in_little_memory(passed: list[int]) -> None:
-    """Each of the eight pieces of a transposed gradient is cut from a copy of all of it; they are not all there at once."""
+def test_gradients_laid_out_otherwise_are_left_to_torch_in_little_memory(native_counts: list[int]) -> None:
+    """Each of the eight chunks of a transposed gradient comes from a copy of all of it; only one copy exists at a time."""
     shape = 4096, 2048
     live, full = nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16)), nn.Parameter(torch.zeros(shape))
     ours, theirs = MasterWeightOptimizer([live], **OPTIONS), torch.optim.AdamW([full], **OPTIONS)
@@ -184,17 +186,19 @@ def test_gradients_laid_out_otherwise_are_left_to_torch_in_little_memory(passed:
         # Of a gradient that is not contiguous torch's fused kernel reads the wrong elements.
         live.grad, full.grad = drawn.T, drawn.T.float().contiguous()
         theirs.step()
-        held = [live, drawn, *ours.masters, *(value for state in ours.state.values() for value in state.values())]
-        with TensorStorageTracker(held) as tracker:
+        live_tensors = [live, drawn, *ours.masters, *(value for state in ours.state.values() for value in state.values())]
+        with TensorStorageTracker(live_tensors) as tracker:
             ours.step()
-    assert passed == []
+    assert native_counts == []
     assert torch.equal(ours.masters[0], full)
-    assert tracker.peak_bytes - sum(tensor.nbytes for tensor in held) < 4 * drawn.nbytes
+    assert tracker.peak_bytes - sum(tensor.nbytes for tensor in live_tensors) < 4 * drawn.nbytes
 
 
 @needs_compiler
 @pytest.mark.usefixtures("native_at_any_size")
-def test_a_pass_that_rounds_otherwise_than_this_torch_is_not_used(monkeypatch: pytest.MonkeyPatch, passed: list[int]) -> None:
+def test_a_pass_that_rounds_otherwise_than_this_torch_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, native_counts: list[int]
+) -> None:
     """Tried once, before the first step: which operations are fused, the build of torch decides."""
     one_pass._matches_torch.cache_clear()
     through = one_pass.step_adamw
@@ -207,7 +211,7 @@ def test_a_pass_that_rounds_otherwise_than_this_torch_is_not_used(monkeypatch: p
     for step in range(3):
         step_both(*optimizers, step, 1.0)
     one_pass._matches_torch.cache_clear()
-    assert passed == [1], "the trial"
+    assert native_counts == [1], "the trial"
     assert_same(*optimizers)
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A process that has compiled nothing yet, with a cache folder of its own."""
+    """Folder of an empty compilation cache, in a process that has not loaded the library."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     library.cache_clear()
     yield tmp_path
@@ -61,8 +61,8 @@ def test_a_compiler_that_fails_is_named_once_and_steps_are_the_same(
     for step in range(3):
         step_both(*optimizers, step, 1.0)
     assert_same(*optimizers)
-    (said,) = [record.message for record in caplog.records]
-    assert f"native.c could not be built with {broken}: cc: internal error; install a working compiler" in said
+    (message,) = [record.message for record in caplog.records]
+    assert f"native.c could not be built with {broken}: cc: internal error; install a working compiler" in message
     assert not list(fresh.rglob("*.so")), "nothing half made is left"
 
 
@@ -100,7 +100,7 @@ def test_another_version_of_the_compiler_builds_anew(fresh: Path, monkeypatch: p
 
 
 def test_a_user_without_a_home_steps_as_before(monkeypatch: pytest.MonkeyPatch, fresh: Path) -> None:
-    """As in a container that runs under a number that no user has."""
+    """A container may run with a user id that no user has."""
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(native.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
     assert library() is None

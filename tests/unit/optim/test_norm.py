@@ -29,8 +29,8 @@ def test_the_norm_is_that_of_float64_to_a_millionth(dtype: torch.dtype, values: 
     assert squared_norm(gradients, CPU).item() == pytest.approx(exact, rel=1e-6)
 
 
-def test_what_one_piece_leaves_behind_is_not_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short piece after a long one, in the same scratch memory."""
+def test_what_one_chunk_leaves_behind_is_not_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short chunk follows a long one in the same scratch memory."""
     monkeypatch.setattr(norm, "_CHUNK_ELEMENTS", 2048)
     assert squared_norm([torch.ones(3000, dtype=torch.bfloat16), torch.ones(5, dtype=torch.bfloat16)], CPU).item() == 3005
 
