@@ -1,4 +1,4 @@
-"""For every rule: the nearest facts to those it fires on that it must not fire on."""
+"""Facts that each rule must not fire on, similar to those that it fires on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For every rule: facts that it must fire on, and how severely."""
+"""Facts that each rule must fire on, and the severity of the finding."""
 
 from __future__ import annotations
 

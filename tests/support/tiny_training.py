@@ -1,6 +1,4 @@
-"""What the scripts in `cases/` share, so that each holds little more than what went wrong: a policy, its data, and masters as
-projects write them by hand.
-"""
+"""A tiny policy, its data, and handwritten masters, which the scripts in `cases/` share."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Policy(nn.Module):
-    """Two matrices with a norm between them. The norm's weight starts at 1.0, where bfloat16 is coarsest for what it holds."""
+    """Two matrices with a norm between them, whose weight starts at 1.0, where bfloat16 is coarse for small updates."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -30,34 +28,34 @@ class Policy(nn.Module):
 
 
 def batches(count: int, dtype: torch.dtype = torch.float32) -> Iterator[Tensor]:
-    """The same on every run, and different on every rank: (8, 16) each."""
+    """Yield batches of shape (8, 16), equal in every run and different on every rank."""
     generator = torch.Generator().manual_seed(1 + int(os.environ.get("RANK", "0")))
     for _ in range(count):
         yield torch.randn(8, 16, generator=generator, dtype=torch.float32).to(dtype)
 
 
 def loss_of(policy: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
-    """How far the policy is from giving back what it is shown."""
+    """Return the mean squared error between the output of the policy and its input."""
     return (policy(batch).float() - batch.float()).square().mean()
 
 
 def join_ranks() -> None:
-    """What `init_process_group` does, for scripts that run after one another in the same processes."""
+    """Initialise the process group unless an earlier script in these processes has done so."""
     if not dist.is_initialized():
         dist.init_process_group("gloo")
 
 
 class Masters(torch.optim.Optimizer):
-    """Float32 copies of 16-bit parameters, stepped by AdamW and rounded back: the least that is right."""
+    """Float32 copies of 16-bit parameters, stepped by AdamW and rounded back: a minimal correct implementation."""
 
     def __init__(self, live: Iterable[nn.Parameter], **options: Any) -> None:
         self.live = list(live)
         self.masters = [parameter.detach().float().clone().requires_grad_() for parameter in self.live]
         self.inner = torch.optim.AdamW(self.masters, **options)
         super().__init__(self.masters, self.inner.defaults)
-        self.param_groups = self.inner.param_groups  # so that a schedule built on this reaches what steps
+        self.param_groups = self.inner.param_groups  # so that a schedule built on this sets the rates of the inner optimizer
 
-    def take_gradients(self) -> None:
+    def copy_gradients(self) -> None:
         for parameter, master in zip(self.live, self.masters, strict=True):
             master.grad = None if parameter.grad is None else parameter.grad.float()
 
@@ -67,7 +65,7 @@ class Masters(torch.optim.Optimizer):
             parameter.copy_(master)
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        self.take_gradients()
+        self.copy_gradients()
         self.inner.step()
         self.round_into_live()
 

@@ -1,4 +1,4 @@
-"""`benchbox audit-precision -- CMD`, run as a user runs it: real launchers, in an environment without benchbox."""
+"""Tests of `benchbox audit-precision -- CMD` with real launchers, in an environment without benchbox."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(foreign, tmp_path):
 
 
 def results(printed):
-    """What the script itself printed: launchers add times and process ids."""
+    """Return the lines that the script itself printed: launchers add times and process ids."""
     return [line for line in printed.splitlines() if line.startswith("result ")]
 
 
@@ -64,15 +64,15 @@ def codes(report):
     return {finding["code"] for finding in report["findings"]}
 
 
-def test_a_ddp_script_that_casts_its_model_is_told_what_and_how_much_it_loses_and_the_repair(run):
+def test_a_ddp_script_that_casts_its_model_gets_its_losses_and_the_repair(run):
     done = run(
         *AUDIT, "--steps", "6", "--", "torchrun", "--standalone", "--nproc_per_node", "2", SCRIPTS / "casts_its_model.py"
     )
     assert done.returncode == 4, done.stderr
     assert len(results(done.stdout)) == 12, "the command runs to its end"
     report = done.stdout[done.stdout.index("BXP101") :]
-    for said in ("BXP201", "0.weight, 0.bias, 2.weight, 2.bias", "2,128", "0.999", "exp_avg_sq", "float32 masters"):
-        assert said in report
+    for expected in ("BXP201", "0.weight, 0.bias, 2.weight, 2.bias", "2,128", "0.999", "exp_avg_sq", "float32 masters"):
+        assert expected in report
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert "BXP101" in done.stderr
     assert "BXP201" in done.stderr
@@ -101,7 +101,7 @@ def test_losses_weights_and_random_numbers_are_bit_for_bit_those_of_the_command_
     assert json.loads(audited.stdout)["subject"]["steps"] == 5
 
 
-def test_what_the_observer_does_not_understand_changes_neither_output_nor_exit_code(run):
+def test_objects_that_the_observer_cannot_read_change_neither_output_nor_exit_code(run):
     """Its script steps complex, sparse and absent tensors, forgets its state, trains in threads and forks, and makes errors of
     warnings."""
     command = ("python", SCRIPTS / "odd_things.py")
@@ -114,7 +114,7 @@ def test_what_the_observer_does_not_understand_changes_neither_output_nor_exit_c
     assert "error: the command failed: exit code 5" in audited.stderr
 
 
-def test_a_rank_that_fails_is_reported_with_what_all_ranks_had_seen_before(run):
+def test_a_failed_rank_is_reported_with_the_facts_of_all_ranks(run):
     """Ranks that torch.multiprocessing spawns know their number only from the process group; the one that is killed cannot
     write anything at its end."""
     command = ("python", SCRIPTS / "casts_its_model.py", "--spawn", "--fail")
@@ -128,7 +128,7 @@ def test_a_rank_that_fails_is_reported_with_what_all_ranks_had_seen_before(run):
     assert codes(report) >= {"BXP101", "BXP201"}
 
 
-def test_stop_ends_the_command_once_its_steps_were_seen_and_a_recipe_says_what_it_was_meant_to_be(run):
+def test_stop_ends_the_command_after_its_observed_steps_and_a_recipe_declares_its_precision(run):
     """Only the report is on stdout."""
     command = (*TORCHRUN, SCRIPTS / "casts_its_model.py", "--steps", "1000000")
     audited = run(*AUDIT, "--stop", "--steps", "5", "--recipe", "fp32", "--format", "json", "--", *command)
@@ -137,54 +137,56 @@ def test_stop_ends_the_command_once_its_steps_were_seen_and_a_recipe_says_what_i
     assert codes(json.loads(audited.stdout)) >= {"BXP101", "BXP604"}
 
 
-def test_ctrl_c_and_the_keyboard_are_the_commands(foreign, tmp_path):
-    """On a terminal: the command reads what is typed, Ctrl-C ends it, and what was seen is reported nevertheless."""
+def test_the_command_gets_ctrl_c_and_the_keyboard(foreign, tmp_path):
+    """On a terminal, the command reads what is typed, Ctrl-C ends it, and the observed steps are reported nevertheless."""
     pid, terminal = pty.fork()
     if not pid:
         os.chdir(tmp_path)
         os.execvpe(AUDIT[0], [*AUDIT, "--steps", "3", "--", "python", str(SCRIPTS / "reads_a_line.py")], foreign)
     os.write(terminal, b"typed\n")
-    said = ""
+    output = ""
     interrupted = False
     while True:
         try:
             part = os.read(terminal, 4096).decode()
         except OSError:  # the other side is gone
             break
-        said += part
-        if "trains" in said and not interrupted:
+        output += part
+        if "trains" in output and not interrupted:
             os.write(terminal, b"\x03")
             interrupted = True
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
-    assert "read: typed" in said
-    assert "KeyboardInterrupt" in said
-    assert said.index("KeyboardInterrupt") < said.index("clean") < said.index("error: the command failed: ended by SIGINT")
+    assert "read: typed" in output
+    assert "KeyboardInterrupt" in output
+    assert (
+        output.index("KeyboardInterrupt") < output.index("clean") < output.index("error: the command failed: ended by SIGINT")
+    )
 
 
-def test_a_sitecustomize_that_was_there_before_runs_and_the_path_is_as_it_was(run, tmp_path):
-    (tmp_path / "own").mkdir()
-    own = tmp_path / "own" / "sitecustomize.py"
-    own.write_text("import sys\nsys.customised = True\n")
+def test_an_existing_sitecustomize_runs_and_the_path_is_unchanged(run, tmp_path):
+    (tmp_path / "existing").mkdir()
+    existing = tmp_path / "existing" / "sitecustomize.py"
+    existing.write_text("import sys\nsys.customised = True\n")
     program = "import sys, sitecustomize; print(sys.customised, sitecustomize.__file__, sys.path[:2])"
-    audited = run(*AUDIT, "--", "python", "-c", program, PYTHONPATH=str(own.parent))
-    assert audited.stdout == f"True {own} ['', '{own.parent}']\n"
+    audited = run(*AUDIT, "--", "python", "-c", program, PYTHONPATH=str(existing.parent))
+    assert audited.stdout == f"True {existing} ['', '{existing.parent}']\n"
     assert audited.returncode == 3
     assert audited.stderr == "error: no optimizer step was seen: no Python that the command started imported torch\n"
 
 
 @pytest.mark.parametrize(
-    ("command", "why"),
+    ("command", "reason"),
     [
         (("python", "-c", "import torch"), "torch was imported, and no torch.optim.Optimizer took a step"),
         (("python", "-I", "-c", "import torch"), "no Python of the command could be looked into"),
         (("false",), "the command failed (exit code 1), and no optimizer step was seen"),
     ],
 )
-def test_a_command_in_which_no_step_was_seen_says_why_that_may_be(run, command, why):
+def test_a_command_without_an_observed_step_explains_why(run, command, reason):
     done = run(*AUDIT, "--", *command)
     assert (done.returncode, done.stdout) == (3, "")
     (line,) = done.stderr.splitlines()
-    assert why in line
+    assert reason in line
 
 
 def test_a_command_that_cannot_be_run_is_one_line(run):
@@ -197,7 +199,7 @@ def test_a_command_that_cannot_be_run_is_one_line(run):
         assert (done.returncode, done.stdout, done.stderr.splitlines()) == (2, "", [line])
 
 
-def test_a_command_whose_every_step_is_skipped_is_told_so(run):
+def test_a_command_that_skips_every_step_is_reported_as_such(run):
     done = run(*AUDIT, "--format", "json", "--", "python", SCRIPTS / "skips_every_step.py")
     assert done.returncode == 4, done.stderr
     (finding,) = json.loads(done.stdout)["findings"]

@@ -1,4 +1,4 @@
-"""`benchbox audit-precision`, run as a user runs it, on real ranks."""
+"""Tests of `benchbox audit-precision` on sessions with real ranks and on checkpoints."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def dtypes(report: dict[str, Any], kind: str) -> set[str]:
     return {entry["dtype"] for entry in report["census"] if entry["kind"] == kind}
 
 
-def test_pure_bfloat16_under_ddp_is_found_out_on_every_rank():
+def test_pure_bfloat16_under_ddp_is_found_on_every_rank():
     """The bug of OpenTau#181: parameters and both moments in bfloat16, beta2 at torch's default."""
     report = audited(4, "--backend", "ddp", "--recipe", "bf16_pure", "--beta2", "0.999")
     errors = {finding["code"]: finding for finding in report["findings"] if finding["severity"] == "error"}
@@ -59,15 +59,15 @@ def test_float32_masters_pass_wherever_a_backend_keeps_them(backend, master):
     report = audited(0, "--backend", backend, "--recipe", "bf16_master", "--beta2", "0.999")
     assert {finding["severity"] for finding in report["findings"]} <= {"info"}
     assert dtypes(report, master) == dtypes(report, "exp_avg") == dtypes(report, "exp_avg_sq") == {"float32"}
-    held = [entry["elements"] for entry in report["census"] if entry["kind"] == master]
-    whole = 2 if backend == "ddp" else 1
+    elements = [entry["elements"] for entry in report["census"] if entry["kind"] == master]
+    copies = 2 if backend == "ddp" else 1
     total = report["subject"]["observed"]["total_numel"]
-    assert sum(held) == pytest.approx(whole * total, rel=0.01), "shards make up the whole policy"
+    assert sum(elements) == pytest.approx(copies * total, rel=0.01), "shards make up the whole policy"
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """What a training in pure bfloat16 saves."""
+    """Save a checkpoint of a training in pure bfloat16."""
     model = torch.nn.Linear(16, 16).bfloat16()
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(2, 16, dtype=torch.bfloat16)).sum().backward()
@@ -76,33 +76,33 @@ def checkpoint(tmp_path):
     return tmp_path / "last.pt"
 
 
-def of_checkpoint(path, *options):
+def audit_checkpoint(path, *options):
     command = [sys.executable, "-m", "benchbox.cli.app", "audit-precision", "--checkpoint", str(path), *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=100)
 
 
-def test_a_checkpoint_is_audited_and_what_a_baseline_had_does_not_fail_again(checkpoint, tmp_path):
-    first = of_checkpoint(checkpoint, "--format", "json")
-    assert (first.returncode, first.stderr) == (4, f"error: {checkpoint} does not pass BXP101, BXP201\n")
-    assert json.loads(first.stdout)["subject"]["path"] == str(checkpoint)
-    (tmp_path / "before.json").write_text(first.stdout)
-    again = of_checkpoint(checkpoint, "--baseline", str(tmp_path / "before.json"))
-    assert (again.returncode, again.stderr) == (0, "")
-    assert "known: BXP101" in again.stdout
+def test_a_checkpoint_is_audited_and_findings_of_a_baseline_do_not_fail_again(checkpoint, tmp_path):
+    without_baseline = audit_checkpoint(checkpoint, "--format", "json")
+    assert (without_baseline.returncode, without_baseline.stderr) == (4, f"error: {checkpoint} does not pass BXP101, BXP201\n")
+    assert json.loads(without_baseline.stdout)["subject"]["path"] == str(checkpoint)
+    (tmp_path / "before.json").write_text(without_baseline.stdout)
+    with_baseline = audit_checkpoint(checkpoint, "--baseline", str(tmp_path / "before.json"))
+    assert (with_baseline.returncode, with_baseline.stderr) == (0, "")
+    assert "known: BXP101" in with_baseline.stdout
 
 
-def test_rules_are_chosen_by_code_and_silenced_for_parameters_with_a_reason(checkpoint, tmp_path):
+def test_rules_are_selected_by_code_and_suppressed_for_parameters_with_a_reason(checkpoint, tmp_path):
     silent = tmp_path / "silent.yaml"
     silent.write_text('suppress:\n  - {rule: BXP201, parameters: "*", reason: "the run is over in ten steps"}\n')
-    done = of_checkpoint(checkpoint, "--select", "BXP1,BXP201", "--ignore", "bxp101", "--suppressions", str(silent))
+    done = audit_checkpoint(checkpoint, "--select", "BXP1,BXP201", "--ignore", "bxp101", "--suppressions", str(silent))
     assert (done.returncode, done.stderr) == (0, "")
     assert "the run is over in ten steps" in done.stdout
     assert "BXP101" not in done.stdout
 
 
 @pytest.mark.parametrize(("form", "read"), [("sarif", json.loads), ("junit", ET.fromstring)])
-def test_programs_get_one_whole_document(checkpoint, form, read):
-    done = of_checkpoint(checkpoint, "--format", form)
+def test_programs_get_one_complete_document(checkpoint, form, read):
+    done = audit_checkpoint(checkpoint, "--format", form)
     assert done.returncode == 4
     read(done.stdout)
     assert "BXP101" in done.stdout
@@ -125,7 +125,7 @@ def test_programs_get_one_whole_document(checkpoint, form, read):
         ("--checkpoint nowhere", "nowhere: no such file or directory"),
     ],
 )
-def test_a_subject_that_is_none_or_two_is_refused_in_one_line(options, line):
+def test_no_subject_or_two_of_them_are_refused_in_one_line(options, line):
     command = [sys.executable, "-m", "benchbox.cli.app", "audit-precision", *options.split()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout, done.stderr.splitlines()) == (2, "", [f"error: {line}"])

@@ -1,4 +1,4 @@
-"""What an interpreter does that the observer was put into: real interpreters, and a torch that is a few lines long."""
+"""Tests of the start of real interpreters with an injected observer, and with a stand-in for torch."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def python(tmp_path):
     return run
 
 
-def test_an_import_of_torch_that_fails_fails_as_it_would_and_a_later_one_is_noticed(python):
-    """The first attempt raises in the middle of torch, the second goes through."""
+def test_a_failing_import_of_torch_still_fails_and_a_later_one_is_noticed(python):
+    """The first attempt raises in the middle of torch, the second succeeds."""
     done = python(
         """
 try:
@@ -45,15 +45,15 @@ except RuntimeError as error:
 import builtins
 builtins.ready = True
 import torch
-print(torch.whole)
+print(torch.complete)
 """,
-        torch="import builtins\nif not hasattr(builtins, 'ready'): raise RuntimeError('no driver')\nwhole = True\n",
+        torch="import builtins\nif not hasattr(builtins, 'ready'): raise RuntimeError('no driver')\ncomplete = True\n",
     )
     assert (done.stdout, done.stderr, done.returncode) == ("no driver\nTrue\n", "", 0)
     assert (python.reports / "torch").exists()
 
 
-def test_a_torch_that_the_observer_cannot_use_is_used_by_the_program_and_the_trouble_is_told(python):
+def test_a_torch_that_the_observer_cannot_use_still_works_for_the_program_and_the_reason_is_reported(python):
     done = python("import torch; print(torch.answer)", torch="answer = 42\n")
     assert (done.stdout, done.stderr, done.returncode) == ("42\n", "", 0)
     assert explain_no_steps(python.reports).startswith(
@@ -61,8 +61,8 @@ def test_a_torch_that_the_observer_cannot_use_is_used_by_the_program_and_the_tro
     )
 
 
-def test_whoever_asks_for_torch_gets_the_answer_that_it_would_have_got(python):
-    """Looking for it, importing it, importing it anew: all by its own loader, and nothing of ours stays in the way."""
+def test_importing_and_reloading_torch_works_as_without_the_observer(python):
+    """Finding, importing and reloading it use its own loader, and our finder is removed."""
     done = python(
         """
 import importlib, importlib.util, sys
@@ -70,44 +70,44 @@ print(type(importlib.util.find_spec("torch").loader).__name__)
 import torch
 print(type(torch.__loader__).__name__, vars(torch.__spec__.loader).keys() - {"name", "path"})
 print(importlib.reload(torch) is torch, torch.times)
-print([each for each in sys.meta_path if "TorchFinder" in type(each).__name__])
+print([finder for finder in sys.meta_path if "TorchFinder" in type(finder).__name__])
 """,
         torch="times = globals().get('times', 0) + 1\n",
     )
     assert done.stdout.splitlines() == ["SourceFileLoader", "SourceFileLoader set()", "True 2", "[]"], done.stderr
 
 
-def test_a_process_without_torch_loads_nothing_more_than_the_waiting(python):
+def test_a_process_without_torch_loads_only_the_bootstrap(python):
     done = python("import sys; print(sorted(name for name in sys.modules if name.startswith('benchbox')))")
     assert done.stdout == "['benchbox_observer', 'benchbox_observer.bootstrap']\n"
     assert explain_no_steps(python.reports) == "no Python that the command started imported torch"
 
 
 @pytest.mark.parametrize("option", ["-I", "-E", "-S"])
-def test_an_interpreter_that_is_closed_to_us_runs_and_is_known_to_be_closed(python, option):
+def test_an_interpreter_that_ignores_the_environment_runs_unobserved(python, option):
     done = python("print('runs')", option)
     assert done.stdout == "runs\n"
     assert explain_no_steps(python.reports).startswith("no Python of the command could be looked into")
 
 
-def test_a_sitecustomize_that_fails_fails_as_it_would(python, tmp_path):
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "sitecustomize.py").write_text("raise ValueError('mine')\n")
-    done = python("print('runs')", PYTHONPATH=str(tmp_path / "own"))
+def test_a_failing_sitecustomize_still_fails(python, tmp_path):
+    (tmp_path / "existing").mkdir()
+    (tmp_path / "existing" / "sitecustomize.py").write_text("raise ValueError('mine')\n")
+    done = python("print('runs')", PYTHONPATH=str(tmp_path / "existing"))
     assert done.stdout == "runs\n"
     assert "Error in sitecustomize" in done.stderr
     assert "ValueError: mine" in done.stderr
 
 
-def test_a_child_that_was_given_our_path_and_nothing_else_is_left_alone(python, tmp_path):
-    """Programs put environments together for what they start; there is nowhere to write to then."""
-    before = {each.name for each in tmp_path.iterdir()} | {"libraries", "observer"}
+def test_a_child_process_with_only_our_python_path_runs_unobserved(python, tmp_path):
+    """Programs may build a new environment for their children; without our other variables there is no folder to write to."""
+    before = {path.name for path in tmp_path.iterdir()} | {"libraries", "observer"}
     program = """
 import os, subprocess, sys
-own = {"PYTHONPATH": os.environ["PYTHONPATH"]}
-subprocess.run([sys.executable, "-c", "import torch; print(torch.answer)"], env=own, check=True)
+environment = {"PYTHONPATH": os.environ["PYTHONPATH"]}
+subprocess.run([sys.executable, "-c", "import torch; print(torch.answer)"], env=environment, check=True)
 """
     done = python(program, torch="answer = 42\n")
     assert (done.stdout, done.stderr) == ("42\n", "")
-    assert {each.name for each in tmp_path.iterdir()} == before
+    assert {path.name for path in tmp_path.iterdir()} == before
     assert not (python.reports / "torch").exists()

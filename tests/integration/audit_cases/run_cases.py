@@ -38,21 +38,21 @@ def main(out: str, names: list[str]) -> None:
     for name in names:
         for variant, repaired in VARIANTS.items():
             try:
-                told = observed(name, repaired, Path(out) / f"{name}-{variant}")
+                result = observe_script(name, repaired, Path(out) / f"{name}-{variant}")
             except Exception:
                 if dist.is_initialized():
                     raise  # another rank may be waiting for this one
-                told = {"failed": traceback.format_exc()}  # the other cases can still run
-            (Path(out) / f"{name}-{variant}-{rank}.json").write_text(json.dumps(told))
+                result = {"failed": traceback.format_exc()}  # the other cases can still run
+            (Path(out) / f"{name}-{variant}-{rank}.json").write_text(json.dumps(result))
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
 
 
-def observed(name: str, repaired: bool, folder: Path) -> dict[str, Any]:
-    """Facts of one run of a script in a folder of its own, which its ranks share."""
+def observe_script(name: str, repaired: bool, folder: Path) -> dict[str, Any]:
+    """Return the facts of one run of a script in a separate folder, which its ranks share."""
     folder.mkdir(exist_ok=True)
-    with contextlib.chdir(folder), on_its_own():
+    with contextlib.chdir(folder), isolated():
         case = importlib.import_module(name)
         contract = Contract(**case.CONTRACT) if hasattr(case, "CONTRACT") else None
         if hasattr(case, "earlier"):  # a run before the one that is audited, in this folder too
@@ -64,8 +64,8 @@ def observed(name: str, repaired: bool, folder: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def on_its_own() -> Iterator[None]:
-    """What a script changes in the process is undone; the process group stays, because starting one takes seconds."""
+def isolated() -> Iterator[None]:
+    """Undo the changes of a script to the process, but keep the process group, because starting one takes seconds."""
     environment = dict(os.environ)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Mistakes that people made, each as the script that made it: the audit names it, and is silent about its repair."""
+"""Tests on real mistakes, each as a script: the audit reports the mistake, and nothing once it is repaired."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Case:
-    """What a script declares of itself. `also` are rules that rightly fire beside those it is about; `severities` are expected
-    where they are not the rule's own.
+    """Expectations that a script declares. `also` are rules that rightly fire beside those the case is about; `severities` are
+    those that differ from the rule's severity.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Case:
 
     @classmethod
     def read(cls, path: Path) -> Case:
-        """Without importing it: DeepSpeed takes seconds, and every rank has to import it anyway."""
+        """Read the declarations without importing the script: importing DeepSpeed takes seconds."""
         declared: dict[str, Any] = {}
         for statement in ast.parse(path.read_text()).body:
             if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
@@ -49,13 +49,14 @@ class Case:
 
 
 CASES = [Case.read(path) for path in sorted((HERE / "cases").glob("*.py"))]
-each_case = pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+over_cases = pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
 
 
 @pytest.fixture(scope="session")
-def testimony(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the facts of each variant of the cases that were selected. Those of one number of ranks share a process
-    group, which takes longer to start than they do to run.
+def facts_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run each variant of the selected cases, and return the folder with their facts.
+
+    Cases with the same number of ranks share a process group, which takes longer to start than they take to run.
     """
     items = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     selected = {params["case"].name: params["case"] for params in items if isinstance(params.get("case"), Case)}
@@ -75,31 +76,31 @@ def run(names: list[str], ranks: int, out: Path) -> None:
         pytest.fail(f"{ranks} ranks failed:\n{done.stderr[-8000:]}")
 
 
-def judged(out: Path, case: Case, variant: str) -> Judgement:
-    """What the audit says of one variant of a case, from the facts of all its ranks."""
-    told = [json.loads((out / f"{case.name}-{variant}-{rank}.json").read_text()) for rank in range(case.ranks)]
-    for each in told:
-        if "failed" in each:
-            pytest.fail(f"{case.name}, {variant}:\n{each['failed']}")
-    facts = [RankFacts.from_dict(each) for each in told]
-    assert [problem for each in facts for problem in each.problems] == [], "the observer stumbled"
+def judge_variant(out: Path, case: Case, variant: str) -> Judgement:
+    """Return the judgement of one variant of a case, from the facts of all its ranks."""
+    results = [json.loads((out / f"{case.name}-{variant}-{rank}.json").read_text()) for rank in range(case.ranks)]
+    for result in results:
+        if "failed" in result:
+            pytest.fail(f"{case.name}, {variant}:\n{result['failed']}")
+    facts = [RankFacts.from_dict(result) for result in results]
+    assert [problem for rank_facts in facts for problem in rank_facts.problems] == [], "the observer failed"
     return judge(facts)
 
 
 @pytest.mark.ranks
-@each_case
-def test_what_went_wrong_is_found_and_nothing_else(case: Case, testimony: Path) -> None:
-    found = judged(testimony, case, "buggy").findings
-    assert {finding.code for finding in found if finding.severity != "info"} | set(case.rules) == {*case.rules, *case.also}
+@over_cases
+def test_the_mistake_is_found_and_nothing_else(case: Case, facts_folder: Path) -> None:
+    findings = judge_variant(facts_folder, case, "buggy").findings
+    assert {finding.code for finding in findings if finding.severity != "info"} | set(case.rules) == {*case.rules, *case.also}
     for code in case.rules:
-        severities = {finding.severity for finding in found if finding.code == code}
+        severities = {finding.severity for finding in findings if finding.code == code}
         assert case.severities.get(code, rules()[code].severity) in severities, f"{code} fired as {severities or None}"
 
 
 @pytest.mark.ranks
-@each_case
-def test_of_its_repair_the_audit_has_nothing_to_say(case: Case, testimony: Path) -> None:
-    judgement = judged(testimony, case, "repaired")
+@over_cases
+def test_the_repaired_script_has_no_findings(case: Case, facts_folder: Path) -> None:
+    judgement = judge_variant(facts_folder, case, "repaired")
     assert [finding for finding in judgement.findings if finding.severity != "info"] == []
     assert set(case.rules) <= set(judgement.clean), "a rule that the case is about was not judged"
 

@@ -1,4 +1,4 @@
-"""Training loops that are right and written unusually: the audit is silent about them."""
+"""Tests on correct training loops with an unusual structure: the audit has no findings."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     Script = Callable[[], None]
 
 
-def observed(script: Script) -> tuple[RankFacts, Judgement]:
+def observe(script: Script) -> tuple[RankFacts, Judgement]:
     with StepObserver(source="command", steps=6) as observer:
         script()
     facts = RankFacts.from_dict(observer.facts().to_dict())
-    assert facts.problems == (), "the observer stumbled"
+    assert facts.problems == (), "the observer failed"
     return facts, judge([facts])
 
 
@@ -39,7 +39,7 @@ def step_masters(policy: Policy, masters: Masters) -> None:
 
 
 def masters_in_groups() -> None:
-    """Those that decay come first, so they are in another order than the parameters."""
+    """Masters whose order is not that of the parameters: those that decay are sorted to the front."""
     policy = Policy().to(torch.bfloat16)
     live = sorted(policy.parameters(), key=lambda parameter: parameter.ndim < 2)
     step_masters(policy, Masters(live, lr=1e-3))
@@ -61,7 +61,7 @@ def one_flat_master() -> None:
         optimizer.step()
         policy.zero_grad()
         with torch.no_grad():
-            for parameter, part in zip(live, flat.split([each.numel() for each in live]), strict=True):
+            for parameter, part in zip(live, flat.split([parameter.numel() for parameter in live]), strict=True):
                 parameter.copy_(part.view_as(parameter))
 
 
@@ -174,20 +174,20 @@ SCRIPTS = {
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # of a critic that begins later
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
 def test_nothing_is_said_of_a_loop_that_is_right(script: Script) -> None:
-    facts, judgement = observed(script)
+    facts, judgement = observe(script)
     assert facts.steps
     assert [(finding.code, finding.evidence) for finding in judgement.findings if finding.severity != "info"] == []
 
 
 @pytest.mark.parametrize("script", [masters_in_groups, masters_of_a_part])
-def test_masters_are_told_by_their_values_where_their_order_does_not_tell_them(script: Script) -> None:
-    facts, judgement = observed(script)
+def test_masters_are_linked_by_value_where_their_order_is_ambiguous(script: Script) -> None:
+    facts, judgement = observe(script)
     live = {parameter.name: parameter for parameter in facts.parameters if parameter.linked}
     assert {tensor.name for tensor in facts.stepped} == live.keys()
     assert {tensor.name: tensor.live_dtype for tensor in facts.stepped} == dict.fromkeys(live, "bfloat16")
     assert {"BXP104", "BXP404"} <= {*judgement.clean}
 
 
-def test_what_moves_without_being_seen_to_be_stepped_is_not_judged() -> None:
-    _, judgement = observed(one_flat_master)
-    assert "could not be told" in judgement.not_judged["BXP404"]
+def test_parameters_that_change_without_an_observed_step_are_not_judged() -> None:
+    _, judgement = observe(one_flat_master)
+    assert "could not be determined" in judgement.not_judged["BXP404"]

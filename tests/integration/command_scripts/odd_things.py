@@ -26,7 +26,7 @@ class Hostile:
     def __bool__(self):
         raise RuntimeError("neither")
 
-    def __eq__(self, other):
+    def __eq__(self, value):
         raise RuntimeError("incomparable")
 
     __hash__ = None

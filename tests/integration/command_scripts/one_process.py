@@ -1,4 +1,4 @@
-"""Trains in one process what an observer might disturb: dropout, data workers, a compiled model, a closure. Prints every loss."""
+"""Trains with dropout, data workers, a compiled model and a closure in one process. Prints every loss."""
 
 import hashlib
 

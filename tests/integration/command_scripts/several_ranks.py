@@ -9,21 +9,21 @@ import torch.distributed as dist
 from torch import nn
 
 parser = argparse.ArgumentParser()
-parser.add_argument("way", choices=["ddp", "accelerate", "deepspeed"])
+parser.add_argument("backend", choices=["ddp", "accelerate", "deepspeed"])
 parser.add_argument("--local_rank", type=int)  # the deepspeed launcher passes it
-way = parser.parse_args().way
+backend = parser.parse_args().backend
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.2), nn.Linear(32, 16))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-if way == "accelerate":
+if backend == "accelerate":
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
     model, optimizer = accelerator.prepare(model, optimizer)
     backward = accelerator.backward
-elif way == "deepspeed":
+elif backend == "deepspeed":
     import deepspeed
 
     deepspeed.init_distributed("gloo")

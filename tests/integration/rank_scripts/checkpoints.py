@@ -41,10 +41,10 @@ def batch(step: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(4, 16, generator=torch.Generator().manual_seed(step)).to(dtype)
 
 
-def round_(tensor: torch.Tensor) -> None:
-    """What a way through bfloat16 leaves."""
-    held = local_shard(tensor).detach()
-    held.copy_(held.bfloat16())
+def round_to_bfloat16_(tensor: torch.Tensor) -> None:
+    """Round a tensor to bfloat16 in place, in its dtype."""
+    shard = local_shard(tensor).detach()
+    shard.copy_(shard.bfloat16())
 
 
 def zero(folder: Path, stage: int, *, pure: bool = False) -> None:
@@ -67,19 +67,19 @@ def zero(folder: Path, stage: int, *, pure: bool = False) -> None:
         return
     engine.save_checkpoint(str(folder / f"zero{stage}"))
     masters = optimizer.fp32_partitioned_groups_flat if stage == 3 else optimizer.single_partition_of_fp32_groups
-    kept = [(tensor, tensor.detach().clone()) for tensor in masters]
+    originals = [(tensor, tensor.detach().clone()) for tensor in masters]
     for tensor in masters:
-        round_(tensor)
+        round_to_bfloat16_(tensor)
     engine.save_checkpoint(str(folder / f"zero{stage}-rederived"))
     with torch.no_grad():
-        for tensor, before in kept:
-            tensor.copy_(before)
+        for tensor, original in originals:
+            tensor.copy_(original)
     if stage < 3:
         with torch.no_grad():
             next(iter(engine.module.parameters()))[0] += 1.0  # the first row of 0.weight
         engine.save_checkpoint(str(folder / f"zero{stage}-stale"))
-    for held in optimizer.optimizer.state.values():
-        round_(held["exp_avg_sq"])
+    for state in optimizer.optimizer.state.values():
+        round_to_bfloat16_(state["exp_avg_sq"])
     engine.save_checkpoint(str(folder / f"zero{stage}-moments"))
 
 
@@ -89,8 +89,8 @@ def sharded(version: int, dtype: torch.dtype = torch.float32) -> tuple[nn.Module
         layers = FullyShardedDataParallel(layers, device_id=torch.device("cpu"), use_orig_params=True)
     else:
         mesh = init_device_mesh("cpu", (2,))
-        for each in (*layers.children(), layers):
-            fully_shard(each, mesh=mesh)
+        for module in (*layers.children(), layers):
+            fully_shard(module, mesh=mesh)
     optimizer = torch.optim.AdamW(layers.parameters(), lr=1e-3)
     for step in range(STEPS):
         layers(batch(step, dtype)).square().mean().backward()
@@ -107,10 +107,10 @@ def fsdp(folder: Path, version: int) -> None:
         torch.save(
             {"model": layers.state_dict(), "optimizer": optimizer.state_dict()}, folder / f"fsdp2-rank{dist.get_rank()}.pt"
         )
-    for held in optimizer.state.values():
-        round_(held["exp_avg_sq"])
+    for state in optimizer.state.values():
+        round_to_bfloat16_(state["exp_avg_sq"])
     for parameter in layers.parameters():
-        round_(parameter)
+        round_to_bfloat16_(parameter)
     save(folder / f"fsdp{version}-rounded", layers, optimizer)
     save(folder / f"fsdp{version}-pure", *sharded(version, torch.bfloat16))
 
@@ -121,7 +121,7 @@ def save(folder: Path, layers: nn.Module, optimizer: torch.optim.Optimizer, *, f
 
 
 def accelerate(folder: Path) -> None:
-    """What `save_state` does under FSDP2: sharded into folders, and without DCP into a file of each rank."""
+    """Save as `save_state` does under FSDP2: sharded into folders, and without DCP into a file for each rank."""
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2, reshard_after_forward=True, state_dict_type="sharded_state_dict", auto_wrap_policy="no_wrap"
     )

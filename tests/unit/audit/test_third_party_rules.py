@@ -122,5 +122,5 @@ def test_an_unusable_entry_point_is_refused_by_its_name_and_distribution(install
 def test_two_distributions_cannot_use_the_same_code(install):
     install("acme_rules:single")
     install("acme_rules:single", name="acme-rules-copy")
-    with pytest.raises(ConfigurationError, match="acme-rules-copy, .* takes the name 'ACME101', which belongs to acme-rules;"):
+    with pytest.raises(ConfigurationError, match=r"acme-rules-copy, .* takes the name 'ACME101', which belongs to acme-rules;"):
         rules()

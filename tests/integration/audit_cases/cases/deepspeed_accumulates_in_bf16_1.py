@@ -1,5 +1,7 @@
-"""The same in ZeRO-1, which leaves the sum on the parameters. Told to accumulate in float32 DeepSpeed takes another optimizer
-(`BF16_Optimizer`), under which bfloat16 gradients stay on the parameters too and are summed elsewhere.
+"""DeepSpeed accumulates in bfloat16 under ZeRO-1 too, which leaves the sum on the parameters.
+
+Configured to accumulate in float32, DeepSpeed uses another optimizer (`BF16_Optimizer`), under which bfloat16 gradients stay on
+the parameters too and are summed elsewhere.
 """
 
 from deepspeed_accumulates_in_bf16 import train

@@ -20,7 +20,7 @@ class LooksLikeAnOptimizer:
         self.param_groups = masters.param_groups
 
     def step(self) -> None:
-        self.masters.take_gradients()
+        self.masters.copy_gradients()
         self.masters.inner.step()
         self.masters.round_into_live()
 

@@ -31,8 +31,8 @@ def main(repaired: bool) -> None:
     policy = Policy().to(torch.bfloat16)
     optimizer = Masters(policy.parameters(), lr=1e-3)
     optimizer.load_state_dict(saved["optimizer"])
-    for master, held in zip(optimizer.masters, saved["masters"], strict=True):
-        master.data.copy_(held)
+    for master, saved_master in zip(optimizer.masters, saved["masters"], strict=True):
+        master.data.copy_(saved_master)
     optimizer.round_into_live()
     for batch in batches(8, torch.bfloat16):
         loss_of(policy, batch).backward()

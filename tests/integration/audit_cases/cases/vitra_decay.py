@@ -26,9 +26,9 @@ def main(repaired: bool) -> None:
     policy = FullyShardedDataParallel(policy, sharding_strategy=strategy, use_orig_params=True, device_id=torch.device("cpu"))
     if not repaired:
         names = decaying(policy)
-    own = {name.removeprefix("_fsdp_wrapped_module."): parameter for name, parameter in policy.named_parameters()}
-    decay = [parameter for name, parameter in own.items() if name in names]
-    others = [parameter for name, parameter in own.items() if name not in names]
+    parameters = {name.removeprefix("_fsdp_wrapped_module."): parameter for name, parameter in policy.named_parameters()}
+    decay = [parameter for name, parameter in parameters.items() if name in names]
+    others = [parameter for name, parameter in parameters.items() if name not in names]
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3)
     for batch in batches(8):
