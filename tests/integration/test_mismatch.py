@@ -11,6 +11,7 @@ from benchbox.errors import MismatchError
 from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.local import LocalLauncher
 from benchbox.observer.facts import SteppedTensor
+from benchbox.registry.backends import BUILT_IN_BACKENDS
 from benchbox.spec.cell import MeasureSpec
 from benchbox.worker.expected import check_backend, check_step
 from tests.support.ranks import tiny_cell
@@ -61,6 +62,20 @@ def test_what_is_observed_before_the_first_step_decides(changes: dict[str, Any],
     check_backend(cell, observed())
     with pytest.raises(MismatchError, match=message):
         check_backend(cell, observed(**changes))
+
+
+@pytest.mark.parametrize("backend", [name for name in BUILT_IN_BACKENDS if name not in ("single", "ddp")])
+def test_every_backend_that_shards_is_refused_where_nothing_is_sharded(backend: str) -> None:
+    """Only one process and DDP step all that trains on every rank."""
+    cell = tiny_cell(backend=backend)
+    check_backend(cell, observed(backend=backend))
+    with pytest.raises(MismatchError, match=f"{backend} steps 100 elements on this rank and the policy trains 100"):
+        check_backend(cell, observed(backend=backend, shard_numel=100))
+
+
+@pytest.mark.parametrize("backend", ["single", "ddp"])
+def test_a_backend_that_replicates_may_step_all_that_trains(backend: str) -> None:
+    check_backend(tiny_cell(backend=backend), observed(backend=backend, shard_numel=100))
 
 
 def test_a_cell_that_freezes_and_trains_everything_is_refused() -> None:
