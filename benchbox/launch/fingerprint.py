@@ -1,45 +1,127 @@
-"""Which sources of a policy a launch measured: a record speaks only for those."""
+"""Fingerprint of the sources of a policy: a record is valid only for the sources it was measured with."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from benchbox.registry.policies import policy_entry, search_path
+from benchbox.registry.policies import PACKAGE, policy_entry, search_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    Module = tuple[str, ...]  # dotted name below `PACKAGE`, split: ("_layers", "nn", "rope")
+    Import = tuple[int, Module, Module]  # level of a relative import, module, imported names
+
 
 def policy_sha256(name: str, policy_dirs: Sequence[Path] = ()) -> str:
-    """SHA-256 over the files of a policy's folder and of the shared folders (`_layers`, ...) it may import.
+    """Return the SHA-256 of all files in a policy's folder and of the policy modules that it imports, directly or indirectly.
+
+    Imports are read from the source and nothing is executed. Imports inside functions and the `__init__.py` of parent packages
+    count, imports under `if TYPE_CHECKING:` and imports of other packages do not. A module that is imported by a computed name
+    cannot be found. The fingerprint does not depend on the location of the folders.
 
     Raises:
-        ConfigurationError: no such policy.
+        ConfigurationError: the policy does not exist.
     """
-    folders = [policy_entry(name, policy_dirs).folder, *_shared(policy_dirs)]
+    folder = policy_entry(name, policy_dirs).folder
+    files = {f"{name}/{path.relative_to(folder).as_posix()}": path for path in _folder_files(folder)}
+    files |= _imported_files((name, "policy"), search_path(policy_dirs))
     digest = hashlib.sha256()
-    for folder in folders:
-        for path in _sources(folder):
-            content = path.read_bytes()
-            digest.update(f"{folder.name}/{path.relative_to(folder).as_posix()}\0{len(content)}\0".encode())
-            digest.update(content)
+    for label, path in sorted(files.items()):
+        content = path.read_bytes()
+        digest.update(f"{label}\0{len(content)}\0".encode())
+        digest.update(content)
     return digest.hexdigest()
 
 
-def _shared(policy_dirs: Sequence[Path]) -> list[Path]:
-    """Shared building blocks by name: what python would import, the first on the search path."""
-    found: dict[str, Path] = {}
-    for root in search_path(policy_dirs):
-        for folder in root.iterdir():
-            if folder.is_dir() and folder.name.startswith("_") and folder.name != "__pycache__":
-                found.setdefault(folder.name, folder)
-    return [found[name] for name in sorted(found)]
-
-
-def _sources(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*")):
+def _folder_files(folder: Path) -> Iterator[Path]:
+    for path in folder.rglob("*"):
         hidden = any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts)
         if path.is_file() and not hidden:
             yield path
+
+
+def _imported_files(root: Module, folders: Sequence[Path]) -> dict[str, Path]:
+    """Return the files of a module and of everything it imports from `PACKAGE`, by their paths below it."""
+    files: dict[str, Path] = {}
+    pending, visited = [root], {root}
+    while pending:
+        module = pending.pop()
+        path = _find(module, folders)
+        if path is None:  # a namespace package, an imported name that is no module, or an import that fails
+            continue
+        is_package = path.name == "__init__.py"
+        files["/".join((*module, path.name) if is_package else (*module[:-1], path.name))] = path
+        package = module if is_package else module[:-1]
+        for imported in _resolve(_read_imports(path.read_bytes()), package):
+            for length in range(1, len(imported) + 1):
+                if (ancestor := imported[:length]) not in visited:
+                    visited.add(ancestor)
+                    pending.append(ancestor)
+    return files
+
+
+def _find(module: Module, folders: Sequence[Path]) -> Path | None:
+    """Return the file that Python would import for a module, or None if there is no such file."""
+    path = None
+    for part in module:
+        candidates = [file for folder in folders for file in (folder / part / "__init__.py", folder / f"{part}.py")]
+        path = next((file for file in candidates if file.is_file()), None)
+        if path is None:  # a namespace package, which extends over all folders
+            folders = [folder / part for folder in folders]
+        elif path.name == "__init__.py":
+            folders = [path.parent]
+        else:  # a module has no submodules
+            folders = []
+    return path
+
+
+def _resolve(imports: Sequence[Import], package: Module) -> Iterator[Module]:
+    """Yield the modules below `PACKAGE` that a module of this package may import: an imported name may be a module or not."""
+    for level, module, names in imports:
+        if level == 0:
+            if module[0] != PACKAGE:
+                continue
+            base = module[1:]
+        elif level - 1 <= len(package):
+            base = (*package[: len(package) - (level - 1)], *module)
+        else:
+            continue
+        yield base
+        yield from ((*base, name) for name in names)
+
+
+@lru_cache(maxsize=512)
+def _read_imports(source: bytes) -> tuple[Import, ...]:
+    """Parse the import statements of a source file; one that cannot be parsed has none."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return ()
+    return tuple(_imports(tree))
+
+
+def _imports(node: ast.AST) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield 0, tuple(alias.name.split(".")), ()
+    elif isinstance(node, ast.ImportFrom):
+        module = tuple(node.module.split(".")) if node.module else ()
+        yield node.level, module, tuple(alias.name for alias in node.names)
+    elif isinstance(node, ast.If) and _is_type_checking(node.test):
+        for statement in node.orelse:
+            yield from _imports(statement)
+    else:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+                yield from _imports(child)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
+        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
+    )

@@ -2,14 +2,12 @@
 
 import io
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from benchbox.launch.fingerprint import policy_sha256
 from benchbox.launch.progress import ConsoleProgress
 from benchbox.launch.runner import RunSummary, run_matrix
 from benchbox.spec.cell import Cell, MeasureSpec
@@ -120,32 +118,3 @@ def test_a_stopped_run_is_resumed_where_it_stopped(bench: Bench) -> None:
     resumed = bench.run(*cells)
     assert (resumed.reused, resumed.executed) == (1, 2)
     assert bench.statuses() == ["healthy 1 ok"] * 3
-
-
-def _rename(folder: Path) -> None:
-    (folder / "stand_in" / "policy.py").rename(folder / "stand_in" / "policies.py")
-    (folder / "stand_in" / "policy.py").write_text("")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda folder: (folder / "stand_in" / "presets.yaml").write_text("tiny: {width: 2}\n"),
-        lambda folder: (folder / "_layers" / "attention.py").write_text("# changed\n"),
-        _rename,
-    ],
-)
-def test_the_fingerprint_follows_the_policy_and_its_shared_layers(change: Callable[[Path], None], policy_dir: Path) -> None:
-    (policy_dir / "_layers").mkdir()
-    (policy_dir / "_layers" / "attention.py").write_text("")
-    before = policy_sha256("stand_in", [policy_dir])
-    change(policy_dir)
-    assert policy_sha256("stand_in", [policy_dir]) != before
-
-
-def test_the_fingerprint_ignores_other_policies_and_compiled_files(policy_dir: Path) -> None:
-    before = policy_sha256("stand_in", [policy_dir])
-    for name in ("other/policy.py", "stand_in/__pycache__/policy.cpython-311.pyc", "stand_in/.policy.py.swp"):
-        (policy_dir / name).parent.mkdir(exist_ok=True)
-        (policy_dir / name).write_text("x = 1\n")
-    assert policy_sha256("stand_in", [policy_dir]) == before
