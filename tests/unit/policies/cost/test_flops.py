@@ -92,9 +92,9 @@ def freeze(policy: Policy, freezes: Callable[[Role], bool]) -> None:
 def check_cost(policy: Policy, batch: Batch) -> Cost:
     """Compare the formula with torch's counter, in total and for each part of every tower, and return its total."""
     costs = training_cost(policy.work(batch))
-    with torch_counter() as counter, OperationDispatchMode(TowerCounter(policy)) as watch:
+    towers = TowerCounter(policy)
+    with torch_counter() as counter, OperationDispatchMode(towers):
         policy(batch).total.backward()
-    (towers,) = watch._observers
     cost = total_cost(costs)
     assert cost.hardware == pytest.approx(counter.get_total_flops(), rel=TOLERANCE)
     counted = towers.costs
