@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from typing import TYPE_CHECKING, Self
@@ -14,7 +13,6 @@ from benchbox.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
 # The byte-pair encoder uses a thread pool. A process that is forked after its use warns and hangs. Chunks are too short for it.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -78,25 +76,6 @@ class FastTokenizer:
         if not levels.size or levels.size % self.horizon:
             raise DataError(f"{levels.size} coefficients are not a chunk of {self.horizon} steps")
         return idct(levels.reshape(self.horizon, -1) / SCALE, axis=0, norm="ortho")  # type: ignore[no-any-return]
-
-    def save(self, path: Path) -> None:
-        """Write the tokenizer to a JSON file."""
-        state = {"horizon": self.horizon, "vocab": self.vocab, "tokenizer": json.loads(self._tokenizer.to_str())}
-        path.write_text(json.dumps(state), encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Load a tokenizer that `save` wrote.
-
-        Raises:
-            DataError: the file is missing or has other content.
-        """
-        try:
-            state = json.loads(path.read_text(encoding="utf-8"))
-            tokenizer = Tokenizer.from_str(json.dumps(state["tokenizer"]))
-            return cls(tokenizer, horizon=state["horizon"], vocab=state["vocab"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path}: not a saved FAST tokenizer ({type(error).__name__}: {error})") from None
 
 
 def _max_level(horizon: int) -> int:

@@ -38,7 +38,6 @@ class MicroBatchStream:
     """Endless iterator of micro-batches; a step takes `accumulation` of them. Close it to end its worker processes."""
 
     def __init__(self, samples: SampleSource, sampler: MicroBatchSampler, workers: int) -> None:
-        self.samples_per_epoch = len(samples)
         self.statistics = samples.statistics
         loader = DataLoader(
             _MicroBatchDataset(samples),

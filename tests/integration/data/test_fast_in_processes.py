@@ -9,16 +9,15 @@ from tests.support.action_chunks import HORIZON, VOCAB, smooth_chunks
 from tests.support.processes import minimal_environment
 
 
-def test_every_process_trains_the_same_tokenizer(tmp_path):
+def digest() -> str:
+    """Return a digest of a newly trained tokenizer: its alphabet, merges and vocabulary."""
+    tokenizer = FastTokenizer.train(smooth_chunks(), horizon=HORIZON, vocab=VOCAB)
+    return hashlib.sha256(tokenizer._tokenizer.to_str().encode()).hexdigest()
+
+
+def test_every_process_trains_the_same_tokenizer():
     """Hash seeds differ between processes."""
-    code = """
-import sys, pathlib
-from tests.support.action_chunks import HORIZON, VOCAB, smooth_chunks
-from benchbox.data.fast import FastTokenizer
-FastTokenizer.train(smooth_chunks(), horizon=HORIZON, vocab=VOCAB).save(pathlib.Path(sys.argv[1]))
-"""
-    FastTokenizer.train(smooth_chunks(), horizon=HORIZON, vocab=VOCAB).save(tmp_path / "here.json")
+    code = "from tests.integration.data.test_fast_in_processes import digest; print(digest())"
     environment = minimal_environment(PYTHONHASHSEED="5")
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "there.json")], check=True, env=environment)
-    here, there = (hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in ("here.json", "there.json"))
-    assert here == there
+    process = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True)
+    assert process.stdout.strip() == digest()

@@ -39,14 +39,6 @@ def test_the_pad_id_is_never_a_token(tokenizer):
     assert max(max(tokenizer.encode(chunk)) for chunk in smooth_chunks(50, seed=5)) < tokenizer.pad
 
 
-def test_it_is_saved_and_loaded(tokenizer, tmp_path):
-    tokenizer.save(tmp_path / "fast.json")
-    loaded = FastTokenizer.load(tmp_path / "fast.json")
-    chunk = smooth_chunks(1, seed=6)[0]
-    assert loaded.encode(chunk) == tokenizer.encode(chunk)
-    assert (loaded.horizon, loaded.vocab) == (HORIZON, VOCAB)
-
-
 def test_a_vocabulary_too_small_for_the_alphabet_is_refused():
     with pytest.raises(ConfigurationError, match="fast_vocab is 64, and chunks of 20 steps need at least 92"):
         FastTokenizer.train(smooth_chunks(1), horizon=HORIZON, vocab=64)
@@ -55,9 +47,3 @@ def test_a_vocabulary_too_small_for_the_alphabet_is_refused():
 def test_ids_that_are_not_a_chunk_are_refused(tokenizer):
     with pytest.raises(DataError, match="are not a chunk of 20 steps"):
         tokenizer.decode(tokenizer.encode(smooth_chunks(1)[0])[:1])
-
-
-def test_a_file_that_is_not_a_tokenizer_is_named(tmp_path):
-    (tmp_path / "fast.json").write_text("{}")
-    with pytest.raises(DataError, match=r"fast\.json: not a saved FAST tokenizer"):
-        FastTokenizer.load(tmp_path / "fast.json")
