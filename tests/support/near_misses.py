@@ -121,7 +121,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
                 )
             ),
         ),
-        ("nobody says", ranks(reduction=None, collectives=())),
+        ("no configured dtype", ranks(reduction=None, collectives=())),
     ],
     "BXP304": [
         ("rounding", ranks(steps=step_facts(stepped_norm=1.005))),
@@ -130,41 +130,41 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     ],
     "BXP305": [
         ("scaled", ranks_stepping(tensor(gradient_dtype="float16"), scaler=scaler(8, 1))),
-        ("a frozen float16 model looks on", ranks(products={"float16": 10, "bfloat16": 40})),
-        ("nobody could have seen a scaler", ranks_stepping(half(dtype="float16"), missing={"scaler": "a checkpoint"})),
-        ("one step is not every", ranks(scaler=scaler(1, 1))),
+        ("a frozen float16 teacher", ranks(products={"float16": 10, "bfloat16": 40})),
+        ("a scaler could not be observed", ranks_stepping(half(dtype="float16"), missing={"scaler": "a checkpoint"})),
+        ("a single skipped step", ranks(scaler=scaler(1, 1))),
     ],
     "BXP401": [
         ("one group of several", ranks(steps=step_facts(schedule_rates=lambda step: {"LambdaLR": (1e-3 / step, 5e-4 / step)}))),
         (
-            "left over from an optimizer that was thrown away",
+            "left over from a discarded optimizer",
             ranks(
                 steps=step_facts(schedule_rates=lambda step: {"LambdaLR": (1e-3 / step,), "LambdaLR 2": (1e-3 / step**2,)}),
                 schedules=(*schedules("LambdaLR"), *schedules("LambdaLR 2", reaches=False)),
             ),
         ),
         (
-            "left over from an earlier stage, standing still",
+            "left over from an earlier stage, and constant",
             ranks(
                 steps=step_facts(rates={"AdamW": (1e-4,)}, schedule_rates={"LambdaLR": (1e-3,)}),
                 schedules=schedules("LambdaLR", reaches=False),
             ),
         ),
         (
-            "a schedule of epochs, and rates set by hand",
+            "a schedule by epochs, and rates set by hand",
             ranks(steps=step_facts(rates=lambda step: {"AdamW": (1e-5 * step,)}, schedule_rates={"LambdaLR": (1e-3,)})),
         ),
     ],
     "BXP402": [("known", ranks()), ("without accelerate", ranks(prepared=None))],
     "BXP403": [
         (
-            "the last step of an epoch is short",
+            "a shorter accumulation at the end of an epoch",
             ranks(
                 prepared=PreparedByAccelerate(accumulation=4, wrapped=("AdamW",), unknown=()),
                 steps=step_facts(micro_batches=lambda step: 2 if step == 6 else 4),
             ),
         ),
-        ("a schedule of epochs", ranks(steps=step_facts(schedule_steps={"LambdaLR": 1}))),
+        ("a schedule by epochs", ranks(steps=step_facts(schedule_steps={"LambdaLR": 1}))),
         ("a script that calls no module", ranks(steps=step_facts(micro_batches=0))),
         (
             "one step that a scaler skipped",
@@ -175,7 +175,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("a forgotten parameter", ranks(parameters=(live(), live(NORM, linked=False)))),
         ("a parameter held by the other rank", [rank(0, parameters=(live(linked=False),), stepped=()), rank(1)]),
         (
-            "a temperature that is learned beside",
+            "a temperature that is learned beside the model",
             ranks_stepping(tensor(), unlinked(elements=1), parameters=(live(), live(NORM, linked=False))),
         ),
         ("the average of another model", ranks(parameters=(live(), live("average.weight", linked=None)))),
@@ -185,7 +185,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ),
         ("a frozen parameter", ranks_stepping(tensor(live_dtype=None), parameters=(live(linked=False, trainable=False),))),
         (
-            "an optimizer that nobody can read",
+            "an unreadable optimizer",
             ranks(
                 stepped=(), opaque=(OpaqueOptimizer(optimizer="Mystery", reason="unknown"),), parameters=(live(linked=False),)
             ),
@@ -194,11 +194,11 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     "BXP405": [
         ("hybrid shards are FSDP", ranks(setup=setup("hsdp", "fsdp"))),
         ("DeepSpeed without ZeRO is DeepSpeed", ranks(setup=setup("deepspeed, no ZeRO", "zero"))),
-        ("nobody asked", ranks(setup=setup("ddp", None))),
+        ("no requested backend", ranks(setup=setup("ddp", None))),
     ],
     "BXP406": [
-        ("nobody asked for decay", flattened(groups=((0.0, 2),))),
-        ("AdamW's own default is no wish", flattened(groups=((0.0, 2),), default_decay=0.01)),
+        ("no requested decay", flattened(groups=((0.0, 2),))),
+        ("the default of AdamW is no request", flattened(groups=((0.0, 2),), default_decay=0.01)),
         ("decayed elsewhere", ranks_stepping(tensor(shape=(1000,), weight_decay=0.0), tensor(NORM, shape=(1000,)))),
         (
             "vectors are not decayed",
@@ -211,7 +211,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
     ],
     "BXP501": [
         ("at the first step", ranks_stepping(tensor(bf16_valued={"weight": 1.0}, steps_before=0), tensor(NORM))),
-        ("too few to tell", ranks_stepping(tensor(bf16_valued={"weight": 1.0}, **FEW), tensor(NORM))),
+        ("too few elements", ranks_stepping(tensor(bf16_valued={"weight": 1.0}, **FEW), tensor(NORM))),
         ("a group at a rate of zero", ranks_stepping(tensor(bf16_valued={"weight": 1.0}, lr=0.0), tensor(NORM))),
         ("early in a warm-up", ranks_stepping(tensor(bf16_valued={"weight": 1.0}, update_squared=3e-15), tensor(NORM))),
         ("nearly all", ranks_stepping(tensor(bf16_valued={"weight": 0.99}))),
@@ -240,7 +240,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
                 autocast=Autocast(active=False),
             ),
         ),
-        ("nobody asked", ranks(contract=None, setup=None, products={"float32": 44})),
+        ("no requested backend", ranks(contract=None, setup=None, products={"float32": 44})),
     ],
     "BXP602": [("positions", ranks(buffers=(buffer("position_ids", "int64"), buffer("mask", "bfloat16"))))],
     "BXP603": [("float32", ranks())],

@@ -45,16 +45,16 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ("an adapter whose updates arrive", "info", ranks_stepping(half("layer.lora_A.weight"))),
         ("on one rank", "error", [rank(0, contract=None), rank(1, contract=None, stepped=(half(),))]),
         (
-            "an adapter of whose updates nothing is known",
+            "an adapter with unknown updates",
             "warning",
             ranks_stepping(half("layer.lora_A.weight", updates=0, update_squared=0.0, update_dot=0.0)),
         ),
-        ("a projector that is called an adapter", "error", ranks_stepping(half("vision_adapter.weight"))),
+        ("a projector named adapter", "error", ranks_stepping(half("vision_adapter.weight"))),
     ],
     "BXP102": [("most are lost", "error", edq(0.1)), ("some are lost", "warning", edq(0.7))],
     "BXP103": [
         ("a bfloat16 norm", "error", ranks_stepping(half(NORM, pinned_steps=6))),
-        ("a float32 weight that something puts back", "error", ranks_stepping(tensor(pinned_steps=6))),
+        ("a float32 weight that is reset after each step", "error", ranks_stepping(tensor(pinned_steps=6))),
         ("a bfloat16 norm, by small updates", "error", ranks_stepping(half(NORM, pinned_steps=6, update_squared=3e-15))),
     ],
     "BXP104": [("one element in a thousand", "error", ranks_stepping(tensor(live_differs=0.001)))],
@@ -64,8 +64,8 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     ],
     "BXP106": [
         ("bfloat16", "warning", ranks_stepping(half())),
-        ("a Kahan sum, which weight decay has no part in", "warning", ranks_stepping(half(**KAHAN))),
-        ("nobody knows how it is decayed", "warning", ranks_stepping(half(decoupled_decay=None))),
+        ("a Kahan sum without the weight decay", "warning", ranks_stepping(half(**KAHAN))),
+        ("an unknown kind of decay", "warning", ranks_stepping(half(decoupled_decay=None))),
     ],
     "BXP201": [
         ("0.999", "error", ranks_stepping(tensor(state=HALF_MOMENTS))),
@@ -108,7 +108,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     "BXP401": [
         ("a rate that stays", "error", ranks(steps=step_facts(rates={"AdamW": (1e-3,)}))),
         (
-            "of an optimizer that was thrown away",
+            "the schedule of a discarded optimizer",
             "error",
             ranks(steps=step_facts(rates={"AdamW": (1e-3,)}), schedules=schedules("LambdaLR", reaches=False)),
         ),
@@ -177,7 +177,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     ],
     "BXP406": [
         ("a group without parameters", "error", flattened(groups=((0.1, 0), (0.0, 2)))),
-        ("a default that groups overrule", "error", flattened(groups=((0.0, 2),), default_decay=0.1)),
+        ("a default that groups override", "error", flattened(groups=((0.0, 2),), default_decay=0.1)),
     ],
     "BXP501": [
         ("masters", "error", ranks_stepping(tensor(bf16_valued={"weight": 1.0}))),
@@ -203,7 +203,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     "BXP504": [("before the first step", "error", ranks_stepping(tensor(live_differs_first=1.0)))],
     "BXP601": [
         ("inactive", "warning", ranks(products={"float32": 44}, autocast=Autocast(active=False))),
-        ("accelerate's word", "warning", ranks(products={"float32": 44}, contract=None)),
+        ("requested from accelerate", "warning", ranks(products={"float32": 44}, contract=None)),
         ("unrequested", "warning", ranks(contract=None, setup=setup("ddp", None, "no"))),
         (
             "where float32 was declared",
@@ -222,7 +222,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ("storage", "error", ranks(contract=Contract(source="a flag", storage="float32"))),
         ("unreadable", "unknown", ranks(opaque=(OpaqueOptimizer(optimizer="Mystery", reason="its arithmetic is unknown"),))),
         (
-            "the observer fell",
+            "the observer failed",
             "unknown",
             [rank(0, stepped=(), problems=("begin: KeyError",), missing={"stepped": "the observer failed"})],
         ),

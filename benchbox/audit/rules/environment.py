@@ -164,8 +164,8 @@ RULES = (
         code="BXP601",
         title="the forward pass does not compute in the dtype that was requested",
         severity="warning",
-        rationale="an autocast around the wrong code, or for another device, changes nothing and says nothing",
-        measurement="dtypes of the matrix products of a forward pass, and whether autocast was on in it, against the request",
+        rationale="an autocast around the wrong code, or for another device, has no effect and gives no warning",
+        measurement="dtypes of the matrix products of a forward pass, and whether autocast was on, compared with the request",
         repair="enter autocast (or accelerate's) around the forward pass itself, for the device the model is on",
         references=("lerobot#3912",),
         sections=("products", "autocast"),
@@ -190,7 +190,7 @@ RULES = (
         code="BXP603",
         title="torch's default dtype is not float32",
         severity="warning",
-        rationale="everything made without a dtype is then made in 16 bits, masks, positions and statistics included",
+        rationale="tensors created without a dtype are then 16-bit, masks, positions and statistics included",
         measurement="torch.get_default_dtype() in the training process",
         repair="set the default dtype only around the construction of the model (torch.set_default_dtype in a try/finally)",
         references=("transformers#28461",),
@@ -201,14 +201,14 @@ RULES = (
         code="BXP604",
         title="what was declared is not what runs",
         severity="error",
-        rationale="a precision that is only configured is not measured: a warning said upcast and did nothing",
+        rationale="a configured precision is not a measured one: one library warned that it would upcast, and did not",
         measurement=(
-            "the declared recipe against the dtypes of stepped tensors and their state; optimizers that cannot be read "
+            "the declared recipe, compared with the dtypes of stepped tensors and their state; optimizers that cannot be read "
             "are unknown"
         ),
         repair=(
-            "change the set-up until it measures what is declared, or declare what is meant; audit with an optimizer "
-            "that is known"
+            "change the set-up until the measured dtypes are the declared ones, or correct the declaration; audit with an "
+            "optimizer that the observer supports"
         ),
         references=("accelerate#3979", "apex#1728"),
         sections=("stepped",),

@@ -133,8 +133,11 @@ RULES = (
         code="BXP301",
         title="micro-batches are accumulated in 16 bits",
         severity="warning",
-        rationale="every addition is rounded to 8 significant bits: what a late micro-batch adds to a grown sum is partly lost",
-        measurement="dtype of the gradients that a second or later micro-batch of a step found in place",
+        rationale=(
+            "every addition is rounded to 8 significant bits: the contribution of late micro-batches to a large sum is "
+            "partly lost"
+        ),
+        measurement="dtype of the gradients that the second and later micro-batches of a step add to",
         repair="accumulate in float32 (float32 parameters or shards, DeepSpeed's data_types.grad_accum_dtype: fp32)",
         references=("pytorch#106395",),
         sections=("steps", "gradients"),
@@ -146,9 +149,9 @@ RULES = (
         severity="warning",
         rationale=(
             "usual, and harmless over few ranks; the error of a sum grows with the number of ranks that are added one by one: "
-            "a run that was stable over 96 was not over 384, and was again in float32 (pytorch#106395)"
+            "a run that was stable on 96 GPUs was unstable on 384, and stable again in float32 (pytorch#106395)"
         ),
-        measurement="dtype of every reduction that one whole step made, on all ranks",
+        measurement="dtype of every reduction of one complete step, on all ranks",
         repair="reduce in float32 (FSDP: reduce_dtype; DeepSpeed: communication_data_type; DDP: float32 gradients)",
         references=("pytorch#106395",),
         sections=("collectives",),
@@ -158,12 +161,14 @@ RULES = (
         code="BXP303",
         title="gradients are reduced in another dtype than the configuration says",
         severity="error",
-        rationale="configuration is not evidence: ZeRO with torch_autocast reports float32 and reduces in bfloat16",
+        rationale="the configuration may be wrong: ZeRO with torch_autocast reports float32 and reduces in bfloat16",
         measurement=(
             "the wrapper's own policy (FSDP reduce_dtype, DDP communication hook, DeepSpeed communication_data_type) "
-            "against the collectives of a step"
+            "compared with the collectives of a step"
         ),
-        repair="say what is meant where it is read (DeepSpeed: lower_precision_safe_modules: []), and audit again",
+        repair=(
+            "set the intended dtype in the option that is used (DeepSpeed: lower_precision_safe_modules: []), and audit again"
+        ),
         references=("DeepSpeed 0.19 torch_autocast",),
         sections=("collectives", "setup"),
         check=_unconfigured_reduction,
@@ -174,10 +179,12 @@ RULES = (
         title="clipping acts on gradients that the optimizer does not read",
         severity="error",
         rationale=(
-            "the norm is reported and the step is taken with unclipped gradients, as when live gradients are clipped "
-            "after masters had theirs"
+            "a norm is reported, and the step uses unclipped gradients, for example when live gradients are clipped after they "
+            "were copied to the masters"
         ),
-        measurement="norm of the gradients inside the optimizer's step against the norm that clipping reported and its limit",
+        measurement=(
+            "norm of the gradients inside the optimizer's step, compared with the norm that clipping reported and its limit"
+        ),
         repair="clip after the upcast to the masters (MasterWeightOptimizer.clip_grad_norm_), right before the step",
         references=("OpenTau#186",),
         sections=("steps", "clip", "numbers"),
@@ -187,7 +194,7 @@ RULES = (
         code="BXP305",
         title="float16 is trained without loss scaling",
         severity="error",
-        rationale="float16 gradients below 6e-8 are zero; without a scaler small ones vanish unseen",
+        rationale="float16 gradients below 6e-8 are zero; without a scaler small ones vanish unnoticed",
         measurement=(
             "dtypes of gradients and products, calls of a GradScaler or DeepSpeed's loss scaler, and the steps it skipped"
         ),

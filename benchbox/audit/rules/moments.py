@@ -133,7 +133,7 @@ RULES = (
         severity="error",
         rationale=(
             "v * beta2 rounds back to v: v only ever rises, so after gradients fall the steps stay too small; "
-            "at beta2 0.999 every mantissa is caught, at 0.998 most, at 0.996 none"
+            "at beta2 0.999 every mantissa is affected, at 0.998 most, at 0.996 none"
         ),
         measurement="dtype of exp_avg_sq after the step, and beta2 of the parameter group it belongs to, on all ranks",
         repair="keep optimizer state in float32 (recipe bf16_master), or lower beta2 to 0.995 or less",
@@ -147,7 +147,7 @@ RULES = (
         severity="warning",
         rationale=(
             "rounding adds noise to the mean and bias to the square; with float32 weights and beta2 of 0.995 or less training "
-            "has been shown to bear it (DeepSeek-V3), and optimizers that round stochastically are made for it"
+            "has been shown to tolerate it (DeepSeek-V3), and optimizers that round stochastically are designed for it"
         ),
         measurement="dtype of every state tensor after the step, on all ranks",
         repair="keep optimizer state in float32 unless the memory is needed, and then keep beta2 at 0.995 or less",
@@ -187,7 +187,9 @@ RULES = (
         code="BXP205",
         title="the step counter is stored in 16 bits",
         severity="error",
-        rationale="bfloat16 cannot count beyond 256, float16 not beyond 2048: bias correction and schedules then stand still",
+        rationale=(
+            "bfloat16 cannot count beyond 256, float16 not beyond 2048: bias correction and schedules then stop advancing"
+        ),
         measurement="dtype of the optimizer's step after the step, and whether ranks agree on it",
         repair=(
             "keep the counter in float32 or as an integer, and cast models by parameters and buffers, not their "

@@ -115,10 +115,13 @@ RULES = (
         code="BXP501",
         title="masters were derived again from 16-bit weights on resume",
         severity="error",
-        rationale="what they held below bfloat16's precision is gone: small updates of all former steps that had not yet shown",
+        rationale=(
+            "their bits below bfloat16's precision are gone: the sum of small updates that was not yet visible in the live "
+            "weights"
+        ),
         measurement=(
-            "share of float32 masters or weights that bfloat16 holds exactly, before the first step seen and with steps behind "
-            "them: 0.000 of trained ones, 1.000 of derived ones; elements that never had a gradient do not count"
+            "share of float32 masters or weights that bfloat16 holds exactly, before the first observed step of a resumed run: "
+            "0.000 of trained ones, 1.000 of derived ones; elements that never had a gradient do not count"
         ),
         repair="save float32 masters and restore them bit for bit, then make the live weights from them",
         references=("OpenTau#185", "Megatron-LM#1359"),
@@ -130,9 +133,9 @@ RULES = (
         code="BXP502",
         title="moments are float32 by type and bfloat16 by value",
         severity="warning",
-        rationale="they went through bfloat16 on the way, in a checkpoint or a cast, and were rounded there",
+        rationale="they were rounded to bfloat16 in a checkpoint or a cast",
         measurement="share of float32 moments that bfloat16 holds exactly, after steps were taken",
-        repair="save and load optimizer state in float32, past load_state_dict's cast to the parameter's dtype",
+        repair="save and load optimizer state in float32, and avoid the cast of load_state_dict to the parameter's dtype",
         references=("OpenTau#184", "speculators#899"),
         sections=("stepped",),
         check=_rounded_moments,
@@ -143,10 +146,12 @@ RULES = (
         title="loading changed the dtype of optimizer state, or lost it",
         severity="error",
         rationale=(
-            "torch's load_state_dict casts state to the dtype of the parameter it belongs to, and takes a checkpoint without "
-            "state for one of an optimizer that has none: it says nothing of either"
+            "torch's load_state_dict silently casts state to the dtype of its parameter, and silently accepts a checkpoint "
+            "without state"
         ),
-        measurement="names and dtypes of the state given to load_state_dict and held before it, against those held after it",
+        measurement=(
+            "names and dtypes of the state passed to load_state_dict and present before it, compared with those after it"
+        ),
         repair="step float32 tensors (masters), or restore state under a class that keeps its dtype",
         references=("DeepSpeed#7786",),
         sections=("loads",),
@@ -157,8 +162,10 @@ RULES = (
         code="BXP504",
         title="masters are stale: weights were loaded behind their back",
         severity="error",
-        rationale="the first step rounds the old masters into the live weights, and what was loaded is lost",
-        measurement="local shards of live parameters against the masters cast to their dtype, before the first step seen",
+        rationale="the first step rounds the old masters into the live weights, and the loaded weights are lost",
+        measurement=(
+            "local shards of live parameters, compared with the masters cast to their dtype, before the first observed step"
+        ),
         repair="load weights before masters are made, or refresh the masters after loading",
         references=("DeepSpeed#4141", "prime-rl#3234"),
         sections=("stepped", "links"),

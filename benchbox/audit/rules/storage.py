@@ -210,8 +210,9 @@ RULES = (
             "(EDQ) <u, what arrived> / |u|^2 is 1 when every update arrives and 0 when none does"
         ),
         measurement=(
-            "each update computed in float32 from the same weight, gradient and state, against what the stored weight moved by "
-            "in the steps looked at closely; elements without a gradient do not count"
+            "each update computed in float32 from the same weight, gradient and state, compared with the change of the "
+            "stored weight "
+            "in the probed steps; elements without a gradient do not count"
         ),
         repair=f"{_MASTERS}; {RETUNE}",
         references=("arXiv:2405.03637", "AReaL#1634"),
@@ -227,7 +228,9 @@ RULES = (
             "a norm weight stored as 1.0 in bfloat16 cannot decrease at a learning rate below 0.00195, nor increase "
             "below 0.0039"
         ),
-        measurement="the stored tensor before the first and after the last step seen, bit by bit, and the updates in between",
+        measurement=(
+            "the stored tensor before the first and after the last observed step, bit by bit, and the updates in between"
+        ),
         repair=f"{_MASTERS}, at least for this parameter; {RETUNE}",
         references=("OpenTau#181",),
         sections=("stepped", "numbers"),
@@ -238,8 +241,8 @@ RULES = (
         code="BXP104",
         title="the live parameters are not the rounded masters",
         severity="error",
-        rationale="the model then computes with other weights than those that are trained",
-        measurement="local shards of live parameters against the masters cast to their dtype, after steps",
+        rationale="the model then computes with weights that are not the trained ones",
+        measurement="local shards of live parameters, compared with the masters cast to their dtype, after steps",
         repair="copy the masters into the live parameters after every step, and change weights nowhere else",
         references=("OpenTau#186",),
         sections=("stepped", "links"),
@@ -253,7 +256,7 @@ RULES = (
         rationale=(
             "every step then waits for copies between devices; it happens when masters are made before the model is moved"
         ),
-        measurement="devices of stepped tensors, of their state, and of the live parameters they stand for",
+        measurement="devices of stepped tensors, of their state, and of the corresponding live parameters",
         repair=(
             "make masters after the model is on its device, or declare the offload to the backend that does it asynchronously"
         ),

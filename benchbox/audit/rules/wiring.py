@@ -213,8 +213,8 @@ RULES = (
             "a schedule writes into the groups of the optimizer it was built on: built on one that is discarded or "
             "replaced, it changes nothing"
         ),
-        measurement="rates in force inside the step against the rates each schedule gives, step by step",
-        repair="build the schedule on the optimizer that steps, after everything is wrapped, and rebind neither",
+        measurement="rates in force inside the step, compared with the rates of each schedule, step by step",
+        repair="build the schedule on the optimizer that steps, after everything is wrapped, and replace neither afterwards",
         references=("OpenTau#182", "OpenTau#186"),
         sections=("steps", "schedule"),
         check=_ineffective_schedule,
@@ -224,8 +224,10 @@ RULES = (
         code="BXP402",
         title="an optimizer steps that accelerate does not know",
         severity="error",
-        rationale="what prepare does not recognise is passed through: under accumulation it then steps on every micro-batch",
-        measurement="optimizers that step against those that the Accelerator wrapped",
+        rationale=(
+            "prepare() returns what it does not recognise unchanged: under accumulation it then steps on every micro-batch"
+        ),
+        measurement="optimizers that step, compared with those that the Accelerator wrapped",
         repair="make the wrapper a subclass of torch.optim.Optimizer and hand it to prepare",
         references=("OpenTau#182",),
         sections=("prepared", "stepped"),
@@ -235,7 +237,10 @@ RULES = (
         code="BXP403",
         title="the schedule or the optimizer has the wrong cadence",
         severity="error",
-        rationale="a schedule that advances once a micro-batch or once a process ends its decay that many times too early",
+        rationale=(
+            "a schedule that advances with every micro-batch, or once for every process, ends its decay that many times too "
+            "early"
+        ),
         measurement="forward passes, optimizer steps and advances of schedules between one step and the next",
         repair=(
             "step the schedule once for each optimizer step; with accelerate, let it be prepared with "
@@ -255,7 +260,8 @@ RULES = (
             "the new ones are never trained"
         ),
         measurement=(
-            "identity and storage of what the optimizer steps and holds against the model's parameters, and masters by what "
+            "identity and storage of the tensors in the optimizer, compared with the model's parameters; masters by the "
+            "parameters "
             "they are copied into"
         ),
         repair="build the optimizer when the model is complete, wrapped, moved and cast",
@@ -268,9 +274,9 @@ RULES = (
         code="BXP405",
         title="another backend runs than was requested",
         severity="error",
-        rationale=("accelerate silently drops plugins that it cannot use, as under cpu=True, and runs plain DDP"),
-        measurement="classes and strategies of the live wrappers against what accelerate was told",
-        repair="remove what makes accelerate drop the plugin; compare nothing until the backend is the one that is named",
+        rationale="accelerate silently drops plugins that it cannot use, as under cpu=True, and runs plain DDP",
+        measurement="classes and strategies of the live wrappers, compared with the request to accelerate",
+        repair="remove the setting that makes accelerate drop the plugin; until then do not compare results by backend",
         references=("accelerate state.py",),
         sections=("setup",),
         check=_other_backend,
@@ -285,7 +291,7 @@ RULES = (
         measurement=(
             "weight decay of all stepped tensors, their shapes as stepped and unsharded, and groups that were meant to decay"
         ),
-        repair="decide decay from names and shapes before the model is wrapped (benchbox.optim.plan_groups)",
+        repair="choose the decayed parameters by name and shape before the model is wrapped (benchbox.optim.plan_groups)",
         references=("VITRA fsdp.py",),
         sections=("stepped", "options"),
         check=_decay_by_shape,

@@ -1,4 +1,4 @@
-"""The session as a subject of the audit: a few of its steps, under an observer."""
+"""A session as a subject of the audit: a few observed steps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from benchbox.registry.recipes import Recipe
     from benchbox.session import Session
 
-STEPS = 6  # first, middle and last are looked at closely: the fewest that show a weight staying where it is
+STEPS = 6  # the first, middle and last are probed: the minimum that shows a pinned weight
 
 
 def observe_session(session: Session, micro_batches: Any, recipe: Recipe, instruments: Instrument = NONE) -> RankFacts:
-    """Take some steps under an observer and return what it saw on this rank."""
+    """Take some steps under an observer and return the facts of this rank."""
     prepared = session.backend.prepared
     with StepObserver(
         source="session",
