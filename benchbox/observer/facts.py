@@ -33,7 +33,7 @@ SECTIONS = {
     "autocast": "whether autocast was on in the forward pass",
     "loads": "optimizer state that was loaded",
     "setup": "who shards and reduces, as found and as asked for",
-    "prepared": "what was handed to accelerate's prepare",
+    "prepared": "what was passed to accelerate's prepare",
     "process": "torch's process-wide defaults",
 }
 

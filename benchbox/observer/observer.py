@@ -106,6 +106,7 @@ class StepObserver:
         """Stop watching, before the last step or after it."""
         if self._installed:
             self._finish()
+        if self._installed:  # unless finishing failed, and stopped the observer
             self._stop()
 
     def record_norm(self, norm: Any, max_norm: float) -> None:
@@ -141,34 +142,35 @@ class StepObserver:
             self._rank = (dist.get_rank(), dist.get_world_size())
         return self._rank or (int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
+    # Called by the segmenter:
+
     @_guarded
     def begin_step(self, step: int) -> None:
-        """Record the begin of a step, called by the segmenter."""
+        """Record the begin of a step. The step after the last one removes the observer."""
         self._state.operations.leave()
         if step <= self._recorder.last_step:
             self._recorder.begin_step(step)
-            return
-        self._finish()
-        self._stop()
-        if self._on_done is not None:
-            self._on_done(self)
+        else:
+            self.remove()
+            if self._on_done is not None:
+                self._on_done(self)
 
     @_guarded
     def before_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
-        """Record an optimizer before it steps, called by the segmenter."""
+        """Record an optimizer before it steps."""
         if self._installed:
             self._recorder.before_call(optimizer, tensors)
 
     @_guarded
     def after_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
-        """Record an optimizer after it stepped, called by the segmenter."""
+        """Record an optimizer after it stepped."""
         self._state.calls.steps_taken += 1
         if self._installed:
             self._recorder.after_call(optimizer, tensors)
 
     @_guarded
     def end_step(self) -> None:
-        """Record the end of a step, called by the segmenter."""
+        """Record the end of a step."""
         self._recorder.end_step()
 
     @property

@@ -76,6 +76,21 @@ def test_an_observer_that_fails_reports_it_and_the_training_continues(monkeypatc
     assert optimizer.state[model[0].weight]["step"] == 6
 
 
+@pytest.mark.parametrize("steps", [6, 8], ids=["steps over", "left early"])
+def test_an_observer_that_fails_at_its_end_keeps_its_facts(monkeypatch, steps):
+    def broken(_):
+        raise ZeroDivisionError("in the observer")
+
+    monkeypatch.setattr("benchbox.observer.recording.StepRecorder.finish", broken)
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with StepObserver(source="command", steps=steps) as observer:
+        train(model, optimizer, 7)
+    facts = observer.facts()
+    assert "ZeroDivisionError: in the observer" in facts.problems[0]
+    assert len(facts.stepped) == 4
+
+
 def test_facts_survive_json():
     model = layers(torch.bfloat16)
     facts = observe_training(model, MasterWeightOptimizer(model.parameters()))
