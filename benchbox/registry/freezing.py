@@ -27,13 +27,13 @@ FREEZE_PRESETS: dict[str, FreezePreset] = {
         FreezePreset(name="full", summary="everything trains", freezes=lambda _: False),
         FreezePreset(
             name="freeze_vision",
-            summary="the vision tower and its projector stay as they are",
+            summary="the vision tower and its projector are frozen",
             freezes=lambda role: role.tower == "vision",
             requires_tower="vision",
         ),
         FreezePreset(
             name="train_expert_only",
-            summary="the action expert trains, and what stands beside the vision-language model; the model itself does not",
+            summary="the action expert and all parts outside the vision-language model train; the model itself is frozen",
             freezes=lambda role: role.part != "head",
             requires_tower="expert",
         ),

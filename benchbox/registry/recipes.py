@@ -96,9 +96,9 @@ BUILT_IN_RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             name="bf16_kahan",
-            # optimi multiplies weights by 1 - lr * weight_decay outside the sum, and a bfloat16 weight comes out as it went in.
-            summary="everything in bfloat16, what rounding takes from a weight kept for the next step: optimi's AdamW. Weight "
-            "decay has no part in that and is lost unless lr * weight_decay is above 2^-9",
+            # optimi multiplies weights by 1 - lr * weight_decay outside the sum, which leaves most bfloat16 weights unchanged.
+            summary="everything in bfloat16, the rounding error of each weight kept for the next step: optimi's AdamW. Weight "
+            "decay is not compensated and is lost unless lr * weight_decay is above 2^-9",
             storage="bfloat16",
             compute="bfloat16",
             stepped="bfloat16",
@@ -109,8 +109,8 @@ BUILT_IN_RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             name="bf16_naive",
-            summary="cast to bfloat16 before the optimizer is built, float32 masters left to the backend: right on those that "
-            "keep some, known to lose small updates on the others",
+            summary="cast to bfloat16 before the optimizer is built, float32 masters left to the backend: correct on backends that "
+            "keep masters, known to lose small updates on the others",
             storage="bfloat16",
             compute="bfloat16",
             stepped=None,
