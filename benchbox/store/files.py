@@ -6,9 +6,10 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from benchbox.errors import RecordError
 
@@ -24,13 +25,17 @@ def replace_non_finite(value: Any) -> Any:
     return value
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: if the machine stops at any time, it is either the old or the complete new one."""
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for writing that replaces `path` when it is complete.
+
+    If the machine stops or an exception is raised, the old file is left as it was.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(descriptor, "wb") as stream:
+            yield stream
             stream.flush()
             os.fsync(stream.fileno())
         Path(temporary).chmod(0o644)  # mkstemp's 0600 would hide results from colleagues
@@ -38,6 +43,12 @@ def write_text(path: Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with atomic_file(path) as stream:
+        stream.write(text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -7,16 +7,15 @@ numbers and nulls are read back exactly as they were in the launch's own JSON fi
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from benchbox.errors import RecordError
+from benchbox.store.files import atomic_file
 from benchbox.store.record import check_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from benchbox.store.record import LaunchRecord
 
@@ -38,18 +37,17 @@ def write_packed(path: Path, records: Iterable[LaunchRecord]) -> None:
         for record in records
     ]
     schema = pa.schema([("cell_id", pa.string()), ("launch", pa.int64()), ("status", pa.string()), ("record", pa.string())])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(descriptor)
-    try:
-        table = pa.Table.from_pylist(rows, schema=schema)
+    with atomic_file(path) as stream:
         # Records resemble one another: one large page lets the compression see that. Every text is distinct.
-        pq.write_table(table, temporary, compression="zstd", compression_level=19, use_dictionary=False, data_page_size=2**30)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        pq.write_table(
+            pa.Table.from_pylist(rows, schema=schema),
+            stream,
+            compression="zstd",
+            compression_level=19,
+            use_dictionary=False,
+            data_page_size=2**30,
+            write_page_checksum=True,
+        )
 
 
 def read_packed(path: Path) -> dict[tuple[str, int], LaunchRecord]:
@@ -65,7 +63,7 @@ def read_packed(path: Path) -> dict[tuple[str, int], LaunchRecord]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             if tuple(file.schema_arrow.names) != COLUMNS:
                 columns = ", ".join(file.schema_arrow.names)
                 raise RecordError(f"{path}: not records of benchbox (its columns are {columns})")

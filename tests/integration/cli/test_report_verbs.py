@@ -90,6 +90,26 @@ def test_report_prints_the_table_and_where_it_wrote(complete, tmp_path):
     assert same.returncode == EXIT_USAGE
 
 
+def test_a_published_run_has_no_cells_folder_and_every_verb_reads_it_as_before(complete, tmp_path):
+    published = tmp_path / "published"
+    packed = benchbox("report", complete.path, "--out", published, "--pack")
+    assert packed.returncode == EXIT_OK
+    assert packed.stdout.splitlines()[-1] == str(published / "records.parquet")
+    names = {"report.html", "report.md", "table.csv", "table.parquet", "run.json", "records.parquet"}
+    assert {path.name for path in published.iterdir()} == names
+    baseline = tmp_path / "baseline"
+    assert benchbox("baseline", "promote", published, "--out", baseline).returncode == EXIT_OK
+    for verb in (["verify"], ["check", "--baseline", baseline], ["check", "--format", "json", "--baseline", baseline]):
+        original, again = benchbox(*verb, complete.path), benchbox(*verb, published)
+        assert (again.returncode, again.stdout) == (original.returncode, original.stdout) == (EXIT_OK, original.stdout)
+    (published / "records.parquet").write_bytes(b"PAR1")
+    for verb in ("verify", "check", "report"):
+        damaged = benchbox(verb, published)
+        assert damaged.returncode == EXIT_USAGE
+        assert damaged.stderr.startswith(f"error: {published / 'records.parquet'}: cannot be read as Parquet")
+        assert damaged.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("verb", [("report",), ("check",), ("verify",), ("baseline", "promote")])
 @pytest.mark.parametrize("defect", ["absent", "damaged"])
 def test_what_cannot_be_read_is_one_line_and_exit_code_2(complete, verb, defect, tmp_path):
