@@ -19,7 +19,7 @@ from benchbox.measure.phases import CombinedInstrument, PhaseClock
 from benchbox.measure.probe import probe
 from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import build_session
-from benchbox.session.build import build_cell_policy, open_cell_data, build_meta_policy
+from benchbox.session.build import build_cell_policy, build_meta_policy, open_cell_data
 from benchbox.spec.cell import Cell, MeasureSpec
 from benchbox.store.files import write_json
 from benchbox.theory.flops import sum_costs, training_cost
