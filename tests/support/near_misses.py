@@ -240,7 +240,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
                 autocast=Autocast(active=False),
             ),
         ),
-        ("no requested backend", ranks(contract=None, setup=None, products={"float32": 44})),
+        ("no requested dtype", ranks(contract=None, setup=None, products={"float32": 44})),
     ],
     "BXP602": [("positions", ranks(buffers=(buffer("position_ids", "int64"), buffer("mask", "bfloat16"))))],
     "BXP603": [("float32", ranks())],
@@ -248,6 +248,6 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("a master in the state", ranks(stepped=(half(state=MOMENTS | {"master_param": "float32"}),))),
         ("the lower half of one", ranks(stepped=(half(state=MOMENTS | {"master_param": "int16"}),))),
         ("nothing declared", ranks_stepping(half())),
-        ("the observer fell after it had seen the steps", ranks(problems=("end: KeyError",))),
+        ("the observer failed after the observed steps", ranks(problems=("end: KeyError",))),
     ],
 }

@@ -83,7 +83,7 @@ def test_masters_that_were_derived_again_are_bfloat16_valued(saved, name):
 
 
 @pytest.mark.parametrize("name", ZERO)
-def test_moments_that_went_through_bfloat16_are_told_by_their_values(saved, name):
+def test_moments_that_went_through_bfloat16_are_recognised_by_their_values(saved, name):
     ranks = read_checkpoint(saved / f"{name}-moments")
     assert {tensor.numbers.bf16_valued["exp_avg_sq"] for tensor in stepped(ranks)} == {1.0}
     assert {tensor.state["exp_avg_sq"] for tensor in stepped(ranks)} == {"float32"}
@@ -116,7 +116,7 @@ def test_fsdps_shards_are_read_for_the_rank_that_wrote_them(saved, name):
     assert fired(ranks) == set()
 
 
-def test_a_ranks_own_file_of_dtensors_holds_its_shard(saved):
+def test_a_file_of_one_ranks_dtensors_holds_its_shard(saved):
     (facts,) = read_checkpoint(saved / "fsdp2-rank1.pt")
     assert {tensor.name: tensor.elements for tensor in facts.stepped} == {name: count // 2 for name, count in ELEMENTS.items()}
 
@@ -133,7 +133,7 @@ def test_fsdp_weights_and_moments_that_were_rounded_or_never_float32_are_found(s
 
 
 @pytest.mark.parametrize(("name", "file"), [("zero2", "*rank_1*optim_states.pt"), ("fsdp2", "__1_0.distcp")])
-def test_a_rank_that_is_not_there_is_named(saved, tmp_path, name, file):
+def test_a_missing_rank_is_named(saved, tmp_path, name, file):
     shutil.copytree(saved / name, tmp_path / name)
     next((tmp_path / name).rglob(file)).unlink()
     with pytest.raises(DataError, match="missing"):

@@ -66,7 +66,7 @@ def one_flat_master() -> None:
 
 
 def a_temperature_beside() -> None:
-    """Only the head is trained, and nobody froze the rest."""
+    """Only the head is trained, and the other parameters are not frozen."""
     policy = Policy()
     temperature = torch.zeros((), requires_grad=True)
     optimizer = torch.optim.AdamW([*policy.head.parameters(), temperature], lr=1e-3)
@@ -119,7 +119,7 @@ def adversaries(*, generator_every: int = 1, critic_from: int = 0, critic_schedu
 
 
 def a_second_stage() -> None:
-    """Each stage has an optimizer and a schedule of its own; what the first had is still alive."""
+    """Each stage has a separate optimizer and schedule; those of the first stage are still alive."""
     policy = Policy()
     for lr, steps in ((1e-3, 3), (1e-4, 6)):
         optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
@@ -141,7 +141,7 @@ def float64() -> None:
 
 
 def stepped_while_gradients_arrive() -> None:
-    """One optimizer a parameter, stepped as soon as its gradient is there."""
+    """One optimizer for each parameter, stepped as soon as its gradient is ready."""
     policy = Policy()
     optimizers = {parameter: torch.optim.AdamW([parameter], lr=1e-3) for parameter in policy.parameters()}
 
@@ -173,7 +173,7 @@ SCRIPTS = {
 
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # of a critic that begins later
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS.keys())
-def test_nothing_is_said_of_a_loop_that_is_right(script: Script) -> None:
+def test_a_correct_loop_has_no_findings(script: Script) -> None:
     facts, judgement = observe(script)
     assert facts.steps
     assert [(finding.code, finding.evidence) for finding in judgement.findings if finding.severity != "info"] == []

@@ -80,7 +80,7 @@ def test_a_model_and_an_optimizer_are_found_under_any_keys(tmp_path, keys):
     assert counted["step", "float32"] == (4, 4, 16)
 
 
-def test_what_a_checkpoint_cannot_show_is_missing_with_the_reason(tmp_path):
+def test_sections_that_a_checkpoint_cannot_show_are_missing_with_the_reason(tmp_path):
     model, optimizer = train()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
     facts = read_one(tmp_path / "a.pt")
@@ -120,7 +120,7 @@ def test_weights_and_moments_that_went_through_bfloat16_are_recognised_by_their_
     assert fired(facts) == {"BXP501", "BXP502"}
 
 
-def test_shares_are_exact_and_leave_out_what_never_had_a_gradient(tmp_path):
+def test_shares_are_exact_and_exclude_elements_without_a_gradient(tmp_path):
     """1.0 and 1.5 are bfloat16 numbers, 1 + 2^-8 and 1 + 2^-23 are not; zeros and untouched elements count as neither."""
     weight = nn.Parameter(torch.tensor([1.0, 1.5, 1.0 + 2**-8, 1.0 + 2**-23, 0.0, 1.0 + 2**-20]))
     optimizer = torch.optim.AdamW([weight], lr=1e-3)
@@ -136,7 +136,7 @@ def test_shares_are_exact_and_leave_out_what_never_had_a_gradient(tmp_path):
     assert tensor.numbers.bf16_valued["exp_avg_sq"] == 4 / 5
 
 
-def test_of_an_optimizer_without_state_zeros_do_not_count(tmp_path):
+def test_zeros_do_not_count_for_an_optimizer_without_state(tmp_path):
     """SGD keeps no trace of past gradients, so a zero weight shows nothing."""
     weight = nn.Parameter(torch.tensor([0.0, 0.0, 1.0, 1.0 + 2**-20]))
     optimizer = torch.optim.SGD([weight], lr=1e-3)
@@ -180,7 +180,7 @@ def test_live_weights_that_are_not_their_rounded_masters_are_found(tmp_path):
     assert "BXP104" in fired(facts)
 
 
-def test_masters_made_again_from_the_live_weights_are_found(tmp_path):
+def test_masters_derived_from_the_live_weights_are_found(tmp_path):
     model, optimizer = train(torch.bfloat16, MasterWeightOptimizer, fused=True)
     state = optimizer.state_dict()
     state["masters"] = [parameter.detach().float() for parameter in model.parameters()]
@@ -203,7 +203,7 @@ def test_masters_beside_an_optimizer_belong_to_it(tmp_path):
 
 
 @pytest.mark.parametrize("safetensors", [True, False])
-def test_what_accelerate_saves_is_read(tmp_path, safetensors):
+def test_checkpoints_of_accelerate_are_read(tmp_path, safetensors):
     accelerator = Accelerator(cpu=True)
     model, _ = accelerator.prepare(*train())
     accelerator.save_state(tmp_path / "state", safe_serialization=safetensors)
@@ -253,7 +253,7 @@ def test_lerobots_training_state_is_read_with_the_model_beside_it(tmp_path, subf
 
 
 def test_weights_of_one_shape_are_not_guessed_where_options_differ(tmp_path):
-    """Two groups that hold a weight of the same shape tensor, in a file that has lost their order."""
+    """Two groups have weights of equal shapes, in a file that lost their order."""
     model, _ = train()
     optimizer = torch.optim.AdamW([{"params": model[1].parameters()}, {"params": model[0].parameters(), "lr": 1e-5}], lr=1e-3)
     model(torch.ones(1, 16)).sum().backward()
@@ -269,7 +269,7 @@ def test_weights_of_one_shape_are_not_guessed_where_options_differ(tmp_path):
     assert all(tensor.numbers.bf16_valued["weight"] < 0.01 for tensor in facts.stepped)
 
 
-def test_of_an_optimizer_without_its_weights_only_the_state_is_judged(tmp_path):
+def test_an_optimizer_without_its_weights_is_judged_by_its_state(tmp_path):
     _, optimizer = train(torch.bfloat16)
     torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
     facts = read_one(tmp_path / "optimizer.pt")

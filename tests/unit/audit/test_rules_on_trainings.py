@@ -85,7 +85,7 @@ def test_a_warm_up_that_begins_below_the_precision_of_float32_pins_nothing() -> 
 
 
 @pytest.mark.parametrize("make", [torch.optim.Adafactor, torch.optim.Adagrad, torch.optim.RMSprop])
-def test_what_cannot_be_computed_is_not_judged(make: Callable[..., torch.optim.Optimizer]) -> None:
+def test_updates_that_cannot_be_computed_are_not_judged(make: Callable[..., torch.optim.Optimizer]) -> None:
     policy = Policy().to(torch.bfloat16)
     judgement = judge([observe(policy, make(policy.parameters(), lr=1e-3))])
     assert "BXP101" in codes(judgement)
@@ -102,13 +102,13 @@ def clipped(parameters: Callable[[Policy], Iterable[nn.Parameter]]) -> Judgement
     return judge([facts])
 
 
-def test_a_script_may_clip_only_a_part_of_what_it_steps() -> None:
+def test_a_script_may_clip_only_some_of_its_parameters() -> None:
     judgement = clipped(lambda policy: policy.tokens.parameters())
     assert codes(judgement) == []
     assert "BXP304" in judgement.clean
 
 
-def test_clipping_is_seen_however_the_parameters_are_handed_over() -> None:
+def test_clipping_is_observed_for_any_form_of_the_parameters() -> None:
     for judgement in (clipped(lambda policy: [*policy.parameters()]), clipped(lambda policy: iter(policy.parameters()))):
         assert codes(judgement) == []
         assert "BXP304" in judgement.clean
@@ -128,8 +128,8 @@ def rounded(policy: Policy) -> Policy:
     return policy
 
 
-def test_rows_of_an_embedding_that_wait_for_their_first_gradient_were_not_derived_again() -> None:
-    """A checkpoint in bfloat16 that is trained on in float32: most of its tokens have not come yet."""
+def test_embedding_rows_without_a_gradient_do_not_count_as_derived_again() -> None:
+    """A bfloat16 checkpoint is trained further in float32; most tokens have not occurred yet."""
     judgement = resumed(rounded(Policy()))
     assert codes(judgement) == []
     assert "BXP501" in judgement.clean
