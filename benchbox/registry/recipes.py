@@ -109,8 +109,8 @@ BUILT_IN_RECIPES: dict[str, Recipe] = {
         ),
         Recipe(
             name="bf16_naive",
-            summary="cast to bfloat16 before the optimizer is built, float32 masters left to the backend: correct on backends that "
-            "keep masters, known to lose small updates on the others",
+            summary="cast to bfloat16 before the optimizer is built, float32 masters left to the backend: correct on backends "
+            "that keep masters, known to lose small updates on the others",
             storage="bfloat16",
             compute="bfloat16",
             stepped=None,
