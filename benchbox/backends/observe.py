@@ -50,8 +50,8 @@ def observe(model: nn.Module, optimizer: Any, device: torch.device) -> Observed:
         ConfigurationError: the recogniser of a registered backend cannot be imported, or fails.
     """
     chain = optimizer_chain(optimizer)
-    backend, sharding = _recognised(model, chain)
-    trainable, total = _numel(model)
+    backend, sharding = _identify(model, chain)
+    trainable, total = _policy_numel(model)
     return Observed(
         backend=backend,
         model_class=type(model).__name__,
@@ -65,12 +65,12 @@ def observe(model: nn.Module, optimizer: Any, device: torch.device) -> Observed:
     )
 
 
-def _recognised(model: nn.Module, chain: list[Any]) -> tuple[str, str | None]:
+def _identify(model: nn.Module, chain: list[Any]) -> tuple[str, str | None]:
     """Return (backend, sharding): those of the registered backend that claims these objects, else of the built-in one."""
     structure, sharding = identify_backend(model, chain)
     claims: dict[str, str] = {}
     for info in backends().values():
-        if info.recognise is not None and (description := _claim(info, model, chain)) is not None:
+        if info.recognise is not None and (description := _claimed_sharding(info, model, chain)) is not None:
             claims[info.name] = description
     if not claims:
         return structure, sharding
@@ -82,7 +82,7 @@ def _recognised(model: nn.Module, chain: list[Any]) -> tuple[str, str | None]:
     return name, f"{description} (structure: {structure}{f', {sharding}' if sharding else ''})"
 
 
-def _claim(info: BackendInfo, model: nn.Module, chain: list[Any]) -> str | None:
+def _claimed_sharding(info: BackendInfo, model: nn.Module, chain: list[Any]) -> str | None:
     """Return the description of the sharding if the backend recognises these objects as its own."""
     recogniser = info.load_recogniser()
     try:
@@ -107,7 +107,7 @@ def _stepped_numel(chain: list[Any]) -> int:
     return sum(local_shard(partition).numel() for partition in partitions)
 
 
-def _numel(model: nn.Module) -> tuple[int, int]:
+def _policy_numel(model: nn.Module) -> tuple[int, int]:
     """Return (trainable, all) elements of the unsharded policy, whatever this rank holds of them."""
     # ZeRO-3 leaves empty parameters that remember their size in `ds_numel`.
     sizes = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in model.parameters()]

@@ -188,10 +188,10 @@ def backends() -> dict[str, BackendInfo]:
     Raises:
         ConfigurationError: an entry point is broken, or its backend does not say how it is recognised.
     """
-    return with_extensions(GROUP, BackendInfo, BUILT_IN_BACKENDS, defect=_unrecognisable)
+    return with_extensions(GROUP, BackendInfo, BUILT_IN_BACKENDS, defect=_missing_recogniser)
 
 
-def _unrecognisable(info: BackendInfo) -> str | None:
+def _missing_recogniser(info: BackendInfo) -> str | None:
     if info.recognise is not None:
         return None
     return f"declares no recognise=, so that every cell of backend {info.name!r} would end as mismatch"

@@ -47,7 +47,7 @@ def with_extensions(
             continue
         for item in value if isinstance(value, list | tuple) else [value]:
             if not isinstance(item, kind):
-                problems.append(_problem(entry, f"is {_described(item)}, not a {kind.__module__}.{kind.__name__}"))
+                problems.append(_problem(entry, f"is {_describe(item)}, not a {kind.__module__}.{kind.__name__}"))
             elif name(item) in origins:
                 problems.append(_problem(entry, f"takes the name {name(item)!r}, which belongs to {origins[name(item)]}"))
             elif (reason := defect(item)) is not None:
@@ -115,5 +115,5 @@ def _distribution(entry: EntryPoint) -> str:
     return entry.dist.name if entry.dist is not None else "an unknown distribution"
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"an object of {type(value).__name__}"

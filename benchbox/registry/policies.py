@@ -47,23 +47,23 @@ def search_path(extra: Sequence[Path] = ()) -> list[Path]:
     Raises:
         ConfigurationError: a registered package is not installed, or holds a policy of the name of a bundled one.
     """
-    candidates = [*extra, Path.cwd() / "policies", *_bundled(), *_registered()]
+    candidates = [*extra, Path.cwd() / "policies", *_bundled_folders(), *_registered_folders()]
     return list(dict.fromkeys(folder for folder in (path.resolve() for path in candidates) if folder.is_dir()))
 
 
-def _bundled() -> list[Path]:
+def _bundled_folders() -> list[Path]:
     """Return where the bundled policies are: in an installed benchbox, or in a checkout."""
     package = Path(__file__).resolve().parent.parent
     return [package / "_bundled" / "policies", package.parent / "policies"]
 
 
 @cache
-def _registered() -> tuple[Path, ...]:
+def _registered_folders() -> tuple[Path, ...]:
     """Return the folders of the entry-point group `benchbox.policies`.
 
     They come last on the search path, so that `_layers` is always the bundled one.
     """
-    owners = {folder.name: "bundled with benchbox" for root in _bundled() for folder in _policy_folders(root)}
+    owners = {folder.name: "bundled with benchbox" for root in _bundled_folders() for folder in _policy_folders(root)}
     roots, problems = extension_folders(GROUP), []
     for root in roots:
         for folder in _policy_folders(root):

@@ -103,11 +103,11 @@ def _problem(kind: str, loc: Keys, detail: Mapping[str, Any], source: Source) ->
         relation, key = BOUNDS[kind]
         return Problem(where, f"{name} must be {relation} {context[key]}, not {shorten(value)}")
     if kind in KINDS:
-        return Problem(where, f"{name} must be {KINDS[kind]}, not {shorten(value)}", _conversion(kind, value))
+        return Problem(where, f"{name} must be {KINDS[kind]}, not {shorten(value)}", _conversion_hint(kind, value))
     return Problem(where, f"{name}: {detail['msg']}")
 
 
-def _conversion(kind: str, value: Any) -> str | None:
+def _conversion_hint(kind: str, value: Any) -> str | None:
     if kind == "string_type" and isinstance(value, int | float):
         return "put it in quotes"
     if kind in {"int_type", "float_type"} and isinstance(value, str) and value.strip().replace(".", "", 1).isdigit():

@@ -89,7 +89,7 @@ def _check_weights(path: str) -> str:
     return path
 
 
-def _suggested(names: Iterable[str]) -> WithJsonSchema:
+def _suggest(names: Iterable[str]) -> WithJsonSchema:
     """Return the schema with which an editor offers the built-in names and accepts any other: entry points may add some."""
     return WithJsonSchema({"anyOf": [{"enum": sorted(names)}, {"type": "string"}]})
 
@@ -99,15 +99,13 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Fraction = Annotated[float, BeforeValidator(_parse_fraction), Field(ge=0), WithJsonSchema({"type": ["number", "string"]})]
 PolicyName = Annotated[str, AfterValidator(_check_policy)]
 Size = Annotated[str, AfterValidator(_check_size)]
-BackendName = Annotated[
-    str, AfterValidator(lambda name: check_name("backend", name, backends())), _suggested(BUILT_IN_BACKENDS)
-]
-RecipeName = Annotated[str, AfterValidator(lambda name: check_name("recipe", name, recipes())), _suggested(BUILT_IN_RECIPES)]
+BackendName = Annotated[str, AfterValidator(lambda name: check_name("backend", name, backends())), _suggest(BUILT_IN_BACKENDS)]
+RecipeName = Annotated[str, AfterValidator(lambda name: check_name("recipe", name, recipes())), _suggest(BUILT_IN_RECIPES)]
 FreezeName = Annotated[
     str,
     AfterValidator(lambda name: check_name("freeze preset", name, FREEZE_PRESETS)),
     WithJsonSchema({"enum": list(FREEZE_PRESETS)}),
 ]
-MetricName = Annotated[str, AfterValidator(lambda name: check_name("metric", name, metrics())), _suggested(BUILT_IN_METRICS)]
+MetricName = Annotated[str, AfterValidator(lambda name: check_name("metric", name, metrics())), _suggest(BUILT_IN_METRICS)]
 WeightsPath = Annotated[str, Field(min_length=1), AfterValidator(_check_weights)]
 Batch = Annotated[Count, BeforeValidator(reject_search)]
