@@ -18,7 +18,7 @@ def main(repaired: bool) -> None:
     optimizer = Masters(policy.parameters(), lr=1e-3)
     for batch in batches(8, torch.bfloat16):
         (100 * loss_of(policy, batch)).backward()
-        optimizer.take_gradients()
+        optimizer.copy_gradients()
         torch.nn.utils.clip_grad_norm_(optimizer.masters if repaired else optimizer.live, max_norm=1.0)
         optimizer.inner.step()
         optimizer.round_into_live()
