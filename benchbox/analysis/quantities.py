@@ -1,4 +1,4 @@
-"""Numbers for people: a value and its unit, to a few significant digits, in the prefix that fits."""
+"""Numbers formatted for people: a value with its unit, a few significant digits and a suitable prefix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _THOUSANDS = ("", "k", "M", "G", "T", "P", "E")
 
 
 def quantity(value: float | None, unit: str, digits: int = 3) -> str:
-    """`quantity(0.2034, "s")` is `203 ms`, `quantity(2**30, "bytes")` is `1.00 GiB`; a dash where the value is unknown."""
+    """Format a value with its unit: `quantity(0.2034, "s")` is `203 ms`, `quantity(2**30, "bytes")` is `1.00 GiB`.
+
+    An unknown value is a dash.
+    """
     if value is None:
         return UNKNOWN
     if unit == "s":
@@ -35,7 +38,7 @@ def quantity(value: float | None, unit: str, digits: int = 3) -> str:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """The number to so many significant digits, never in scientific notation while it is between 1e-4 and 1e9."""
+    """Format a number with the given significant digits; in scientific notation only outside 1e-4 to 1e9."""
     if not math.isfinite(value):
         return str(value)
     if value == 0:

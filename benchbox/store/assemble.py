@@ -200,29 +200,29 @@ def _flops(ranks: Sequence[RankResult]) -> Flops | None:
 
 def _towers(formulas: Sequence[dict[str, TowerFlops] | None]) -> dict[str, TowerFlops] | None:
     """Return the cost of every tower, summed over ranks; None when a rank does not know it."""
-    known = [formula for formula in formulas if formula]
-    if len(known) < len(formulas):
+    towers = [formula for formula in formulas if formula]
+    if len(towers) < len(formulas):
         return None
     return {
         tower: {
-            "forward": sum(formula[tower]["forward"] for formula in known),
-            "backward": sum(formula[tower]["backward"] for formula in known),
-            "recomputed": sum(formula[tower]["recomputed"] for formula in known),
+            "forward": sum(formula[tower]["forward"] for formula in towers),
+            "backward": sum(formula[tower]["backward"] for formula in towers),
+            "recomputed": sum(formula[tower]["recomputed"] for formula in towers),
         }
-        for tower in known[0]
+        for tower in towers[0]
     }
 
 
 def _lowest(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return min(known) if known and len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return min(numbers) if numbers and len(numbers) == len(values) else None
 
 
 def _sum(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if len(numbers) == len(values) else None
 
 
 def _largest(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known and len(known) == len(values) else None
+    numbers = [value for value in values if value is not None]
+    return max(numbers) if numbers and len(numbers) == len(values) else None

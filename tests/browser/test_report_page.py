@@ -1,4 +1,4 @@
-"""The report in a real browser: complete, quiet, legible in both themes."""
+"""The report in a real browser: complete, without errors or requests, legible in both themes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from benchbox.report import write_reports
-from tests.support.chromium import Chromium, find
+from tests.support.chromium import Chromium, find_chromium
 from tests.support.example_run import write_example
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
@@ -20,7 +20,7 @@ HOSTILE = "<script>document.title='taken'</script><img src=x onerror=console.err
 
 @pytest.fixture(scope="module")
 def browser():
-    path = find()
+    path = find_chromium()
     if path is None:
         pytest.skip("no Chromium on this machine: the report was not opened in a browser")
     with Chromium(path) as chromium:
@@ -43,14 +43,14 @@ measure: {warmup_steps: 1, steps: 2, launches: 1}
 
 @pytest.fixture(scope="module", params=["example", "measured"])
 def run(request, tmp_path_factory):
-    """Runs to show: one made up to hold everything a report can have to show, and one that `benchbox run` has measured."""
+    """Return a made-up run with everything that a report can show, and one that `benchbox run` has measured."""
     folder = tmp_path_factory.mktemp("run")
     if request.param == "example":
         return write_example(folder, policy=HOSTILE).path
     (folder / "page.yaml").write_text(MATRIX)
     command = [sys.executable, "-m", "benchbox.cli.app", "run", "page.yaml", "--out", "measured"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     return folder / "measured"
 
 
@@ -69,13 +69,13 @@ def luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
+def contrast(text: str, background: str) -> float:
+    low, high = sorted((luminance(text), luminance(background)))
     return (high + 0.05) / (low + 0.05)
 
 
-def test_the_page_is_quiet_and_asks_nobody_for_anything(page):
-    assert page.complaints() == []
+def test_the_page_has_no_errors_and_makes_no_requests(page):
+    assert page.errors() == []
     assert [address for address in page.requests() if not address.startswith("data:")] == [page.address]
     assert page.evaluate("document.title").endswith(" · benchbox")
 
@@ -99,8 +99,8 @@ def test_every_cell_has_a_row_and_every_chart_has_bars(page, run):
 def test_no_bar_or_label_leaves_its_chart(page):
     outside = page.evaluate(
         "[...document.querySelectorAll('figure svg')].flatMap(svg => {const box = svg.getBoundingClientRect();"
-        " return [...svg.querySelectorAll('rect, text')].filter(item => {const own = item.getBoundingClientRect();"
-        " return own.left < box.left - 1 || own.right > box.right + 1 || own.bottom > box.bottom + 1;})"
+        " return [...svg.querySelectorAll('rect, text')].filter(item => {const rect = item.getBoundingClientRect();"
+        " return rect.left < box.left - 1 || rect.right > box.right + 1 || rect.bottom > box.bottom + 1;})"
         ".map(item => item.textContent)})"
     )
     assert outside == []
@@ -113,8 +113,8 @@ def test_the_page_itself_never_scrolls_sideways_even_on_a_telephone(page):
 
 def test_text_and_bars_stand_out_from_what_is_behind_them(page):
     colours = page.evaluate(
-        "(() => {const style = (query, what) => {const found = document.querySelector(query);"
-        " return found && getComputedStyle(found)[what]};"
+        "(() => {const style = (query, property) => {const element = document.querySelector(query);"
+        " return element && getComputedStyle(element)[property]};"
         " return {page: style('body', 'backgroundColor'), card: style('figure', 'backgroundColor'),"
         " ink: style('body', 'color'), soft: style('.soft', 'color'), text: style('figure svg text', 'fill'),"
         " tick: style('figure svg .tick', 'fill'), ok: style('[data-status=ok]', 'color'),"
@@ -128,13 +128,13 @@ def test_text_and_bars_stand_out_from_what_is_behind_them(page):
 
 
 def test_the_two_themes_differ(browser, run, tmp_path):
-    seen = []
+    backgrounds = []
     for theme in ("light", "dark"):
         browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
         browser.open(write_reports(run, tmp_path).html)
-        seen.append(luminance(browser.evaluate("getComputedStyle(document.body).backgroundColor")))
-    assert seen[0] > 0.8
-    assert seen[1] < 0.05
+        backgrounds.append(luminance(browser.evaluate("getComputedStyle(document.body).backgroundColor")))
+    assert backgrounds[0] > 0.8
+    assert backgrounds[1] < 0.05
 
 
 def test_a_click_on_a_header_sorts_the_table_and_says_so(page):
@@ -144,7 +144,7 @@ def test_a_click_on_a_header_sorts_the_table_and_says_so(page):
     read = f"[...document.querySelectorAll('#cells-table tbody tr')].map(row => Number(row.cells[{column}].dataset.sort))"
     page.evaluate(button)
     upwards = page.evaluate(read)
-    assert all(one <= other for one, other in pairwise(upwards))
+    assert all(value <= following for value, following in pairwise(upwards))
     assert page.evaluate("document.querySelector('[aria-sort]').getAttribute('aria-sort')") == "ascending"
     page.evaluate(button)
     assert page.evaluate(read) == upwards[::-1]

@@ -1,4 +1,4 @@
-"""A headless Chromium and the few words of the DevTools protocol that the tests speak, over a pipe."""
+"""A headless Chromium, controlled through the DevTools protocol over a pipe."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ FLAGS = (
 )
 
 
-def find() -> str | None:
-    """Path of a Chromium, or None."""
+def find_chromium() -> str | None:
+    """Return the path of a Chromium, or None."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
@@ -39,20 +39,20 @@ class Chromium:
 
     def __init__(self, path: str) -> None:
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-        theirs_in, ours_out = os.pipe()
-        ours_in, theirs_out = os.pipe()
-        # Chromium reads descriptor 3 and writes descriptor 4; the shell puts our pipes there whatever their numbers are.
-        command = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
+        child_in, parent_out = os.pipe()
+        parent_in, child_out = os.pipe()
+        # Chromium reads descriptor 3 and writes descriptor 4; the shell moves the pipes there.
+        command = f'exec "$@" 3<&{child_in} 4>&{child_out}'
         self._process = subprocess.Popen(
             ["bash", "-c", command, "bash", path, *FLAGS, f"--user-data-dir={self._profile.name}", "about:blank"],
-            pass_fds=(theirs_in, theirs_out),
+            pass_fds=(child_in, child_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        os.close(theirs_in)
-        os.close(theirs_out)
-        self._in, self._out = os.fdopen(ours_in, "rb"), os.fdopen(ours_out, "wb", buffering=0)
+        os.close(child_in)
+        os.close(child_out)
+        self._in, self._out = os.fdopen(parent_in, "rb"), os.fdopen(parent_out, "wb", buffering=0)
         self._numbers = count(1)
         self._buffer = b""
         self._session: str | None = None
@@ -75,7 +75,7 @@ class Chromium:
         self._profile.cleanup()
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method and return its result; events that arrive meanwhile are kept."""
+        """Call a method and return its result; events that arrive in between are stored."""
         number = next(self._numbers)
         message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
         if self._session:
@@ -97,28 +97,28 @@ class Chromium:
             self.events.append(self._receive())
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
-        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        if "exceptionDetails" in found:
-            raise RuntimeError(str(found["exceptionDetails"]))
-        return found["result"].get("value")
+        """Return the value of a JavaScript expression in the page."""
+        reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        if "exceptionDetails" in reply:
+            raise RuntimeError(str(reply["exceptionDetails"]))
+        return reply["result"].get("value")
 
-    def complaints(self) -> list[str]:
-        """Errors and warnings of the page: exceptions, the console, the log (which has security violations too)."""
+    def errors(self) -> list[str]:
+        """Return errors and warnings of the page: exceptions, the console, and the log with security violations."""
         self.evaluate("0")  # what was reported before this has arrived after it
-        found = []
+        messages = []
         for event in self.events:
             details = event.get("params", {})
             if event["method"] == "Runtime.exceptionThrown":
-                found.append(str(details["exceptionDetails"]))
+                messages.append(str(details["exceptionDetails"]))
             elif event["method"] == "Runtime.consoleAPICalled" and details["type"] in ("error", "warning", "assert"):
-                found.append(str(details["args"]))
+                messages.append(str(details["args"]))
             elif event["method"] == "Log.entryAdded" and details["entry"]["level"] in ("error", "warning"):
-                found.append(details["entry"]["text"])
-        return found
+                messages.append(details["entry"]["text"])
+        return messages
 
     def requests(self) -> list[str]:
-        """Addresses that the page asked for."""
+        """Return the addresses that the page requested."""
         return [event["params"]["request"]["url"] for event in self.events if event["method"] == "Network.requestWillBeSent"]
 
     def _receive(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs for tests of what reads them: no number here was measured. Records go through `assemble_record`, like real ones."""
+"""Example runs for tests that read runs. No number was measured. Records go through `assemble_record`, like real ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OOM = {
 
 
 def rank_result(cell: Cell, rank: int, *, step_s: float = 0.2, launch: int = 1, cuda: bool = False) -> dict[str, Any]:
-    """One rank's `rank<r>.json`. Rank 1 is the slowest; a later launch is a little slower."""
+    """Return the content of one rank's `rank<r>.json`. Rank 1 is the slowest; a later launch is a little slower."""
     steps = [step_s * (1 + 0.01 * step + 0.05 * rank + 0.02 * launch) for step in range(MEASURE.steps)]
     fused = {"clip": "DeepSpeed clips inside its optimizer step"} if cell.backend.startswith("zero") else {}
     shares = {name: share for name, share in SHARES.items() if name not in fused}
@@ -81,7 +81,7 @@ def rank_result(cell: Cell, rank: int, *, step_s: float = 0.2, launch: int = 1, 
 
 
 def example_precision(ranks: int) -> dict[str, Any]:
-    """What the audit makes of masters in order."""
+    """Return the audit result of a training with correct master weights."""
     census = [
         {"rank": rank, "kind": kind, "dtype": dtype, "device": "cpu", "tensors": 3, "elements": 1000, "bytes": 1000 * size}
         for rank in range(ranks)
@@ -99,7 +99,7 @@ def example_precision(ranks: int) -> dict[str, Any]:
 def example_record(
     cell: Cell = CELL, launch: int = 1, *, status: str = "ok", error: dict[str, Any] | None = None, **results: Any
 ) -> dict[str, Any]:
-    """A launch record; a launch that is not ok has no rank results."""
+    """Return a launch record; a launch that is not ok has no rank results."""
     ranks = [rank_result(cell, rank, launch=launch, **results) for rank in range(cell.world_size)] if status == "ok" else []
     return assemble_record(
         cell=cell,
@@ -130,7 +130,10 @@ def example_run(cells: list[Cell], **changes: Any) -> Run:
 
 
 def write_example(path: Path, *, policy: str = "example", failing: bool = True, cuda: bool = False) -> RunStore:
-    """FSDP against ZeRO-2 at 1 and 4 cameras, eager and sdpa; one cell out of memory (when `failing`), one skipped."""
+    """Write a run of FSDP against ZeRO-2 at 1 and 4 cameras, eager and sdpa, with one skipped cell.
+
+    If `failing`, another cell runs out of memory.
+    """
     base = replace(CELL, policy=policy)
     kernels = ({"attention": "eager", "checkpointing": False}, {"attention": "sdpa", "checkpointing": True})
     speed = {"fsdp1_full": 0.31, "zero2": 0.2}

@@ -1,4 +1,4 @@
-"""What a checkpoint says it is."""
+"""The description inside a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from tests.support.example_run import CELL
 def old(tmp_path):
     """A checkpoint from before cells could freeze."""
     write_description(tmp_path, CELL, 3)
-    about = read_json(tmp_path / "checkpoint.json")
-    del about["cell"]["freeze"]
-    write_json(tmp_path / "checkpoint.json", about)
+    description = read_json(tmp_path / "checkpoint.json")
+    del description["cell"]["freeze"]
+    write_json(tmp_path / "checkpoint.json", description)
     return tmp_path
 
 
@@ -28,7 +28,7 @@ def test_a_checkpoint_from_before_cells_could_freeze_continues_one_that_freezes_
         check_same_configuration(old, replace(CELL, freeze="freeze_vision"))
 
 
-def test_a_checkpoint_that_does_not_say_what_it_is_is_named(old):
+def test_a_checkpoint_without_a_valid_description_is_named(old):
     write_json(old / "checkpoint.json", {"steps": 3})
     with pytest.raises(RecordError, match=r"checkpoint\.json: not what benchbox writes"):
         check_same_configuration(old, CELL)

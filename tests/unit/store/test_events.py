@@ -15,7 +15,7 @@ from benchbox.errors import RecordError
 from benchbox.store.events import EventWriter, read_events
 
 
-def test_what_is_written_is_read_back_with_rank_and_time(tmp_path):
+def test_events_are_read_back_with_rank_and_time(tmp_path):
     writer = EventWriter(tmp_path / "launch-1" / "events-rank3.jsonl", rank=3)
     writer.write("progress", stage="measure", step=2, of=10, phase=None)
     events, _ = read_events(tmp_path / "launch-1" / "events-rank3.jsonl")
@@ -29,15 +29,15 @@ def test_reading_goes_on_where_it_stopped_and_waits_for_the_end_of_a_line(tmp_pa
     path = tmp_path / "events.jsonl"
     writer = EventWriter(path, 0)
     writer.write("start", pid=1)
-    first, offset = read_events(path)
+    earlier, offset = read_events(path)
     with path.open("ab") as stream:
         stream.write(b'{"event": "pro')
     assert read_events(path, offset) == ([], offset)
     with path.open("ab") as stream:
         stream.write(b'gress"}\n')
     writer.write("done")
-    rest, offset = read_events(path, offset)
-    assert [event["event"] for event in first + rest] == ["start", "progress", "done"]
+    later, offset = read_events(path, offset)
+    assert [event["event"] for event in earlier + later] == ["start", "progress", "done"]
     assert read_events(path, offset) == ([], path.stat().st_size)
 
 
@@ -63,7 +63,7 @@ def test_threads_of_a_rank_never_write_into_each_others_lines(tmp_path):
     assert len(read_events(path)[0]) == 800
 
 
-def test_numbers_json_cannot_hold_are_null_and_other_objects_are_text(tmp_path):
+def test_numbers_that_json_cannot_represent_are_null_and_other_objects_are_text(tmp_path):
     path = tmp_path / "events.jsonl"
     EventWriter(path, 0).write("error", value=float("nan"), where=tmp_path)
     line = path.read_text()

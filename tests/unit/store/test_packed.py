@@ -69,12 +69,12 @@ def test_records_come_in_the_order_of_the_plan_then_by_launch_and_only_of_planne
 
 
 def test_records_in_cells_take_precedence_over_packed_ones(packed):
-    first = next(packed.records())
-    newer = first | {"duration_s": 99.0}
+    oldest = next(packed.records())
+    newer = oldest | {"duration_s": 99.0}
     packed.write_record(newer)
     assert list(RunStore(packed.path).records()) == [newer]
     shutil.rmtree(packed.path / "cells")
-    assert next(RunStore(packed.path).records()) == first
+    assert next(RunStore(packed.path).records()) == oldest
 
 
 def test_a_published_run_is_not_run_again_in_its_place(packed):
@@ -83,10 +83,10 @@ def test_a_published_run_is_not_run_again_in_its_place(packed):
 
 
 def test_a_run_is_not_published_into_one_whose_records_would_hide_it(example, tmp_path):
-    taken = write_example(tmp_path / "taken", policy="another")
+    occupied = write_example(tmp_path / "occupied", policy="another")
     with pytest.raises(RecordError, match="its cells/ would hide the packed records"):
-        write_reports(example.path, taken.path, pack=True)
-    assert taken.run().matrix["policy"] == "another"
+        write_reports(example.path, occupied.path, pack=True)
+    assert occupied.run().matrix["policy"] == "another"
 
 
 def test_a_run_can_be_packed_in_its_own_folder(example):
