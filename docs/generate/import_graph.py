@@ -54,9 +54,9 @@ def read_import_graph(root: Path) -> ImportGraph:
     """
     settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     package: str = settings["root_package"]
-    layers = _contract(settings, "layers")["layers"]
+    layers = next(contract["layers"] for contract in settings["contracts"] if contract["type"] == "layers")
     floors = tuple(tuple(folder.strip() for folder in layer.split("|")) for layer in layers)
-    torch_free = frozenset(module.partition(".")[2] for module in _contract(settings, "forbidden")["source_modules"])
+    torch_free = frozenset(_torch_free_modules(settings["contracts"]))
     graph = ImportGraph(floors, frozenset(_read_imports(root / package)), torch_free)
     folders = {folder for floor in floors for folder in floor}
     for source, target in sorted(graph.imports):
@@ -67,8 +67,10 @@ def read_import_graph(root: Path) -> ImportGraph:
     return graph
 
 
-def _contract(settings: dict[str, Any], kind: str) -> dict[str, Any]:
-    return next(contract for contract in settings["contracts"] if contract["type"] == kind)
+def _torch_free_modules(contracts: list[dict[str, Any]]) -> Iterator[str]:
+    for contract in contracts:
+        if contract["type"] == "forbidden" and "torch" in contract["forbidden_modules"]:
+            yield from (module.partition(".")[2] for module in contract["source_modules"])
 
 
 def _read_imports(package: Path) -> Iterator[Edge]:

@@ -75,7 +75,12 @@ type = "layers"
 layers = ["cli", "store | plan", "errors"]
 [[tool.importlinter.contracts]]
 type = "forbidden"
+source_modules = ["pkg.plan"]
+forbidden_modules = ["numpy"]
+[[tool.importlinter.contracts]]
+type = "forbidden"
 source_modules = ["pkg.store"]
+forbidden_modules = ["torch", "accelerate"]
 """
 
 
