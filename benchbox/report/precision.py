@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 from benchbox.analysis.comparability import adam_dtypes
 from benchbox.analysis.quantities import quantity
 from benchbox.analysis.summary import label, matrix_text
+from benchbox.audit.thresholds import EDQ_ERROR, EDQ_WARNING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchbox.analysis.summary import CellSummary
     from benchbox.store.record import CellDict
-
-# The limits of rule BXP102
-_EDQ_GOOD, _EDQ_BAD = 0.9, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +70,7 @@ def _cell(summary: CellSummary | None) -> PrecisionCell:
     edq = values.get("edq")
     if edq is None or summary.evidence is None:
         return PrecisionCell(edq="-", level="missing", details=(summary.status,))
-    level = "ok" if edq >= _EDQ_GOOD else ("warning" if edq >= _EDQ_BAD else "error")
+    level = "ok" if edq >= EDQ_WARNING else ("warning" if edq >= EDQ_ERROR else "error")
     details = (
         [f"{quantity(values['updates_lost'], 'fraction', 2)} of updates moved nothing"] if "updates_lost" in values else []
     )
