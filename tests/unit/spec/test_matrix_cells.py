@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from benchbox.spec.cell import Cell, DataSpec, MeasureSpec, OptimSpec
 from benchbox.spec.fields import Point
 from benchbox.spec.schema import MeasureFile, OptimFile
 from benchbox.spec.threshold import Threshold
+from benchbox.store.packed import read_packed
 from tests.support.good_matrix import GOOD
 
 ROOT = Path(__file__).parents[3]
@@ -179,7 +179,8 @@ def test_a_cell_is_named_by_what_it_holds_and_not_by_its_file(load):
 
 def test_a_cell_that_freezes_nothing_keeps_the_id_it_was_published_under():
     """Published records and baselines are from before cells could freeze; what freezes is another cell."""
-    published = [json.loads(path.read_text()) for path in (ROOT / "reports").glob("**/launch-*.json")]
+    packed = [read_packed(path) for path in (ROOT / "reports").glob("**/records.parquet")]
+    published = [record for records in packed for record in records.values()]
     assert published
     for record in published:
         cell = Cell.from_dict(record["cell"])
