@@ -41,13 +41,13 @@ class PolicyEntry:
     presets: Mapping[str, Mapping[str, Any]]
 
 
-def search_path(extra: Sequence[Path] = ()) -> list[Path]:
+def search_path(policy_dirs: Sequence[Path] = ()) -> list[Path]:
     """Return the folders that may hold policies. Where two hold a policy of one name, the first counts.
 
     Raises:
         ConfigurationError: a registered package is not installed, or holds a policy of the name of a bundled one.
     """
-    candidates = [*extra, Path.cwd() / "policies", *_bundled_folders(), *_registered_folders()]
+    candidates = [*policy_dirs, Path.cwd() / "policies", *_bundled_folders(), *_registered_folders()]
     return list(dict.fromkeys(folder for folder in (path.resolve() for path in candidates) if folder.is_dir()))
 
 
@@ -76,19 +76,19 @@ def _registered_folders() -> tuple[Path, ...]:
     return tuple(roots)
 
 
-def find_policies(extra: Sequence[Path] = ()) -> dict[str, PolicyEntry]:
+def find_policies(policy_dirs: Sequence[Path] = ()) -> dict[str, PolicyEntry]:
     """Return every policy by name. Reads YAML, imports nothing.
 
     Raises:
         ConfigurationError: a `presets.yaml` cannot be read, or a registered package is broken.
     """
-    return {name: _entry(folder) for name, folder in _folders(extra).items()}
+    return {name: _entry(folder) for name, folder in _folders(policy_dirs).items()}
 
 
-def _folders(extra: Sequence[Path]) -> dict[str, Path]:
+def _folders(policy_dirs: Sequence[Path]) -> dict[str, Path]:
     """Return the folder of every policy by name."""
     folders: dict[str, Path] = {}
-    for root in search_path(extra):
+    for root in search_path(policy_dirs):
         for folder in _policy_folders(root):
             folders.setdefault(folder.name, folder)
     return folders
@@ -116,29 +116,29 @@ def _read_presets(path: Path) -> dict[str, dict[str, Any]]:
     return presets
 
 
-def policy_entry(name: str, extra: Sequence[Path] = ()) -> PolicyEntry:
+def policy_entry(name: str, policy_dirs: Sequence[Path] = ()) -> PolicyEntry:
     """Return the policy of that name.
 
     Raises:
         ConfigurationError: there is none, or its `presets.yaml` cannot be read.
     """
-    folders = _folders(extra)
+    folders = _folders(policy_dirs)
     if name not in folders:
         raise ConfigurationError(Problem("", f"unknown policy {name!r}", did_you_mean(name, folders)))
     return _entry(folders[name])
 
 
-def build_policy(name: str, size: str, axes: Axes, extra: Sequence[Path] = ()) -> Policy:
+def build_policy(name: str, size: str, axes: Axes, policy_dirs: Sequence[Path] = ()) -> Policy:
     """Import the policy's module and build it, in float32, on torch's current default device.
 
     Raises:
         ConfigurationError: no such policy or size.
     """
-    entry = policy_entry(name, extra)
+    entry = policy_entry(name, policy_dirs)
     if size not in entry.presets:
         raise ConfigurationError(Problem("", f"policy {name} has no size {size!r}", did_you_mean(size, entry.presets)))
     package = types.ModuleType(PACKAGE)
-    package.__path__ = [str(folder) for folder in search_path(extra)]
+    package.__path__ = [str(folder) for folder in search_path(policy_dirs)]
     if getattr(sys.modules.get(PACKAGE), "__path__", None) != package.__path__:
         for loaded in [module for module in sys.modules if module.split(".")[0] == PACKAGE]:
             del sys.modules[loaded]

@@ -1,7 +1,4 @@
-"""The worker, with one fault: the set-up that CPU_BACKENDS calls a trap. Everything else is the real thing.
-
-`cpu=True` makes accelerate drop a sharding plugin without a word and run DDP.
-"""
+"""The worker with one fault: `cpu=True` makes accelerate drop a sharding plugin silently and run DDP. All else is unchanged."""
 
 from __future__ import annotations
 
