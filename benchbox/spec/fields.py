@@ -10,13 +10,16 @@ from pydantic import Field, create_model
 from benchbox.spec.cell import POINT_FIELDS
 from benchbox.spec.types import ABSENT, Strict
 
-# The type that each field of a cell has in a file: a field without a value is absent there, so None is not among its values.
-POINT_TYPES: dict[str, Any] = {
-    field.name: Union[tuple(part for part in get_args(field.type) if part is not NoneType)]  # noqa: UP007 (built at run time)
-    if NoneType in get_args(field.type)
-    else field.type
-    for field in POINT_FIELDS
-}
+
+def _type_in_file(annotation: Any) -> Any:
+    """Return the type that a field of a cell has in a file: there a field without a value is absent, and never null."""
+    members = get_args(annotation)
+    if NoneType not in members:
+        return annotation
+    return Union[tuple(member for member in members if member is not NoneType)]  # noqa: UP007 (built at run time)
+
+
+POINT_TYPES: dict[str, Any] = {field.name: _type_in_file(field.type) for field in POINT_FIELDS}
 
 
 class PointBase(Strict):
