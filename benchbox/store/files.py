@@ -70,7 +70,7 @@ def read_json(path: Path) -> dict[str, Any]:
         problem = (
             "empty" if not error.doc.strip() else f"not whole JSON ({error.msg} at line {error.lineno} column {error.colno})"
         )
-        raise RecordError(f"{path}: {problem}; delete it and run again to measure what it held") from None
+        raise RecordError(f"{path}: {problem}; delete it and run again") from None
     except UnicodeDecodeError:
         raise RecordError(f"{path}: not text") from None
     except OSError as error:

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
     from benchbox.store.record import LaunchRecord
 
-COLUMNS = ("cell_id", "launch", "status", "record")
+_REMEDY = "restore the file, or publish the run again"
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema([("cell_id", pa.string()), ("launch", pa.int64()), ("status", pa.string()), ("record", pa.string())])
 
 
 def write_packed(path: Path, records: Iterable[LaunchRecord]) -> None:
@@ -36,11 +42,10 @@ def write_packed(path: Path, records: Iterable[LaunchRecord]) -> None:
         }
         for record in records
     ]
-    schema = pa.schema([("cell_id", pa.string()), ("launch", pa.int64()), ("status", pa.string()), ("record", pa.string())])
     with atomic_file(path) as stream:
         # Records resemble one another: one large page lets the compression see that. Every text is distinct.
         pq.write_table(
-            pa.Table.from_pylist(rows, schema=schema),
+            pa.Table.from_pylist(rows, schema=_schema()),
             stream,
             compression="zstd",
             compression_level=19,
@@ -64,19 +69,19 @@ def read_packed(path: Path) -> dict[tuple[str, int], LaunchRecord]:
 
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            if tuple(file.schema_arrow.names) != COLUMNS:
-                columns = ", ".join(file.schema_arrow.names)
-                raise RecordError(f"{path}: not records of benchbox (its columns are {columns})")
+            if not file.schema_arrow.equals(_schema()):
+                columns = ", ".join(f"{field.name!r} {field.type}" for field in file.schema_arrow)
+                raise RecordError(f"{path}: not records of benchbox: its columns are {columns:.200}; {_REMEDY}")
             rows = file.read().to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RecordError(f"{path}: cannot be read as Parquet ({reason}); restore it, or publish the run again") from None
+        raise RecordError(f"{path}: cannot be read as Parquet ({reason}); {_REMEDY}") from None
     records: dict[tuple[str, int], LaunchRecord] = {}
     for number, row in enumerate(rows, start=1):
         record = _record(row, f"{path}: row {number}")
         key = (record["cell_id"], record["launch"])
         if key in records:
-            raise RecordError(f"{path}: row {number}: launch {key[1]} of cell {key[0]} is there twice")
+            raise RecordError(f"{path}: row {number}: launch {key[1]} of cell {key[0]} is there twice; {_REMEDY}")
         records[key] = record
     return records
 
@@ -85,11 +90,11 @@ def _record(row: dict[str, Any], where: str) -> LaunchRecord:
     try:
         record = json.loads(row["record"])
     except (TypeError, ValueError):
-        raise RecordError(f"{where}: the record is not JSON") from None
+        raise RecordError(f"{where}: the record is not JSON; {_REMEDY}") from None
     if not isinstance(record, dict):
-        raise RecordError(f"{where}: the record is a JSON {type(record).__name__}, and an object is expected")
-    check_record(record, where)
+        raise RecordError(f"{where}: the record is a JSON {type(record).__name__}, and an object is expected; {_REMEDY}")
+    check_record(record, where, _REMEDY)
     for key in ("cell_id", "launch", "status"):
         if record[key] != row[key]:
-            raise RecordError(f"{where}: the record has {key} {record[key]!r}, and its row {row[key]!r}")
+            raise RecordError(f"{where}: the record has {key} {record[key]!r}, and its row {row[key]!r}; {_REMEDY}")
     return cast("LaunchRecord", record)

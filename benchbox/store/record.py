@@ -222,7 +222,7 @@ def check_version(value: Mapping[str, Any], where: str) -> None:
         raise RecordError(f"{where}: schema version {version}; this benchbox reads up to {SCHEMA_VERSION}: upgrade it")
 
 
-def check_record(value: Mapping[str, Any], where: str) -> None:
+def check_record(value: Mapping[str, Any], where: str, remedy: str = "delete it and run again") -> None:
     """Raise RecordError unless `value` is a launch record that this version can read.
 
     Raises:
@@ -231,6 +231,6 @@ def check_record(value: Mapping[str, Any], where: str) -> None:
     check_version(value, where)
     missing = sorted(REQUIRED - value.keys())
     if missing:
-        raise RecordError(f"{where}: missing {', '.join(missing)}; delete it and run again to measure what it held")
+        raise RecordError(f"{where}: missing {', '.join(missing)}; {remedy}")
     if value["status"] not in STATUSES:
         raise RecordError(f"{where}: unknown status {value['status']!r}")
