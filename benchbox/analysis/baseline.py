@@ -52,7 +52,7 @@ def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> B
         fields = varying_fields(summary.cell for summary in summaries)
         example = f": {label(holes[0].cell, fields)} is {holes[0].status}" if holes else ""
         raise ThresholdError(
-            f"a baseline is made of a whole run, and {len(holes)} of {len(summaries)} cells are not ok in all "
+            f"a baseline needs a complete run, and {len(holes)} of {len(summaries)} cells are not ok in all "
             f"{run.launches} launches{example}"
         )
     cells = {

@@ -83,7 +83,7 @@ def _unmatched_row(run: Run, threshold: Mapping[str, Any], where: Mapping[str, A
         cell_id=None,
         cell=label(where, where) if where else "every cell",
         metric=threshold["metric"],
-        expected="a cell to hold it against",
+        expected="a cell that matches",
         actual="matches nothing",
         verdict="breach",
         note=note,

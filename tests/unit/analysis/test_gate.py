@@ -15,8 +15,8 @@ from benchbox.store.baseline import baseline_path, write_baseline
 from tests.support.example_run import CELL, OOM, example_record, example_run
 
 NONE = BaselineLookup(None, "promote one")
-WHOLE = [example_record(launch=1), example_record(launch=2)]
-STEP_S = median(median(record["step_time_s"]["slowest"]) for record in WHOLE)
+COMPLETE = [example_record(launch=1), example_record(launch=2)]
+STEP_S = median(median(record["step_time_s"]["slowest"]) for record in COMPLETE)
 
 
 def rows(records, thresholds, *, cells=(CELL,), lookup=NONE, **changes):
@@ -32,8 +32,8 @@ def passes(gate_rows):
     return all(row.verdict == "ok" for row in gate_rows)
 
 
-def test_a_whole_run_without_thresholds_passes():
-    gate_rows = rows(WHOLE, [])
+def test_a_complete_run_without_thresholds_passes():
+    gate_rows = rows(COMPLETE, [])
     assert verdicts(gate_rows) == [("status", "ok")]
     assert passes(gate_rows)
 
@@ -42,8 +42,8 @@ def test_a_whole_run_without_thresholds_passes():
     ("records", "verdict", "actual"),
     [
         ([], "missing", "missing"),
-        (WHOLE[:1], "missing", "ok in 1 of 2 launches"),
-        ([WHOLE[0], example_record(launch=2, status="oom", error=OOM)], "breach", "oom"),
+        (COMPLETE[:1], "missing", "ok in 1 of 2 launches"),
+        ([COMPLETE[0], example_record(launch=2, status="oom", error=OOM)], "breach", "oom"),
         ([example_record(launch=1, status="interrupted", error=OOM)], "breach", "interrupted"),
     ],
 )
@@ -66,17 +66,17 @@ def test_a_failed_or_missing_cell_is_never_green(records, verdict, actual, thres
         ({"expect": 1.0}, "breach"),
     ],
 )
-def test_a_number_is_held_against_absolute_demands(demand, verdict):
-    assert verdicts(rows(WHOLE, [{"metric": "step_time_s", **demand}]))[1:] == [("step_time_s", verdict)]
+def test_a_number_is_compared_with_absolute_demands(demand, verdict):
+    assert verdicts(rows(COMPLETE, [{"metric": "step_time_s", **demand}]))[1:] == [("step_time_s", verdict)]
 
 
 def test_two_demands_of_one_threshold_are_two_rows():
-    gate_rows = rows(WHOLE, [{"metric": "step_time_s", "min": 0.01, "max": 0.02}])
+    gate_rows = rows(COMPLETE, [{"metric": "step_time_s", "min": 0.01, "max": 0.02}])
     assert verdicts(gate_rows)[1:] == [("step_time_s", "ok"), ("step_time_s", "breach")]
 
 
 def test_a_number_nobody_measured_is_missing():
-    gate_rows = rows(WHOLE, [{"metric": "mfu", "min": 0.3}])
+    gate_rows = rows(COMPLETE, [{"metric": "mfu", "min": 0.3}])
     assert (gate_rows[1].verdict, gate_rows[1].actual, gate_rows[1].note) == (
         "missing",
         "no value",
@@ -86,7 +86,7 @@ def test_a_number_nobody_measured_is_missing():
 
 def test_where_selects_cells():
     variant = replace(CELL, backend="zero2")
-    records = [*WHOLE, *(example_record(variant, launch) for launch in (1, 2))]
+    records = [*COMPLETE, *(example_record(variant, launch) for launch in (1, 2))]
     gate_rows = rows(records, [{"metric": "step_time_s", "where": {"backend": "zero2"}, "max": 9}], cells=(CELL, variant))
     assert [(row.cell, row.metric) for row in gate_rows] == [
         ("backend=ddp", "status"),
@@ -96,17 +96,17 @@ def test_where_selects_cells():
 
 
 def test_a_where_that_matches_nothing_is_a_breach_that_says_so():
-    gate_rows = rows(WHOLE, [{"metric": "step_time_s", "where": {"backend": "zero3"}, "max": 9}])
+    gate_rows = rows(COMPLETE, [{"metric": "step_time_s", "where": {"backend": "zero3"}, "max": 9}])
     assert (gate_rows[1].verdict, gate_rows[1].actual) == ("breach", "matches nothing")
     skipped = [{"cell": replace(CELL, backend="zero3").to_dict(), "reason": "zero3 refuses checkpointing"}]
-    gate_rows = rows(WHOLE, [{"metric": "step_time_s", "where": {"backend": "zero3"}, "max": 9}], skipped=skipped)
+    gate_rows = rows(COMPLETE, [{"metric": "step_time_s", "where": {"backend": "zero3"}, "max": 9}], skipped=skipped)
     assert gate_rows[1].note == "every cell it selects was skipped: zero3 refuses checkpointing"
 
 
 @pytest.fixture
 def lookup():
     run = example_run([CELL])
-    return BaselineLookup(make_baseline(run, summarize(run, WHOLE), "example"), None)
+    return BaselineLookup(make_baseline(run, summarize(run, COMPLETE), "example"), None)
 
 
 @pytest.mark.parametrize(
@@ -128,13 +128,13 @@ def test_only_the_worse_direction_is_a_regression(lookup, metric, factor, verdic
 
 @pytest.mark.parametrize(("loss", "verdict"), [(0.4, "ok"), (0.43, "breach"), (0.37, "breach")])
 def test_a_metric_without_a_better_direction_may_move_neither_way(lookup, loss, verdict):
-    moved = [record | {"loss": [loss]} for record in WHOLE]
+    moved = [record | {"loss": [loss]} for record in COMPLETE]
     gate_rows = rows(moved, [{"metric": "final_loss", "max_regression": 0.05}], lookup=lookup)
     assert gate_rows[1].verdict == verdict
 
 
 def test_no_baseline_is_red_with_the_remedy():
-    gate_rows = rows(WHOLE, [{"metric": "step_time_s", "max_regression": 0.05}])
+    gate_rows = rows(COMPLETE, [{"metric": "step_time_s", "max_regression": 0.05}])
     assert (gate_rows[1].verdict, gate_rows[1].note) == ("missing", "promote one")
 
 
@@ -145,9 +145,9 @@ def test_a_baseline_that_does_not_know_the_cell_is_red(lookup):
     assert gate_rows[1].verdict == "missing"
 
 
-def test_a_baseline_is_refused_unless_the_run_is_whole():
+def test_a_baseline_is_refused_unless_the_run_is_complete():
     run = example_run([CELL])
-    for records in ([], WHOLE[:1], [WHOLE[0], example_record(launch=2, status="oom", error=OOM)]):
+    for records in ([], COMPLETE[:1], [COMPLETE[0], example_record(launch=2, status="oom", error=OOM)]):
         with pytest.raises(ThresholdError, match="1 of 1 cells are not ok in all 2 launches") as caught:
             make_baseline(run, summarize(run, records), "example")
         assert caught.value.exit_code == EXIT_THRESHOLD
@@ -155,13 +155,13 @@ def test_a_baseline_is_refused_unless_the_run_is_whole():
 
 def test_the_baseline_of_this_machine_is_found_and_that_of_another_is_not_compared(tmp_path, lookup):
     run = example_run([CELL])
-    missing = find_baseline(run, WHOLE, tmp_path)
+    missing = find_baseline(run, COMPLETE, tmp_path)
     assert missing.baseline is None
     assert "benchbox baseline promote RUN" in missing.remedy
     path = baseline_path(tmp_path, "example-cpu-2-cores", "example")
     write_baseline(path, lookup.baseline)
-    assert find_baseline(run, WHOLE, tmp_path).baseline == find_baseline(run, WHOLE, path).baseline == lookup.baseline
-    elsewhere = [record | {"environment": {"machine": "Another"}} for record in WHOLE]
+    assert find_baseline(run, COMPLETE, tmp_path).baseline == find_baseline(run, COMPLETE, path).baseline == lookup.baseline
+    elsewhere = [record | {"environment": {"machine": "Another"}} for record in COMPLETE]
     rejected = find_baseline(run, elsewhere, path)
     assert rejected.baseline is None
     assert "example-cpu-2-cores, and this run on another: not comparable" in rejected.remedy
@@ -169,7 +169,7 @@ def test_the_baseline_of_this_machine_is_found_and_that_of_another_is_not_compar
 
 def test_a_baseline_file_that_was_named_must_exist(tmp_path):
     with pytest.raises(RecordError, match="no such file"):
-        find_baseline(example_run([CELL]), WHOLE, tmp_path / "absent.json")
+        find_baseline(example_run([CELL]), COMPLETE, tmp_path / "absent.json")
 
 
 def test_a_machine_name_is_safe_as_a_folder():

@@ -1,4 +1,4 @@
-"""Geometry: lengths are proportional to values, and everything stays inside."""
+"""Geometry: lengths are proportional to values, and everything stays inside the chart."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def drawn(*entries, scale=1.0):
 
 
 def test_bars_are_as_long_as_their_values_and_the_longest_leaves_room_for_its_text():
-    one, two = drawn(entry(1.0), entry(4.0)).groups[0].bars
-    assert two.segments[0].width == pytest.approx(4 * one.segments[0].width)
-    assert two.end == pytest.approx(HALF - TEXT)
+    short, long = drawn(entry(1.0), entry(4.0)).groups[0].bars
+    assert long.segments[0].width == pytest.approx(4 * short.segments[0].width)
+    assert long.end == pytest.approx(HALF - TEXT)
 
 
 def test_a_whisker_beyond_the_bar_is_inside_the_chart_and_moves_the_text():
@@ -36,7 +36,7 @@ def test_one_launch_has_no_whisker():
     assert drawn(entry(1.0, spread=(1.0, 1.0))).groups[0].bars[0].whisker is None
 
 
-def test_stacked_pieces_follow_one_another_and_layered_ones_share_their_start():
+def test_stacked_parts_follow_one_another_and_layered_ones_share_their_start():
     (stacked,) = drawn(entry(1.0, 2.0)).groups[0].bars
     assert stacked.segments[1].x == pytest.approx(stacked.segments[0].x + stacked.segments[0].width)
     (layered,) = drawn(entry(1.0, 2.0, layered=True)).groups[0].bars
@@ -44,12 +44,12 @@ def test_stacked_pieces_follow_one_another_and_layered_ones_share_their_start():
     assert layered.segments[0].width > layered.segments[1].width
 
 
-def test_bars_of_a_group_stand_together_whatever_their_order_and_never_overlap():
-    placed = drawn(entry(1.0, group="a"), entry(1.0, group="b"), entry(1.0, group="a"))
-    assert [(group.name, len(group.bars)) for group in placed.groups] == [("a", 2), ("b", 1)]
-    tops = [bar.y for group in placed.groups for bar in group.bars]
+def test_bars_of_a_group_are_adjacent_in_any_order_and_never_overlap():
+    chart = drawn(entry(1.0, group="a"), entry(1.0, group="b"), entry(1.0, group="a"))
+    assert [(group.name, len(group.bars)) for group in chart.groups] == [("a", 2), ("b", 1)]
+    tops = [bar.y for group in chart.groups for bar in group.bars]
     assert all(later - earlier >= 16 for earlier, later in itertools.pairwise(tops))
-    assert placed.height > tops[-1] + 16
+    assert chart.height > tops[-1] + 16
 
 
 def test_a_name_too_long_for_the_chart_is_cut():
@@ -73,5 +73,5 @@ def test_ticks_are_round_numbers(longest, ticks):
 
 
 def test_ticks_are_labelled_in_the_unit_of_the_axis():
-    placed = drawn(entry(300 * 2**20), scale=2**20)
-    assert [tick.text for tick in placed.ticks] == ["0", "100", "200", "300"]
+    chart = drawn(entry(300 * 2**20), scale=2**20)
+    assert [tick.text for tick in chart.ticks] == ["0", "100", "200", "300"]

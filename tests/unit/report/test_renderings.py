@@ -1,4 +1,4 @@
-"""The report as HTML, Markdown, text and tables: escaped, self-contained, and saying the same."""
+"""The report as HTML, Markdown, text and tables: escaped, self-contained, with the same content."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-def test_reports_are_written_into_the_run_or_where_they_are_wanted(run, written, tmp_path):
+def test_reports_are_written_into_the_run_or_into_the_folder_requested(run, written, tmp_path):
     assert (written.html, written.markdown) == (run / "report.html", run / "report.md")
     assert (written.csv, written.parquet) == (run / "table.csv", run / "table.parquet")
     elsewhere = write_reports(run, tmp_path / "deep" / "er")
@@ -54,7 +54,7 @@ def test_reports_are_written_into_the_run_or_where_they_are_wanted(run, written,
     assert elsewhere.html.read_text() == written.html.read_text()
 
 
-def test_the_page_is_one_file_that_asks_for_nothing(written):
+def test_the_page_is_one_file_without_external_resources(written):
     page = Page(written.html.read_text())
     assert page.addresses == ["data:,"]
     assert "@import" not in written.html.read_text()
@@ -68,7 +68,7 @@ def test_a_policy_named_like_a_script_is_text(written):
     assert "<script>alert" not in written.html.read_text()
 
 
-def test_markdown_shows_names_literally_and_keeps_its_tables_whole(written):
+def test_markdown_shows_names_literally_and_keeps_its_tables_intact(written):
     text = written.markdown.read_text()
     assert "<script>" not in text.replace("\\<script\\>", "")
     rows = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
@@ -76,7 +76,7 @@ def test_markdown_shows_names_literally_and_keeps_its_tables_whole(written):
     assert escape("a|b\nc*d*") == "a\\|b c\\*d\\*"
 
 
-def test_markdown_says_what_the_page_says(written):
+def test_markdown_has_the_content_of_the_page(written):
     text = written.markdown.read_text()
     for part in (
         "**fsdp1\\_full trains at 0.65x the samples/s of zero2 in 3 of 3 pairs of cells.**",

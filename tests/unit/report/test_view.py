@@ -52,7 +52,7 @@ def test_cells_that_differ_in_more_have_no_headline():
     assert column(report, "vs reference") == ["-", "reference"]
 
 
-def test_launches_that_overlap_settle_nothing_and_the_headline_says_so():
+def test_the_headline_says_that_overlapping_launches_settle_nothing():
     report = report_of(launches(FSDP, 0.201), launches(ZERO))
     assert report.headline.sentences == ("Launches do not settle whether fsdp1_full or zero2 trains faster.",)
     assert column(report, "vs reference") == ["1.00x ~", "reference"]
@@ -65,11 +65,11 @@ def test_a_matrix_without_a_reference_has_no_column_of_ratios():
     assert report.headline.cards == report.headline.refused == ()
 
 
-def test_the_table_shows_the_axes_that_vary_and_the_rest_once(example):
+def test_the_table_shows_the_axes_that_vary_and_constant_fields_appear_once(example):
     assert [column.name for column in example.table.columns][:4] == ["backend", "cams", "attention", "checkpointing"]
     assert dict(example.fixed)["recipe"] == "bf16_master"
     assert "backend" not in dict(example.fixed)
-    assert "weights" not in dict(example.fixed), "what no cell has is not worth a word"
+    assert "weights" not in dict(example.fixed), "a field that no cell sets is not listed"
     assert dict(example.settings)["optim.lr"] == "2.5e-05"
 
 
@@ -87,7 +87,7 @@ def test_host_memory_is_never_called_device_memory(example):
     )
 
 
-def test_device_memory_shows_what_was_reserved_behind_what_was_allocated(tmp_path):
+def test_device_memory_shows_reserved_bytes_behind_allocated_ones(tmp_path):
     store = write_example(tmp_path, cuda=True)
     report = build_report(store.run(), store.records())
     assert column(report, "peak reserved")[0] == "180 MiB"
@@ -97,13 +97,13 @@ def test_device_memory_shows_what_was_reserved_behind_what_was_allocated(tmp_pat
     assert behind.width > front.width
 
 
-def test_flops_are_told_as_counted_and_by_tower_as_the_formula_has_them(example):
+def test_flops_are_shown_as_counted_and_by_tower_according_to_the_formula(example):
     observed = {item.name: item.observed for item in example.observed[0].observations}
     assert observed["FLOPs of a step"] == "2.00 GFLOP, 400 MFLOP recomputed"
     assert observed["FLOPs by tower, by formula"] == "vision 600 MFLOP; backbone 1.40 GFLOP, 400 MFLOP recomputed"
 
 
-def test_flops_that_were_not_counted_say_why_and_older_records_have_no_towers():
+def test_flops_that_were_not_counted_have_a_reason_and_older_records_have_no_towers():
     records = launches(FSDP)
     for record in records:
         record["flops"] = {"model_flops_per_step": None, "reason": "its products are not seen"}
@@ -136,7 +136,7 @@ def test_time_outside_the_phases_is_drawn_not_hidden():
     assert remainder.colour == "rest"
 
 
-def test_what_failed_is_told_with_rank_phase_and_traceback_and_stays_in_the_charts_without_a_bar(example):
+def test_a_failure_has_rank_phase_and_traceback_and_stays_in_the_charts_without_a_bar(example):
     (failure,) = example.failures
     assert (failure.status, failure.where) == ("oom", "launch 1, rank 1, backward")
     assert failure.message == "OutOfMemoryError: tried to allocate 2.00 GiB"
@@ -158,7 +158,7 @@ def test_an_incomplete_cell_is_not_shown_as_ok():
     assert bar.text.endswith("(1/2 ok)")
 
 
-def test_requested_stands_beside_observed(example):
+def test_requested_values_are_shown_beside_observed_ones(example):
     observed = {item.name: (item.requested, item.observed) for item in example.observed[1].observations}
     assert observed["attention"] == ("sdpa", "sdpa:flash_cpu")
     assert observed["checkpointing"] == ("yes", "4 modules recomputed")
@@ -167,8 +167,8 @@ def test_requested_stands_beside_observed(example):
     assert observed["collectives in a step"] == (None, "3 all_reduce of 3.91 KiB in all")
 
 
-def test_what_trains_is_an_axis_like_any_other():
-    """A column where it varies, a ratio along it, and what was counted beside what was asked for."""
+def test_the_freeze_preset_is_an_axis_like_any_other():
+    """It has a column where it varies, a ratio along it, and the counted elements beside the requested preset."""
     frozen = replace(CELL, freeze="freeze_vision")
     report = report_of(launches(CELL), launches(frozen, 0.1), reference={"freeze": "full"})
     assert column(report, "freeze") == ["full", "freeze_vision"]
@@ -177,17 +177,17 @@ def test_what_trains_is_an_axis_like_any_other():
     assert observed["parameters that train"] == ("freeze_vision", "1,234 of 2,001 elements")
 
 
-def test_a_record_from_before_cells_could_freeze_says_nothing_of_what_trains():
+def test_a_record_from_before_cells_could_freeze_has_no_count_of_trainable_parameters():
     records = launches(CELL)
     for record in records:
-        for lacking in (record["cell"], record["config"]):
-            del lacking["freeze"]
+        for cell in (record["cell"], record["config"]):
+            del cell["freeze"]
         del record["observed"]["trainable_numel"]
     observed = {item.name: (item.requested, item.observed) for item in report_of(records).observed[0].observations}
     assert observed["parameters that train"] == (None, "-")
 
 
-def test_findings_are_told_once_with_their_cells():
+def test_findings_are_listed_once_with_their_cells():
     records = [*launches(FSDP), *launches(ZERO)]
     for record in records:
         record["precision"]["findings"] = [

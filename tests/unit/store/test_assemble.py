@@ -73,7 +73,7 @@ def test_fewer_steps_than_requested_are_a_mismatch():
     assert assemble(ranks)["error"]["message"] == "3 steps were measured and 4 requested"
 
 
-def test_ok_is_not_believed_when_a_rank_left_no_result():
+def test_a_missing_rank_result_overrides_the_status_ok():
     record = assemble([rank_result(CELL, 1)])
     assert (record["status"], record["error"]["type"], record["error"]["rank"]) == ("crash", "MissingRank", 0)
     assert record["step_time_s"] is record["memory"] is record["loss"] is None
@@ -87,7 +87,7 @@ def test_ranks_that_observed_different_things_are_a_mismatch_that_names_them():
     assert record["error"]["message"] == "ranks disagree on observed sharding: 'none' on rank 0, 'full' on rank 1"
 
 
-def test_what_ranks_rightly_differ_in_is_kept_for_each():
+def test_values_in_which_ranks_may_differ_are_recorded_per_rank():
     observed = example_record(cuda=True)["observed"]
     assert observed["shard_numel"] == [1000, 1001]
     assert observed["device"] == ["cuda:0", "cuda:1"]
@@ -107,7 +107,7 @@ def test_unreserved_host_memory_stays_unknown_with_its_reason():
     assert memory["reason"]
 
 
-def test_a_failed_launch_keeps_its_error_and_claims_nothing():
+def test_a_failed_launch_has_its_error_and_no_measurements():
     record = example_record(status="oom", error=OOM)
     assert record["error"] == OOM
     measured = (
@@ -148,7 +148,7 @@ def test_flops_are_added_up_over_ranks_and_utilisation_is_that_of_the_least_used
     assert (record["mfu"], record["hfu"], record["mfu_reason"]) == (pytest.approx(0.3), pytest.approx(0.4), None)
 
 
-def test_flops_that_one_rank_does_not_know_are_unknown():
+def test_flops_that_are_unknown_on_one_rank_are_unknown():
     ranks = [rank_result(CELL, rank) for rank in range(2)]
     ranks[1]["flops"] |= {
         "model_flops_per_step": None,
@@ -159,13 +159,13 @@ def test_flops_that_one_rank_does_not_know_are_unknown():
     assert set(assemble(ranks)["flops"].values()) == {None, "unseen"}
 
 
-def test_what_the_audit_says_is_kept_and_part_of_a_group_is_not_audited():
+def test_the_audit_result_is_recorded_unless_a_rank_is_missing():
     ranks = [rank_result(CELL, rank) for rank in range(2)]
     assert assemble(ranks)["precision"] == example_precision(2)
     assert assemble(ranks[:1])["precision"] is None
 
 
-def test_phases_of_all_ranks_stand_side_by_side_and_fused_ones_are_named():
+def test_phases_of_all_ranks_are_recorded_and_fused_ones_are_named():
     record = example_record(replace(CELL, backend="zero2"))
     assert "clip" not in record["phases_s"]
     assert record["fused_phases"] == {"clip": "DeepSpeed clips inside its optimizer step"}

@@ -67,7 +67,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_record_holds_no_number_that_is_not_json(store):
+def test_a_record_has_no_number_that_is_not_json(store):
     store.write_record(example_record() | {"loss": [1.0, float("nan"), float("inf")]})
     text = store.record_path(CELL.cell_id, 1).read_text()
     assert json.loads(text, parse_constant=pytest.fail)["loss"] == [1.0, None, None]
@@ -97,7 +97,7 @@ def test_a_damaged_record_is_one_line_that_names_the_file_and_what_is_wrong(stor
     assert caught.value.exit_code == EXIT_USAGE
 
 
-def test_what_is_not_a_run_directory_is_refused_with_how_to_get_one(tmp_path):
+def test_a_folder_that_is_not_a_run_is_refused_with_the_remedy(tmp_path):
     for path in (tmp_path, tmp_path / "absent"):
         with pytest.raises(RecordError, match="`benchbox run MATRIX` makes one"):
             RunStore(path).run()
