@@ -129,7 +129,7 @@ def test_a_target_that_cannot_be_imported_names_its_owner() -> None:
 def list_kind(kind: str, path: Path) -> subprocess.CompletedProcess[str]:
     """List what there is of a kind, with the distribution in `path` installed, as a user does."""
     command = [sys.executable, "-m", "benchbox.cli.app", "list", kind]
-    variables = {**os.environ, "PYTHONPATH": str(path)}
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])}
     return subprocess.run(command, env=variables, cwd=path, capture_output=True, text=True, timeout=60)
 
 
