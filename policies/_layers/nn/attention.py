@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | BlockMask | None, kernel: AttentionKernel, softcap: float | None = None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | BlockMask | None,
+    kernel: AttentionKernel,
+    softcap: float | None = None,
 ) -> Tensor:
     """Compute softmax(query key^T / sqrt(D)) value.
 
