@@ -168,7 +168,7 @@ def test_requested_values_are_shown_beside_observed_ones(example):
 
 
 def test_the_freeze_preset_is_an_axis_like_any_other():
-    """It has a column where it varies, a ratio along it, and the counted elements beside the requested preset."""
+    """The preset has a column where it varies, a ratio along it, and the counted elements beside the request."""
     frozen = replace(CELL, freeze="freeze_vision")
     report = report_of(launches(CELL), launches(frozen, 0.1), reference={"freeze": "full"})
     assert column(report, "freeze") == ["full", "freeze_vision"]
