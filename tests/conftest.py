@@ -1,4 +1,4 @@
-"""What all tests rely on."""
+"""Fixtures of all tests."""
 
 from __future__ import annotations
 
