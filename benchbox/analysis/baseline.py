@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchbox.analysis.summary import CellSummary
-    from benchbox.store.record import LaunchRecord
+    from benchbox.registry.launch_record import LaunchRecord
     from benchbox.store.run import Run
 
 

@@ -10,7 +10,7 @@ from benchbox.analysis.summary import matrix_text
 
 if TYPE_CHECKING:
     from benchbox.analysis.summary import CellSummary
-    from benchbox.store.record import LaunchRecord
+    from benchbox.registry.launch_record import LaunchRecord
 
 # If launches differ in any of these, a ratio would measure that difference too.
 _SAME_ENVIRONMENT = (

@@ -12,7 +12,7 @@ from benchbox.store.record import samples_per_step
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from benchbox.store.record import LaunchRecord, Peak, Phase, StepTime
+    from benchbox.registry.launch_record import LaunchRecord, Peak, Phase, StepTime
 
 PHASE_SUM_TOLERANCE = 0.02
 FLOPS_TOLERANCE = 0.01

@@ -14,7 +14,7 @@ from benchbox.registry.phases import PHASES
 from benchbox.registry.statuses import STATUSES
 
 if TYPE_CHECKING:
-    from benchbox.store.record import CellDict, ErrorRecord, LaunchRecord, ObservedRecord, Precision, StepTime
+    from benchbox.registry.launch_record import CellDict, ErrorRecord, LaunchRecord, ObservedRecord, Precision, StepTime
     from benchbox.store.run import Run
 
 MISSING = "missing"

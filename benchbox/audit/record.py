@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from benchbox.store.record import CensusRecord, FindingRecord, Precision
+    from benchbox.registry.launch_record import CensusRecord, FindingRecord, Precision
 
 
 def facts_file(rank: int) -> str:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from benchbox.launch.job import Launcher
     from benchbox.launch.supervise.trace import Trace
+    from benchbox.registry.launch_record import LaunchRecord, Precision
     from benchbox.spec.cell import Cell, MeasureSpec
     from benchbox.store.rank_result import RankResult
-    from benchbox.store.record import LaunchRecord, Precision
     from benchbox.worker.job_file import MeasureJob
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from benchbox.launch.resume import Launches
     from benchbox.launch.supervise.trace import Trace
+    from benchbox.registry.launch_record import LaunchRecord
     from benchbox.spec.cell import Cell
-    from benchbox.store.record import LaunchRecord
 
 
 class Progress(Protocol):

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from benchbox.registry.launch_record import LaunchRecord
     from benchbox.spec.cell import Cell, MeasureSpec
-    from benchbox.store.record import LaunchRecord
     from benchbox.store.run import RunStore
 
 Launches = list[tuple["Cell", int]]

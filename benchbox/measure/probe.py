@@ -20,8 +20,8 @@ from benchbox.observer.hooks.matmuls import MatmulDtypes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from benchbox.registry.launch_record import CollectiveRecord, Flops
     from benchbox.store.rank_result import RankMemory, Utilisation
-    from benchbox.store.record import CollectiveRecord, Flops
 
 
 class ProbedSession(Protocol):

@@ -19,7 +19,7 @@ from benchbox.registry.statuses import STATUSES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from benchbox.store.record import LaunchRecord
+    from benchbox.registry.launch_record import LaunchRecord
 
 MetricValue = float | str | None
 Direction = Literal["lower", "higher", "none"]

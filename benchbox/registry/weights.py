@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from benchbox.store.record import WeightsRecord
+    from benchbox.registry.launch_record import WeightsRecord
 
 _SINGLE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 

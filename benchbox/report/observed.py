@@ -12,7 +12,7 @@ from benchbox.registry.weights import weights_text
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from benchbox.store.record import CollectiveRecord, Flops, LaunchRecord, ObservedRecord
+    from benchbox.registry.launch_record import CollectiveRecord, Flops, LaunchRecord, ObservedRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

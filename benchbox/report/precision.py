@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchbox.analysis.summary import CellSummary
-    from benchbox.store.record import CellDict
+    from benchbox.registry.launch_record import CellDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

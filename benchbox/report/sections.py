@@ -14,7 +14,7 @@ from benchbox.store.table import flatten
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from benchbox.store.record import LaunchRecord
+    from benchbox.registry.launch_record import LaunchRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

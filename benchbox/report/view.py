@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from benchbox.analysis.comparability import Comparison
+    from benchbox.registry.launch_record import CellDict, LaunchRecord
     from benchbox.report.charts import Chart
-    from benchbox.store.record import CellDict, LaunchRecord
     from benchbox.store.run import Run
 
 

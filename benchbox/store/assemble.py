@@ -5,25 +5,25 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
-from benchbox.store.record import (
-    SCHEMA_VERSION,
-    CollectiveRecord,
-    ErrorRecord,
-    Flops,
-    LaunchRecord,
-    Memory,
-    ObservedRecord,
-    Peak,
-    Phase,
-    Precision,
-    StepTime,
-    Throughput,
-    TowerFlops,
-)
+from benchbox.store.record import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from benchbox.registry.launch_record import (
+        CollectiveRecord,
+        ErrorRecord,
+        Flops,
+        LaunchRecord,
+        Memory,
+        ObservedRecord,
+        Peak,
+        Phase,
+        Precision,
+        StepTime,
+        Throughput,
+        TowerFlops,
+    )
     from benchbox.spec.cell import Cell, MeasureSpec
     from benchbox.store.rank_result import RankResult
 

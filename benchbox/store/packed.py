@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from benchbox.store.record import LaunchRecord
+    from benchbox.registry.launch_record import LaunchRecord
 
 _REMEDY = "restore the file, or publish the run again"
 

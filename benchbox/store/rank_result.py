@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from benchbox.store.record import CollectiveRecord, Flops, ObservedOnEveryRank, Peak
+from benchbox.registry.launch_record import CollectiveRecord, Flops, ObservedOnEveryRank, Peak
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from benchbox.store.record import CellDict, LaunchRecord
+    from benchbox.registry.launch_record import CellDict, LaunchRecord
 
 _LAUNCH = re.compile(r"launch-([1-9][0-9]*)\.json")
 

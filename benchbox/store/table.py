@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from benchbox.store.record import LaunchRecord
+    from benchbox.registry.launch_record import LaunchRecord
 
 
 _OBSERVED = ("backend", "sharding", "attention_kernel", "checkpointed_modules", "trainable_numel", "total_numel")

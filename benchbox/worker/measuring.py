@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from benchbox.data.loader import MicroBatchStream
     from benchbox.measure.phases import Instrument, ProgressTracker
     from benchbox.registry.contracts import Batch, Policy
+    from benchbox.registry.launch_record import TowerFlops, WeightsRecord
     from benchbox.session import Session, StepResult
     from benchbox.store.events import EventWriter
     from benchbox.store.rank_result import RankResult
-    from benchbox.store.record import TowerFlops, WeightsRecord
     from benchbox.worker.job_file import MeasureJobFile
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from benchbox.launch.job import RankExit
     from benchbox.launch.supervise.trace import Trace
     from benchbox.launch.supervise.watch import GroupEnding
+    from benchbox.registry.launch_record import ErrorRecord
     from benchbox.registry.phases import RankState
-    from benchbox.store.record import ErrorRecord
 
 # torchrun kills ranks itself, but only those that ignore its SIGTERM for 30 s. An earlier SIGKILL comes from elsewhere.
 _TORCHRUN_KILLS_AFTER_S = 15.0

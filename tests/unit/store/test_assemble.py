@@ -7,9 +7,10 @@ from statistics import median
 
 import pytest
 
+from benchbox.registry.launch_record import LaunchRecord
 from benchbox.registry.metrics import metrics
 from benchbox.store.assemble import assemble_record
-from benchbox.store.record import LaunchRecord, check_record
+from benchbox.store.record import check_record
 from tests.support.example_run import CELL, MEASURE, MIB, OOM, example_precision, example_record, rank_result
 
 KEYS = LaunchRecord.__annotations__.keys()

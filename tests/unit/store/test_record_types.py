@@ -42,13 +42,13 @@ def type_check(tmp_path_factory):
 @pytest.mark.parametrize(
     ("module", "record_type", "right", "misspelt"),
     [
-        ("record", "LaunchRecord", 'value["step_time_s"]', "step_times"),
-        ("record", "Memory", 'value["worst"]["allocated_peak_bytes"]', "allocated_bytes"),
-        ("rank_result", "RankResult", 'value["observed"]["device"]', "devices"),
+        ("registry.launch_record", "LaunchRecord", 'value["step_time_s"]', "step_times"),
+        ("registry.launch_record", "Memory", 'value["worst"]["allocated_peak_bytes"]', "allocated_bytes"),
+        ("store.rank_result", "RankResult", 'value["observed"]["device"]', "devices"),
     ],
 )
 def test_a_misspelt_key_is_an_error_and_the_right_key_is_none(type_check, module, record_type, right, misspelt):
-    imports = f"from benchbox.store.{module} import {record_type}"
+    imports = f"from benchbox.{module} import {record_type}"
     assert type_check(imports, record_type, right).startswith("Success")
     key = right.split('"')[-2]
     errors = type_check(imports, record_type, right.replace(key, misspelt))

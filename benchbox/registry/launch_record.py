@@ -1,0 +1,196 @@
+"""The launch record, key by key. A public surface: keys are added, never renamed, and a new meaning gets a new key.
+
+Times are seconds, memory is bytes, `per_rank` lists are in rank order. An unknown value is null, and a `reason` key gives the
+cause where it is not obvious. A number that JSON cannot represent (NaN, infinity) is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
+
+# `Cell.to_dict()`. Its fields are declared once, in `benchbox.spec.cell.Cell`, so they are not repeated as a TypedDict here.
+CellDict = Mapping[str, Any]
+
+
+class ErrorRecord(TypedDict):
+    """Cause of a launch that did not end ok."""
+
+    type: str  # class name of the exception, or Killed, LaunchError, MissingRank, ...
+    message: str
+    rank: int | None
+    phase: str | None
+    traceback: str | None
+    stage: NotRequired[str | None]  # of the job, where the rank reported it
+    step: NotRequired[int | None]
+
+
+class WeightsRecord(TypedDict):
+    """Published weights that the policy was initialised with. One name stands for the parameters of all layers."""
+
+    loaded: int  # number of parameters
+    missing: list[str]  # parameters that kept their random initialisation
+    unexpected: list[str]  # published tensors that the policy has no parameter for
+    fitted: dict[str, str]  # parameter -> how a tensor of another size was adapted to it
+
+
+class ObservedOnEveryRank(TypedDict):
+    """Observations that must be the same on all ranks."""
+
+    backend: str
+    model_class: str
+    optimizer_chain: list[str]  # outermost first
+    sharding: str | None
+    trainable_numel: NotRequired[int]  # trainable parameter elements of the whole policy, summed over shards
+    total_numel: int  # all parameter elements; the trainable ones in records without `trainable_numel`
+    attention_kernel: str | None
+    checkpointed_modules: int | None
+    world_size: int
+    weights: NotRequired[WeightsRecord | None]  # null when none were requested
+
+
+class ObservedRecord(ObservedOnEveryRank):
+    """Values read from live objects, never from the configuration. Values that differ between ranks are lists in rank order."""
+
+    shard_numel: list[int | None]  # parameter elements on each rank
+    device: list[str]
+
+
+class StepTime(TypedDict):
+    """Wall time of every measured step."""
+
+    per_rank: list[list[float]]  # [rank][step]
+    slowest: list[float]  # [step], the largest over ranks
+
+
+class Phase(TypedDict):
+    """Time of one phase in every measured step."""
+
+    per_rank: list[list[float]]  # [rank][step]
+
+
+class Throughput(TypedDict):
+    """Samples per second; the global figure is that of the slowest rank."""
+
+    global_samples_per_s: float  # batch * accumulation * world_size / median over steps of (max over ranks of step time)
+    per_rank_samples_per_s: list[float]
+
+
+class Peak(TypedDict):
+    """Peak memory of one rank since the end of the warm-up."""
+
+    allocated_peak_bytes: int | None
+    reserved_peak_bytes: int | None
+
+
+class WorstPeak(Peak):
+    """The largest figures over ranks, and the rank that needed most (by reserved bytes where they are known)."""
+
+    rank: int
+
+
+class Memory(TypedDict):
+    """Peak memory, and its source: `torch.cuda` is device memory, `tensor_storage` bytes of live tensors on the host."""
+
+    source: str
+    reason: str | None  # why a figure is null
+    per_rank: list[Peak]
+    worst: WorstPeak
+
+
+class CollectiveRecord(TypedDict):
+    """Calls of one collective in one step: the largest figures over ranks."""
+
+    count: int
+    bytes: int
+
+
+class TowerFlops(TypedDict):
+    """FLOPs of one part of the policy, by formula. `recomputed` is not included in the other two."""
+
+    forward: int
+    backward: int
+    recomputed: int
+
+
+class Flops(TypedDict):
+    """Floating-point operations of one step: the number counted, and the cost of each tower by formula.
+
+    In a launch record they are sums over ranks.
+    """
+
+    model_flops_per_step: int | None
+    recomputed_flops_per_step: NotRequired[int | None]
+    reason: str | None
+    per_tower: NotRequired[dict[str, TowerFlops] | None]  # null where the policy declares no cost
+
+
+class CensusRecord(TypedDict):
+    """Count of the tensors of one kind, dtype and device on one rank."""
+
+    rank: int
+    kind: str
+    dtype: str
+    device: str
+    tensors: int
+    elements: int
+    bytes: int
+
+
+class FindingRecord(TypedDict):
+    """A rule of the precision audit that fired."""
+
+    code: str
+    severity: str
+    title: str
+    where: str
+    rank: int | None
+    evidence: dict[str, Any]
+    repair: str
+
+
+class Precision(TypedDict):
+    """Dtypes of every rank's parameters, gradients and optimizer states, and the rules that fired."""
+
+    census: list[CensusRecord]
+    findings: list[FindingRecord]
+    not_judged: NotRequired[dict[str, str]]  # rule -> why it could not be judged
+    numbers: NotRequired[dict[str, float | None]]  # edq, updates_lost, second_moment_stalled: over all ranks
+    problems: NotRequired[list[str]]  # failures of the observers: when there are any, the other keys are incomplete
+
+
+class _LaterKeys(TypedDict, total=False):
+    """Keys that the first records of this schema lack."""
+
+    hfu: float | None  # hardware FLOPs utilisation: includes recomputation, otherwise as `mfu`
+
+
+class LaunchRecord(_LaterKeys):
+    """Measurement of one fresh process group running one cell."""
+
+    schema_version: int
+    cell_id: str
+    cell: CellDict
+    launch: int  # from 1
+    status: str  # one of STATUSES
+    error: ErrorRecord | None
+    warmup_steps: int
+    steps: int  # measured steps requested
+    observed: ObservedRecord | None
+    step_time_s: StepTime | None
+    phases_s: dict[str, Phase] | None
+    fused_phases: dict[str, str]  # phase -> why it has no time of its own
+    throughput: Throughput | None
+    memory: Memory | None
+    collectives: dict[str, CollectiveRecord] | None
+    flops: Flops | None
+    mfu: float | None  # model FLOPs utilisation, the lowest over ranks
+    mfu_reason: str | None  # why mfu and hfu are null
+    precision: Precision | None
+    samples: list[int] | None  # consumed in the measured steps, counted by every rank
+    loss: Sequence[float | None] | None  # every step from the first warm-up step, mean over the global batch
+    grad_norm: Sequence[float | None] | None  # the same steps, before clipping
+    environment: dict[str, Any] | None
+    config: dict[str, Any]  # fully resolved
+    started_at: str  # ISO 8601, UTC
+    duration_s: float  # of the launch, start to end
