@@ -167,7 +167,7 @@ def test_a_file_that_ends_early_is_damaged(tmp_path, write):
         ("zip.pt", b"PK\x05\x06" + bytes(18)),
     ],
 )
-def test_foreign_files_are_refusal_line(tmp_path, name, content):
+def test_foreign_files_are_refused(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     refusal_line(tmp_path / name)
 

@@ -12,6 +12,7 @@ from benchbox.audit.rules import rule, rules
 from benchbox.audit.selection import Selection, parse_codes
 from benchbox.cli.app import app
 from benchbox.errors import ConfigurationError
+from tests.support.distributions import write_distribution
 from tests.support.facts import ranks
 
 SOURCE = """
@@ -54,11 +55,8 @@ def install(tmp_path, monkeypatch):
 
     def installed(*values: str, name: str = "acme-rules") -> None:
         (tmp_path / "acme_rules.py").write_text(SOURCE)
-        folder = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        entries = "".join(f"entry{index} = {value}\n" for index, value in enumerate(values))
-        (folder / "entry_points.txt").write_text(f"[benchbox.rules]\n{entries}")
+        entries = {f"entry{index}": value for index, value in enumerate(values)}
+        write_distribution(tmp_path, name, "benchbox.rules", entries)
         monkeypatch.syspath_prepend(str(tmp_path))
         rules.cache_clear()
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -38,21 +37,6 @@ def test_an_unset_variable_is_null_and_a_set_one_is_kept(monkeypatch):
     assert environment()["variables"]["PYTORCH_CUDA_ALLOC_CONF"] is None
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     assert environment()["variables"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-
-
-def test_git_state_is_that_of_the_working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert environment()["git"] is None
-    for command in (
-        ["init", "--quiet"],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "--quiet", "--allow-empty", "-m", "first"],
-    ):
-        subprocess.run(["git", *command], check=True)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    assert environment()["git"] == {"commit": head, "dirty": False}
-    (tmp_path / "new").write_text("1")
-    subprocess.run(["git", "add", "new"], check=True)
-    assert environment()["git"] == {"commit": head, "dirty": True}
 
 
 def test_a_machine_is_called_by_its_devices_or_by_its_processor():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,6 +10,7 @@ import pytest
 from benchbox.errors import ConfigurationError
 from benchbox.registry.extensions import extension_folders, load_target, with_extensions
 from benchbox.registry.recipes import BUILT_IN_RECIPES, Recipe
+from tests.support.distributions import write_distribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,11 +37,7 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     monkeypatch.delitem(sys.modules, "acme_parts", raising=False)
 
     def install(group: str, name: str = "acme", **entries: str) -> None:
-        folder = tmp_path / f"{name}-1.0.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        lines = [f"{entry} = {target}" for entry, target in entries.items()]
-        (folder / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines]) + "\n")
+        write_distribution(tmp_path, name, group, entries)
 
     return install
 
@@ -124,49 +119,3 @@ def test_an_entry_point_that_names_no_package_is_one_line(distribution, target: 
 def test_a_target_that_cannot_be_imported_names_its_owner() -> None:
     with pytest.raises(ConfigurationError, match=r"^backend acme: acme_absent:Acme cannot be loaded: ModuleNotFoundError"):
         load_target("acme_absent:Acme", "backend acme")
-
-
-def list_kind(kind: str, path: Path) -> subprocess.CompletedProcess[str]:
-    """List what there is of a kind, with the distribution in `path` installed, as a user does."""
-    command = [sys.executable, "-m", "benchbox.cli.app", "list", kind]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])}
-    return subprocess.run(command, env=variables, cwd=path, capture_output=True, text=True, timeout=60)
-
-
-def test_a_command_fails_in_one_line_only_if_it_needs_what_is_broken(distribution, tmp_path: Path) -> None:
-    """The line says which distribution; a command about something else runs."""
-    distribution("benchbox.backends", acme="acme_absent:ACME")
-    failed = list_kind("backends", tmp_path)
-    assert (failed.returncode, failed.stdout) == (2, "")
-    assert failed.stderr == (
-        "error: acme, entry point benchbox.backends: acme: acme_absent:ACME cannot be loaded: ModuleNotFoundError: "
-        "No module named 'acme_absent'; update or repair acme, or pip uninstall it\n"
-    )
-    assert list_kind("recipes", tmp_path).returncode == 0
-
-
-def test_a_backend_that_says_not_how_it_is_recognised_is_refused(distribution, tmp_path: Path) -> None:
-    """Every cell of it would end as mismatch, after its launch."""
-    (tmp_path / "acme_backend.py").write_text(
-        "from benchbox.registry.backends import BackendInfo\nACME = BackendInfo(name='acme', summary='', target='x:Y')\n"
-    )
-    distribution("benchbox.backends", acme="acme_backend:ACME")
-    failed = list_kind("backends", tmp_path)
-    assert failed.returncode == 2
-    assert (
-        "acme_backend:ACME declares no recognise=, so that every cell of backend 'acme' would end as mismatch" in failed.stderr
-    )
-
-
-def test_a_policy_cannot_take_the_name_of_a_bundled_one(distribution, tmp_path: Path) -> None:
-    folder = tmp_path / "acme_policies" / "pi05"
-    folder.mkdir(parents=True)
-    (folder / "policy.py").touch()
-    (folder / "presets.yaml").write_text("tiny: {}\n")
-    distribution("benchbox.policies", acme="acme_policies")
-    failed = list_kind("policies", tmp_path)
-    assert failed.returncode == 2
-    assert failed.stderr == (
-        f"error: {folder}: a policy named 'pi05' exists already, bundled with benchbox; "
-        "rename it, or uninstall the package that holds it\n"
-    )

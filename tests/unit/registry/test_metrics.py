@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ from benchbox.registry.metrics import BUILT_IN_METRICS, Metric, metric_by_name, 
 from benchbox.report.view import build_report
 from benchbox.spec.schema import ThresholdFile
 from benchbox.store.table import launch_table
+from tests.support.distributions import write_distribution
 from tests.support.example_run import CELL, example_record, example_run
 
 MODULE = """
@@ -38,11 +38,8 @@ def install(tmp_path, monkeypatch):
 
     def install(**targets):
         (tmp_path / "thirdparty_metrics.py").write_text(MODULE)
-        distribution = tmp_path / "thirdparty_metrics-1.0.dist-info"
-        distribution.mkdir()
-        (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: thirdparty-metrics\nVersion: 1.0\n")
-        lines = [f"{name} = thirdparty_metrics:{target}" for name, target in targets.items()]
-        (distribution / "entry_points.txt").write_text("\n".join(["[benchbox.metrics]", *lines]) + "\n")
+        entries = {name: f"thirdparty_metrics:{target}" for name, target in targets.items()}
+        write_distribution(tmp_path, "thirdparty-metrics", "benchbox.metrics", entries)
         monkeypatch.syspath_prepend(tmp_path)
         metrics.cache_clear()
 
@@ -99,17 +96,3 @@ def test_an_entry_point_that_is_no_metric_is_an_error(install):
 def test_an_unknown_metric_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigurationError, match="unknown metric 'step_time'; did you mean 'step_time_s'"):
         metric_by_name("step_time")
-
-
-def test_entry_points_are_read_on_the_first_use_and_not_on_import_and_torch_never():
-    code = (
-        "import importlib.metadata, sys\n"
-        "groups = []\n"
-        "importlib.metadata.entry_points = lambda *, group: groups.append(group) or ()\n"
-        "import benchbox.registry.metrics, benchbox.report.columns, benchbox.spec.schema\n"
-        "print('benchbox.metrics' in groups)\n"
-        "benchbox.registry.metrics.metrics()\n"
-        "print(groups.count('benchbox.metrics'), 'torch' in sys.modules)"
-    )
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert completed.stdout.split() == ["False", "1", "False"]

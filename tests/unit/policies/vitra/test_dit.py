@@ -160,7 +160,7 @@ def test_a_layer_computes_the_paper_s_formula():
     torch.testing.assert_close(layer(x, condition, causal)[0], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_timesteps_are_embedding_as_cosines_and_sines_of_falling_frequency():
+def test_timesteps_are_embedded_as_cosines_and_sines_of_falling_frequency():
     embedding = embed_timestep(torch.tensor([0, 7]))
     assert embedding.dtype == torch.float32
     assert embedding[0].tolist() == [1.0] * 128 + [0.0] * 128
