@@ -43,6 +43,14 @@ class BaselineLookup:
     remedy: str | None
 
 
+def verdict_of(rows: Sequence[GateRow]) -> Verdict:
+    """Return the verdict on a run: `missing` when nothing is breached, but a value or the baseline to judge by is absent."""
+    verdicts = {row.verdict for row in rows}
+    if "breach" in verdicts or not verdicts:
+        return "breach"
+    return "missing" if "missing" in verdicts else "ok"
+
+
 def gate(run: Run, summaries: Sequence[CellSummary], lookup: BaselineLookup) -> list[GateRow]:
     """Return a row for the state of every cell, then rows for every threshold of the run in its order.
 

@@ -24,10 +24,11 @@ def check(
 ) -> None:
     """Check a run against the thresholds of its matrix: expected, found, verdict.
 
-    A cell that failed or has not run never passes, whatever the thresholds say. Exit code 4 when anything is not ok.
+    A cell that failed or has not run never passes, whatever the thresholds say. The verdict is `missing` when nothing is
+    breached but something cannot be judged, as on a machine without a baseline. Exit code 4 when anything is not ok.
     """
     from benchbox.analysis.baseline import find_baseline
-    from benchbox.analysis.gate import BaselineLookup, gate
+    from benchbox.analysis.gate import BaselineLookup, gate, verdict_of
     from benchbox.analysis.summary import summarize
     from benchbox.store.run import RunStore
 
@@ -36,9 +37,10 @@ def check(
     needed = any("max_regression" in threshold for threshold in run.thresholds)
     lookup = find_baseline(run, records, baseline) if needed else BaselineLookup(None, None)
     rows = gate(run, summarize(run, records), lookup)
+    verdict = verdict_of(rows)
     failing = [row for row in rows if row.verdict != "ok"]
     if output is Format.json:
-        typer.echo(json.dumps({"verdict": "breach" if failing else "ok", "rows": [row.to_dict() for row in rows]}, indent=1))
+        typer.echo(json.dumps({"verdict": verdict, "rows": [row.to_dict() for row in rows]}, indent=1))
     else:
         from rich.console import Console
 
@@ -51,7 +53,10 @@ def check(
         notes = (f"{row.cell}: {row.note}" if row.verdict == "breach" else f"{row.note}" for row in annotated)
         for note in dict.fromkeys(notes):
             say(console, f"note: {note}")
-    if failing or not rows:
+    if verdict == "missing":
+        absent = "; ".join(dict.fromkeys(row.note for row in failing if row.note))
+        raise ThresholdError(f"missing: {len(failing)} of {len(rows)} demands on {path} cannot be judged: {absent}")
+    if verdict == "breach":
         raise ThresholdError(f"{len(failing)} of {len(rows)} demands on {path} are not met" if rows else f"{path}: no cells")
 
 

@@ -22,7 +22,14 @@ SetOption = Annotated[
     ),
 ]
 OnlyOption = Annotated[
-    str, typer.Option("--only", metavar="EXPR", help="Only these cells: backend=zero2, cams!=1, backend in [zero2,ddp].")
+    list[str],
+    typer.Option(
+        "--only",
+        metavar="EXPR",
+        default_factory=list,
+        show_default=False,
+        help="Only these cells: backend=zero2, cams!=1, backend in [zero2,ddp]. Given several times, all must hold.",
+    ),
 ]
 PolicyDirOption = Annotated[
     list[Path],

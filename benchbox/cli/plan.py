@@ -22,13 +22,14 @@ def register(app: typer.Typer) -> None:
     app.command("plan")(plan)
 
 
-def plan(matrix: MatrixArgument, sets: SetOption, policy_dirs: PolicyDirOption, only: OnlyOption = "") -> None:
+def plan(matrix: MatrixArgument, sets: SetOption, policy_dirs: PolicyDirOption, only: OnlyOption) -> None:
     """Print the cells of a matrix, and the skipped ones with reasons."""
+    from benchbox.plan import join_expressions
     from benchbox.plan import plan as plan_cells
     from benchbox.spec import load_matrix, parse_overrides
 
     loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
-    print_plan(loaded, plan_cells(loaded, only))
+    print_plan(loaded, plan_cells(loaded, join_expressions(only)))
 
 
 def print_plan(matrix: "Matrix", planned: "Plan") -> None:

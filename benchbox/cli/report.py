@@ -33,6 +33,8 @@ def report(
     names = [path.resolve().name for path in paths]
     if out is not None and len(set(names)) < len(names):
         raise ConfigurationError("two of these runs have the same folder name: --out cannot hold both, report them one by one")
+    if out is not None:
+        _check_folder(out)
     console = Console()
     for path, name in zip(paths, names, strict=True):
         print_table(path, console)
@@ -40,6 +42,15 @@ def report(
         for file in astuple(write_reports(path, folder, pack=pack)):
             if file is not None:
                 say(console, str(file))
+
+
+def _check_folder(out: Path) -> None:
+    """Raise ConfigurationError if a folder cannot be created there because a file is in the way."""
+    from benchbox.errors import ConfigurationError, Problem
+
+    existing = next(path for path in (out, *out.parents) if path.exists())
+    if not existing.is_dir():
+        raise ConfigurationError(Problem(f"--out {out}", f"{existing} is a file", "name a folder: it gets several files"))
 
 
 def register(app: typer.Typer) -> None:

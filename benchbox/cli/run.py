@@ -41,7 +41,7 @@ def run(
     matrix: MatrixArgument,
     sets: SetOption,
     policy_dirs: PolicyDirOption,
-    only: OnlyOption = "",
+    only: OnlyOption,
     out: OutOption = None,
     launches: LaunchesOption = None,
     fresh: FreshOption = False,
@@ -60,6 +60,7 @@ def run(
     from benchbox.launch.progress import ConsoleProgress
     from benchbox.launch.resume import pending_launches
     from benchbox.launch.runner import run_matrix
+    from benchbox.plan import join_expressions, plan
     from benchbox.plan import launches as launches_of
     from benchbox.plan import plan
     from benchbox.spec import load_matrix, parse_overrides
@@ -68,7 +69,7 @@ def run(
     if launches is not None:
         sets = [*sets, f"measure.launches={launches}"]
     loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
-    planned, selected = plan(loaded), plan(loaded, only)
+    planned, selected = plan(loaded), plan(loaded, join_expressions(only))
     if not selected.cells:
         reasons = "; ".join(dict.fromkeys(skip.reason for skip in selected.skipped))
         raise ConfigurationError(f"{matrix}: no cell can run: {reasons}")

@@ -91,6 +91,8 @@ def _cell(request: SessionRequest) -> "Cell":
     if request.beta2 is not None:
         if request.beta2 >= 1.0:
             problem = Problem("--beta2", f"{request.beta2} would never forget a gradient", "give a value below 1")
+    if ranks_refusal := info.ranks_refusal(ranks):
+        raise ConfigurationError(Problem("--world-size", ranks_refusal))
             raise ConfigurationError(problem)
         optim = OptimSpec(betas=(optim.betas[0], request.beta2))
     return Cell(

@@ -7,7 +7,8 @@ Conditions are joined by commas, and all of them must hold:
     backend in [zero2, ddp]    it has one of these
     recipe not in [bf16_pure]  it has none of these
 
-Values are YAML, fields are those of a cell. A value that no cell has is refused, since it must be a mistake.
+Values are YAML, fields are those of a cell. A value that no cell has is refused, since it must be a mistake. The conditions of
+several expressions must all hold.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ class Condition:
 def contains(values: Iterable[Any], value: Any) -> bool:
     """Return whether the value is among `values`, with its type: in Python 1 == True, and cams=1 is not cams=true."""
     return any(type(candidate) is type(value) and candidate == value for candidate in values)
+
+
+def join_expressions(expressions: Iterable[str]) -> str:
+    """Return one expression with the conditions of all expressions."""
+    return ", ".join(filter(str.strip, expressions))
 
 
 def select(expression: str, cells: Iterable[Cell]) -> list[Cell]:

@@ -49,18 +49,24 @@ class BackendInfo:
 
     def refusal(self, *, world_size: int, recipe: str, checkpointing: bool) -> str | None:
         """Return why this backend cannot run such a cell, or None when it can."""
-        if self.max_ranks is not None and world_size > self.max_ranks:
-            return f"{self.name} runs on {_at_most(self.max_ranks)}, and world_size is {world_size}"
-        if world_size < self.min_ranks:
-            return f"{self.name} needs at least {self.min_ranks} ranks, and world_size is {world_size}"
-        if world_size % self.ranks_multiple_of:
-            return f"{self.name} needs a multiple of {self.ranks_multiple_of} ranks, and world_size is {world_size}"
+        if ranks_refusal := self.ranks_refusal(world_size):
+            return ranks_refusal
         if recipe not in self.recipes:
             return f"{self.name} has no {recipe} recipe: {self._why_no_other_recipe()}"
         if missing := recipe_by_name(recipe).missing():
             return missing
         if checkpointing and not self.checkpointing:
             return f"{self.name} refuses activation checkpointing: {self.no_checkpointing_because}"
+        return None
+
+    def ranks_refusal(self, world_size: int) -> str | None:
+        """Return why this backend cannot run with that number of ranks, or None when it can."""
+        if self.max_ranks is not None and world_size > self.max_ranks:
+            return f"{self.name} runs on {_at_most(self.max_ranks)}, and world_size is {world_size}"
+        if world_size < self.min_ranks:
+            return f"{self.name} needs at least {self.min_ranks} ranks, and world_size is {world_size}"
+        if world_size % self.ranks_multiple_of:
+            return f"{self.name} needs a multiple of {self.ranks_multiple_of} ranks, and world_size is {world_size}"
         return None
 
     def limits(self) -> list[str]:

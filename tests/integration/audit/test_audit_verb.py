@@ -138,7 +138,17 @@ def test_no_subject_or_two_of_them_are_refused_in_one_line(options, line):
         ("--backend ddp --recipe bf16", 2, "--recipe: unknown recipe 'bf16'; did you mean 'bf16_pure'?"),
         ("--backend ddp --recipe fp32 --size tinny", 2, "--size: policy pi05 has no size 'tinny'; did you mean 'tiny'?"),
         ("--backend ddp --recipe fp32 --beta2 1", 2, "--beta2: 1.0 would never forget a gradient; give a value below 1"),
-        ("--backend single --recipe fp32 --world-size 2", 3, "single runs on at most 1 rank, and world_size is 2"),
+        (
+            "--backend single --recipe fp32 --world-size 2",
+            2,
+            "--world-size: single runs on at most 1 rank, and world_size is 2",
+        ),
+        ("--backend ddp --recipe fp32 --world-size 1", 2, "--world-size: ddp needs at least 2 ranks, and world_size is 1"),
+        (
+            "--backend zero2 --recipe bf16_kahan",
+            3,
+            "zero2 has no bf16_kahan recipe: DeepSpeed steps flat tensors of its own in place of the bfloat16 parameters",
+        ),
     ],
 )
 def test_bad_input_is_one_line(options, code, line):

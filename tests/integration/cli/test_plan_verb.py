@@ -53,6 +53,14 @@ def test_set_and_only_narrow_what_is_printed(benchbox, matrix):
     assert "skipped" not in result.stdout.replace("0 skipped", "")
 
 
+def test_only_given_twice_selects_the_cells_for_which_both_hold(benchbox, matrix):
+    sets = ("--set", "checkpointing=false")
+    assert "4 cells x" in benchbox("plan", matrix, *sets).stdout
+    assert "1 cells x" in benchbox("plan", matrix, *sets, "--only", "batch=2", "--only", "backend=zero3").stdout
+    dry_run = benchbox("run", matrix, *sets, "--dry-run", "--only", "batch=2", "--only", "backend=zero3")
+    assert "0 launches are done, 3 would run" in dry_run.stdout
+
+
 def test_a_policy_folder_elsewhere_is_found_with_policy_dir(benchbox, matrix, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -40,7 +40,13 @@ def test_a_failed_cell_fails_the_check_with_one_line_and_exit_code_4(tmp_path):
 def test_a_run_is_compared_with_the_baseline_that_was_promoted(complete, tmp_path):
     before = benchbox("check", complete.path, cwd=tmp_path)
     assert before.returncode == EXIT_THRESHOLD
-    assert "note: no baseline reports/baselines/example-cpu-2-cores/example.json; promote a run you trust" in before.stdout
+    remedy = (
+        "no baseline reports/baselines/example-cpu-2-cores/example.json; promote a run you trust: benchbox baseline promote RUN"
+    )
+    assert f"note: {remedy}\n" in before.stdout
+    assert before.stderr == f"error: missing: 1 of 2 demands on {complete.path} cannot be judged: {remedy}\n"
+    verdict = json.loads(benchbox("check", complete.path, "--format", "json", cwd=tmp_path).stdout)
+    assert (verdict["verdict"], [row["verdict"] for row in verdict["rows"]]) == ("missing", ["ok", "missing"])
     promoted = benchbox("baseline", "promote", complete.path, cwd=tmp_path)
     assert promoted.returncode == EXIT_OK
     assert (tmp_path / "reports/baselines/example-cpu-2-cores/example.json").is_file()
@@ -88,6 +94,15 @@ def test_report_prints_the_table_and_where_it_wrote(complete, tmp_path):
     assert (tmp_path / "out" / "other" / "report.html").is_file()
     same = benchbox("report", complete.path, complete.path, "--out", tmp_path / "out")
     assert same.returncode == EXIT_USAGE
+
+
+@pytest.mark.parametrize("out", ["report.txt", "report.txt/reports"])
+def test_a_file_in_place_of_the_output_folder_is_one_line_and_exit_code_2(complete, tmp_path, out):
+    (tmp_path / "report.txt").write_text("notes")
+    result = benchbox("report", complete.path, "--out", out, cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (EXIT_USAGE, "")
+    assert result.stderr == f"error: --out {out}: report.txt is a file; name a folder: it gets several files\n"
+    assert (tmp_path / "report.txt").read_text() == "notes"
 
 
 def test_a_published_run_has_no_cells_folder_and_every_verb_reads_it_as_before(complete, tmp_path):

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from benchbox.analysis.baseline import find_baseline, make_baseline, slug
-from benchbox.analysis.gate import BaselineLookup, gate
+from benchbox.analysis.gate import BaselineLookup, gate, verdict_of
 from benchbox.analysis.summary import summarize
 from benchbox.errors import EXIT_THRESHOLD, RecordError, ThresholdError
 from benchbox.store.baseline import baseline_path, write_baseline
@@ -73,6 +73,23 @@ def test_a_number_is_compared_with_absolute_demands(demand, verdict):
 def test_two_demands_of_one_threshold_are_two_rows():
     gate_rows = rows(COMPLETE, [{"metric": "step_time_s", "min": 0.01, "max": 0.02}])
     assert verdicts(gate_rows)[1:] == [("step_time_s", "ok"), ("step_time_s", "breach")]
+
+
+@pytest.mark.parametrize(
+    ("records", "thresholds", "verdict"),
+    [
+        (COMPLETE, [], "ok"),
+        (COMPLETE, [{"metric": "step_time_s", "max_regression": 0.05}], "missing"),
+        (COMPLETE[:1], [], "missing"),
+        (COMPLETE, [{"metric": "step_time_s", "max_regression": 0.05}, {"metric": "step_time_s", "max": 0.0}], "breach"),
+    ],
+)
+def test_a_run_without_a_baseline_is_neither_ok_nor_a_breach(records, thresholds, verdict):
+    assert verdict_of(rows(records, thresholds)) == verdict
+
+
+def test_a_run_without_cells_does_not_pass():
+    assert verdict_of([]) == "breach"
 
 
 def test_a_number_nobody_measured_is_missing():

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from benchbox.errors import ConfigurationError
-from benchbox.plan import select
+from benchbox.plan import join_expressions, select
 from benchbox.spec.cell import Cell
 
 CELLS = [
@@ -61,3 +61,12 @@ def test_every_slip_of_an_expression_is_reported():
     with pytest.raises(ConfigurationError) as caught:
         select("cams=7,what,backend=zero2,seed in 3", CELLS)
     assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize("expressions", [["backend=ddp", "cams=4"], ["", "backend=ddp", " ", "cams=4"], ["backend=ddp,cams=4"]])
+def test_the_conditions_of_several_expressions_must_all_hold(expressions):
+    assert select(join_expressions(expressions), CELLS) == [cell for cell in CELLS if (cell.backend, cell.cams) == ("ddp", 4)]
+
+
+def test_no_expression_selects_every_cell():
+    assert select(join_expressions([]), CELLS) == CELLS
