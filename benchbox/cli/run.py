@@ -62,7 +62,6 @@ def run(
     from benchbox.launch.runner import run_matrix
     from benchbox.plan import join_expressions, plan
     from benchbox.plan import launches as launches_of
-    from benchbox.plan import plan
     from benchbox.spec import load_matrix, parse_overrides
     from benchbox.store.run import RunStore
 

@@ -85,14 +85,14 @@ def _cell(request: SessionRequest) -> "Cell":
         raise ConfigurationError(Problem("--size", f"policy {request.policy} has no size {request.size!r}", hint))
     check_recipe(request.recipe)
     ranks = info.min_ranks if request.world_size is None else request.world_size
+    if ranks_refusal := info.ranks_refusal(ranks):
+        raise ConfigurationError(Problem("--world-size", ranks_refusal))
     if refusal := info.refusal(world_size=ranks, recipe=request.recipe, checkpointing=False):
         raise UnsupportedError(refusal)
     optim = OptimSpec()
     if request.beta2 is not None:
         if request.beta2 >= 1.0:
             problem = Problem("--beta2", f"{request.beta2} would never forget a gradient", "give a value below 1")
-    if ranks_refusal := info.ranks_refusal(ranks):
-        raise ConfigurationError(Problem("--world-size", ranks_refusal))
             raise ConfigurationError(problem)
         optim = OptimSpec(betas=(optim.betas[0], request.beta2))
     return Cell(
