@@ -23,7 +23,7 @@ class ErrorEvent(TypedDict):
     step: int | None
     phase: str | None
     traceback: str
-    secondary: bool  # raised by a collective, as happens when another rank failed
+    secondary: bool  # raised by a collective that broke, as happens when another rank failed
 
 
 class Reporter:
@@ -45,11 +45,15 @@ class Reporter:
 
 
 def describe_error(error: BaseException, state: RankState) -> ErrorEvent:
-    """Describe an exception that is being handled. Its status depends on its class, never on its text."""
-    import torch
+    """Describe an exception that is being handled.
+
+    Its status depends on its class, and on its text only for the errors listed in `benchbox.worker.out_of_memory`.
+    """
     import torch.distributed as dist
 
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    from benchbox.worker.out_of_memory import is_out_of_memory
+
+    if is_out_of_memory(error):
         status = "oom"
     elif isinstance(error, BenchboxError):
         status = error.status
@@ -65,5 +69,5 @@ def describe_error(error: BaseException, state: RankState) -> ErrorEvent:
         "step": state.step,
         "phase": state.phase,
         "traceback": traceback.format_exc(),
-        "secondary": isinstance(error, dist.DistError) and not isinstance(error, BenchboxError),
+        "secondary": isinstance(error, dist.DistError) and status == "crash",
     }

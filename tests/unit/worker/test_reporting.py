@@ -14,6 +14,7 @@ from benchbox.registry.phases import RankState
 from benchbox.registry.statuses import STATUSES
 from benchbox.store.events import EventWriter, read_events
 from benchbox.worker.reporting import Reporter, describe_error
+from tests.unit.worker.test_out_of_memory import NCCL_OUT_OF_MEMORY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +31,7 @@ STATE = RankState("measure", 3, 10, "clip", 0.0)
         (NonFiniteError("loss is nan"), "nan"),
         (UnsupportedError("no kernel"), "unsupported"),
         (KeyboardInterrupt(), "interrupted"),
-        (RuntimeError("CUDA out of memory"), "crash"),  # the text decides nothing
+        (RuntimeError("CUDA out of memory"), "crash"),  # torch raises OutOfMemoryError with this text, never RuntimeError
         (SystemExit(1), "crash"),
         (dist.DistBackendError("connection closed by peer"), "crash"),
     ],
@@ -55,6 +56,11 @@ def test_the_status_of_an_error_follows_from_its_class(error: BaseException, sta
 def test_only_an_error_of_a_collective_is_secondary(error: BaseException, secondary: bool) -> None:
     """The launcher looks for the failure of another rank before it blames a rank whose collective broke."""
     assert describe_error(error, STATE)["secondary"] is secondary
+
+
+def test_a_collective_that_ran_out_of_memory_is_the_failure_of_its_own_rank() -> None:
+    event = describe_error(dist.DistBackendError(NCCL_OUT_OF_MEMORY), STATE)
+    assert (event["status"], event["secondary"]) == ("oom", False)
 
 
 def test_an_error_that_is_both_ours_and_of_a_collective_is_primary() -> None:
