@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 
 # Paths are not checked by typer: the error of `load_matrix` lists the directory and suggests a file.
-MatrixArgument = Annotated[Path, typer.Argument(metavar="MATRIX", help="A matrix file.", show_default=False)]
+MatrixArgument = Annotated[
+    Path, typer.Argument(metavar="MATRIX", help="A matrix file, or the name of one in matrices/.", show_default=False)
+]
 SetOption = Annotated[
     list[str],
     typer.Option(

@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from benchbox.errors import ConfigurationError, Problem
+from benchbox.registry.bundled import bundled_folders
 from benchbox.registry.extensions import extension_folders
 from benchbox.registry.names import did_you_mean
 
@@ -47,14 +48,8 @@ def search_path(policy_dirs: Sequence[Path] = ()) -> list[Path]:
     Raises:
         ConfigurationError: a registered package is not installed, or holds a policy of the name of a bundled one.
     """
-    candidates = [*policy_dirs, Path.cwd() / "policies", *_bundled_folders(), *_registered_folders()]
+    candidates = [*policy_dirs, Path.cwd() / "policies", *bundled_folders("policies"), *_registered_folders()]
     return list(dict.fromkeys(folder for folder in (path.resolve() for path in candidates) if folder.is_dir()))
-
-
-def _bundled_folders() -> list[Path]:
-    """Return where the bundled policies are: in an installed benchbox, or in a checkout."""
-    package = Path(__file__).resolve().parent.parent
-    return [package / "_bundled" / "policies", package.parent / "policies"]
 
 
 @cache
@@ -63,7 +58,7 @@ def _registered_folders() -> tuple[Path, ...]:
 
     They come last on the search path, so that `_layers` is always the bundled one.
     """
-    owners = {folder.name: "bundled with benchbox" for root in _bundled_folders() for folder in _policy_folders(root)}
+    owners = {folder.name: "bundled with benchbox" for root in bundled_folders("policies") for folder in _policy_folders(root)}
     roots, problems = extension_folders(GROUP), []
     for root in roots:
         for folder in _policy_folders(root):

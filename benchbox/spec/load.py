@@ -12,6 +12,7 @@ from benchbox.registry.policies import find_policies
 from benchbox.spec.cell import DataSpec, MeasureSpec, OptimSpec
 from benchbox.spec.checks import check_cells, check_structure
 from benchbox.spec.fields import POINT_TYPES
+from benchbox.spec.files import MATRICES, find_file
 from benchbox.spec.matrix import Axis, Matrix
 from benchbox.spec.overrides import apply_overrides
 from benchbox.spec.problems import in_order, problems_of
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
 
 
 def load_matrix(path: str | Path, overrides: Mapping[str, str] | None = None, policy_dirs: Sequence[Path] = ()) -> Matrix:
-    """Read and check a matrix file. `overrides` are dotted keys and YAML texts, as `parse_overrides` returns them.
+    """Read and check a matrix file, by path or by name (see `find_file`). `overrides` are dotted keys and YAML texts, as `parse_overrides` returns them.
 
     Raises:
         ConfigurationError: with every problem of the file, top to bottom, each at its line and column.
     """
-    source = read_source(Path(path))
+    path = find_file(Path(path), MATRICES)
+    source = read_source(path)
     problems = [*source.problems, *apply_overrides(source, overrides or {})]
     policies = find_policies(policy_dirs)
     try:
@@ -42,7 +44,7 @@ def load_matrix(path: str | Path, overrides: Mapping[str, str] | None = None, po
     problems += check_structure(source)
     if problems:
         raise ConfigurationError(in_order(problems))
-    matrix = _matrix(parsed, Path(path), source)
+    matrix = _matrix(parsed, path, source)
     if problems := check_cells(matrix, source, policies):
         raise ConfigurationError(in_order(problems))
     return matrix

@@ -13,6 +13,7 @@ from benchbox.registry.names import did_you_mean
 from benchbox.registry.policies import find_policies
 from benchbox.spec.cell import Cell
 from benchbox.spec.checks import REQUIRED, check_data
+from benchbox.spec.files import TRAINING_FILES, find_file
 from benchbox.spec.load import data_spec, optim_spec
 from benchbox.spec.overrides import apply_overrides
 from benchbox.spec.problems import in_order, problems_of
@@ -65,12 +66,12 @@ class TrainConfig:
 
 
 def load_train(path: str | Path, overrides: Mapping[str, str] | None = None, policy_dirs: Sequence[Path] = ()) -> TrainConfig:
-    """Read and check a training file; `overrides` as for `load_matrix`.
+    """Read and check a training file, by path or by name (see `find_file`); `overrides` as for `load_matrix`.
 
     Raises:
         ConfigurationError: with every problem of the file, top to bottom, each at its line and column.
     """
-    source = read_source(Path(path))
+    source = read_source(find_file(Path(path), TRAINING_FILES))
     problems = [*source.problems, *apply_overrides(source, overrides or {})]
     policies = find_policies(policy_dirs)
     parsed: TrainFile | None = None

@@ -111,3 +111,11 @@ def test_a_plan_without_a_cell_that_can_run_still_says_why(matrix, capsys):
     printed = capsys.readouterr().out
     assert "0 cells x 3 launches = 0 launches" in printed
     assert "refuses activation checkpointing" in printed
+
+
+def test_a_bundled_matrix_is_planned_by_its_name_from_an_empty_folder(benchbox):
+    assert benchbox("plan", "fsdp_vs_zero2").stdout.startswith("fsdp_vs_zero2: in every cell policy=")
+    unknown = benchbox("run", "fsdp_vs_zero", "--dry-run")
+    hint = "did you mean 'fsdp_vs_zero2'?"
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert unknown.stderr == f"error: fsdp_vs_zero: no such file, and none of that name in matrices; {hint}\n"
