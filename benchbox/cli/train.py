@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 _EXIT_STOPPED = 130
 
-ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="A training file, or the name of one in matrices/train/.", show_default=False)]
+ConfigArgument = Annotated[
+    Path,
+    typer.Argument(metavar="CONFIG", help="A training file, or the name of one in matrices/train/.", show_default=False),
+]
 OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Output folder.", show_default="runs/train/<name of the config>")
 ]

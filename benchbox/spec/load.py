@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 
 def load_matrix(path: str | Path, overrides: Mapping[str, str] | None = None, policy_dirs: Sequence[Path] = ()) -> Matrix:
-    """Read and check a matrix file, by path or by name (see `find_file`). `overrides` are dotted keys and YAML texts, as `parse_overrides` returns them.
+    """Read and check a matrix file, by path or by name (see `find_file`).
+
+    `overrides` are dotted keys and YAML texts, as `parse_overrides` returns them.
 
     Raises:
         ConfigurationError: with every problem of the file, top to bottom, each at its line and column.
