@@ -83,7 +83,7 @@ class PrefixPolicy(nn.Module):
         """Return the batch after dropping inputs, and the optional blocks that are present on at least one rank.
 
         Raises:
-            DataError: a field is missing on some rank. Raised on every rank.
+            DataError: a field is missing on some rank. Raised on every rank if the policy has `optional` blocks.
         """
         fields = self.spec.fields(acting=acting)
         if self.training and not acting and all(field in batch for field in fields):

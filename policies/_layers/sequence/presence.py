@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 def agree_on_presence(batch: Batch, required: Sequence[str], optional: Mapping[str, str]) -> frozenset[str]:
     """Return the optional blocks that are present on at least one rank, using a single all-reduce.
 
-    A rank that skipped a block on its own would run other collectives than the remaining ranks, and hang. So would a rank that
-    raised on its own because its batch lacks a field: missing fields are reported in the same all-reduce.
+    A rank that skipped a block on its own would run other collectives than the remaining ranks, and hang. Missing fields are
+    reported in the same all-reduce. Without optional blocks there is nothing to agree on: no collective runs and nothing is
+    read from the device, which would make the host wait for the previous step.
 
     Args:
         batch: of this rank.
@@ -29,7 +30,8 @@ def agree_on_presence(batch: Batch, required: Sequence[str], optional: Mapping[s
         optional: name of a block to the field that masks it. A block is present where its mask is not all False.
 
     Raises:
-        DataError: a field is missing on some rank. Raised on every rank, with the names of the field and the rank.
+        DataError: a field is missing on some rank, with the names of the field and the rank. Raised on every rank; without
+            optional blocks only on the rank that lacks the field.
     """
     single = not dist.is_initialized() or dist.get_world_size() == 1
     # A missing field votes with its rank + 1, so that every rank learns the highest rank that lacks it.
@@ -38,7 +40,7 @@ def agree_on_presence(batch: Batch, required: Sequence[str], optional: Mapping[s
     device = next(iter(batch.values())).device
     if device.type == "meta":  # meta tensors have no values: every optional block counts as present
         votes += [1] * len(optional)
-    elif optional or not single:
+    elif optional:
         empty = torch.zeros((), dtype=torch.bool, device=device)
         present = [batch.get(mask, empty).any() for mask in optional.values()]
         ballot = torch.cat((torch.tensor(votes, device=device), torch.stack([*present, empty]).long()))
