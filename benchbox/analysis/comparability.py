@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _SAME_ENVIRONMENT = (
     "machine",
     "benchbox",
+    "benchbox_sha256",
     "policy_sha256",
     "torch",
     "accelerate",

@@ -1,20 +1,37 @@
-"""Fingerprint of the sources of a policy: a record is valid only for the sources it was measured with."""
+"""Fingerprints of the sources of benchbox and of a policy: a record is valid only for the sources it was measured with."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchbox.registry.policies import PACKAGE, policy_entry, search_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
     Module = tuple[str, ...]  # dotted name below `PACKAGE`, split: ("_layers", "nn", "rope")
     Import = tuple[int, Module, Module]  # level of a relative import, module, imported names
+
+_BENCHBOX = Path(__file__).resolve().parent.parent
+
+# A launch imports nothing from these folders, and policies have a fingerprint of their own. Everything else counts: following
+# imports would miss backends, which are imported by a computed name.
+_NOT_IN_A_LAUNCH = {"_bundled", "analysis", "cli", "plan", "report"}
+
+
+@cache
+def benchbox_sha256() -> str:
+    """Return the SHA-256 of the files of the benchbox package that a launch may use, the sample dataset included.
+
+    They are read once per process: when they change during a run, its later records have the old fingerprint, and are measured
+    again by the next run.
+    """
+    files = {path.relative_to(_BENCHBOX).as_posix(): path for path in _folder_files(_BENCHBOX)}
+    return _sha256({label: path for label, path in files.items() if label.split("/")[0] not in _NOT_IN_A_LAUNCH})
 
 
 def policy_sha256(name: str, policy_dirs: Sequence[Path] = ()) -> str:
@@ -30,6 +47,11 @@ def policy_sha256(name: str, policy_dirs: Sequence[Path] = ()) -> str:
     folder = policy_entry(name, policy_dirs).folder
     files = {f"{name}/{path.relative_to(folder).as_posix()}": path for path in _folder_files(folder)}
     files |= _imported_files((name, "policy"), search_path(policy_dirs))
+    return _sha256(files)
+
+
+def _sha256(files: Mapping[str, Path]) -> str:
+    """Return the SHA-256 of the labels and contents of files."""
     digest = hashlib.sha256()
     for label, path in sorted(files.items()):
         content = path.read_bytes()

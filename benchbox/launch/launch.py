@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from benchbox.audit.record import build_precision_record, read_facts
 from benchbox.errors import RecordError
-from benchbox.launch.fingerprint import policy_sha256
+from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
 from benchbox.launch.job import Job
 from benchbox.launch.supervise.group import ignore_progress, never_stop, run_group
 from benchbox.store.assemble import assemble_record
@@ -67,6 +67,7 @@ def launch_cell(
         hang_after_s=measure.hang_after_s,
     )
     environment = {
+        "benchbox_sha256": benchbox_sha256(),
         "policy_sha256": policy_sha256(cell.policy, policy_dirs),
         "launcher": launcher.name,
         "set_by_launcher": dict(launcher.variables(cell.world_size)),

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchbox.launch.fingerprint import policy_sha256
+from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +64,9 @@ def _why_outdated(record: LaunchRecord, measure: MeasureSpec, policy_fingerprint
     if (record["warmup_steps"], record["steps"]) != (measure.warmup_steps, measure.steps):
         recorded = f"{record['steps']} steps after {record['warmup_steps']} of warm-up"
         return f"{recorded} were measured, and {measure.steps} after {measure.warmup_steps} are asked for"
-    if (record["environment"] or {}).get("policy_sha256") != policy_fingerprint:
+    environment = record["environment"] or {}
+    if environment.get("benchbox_sha256") != benchbox_sha256():
+        return "benchbox itself has changed since" if "benchbox_sha256" in environment else "an older benchbox measured it"
+    if environment.get("policy_sha256") != policy_fingerprint:
         return f"the sources of policy {record['cell']['policy']} have changed since"
     return None

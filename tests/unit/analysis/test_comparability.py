@@ -68,6 +68,7 @@ def edit(record, path, value):
         (("steps",), 3, "measured steps: 3 against 4"),
         (("environment", "machine"), "another", "machine: another against Example CPU, 2 cores"),
         (("environment", "policy_sha256"), "f", "policy_sha256: f against " + "0" * 64),
+        (("environment", "benchbox_sha256"), "f", "benchbox_sha256: f against null"),
     ],
 )
 def test_observations_must_agree_too(path, value, reason):

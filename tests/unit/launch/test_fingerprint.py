@@ -1,4 +1,4 @@
-"""Fingerprints of policies: which edits change them."""
+"""Fingerprints of benchbox and of policies: which edits change them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchbox.errors import ConfigurationError
-from benchbox.launch.fingerprint import policy_sha256
+from benchbox.launch import fingerprint
+from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
 from benchbox.registry.policies import find_policies
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 POLICIES = Path(__file__).parents[3] / "policies"
 NAMES = sorted(find_policies())
@@ -164,3 +165,46 @@ def test_a_policy_that_cannot_be_parsed_still_has_a_fingerprint(policy_dir: Path
 def test_an_unknown_policy_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match="unknown policy 'stand_in'"):
         policy_sha256("stand_in")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the package, which `benchbox_sha256` reads at every call."""
+    folder = tmp_path / "benchbox"
+    shutil.copytree(fingerprint._BENCHBOX, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(fingerprint, "_BENCHBOX", folder)
+    monkeypatch.setattr(fingerprint, "benchbox_sha256", benchbox_sha256.__wrapped__)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("file", "counts"),
+    [
+        ("session/step.py", True),
+        ("worker/measuring.py", True),
+        ("optim/native.c", True),
+        ("data/sample_dataset/meta/stats.json", True),
+        ("report/html.py", False),
+        ("cli/run.py", False),
+        ("analysis/summary.py", False),
+        ("_bundled/matrices/new.yaml", False),
+        ("session/__pycache__/step.pyc", False),
+    ],
+)
+def test_an_edit_of_benchbox_counts_where_a_launch_may_use_the_file(package: Path, file: str, counts: bool) -> None:
+    before = fingerprint.benchbox_sha256()
+    (package / file).parent.mkdir(parents=True, exist_ok=True)
+    with (package / file).open("a") as stream:
+        stream.write("\n# edited\n")
+    assert (fingerprint.benchbox_sha256() != before) == counts
+
+
+def test_what_a_launch_uses_imports_nothing_that_the_fingerprint_leaves_out() -> None:
+    root = fingerprint._BENCHBOX
+    left_out = {("benchbox", folder) for folder in fingerprint._NOT_IN_A_LAUNCH}
+    for path in root.rglob("*.py"):
+        if path.relative_to(root).parts[0] in fingerprint._NOT_IN_A_LAUNCH:
+            continue
+        for _, module, names in fingerprint._read_imports(path.read_bytes()):
+            imported = {(*module, name)[:2] for name in names} | {module[:2]}
+            assert not imported & left_out, path

@@ -2,13 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from benchbox.launch import resume
+from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
 from benchbox.registry.policies import policy_entry
 from benchbox.store.run import RunStore
+from tests.support.example_run import example_record
 from tests.support.launchers import MEASURE, cell
+
+if TYPE_CHECKING:
+    from benchbox.registry.launch_record import LaunchRecord
 
 
 def test_a_plan_of_many_cells_reads_the_sources_of_each_policy_once(
@@ -22,6 +28,29 @@ def test_a_plan_of_many_cells_reads_the_sources_of_each_policy_once(
     pending = resume.pending_launches(launches, MEASURE, RunStore(tmp_path / "run"), [policy_dir], fresh=False)
     assert pending.launches == launches
     assert policies == ["stand_in"]
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "reason"),
+    [
+        ({"benchbox_sha256": "0" * 64}, "benchbox itself has changed since"),
+        ({}, "an older benchbox measured it"),
+    ],
+)
+def test_a_record_of_another_benchbox_is_measured_again(
+    fingerprint: dict[str, str], reason: str, policy_dir: Path, tmp_path: Path
+) -> None:
+    store, healthy = RunStore(tmp_path / "run"), cell("healthy")
+    record = example_record(healthy) | {"warmup_steps": MEASURE.warmup_steps, "steps": MEASURE.steps}
+    current = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256("stand_in", [policy_dir])}
+
+    def pending(environment: dict[str, str]) -> resume.PendingLaunches:
+        store.write_record(cast("LaunchRecord", {**record, "environment": environment}))
+        return resume.pending_launches([(healthy, 1)], MEASURE, store, [policy_dir], fresh=False)
+
+    assert pending(current).reused == 1
+    outdated = pending({"policy_sha256": current["policy_sha256"], **fingerprint})
+    assert (outdated.reused, outdated.notes) == (0, [f"measuring 1 launch again: {reason}"])
 
 
 def test_of_other_policies_not_even_the_presets_are_read(policy_dir: Path) -> None:
