@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from benchbox.store.rank_result import RankMemory
+
+
+def release_cached_memory(device: torch.device) -> None:
+    """Return memory that nothing uses to the device, so that later peaks of reserved memory include none of it.
+
+    To be called between construction and warm-up: the warm-up reserves again what a step needs, so that no measured step waits
+    for the driver. Does nothing on a device without a caching allocator.
+    """
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def reset_peak_memory(device: torch.device) -> None:

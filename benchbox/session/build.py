@@ -34,6 +34,9 @@ Statistics = Sequence[Mapping[str, Mapping[str, list[float]]]]
 def build_cell_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
     """Build the policy of a cell in float32 from its seed: the same weights on every rank and with every backend.
 
+    The device of this rank becomes the current one before `open_cell_data` starts the thread that pins memory. Started earlier,
+    the thread of every rank would work on device 0, and hold memory there for a CUDA context of its own.
+
     Raises:
         ConfigurationError: there is no such policy or size.
         UnsupportedError: there are fewer GPUs than ranks, or the device lacks the attention kernel.
@@ -41,6 +44,8 @@ def build_cell_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
     device = _local_device()
     if cell.attention == "flex" and device.type == "cpu":
         raise UnsupportedError("FlexAttention has no backward on a CPU: choose sdpa or eager")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     torch.manual_seed(cell.seed)
     return _build_policy_on(device, cell, policy_dirs)
 

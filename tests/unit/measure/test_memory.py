@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from benchbox.measure.memory import TensorStorageTracker, peak_memory
+from benchbox.measure.memory import TensorStorageTracker, peak_memory, release_cached_memory, reset_peak_memory
 
 KIB = 1024
 
@@ -98,3 +98,13 @@ def test_the_second_step_agrees_with_the_mem_tracker_of_torch():
 
 def test_a_device_without_counters_has_no_peak_of_its_own():
     assert peak_memory(torch.device("cpu")) is None
+
+
+def test_only_a_device_with_an_allocator_of_its_own_releases_and_resets(monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append(f"reset {device}"))
+    for device in (torch.device("cpu"), torch.device("cuda", 1)):
+        release_cached_memory(device)
+        reset_peak_memory(device)
+    assert calls == ["empty_cache", "reset cuda:1"]

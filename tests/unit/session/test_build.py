@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from benchbox.errors import DataError, UnsupportedError
+from benchbox.session import build
 from benchbox.session.build import build_cell_policy, build_session
 from benchbox.spec.cell import Cell, DataSpec
 
@@ -64,6 +65,20 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(UnsupportedError, match="rank 1 has no GPU of its own: this machine shows 1; lower world_size"):
         build_cell_policy(cell(backend="ddp", world_size=2))
+
+
+def test_a_rank_makes_its_device_the_current_one_before_the_policy_is_built_and_data_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loader's thread that pins memory takes the current device, which is 0 on every rank until it is set."""
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(f"set {device}"))
+    monkeypatch.setattr(build, "_build_policy_on", lambda device, *_: calls.append(f"build on {device}"))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    build_cell_policy(cell(backend="ddp", world_size=2))
+    assert calls == ["set cuda:1", "build on cuda:1"]
 
 
 def test_a_seed_decides_the_weights() -> None:
