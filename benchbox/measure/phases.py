@@ -116,7 +116,8 @@ class _CudaTimer:
 class PhaseClock:
     """Times steps and phases: by CUDA events on a CUDA device, by the host clock elsewhere.
 
-    A step that ends in an exception is not recorded.
+    A step lasts from its beginning to its end. What the caller does between two steps, such as reporting progress, is not part
+    of it; the session does all work of training inside. A step that ends in an exception is not recorded.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -64,10 +64,10 @@ class Session:
         """
         backend, phase = self.backend, instruments.phase
         batches: Iterator[Batch] = iter(micro_batches)
-        loss = torch.zeros((), device=self.device)
         parts: dict[str, Tensor] = {}
         samples = 0
-        with instruments.step():
+        with instruments.step():  # all work on the device is inside, so that none of it is missing from the time of a step
+            loss = torch.zeros((), device=self.device)
             for micro in range(self.accumulation):
                 boundary = micro == self.accumulation - 1
                 with phase("data_wait"):
@@ -92,10 +92,11 @@ class Session:
                 backend.prepared.schedule.step()
             with phase("sync"):
                 mean_loss = backend.mean_over_ranks(loss / self.accumulation)
+                parts = {name: part / self.accumulation for name, part in parts.items()}
         return StepResult(
             loss=mean_loss,
             grad_norm=backend.grad_norm,
-            parts={name: part / self.accumulation for name, part in parts.items()},
+            parts=parts,
             samples=samples,
             lr=rates,
         )

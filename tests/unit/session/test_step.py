@@ -1,0 +1,60 @@
+"""The training step as instruments see it."""
+
+from __future__ import annotations
+
+from contextlib import closing, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from benchbox.observer.hooks.dispatch import OperationDispatchMode
+from benchbox.session.build import build_cell_policy, build_session, open_cell_data
+from benchbox.spec.cell import Cell, DataSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+
+class StepWatcher:
+    """Instrument that counts the tensor operations inside a step, and records those outside of it."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.outside: list[str] = []
+        self._running = False
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        self._running = True
+        yield
+        self._running = False
+
+    def phase(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        return nullcontext()
+
+    def on_operation(self, operation: Any, *_: Any) -> None:
+        if self._running:
+            self.inside += 1
+        else:
+            self.outside.append(str(operation))
+
+
+def test_no_tensor_operation_of_a_step_is_outside_what_is_timed() -> None:
+    """Work between two steps would cost time on the device that is in no step, and throughput would be too high."""
+    cell = Cell(
+        policy="pi05",
+        size="tiny",
+        backend="single",
+        world_size=1,
+        batch=1,
+        accumulation=2,
+        data=DataSpec(kind="synthetic", workers=0),
+    )
+    policy = build_cell_policy(cell)
+    watcher = StepWatcher()
+    with closing(open_cell_data(cell, policy, 0)) as stream:
+        session = build_session(cell, policy, stream.statistics)
+        with OperationDispatchMode(watcher):
+            result = session.step(stream, watcher)
+    assert watcher.outside == []
+    assert watcher.inside > 100
+    assert set(result.parts) >= {"flow"}
