@@ -28,7 +28,7 @@ class StepWatcher:
         yield
         self._running = False
 
-    def phase(self, name: str) -> AbstractContextManager[None]:  # noqa: ARG002
+    def phase(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
     def on_operation(self, operation: Any, *_: Any) -> None:
