@@ -3,6 +3,7 @@
 import shlex
 import sys
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import Cell
     from benchbox.store.run import Run
 
+
+class LauncherName(StrEnum):
+    """Values of `--launcher`."""
+
+    local = "local"
+    torchrun = "torchrun"
+
+
 _EXIT_STOPPED = 130  # 128 + SIGINT, as a shell reports it
 
 OutOption = Annotated[
@@ -29,6 +38,13 @@ LaunchesOption = Annotated[
     int | None, typer.Option("--launches", metavar="N", help="Launches of every cell, instead of the number in the matrix.")
 ]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Repeat launches whose records the run directory already has.")]
+LauncherOption = Annotated[
+    LauncherName,
+    typer.Option(
+        "--launcher",
+        help="local forks ranks from a server that has imported all libraries; torchrun starts new interpreters.",
+    ),
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan without running it.")]
 
 
@@ -46,6 +62,7 @@ def run(
     launches: LaunchesOption = None,
     fresh: FreshOption = False,
     dry_run: DryRunOption = False,
+    launcher: LauncherOption = LauncherName.local,
 ) -> None:
     """Measure every cell of a matrix, print the table and write the reports.
 
@@ -54,7 +71,7 @@ def run(
 
     Exit code 3 when a cell did not end ok, 130 when the run was stopped.
     """
-    from benchbox.launch.process.local import LocalLauncher
+    from benchbox.launch.process import make_launcher
     from benchbox.launch.process.lock import lock_run_directory
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.launch.progress import ConsoleProgress
@@ -94,7 +111,7 @@ def run(
                 selected_launches,
                 measure=loaded.measure,
                 store=store,
-                launcher=LocalLauncher(),
+                launcher=make_launcher(launcher),
                 progress=ConsoleProgress(console, _make_label(planned)),
                 policy_dirs=policy_dirs,
                 fresh=fresh,

@@ -39,7 +39,7 @@ def session_subject(request: SessionRequest) -> Subject:
     """
     from benchbox.audit.record import read_facts
     from benchbox.launch.launch import launch_cell
-    from benchbox.launch.process.local import LocalLauncher
+    from benchbox.launch.process.cold import TorchrunLauncher
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.spec.cell import MeasureSpec
 
@@ -49,7 +49,13 @@ def session_subject(request: SessionRequest) -> Subject:
     measure = MeasureSpec(warmup_steps=0, steps=request.steps, launches=1)
     with stop_on_signals() as stop:
         record = launch_cell(
-            cell, measure, launch=1, folder=launch_folder, launcher=LocalLauncher(), policy_dirs=request.policy_dirs, stop=stop
+            cell,
+            measure,
+            launch=1,
+            folder=launch_folder,
+            launcher=TorchrunLauncher(),
+            policy_dirs=request.policy_dirs,
+            stop=stop,
         )
     if record["status"] == "interrupted":
         shutil.rmtree(folder)

@@ -47,7 +47,7 @@ def train(
 
     Exit code 3 when a rank failed, 130 when it was stopped.
     """
-    from benchbox.launch.process.local import LocalLauncher
+    from benchbox.launch.process.cold import TorchrunLauncher
     from benchbox.launch.process.lock import lock_run_directory
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.launch.training import launch_training
@@ -62,7 +62,7 @@ def train(
             loaded,
             folder,
             resume=resume,
-            launcher=LocalLauncher(),
+            launcher=TorchrunLauncher(),
             policy_dirs=policy_dirs,
             on_metrics=printer.print_row,
             stop=stop,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -70,6 +71,15 @@ class RankExit:
     rank: int
     code: int
     noticed_at: float  # unix time in seconds
+
+
+def read_rank_exits(path: Path) -> Sequence[RankExit]:
+    """Return the failures that the parent of the ranks wrote; none if no rank failed or the parent was killed."""
+    try:
+        rank_exits = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return ()
+    return tuple(RankExit(**rank_exit) for rank_exit in rank_exits)
 
 
 class RankGroup(Protocol):

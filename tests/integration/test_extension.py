@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchbox.launch.launch import launch_cell
+from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.process.environment import host_variables
-from benchbox.launch.process.local import LocalLauncher
 from benchbox.spec.cell import MeasureSpec
 from tests.support.ranks import tiny_cell
 
@@ -27,6 +27,6 @@ def test_a_lock_left_by_a_killed_build_holds_nobody_up(tmp_path: Path, monkeypat
     stale.touch()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
     measure = MeasureSpec(warmup_steps=1, steps=1, launches=1, timeout_s=240.0)
-    record = launch_cell(tiny_cell(backend="zero1"), measure, launch=1, folder=tmp_path / "launch", launcher=LocalLauncher())
+    record = launch_cell(tiny_cell(backend="zero1"), measure, launch=1, folder=tmp_path / "launch", launcher=TorchrunLauncher())
     assert record["status"] == "ok", record["error"]
     assert not stale.exists()

@@ -6,10 +6,14 @@ import contextlib
 import os
 import signal
 import time
+from typing import TYPE_CHECKING
 
 import psutil
 
 from benchbox.errors import BenchboxError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Children inherit the environment of their parents: data loaders, compilers and daemons started by a rank are found by this
 # variable even when neither sessions (torchrun gives every rank its own) nor parents (they may be dead) lead to them.
@@ -19,38 +23,50 @@ _POLL_S = 0.05
 _KILL_LIMIT_S = 30.0
 
 
-def find_processes(job_id: str) -> list[psutil.Process]:
-    """Return every live process, except this one, that was started with `JOB_VARIABLE` set to `job_id`."""
+def find_processes(job_id: str, *, session: int | None = None) -> list[psutil.Process]:
+    """Return every live process of a job, except this one.
+
+    Args:
+        job_id: value of `JOB_VARIABLE` in the environment that a process was started with.
+        session: id of the session of a forked group. The system shows the environment of the server for forked processes, but
+            they are in the session of their leader; programs that they start are found by either.
+    """
     processes = []
     for process in psutil.process_iter():
         try:
-            belongs = process.environ().get(JOB_VARIABLE) == job_id and process.pid != os.getpid()
-            if belongs and process.status() != psutil.STATUS_ZOMBIE:
+            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            in_session = session is not None and os.getsid(process.pid) == session
+            if in_session or process.environ().get(JOB_VARIABLE) == job_id:
                 processes.append(process)
-        except psutil.Error:
+        except (psutil.Error, ProcessLookupError, PermissionError):
             continue  # it has ended, or belongs to another user
     return processes
 
 
-def end_processes(job_id: str, *, grace_s: float) -> None:
+def end_processes(job_id: str, *, session: int | None = None, grace_s: float) -> None:
     """End every process of a job: SIGTERM, at most `grace_s` seconds later SIGKILL; return when none is left.
 
     Raises:
         BenchboxError: a process survives even SIGKILL.
     """
-    if not _signal_all(signal.SIGTERM, job_id, grace_s) and not _signal_all(signal.SIGKILL, job_id, _KILL_LIMIT_S):
-        survivors = ", ".join(str(process.pid) for process in find_processes(job_id))
+
+    def find() -> list[psutil.Process]:
+        return find_processes(job_id, session=session)
+
+    if not _signal_all(signal.SIGTERM, find, grace_s) and not _signal_all(signal.SIGKILL, find, _KILL_LIMIT_S):
+        survivors = ", ".join(str(process.pid) for process in find())
         raise BenchboxError(
             f"process {survivors} cannot be killed and would compete with the next measurement for the machine; "
             "it is stuck in the kernel, which often takes a reset of its device"
         )
 
 
-def _signal_all(number: signal.Signals, job_id: str, limit_s: float) -> bool:
+def _signal_all(number: signal.Signals, find: Callable[[], list[psutil.Process]], limit_s: float) -> bool:
     """Signal every process of a job once, including those that appear meanwhile; return whether all ended in time."""
     deadline = time.monotonic() + limit_s
     signalled: set[psutil.Process] = set()  # psutil compares processes by pid and creation time
-    while alive := find_processes(job_id):
+    while alive := find():
         for process in alive:
             if process not in signalled:
                 signalled.add(process)

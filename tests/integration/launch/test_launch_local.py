@@ -1,4 +1,4 @@
-"""Real ranks under real torchrun that fail in every known way."""
+"""Real ranks under both real launchers that fail in every known way."""
 
 import pickle
 import subprocess
@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from benchbox.launch.job import Job
+from benchbox.launch.job import Job, Launcher
 from benchbox.launch.launch import launch_cell
-from benchbox.launch.process.local import LocalLauncher
 from benchbox.launch.process.processes import find_processes
+from benchbox.launch.process.warm import ForkServerLauncher
 from tests.support.launchers import MEASURE, DirectLauncher, cell
 
 pytestmark = pytest.mark.ranks
@@ -24,7 +25,7 @@ Launch = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def launch(tmp_path: Path, policy_dir: Path, launcher: LocalLauncher) -> Launch:
+def launch(tmp_path: Path, policy_dir: Path, launcher: Launcher) -> Launch:
     """Launch the stand-in worker with some behaviour, by default under torchrun, and check that no process of it is left."""
 
     def run(behaviour: str, *, ranks: int = 2, measure: Any = MEASURE, **options: Any) -> dict[str, Any]:
@@ -38,12 +39,12 @@ def launch(tmp_path: Path, policy_dir: Path, launcher: LocalLauncher) -> Launch:
 
 
 def test_a_healthy_group_is_ok_its_ranks_are_merged_and_daemons_it_left_behind_are_ended(
-    launch: Launch, tmp_path: Path
+    launch: Launch, launcher: Launcher, tmp_path: Path
 ) -> None:
     record = launch("healthy")
     assert record["status"] == "ok", record["error"]
     assert record["step_time_s"]["per_rank"] == [[0.1, 0.1], [0.1, 0.1]]
-    assert record["environment"]["launcher"] == "local"
+    assert record["environment"]["launcher"] == launcher.name
     assert len(record["environment"]["policy_sha256"]) == 64
     assert not (tmp_path / "launch-1" / "torchrun").exists()  # torchrun's scratch folder
 
@@ -88,23 +89,26 @@ def test_a_launch_can_be_stopped_while_it_runs(launch: Launch) -> None:
     assert record["status"] == "interrupted"
 
 
-def test_ranks_end_when_the_launching_process_is_killed(tmp_path: Path, launcher: LocalLauncher) -> None:
+def test_ranks_end_when_the_launching_process_is_killed(tmp_path: Path, launcher: Launcher) -> None:
     job = Job(
         ranks=2, config={"kind": "measure", "cell": {"size": "sleeps"}}, folder=tmp_path, timeout_s=None, hang_after_s=60.0
     )
     job.prepare()
+    preload = ", preload=['benchbox.store.files']" if isinstance(launcher, ForkServerLauncher) else ""
     code = (
         "import pickle, sys, time\n"
-        "from benchbox.launch.process.local import LocalLauncher\n"
-        "LocalLauncher(worker_module='tests.support.stand_in_worker').start(pickle.loads(bytes.fromhex(sys.argv[1])))\n"
+        f"from {type(launcher).__module__} import {type(launcher).__name__} as Launcher\n"
+        f"launcher = Launcher(worker_module='tests.support.stand_in_worker'{preload})\n"
+        "group = launcher.start(pickle.loads(bytes.fromhex(sys.argv[1])))\n"
         "time.sleep(3600)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, pickle.dumps(job).hex()])
     try:
         _wait_until(lambda: (tmp_path / "pid0").exists() and (tmp_path / "pid1").exists())
+        pids = [int((tmp_path / f"pid{rank}").read_text()) for rank in range(2)]
         parent.kill()
         parent.wait()
-        _wait_until(lambda: not find_processes(str(tmp_path)))
+        _wait_until(lambda: not any(map(psutil.pid_exists, pids)))
     finally:
         for process in find_processes(str(tmp_path)):
             process.kill()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchbox.launch.job import Job
-from benchbox.launch.process.local import LocalLauncher
+from benchbox.launch.process.cold import TorchrunLauncher
 
 pytestmark = pytest.mark.ranks
 
@@ -20,7 +20,7 @@ def test_ranks_find_ninja_beside_their_interpreter_though_the_environment_is_not
     monkeypatch.setenv("PATH", "/nowhere")
     job = Job(config={"kind": "look"}, ranks=1, folder=tmp_path / "job", timeout_s=60.0, hang_after_s=60.0)
     job.prepare()
-    group = LocalLauncher(worker_module="look").start(job)
+    group = TorchrunLauncher(worker_module="look").start(job)
     while group.poll() is None:
         time.sleep(0.1)
     group.end()

@@ -6,8 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.process.environment import host_variables
-from benchbox.launch.process.local import LocalLauncher
 
 if TYPE_CHECKING:
     import pytest
@@ -17,14 +17,14 @@ def test_variables_of_the_user_are_left_alone(monkeypatch: pytest.MonkeyPatch) -
     for name in ("OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     cores = len(os.sched_getaffinity(0))
-    assert LocalLauncher().variables(2) == {
+    assert TorchrunLauncher().variables(2) == {
         "OMP_NUM_THREADS": str(max(1, cores // 2)),
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     }
-    assert LocalLauncher().variables(10_000)["OMP_NUM_THREADS"] == "1"
+    assert TorchrunLauncher().variables(10_000)["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
-    assert LocalLauncher().variables(2) == {}
+    assert TorchrunLauncher().variables(2) == {}
 
 
 def test_compiled_extensions_are_kept_apart_by_environment_unless_the_user_says_where(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,14 @@
-"""Launcher for this machine: one torchrun per job, in a session of its own."""
+"""Launcher for this machine that starts every rank as a new interpreter: one torchrun per job, in a session of its own."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from benchbox.launch.job import Job, Launcher, RankExit, RankGroup
+from benchbox.launch.job import Job, Launcher, RankExit, RankGroup, read_rank_exits
 from benchbox.launch.process.environment import group_variables, host_variables
 from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, find_processes
 
@@ -18,10 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class LocalLauncher(Launcher):
+class TorchrunLauncher(Launcher):
     """Starts every job under `torch.distributed.run`, also with one rank, so that all world sizes are launched alike."""
 
-    name = "local"
+    name = "torchrun"
 
     def __init__(self, *, worker_module: str = "benchbox.worker", grace_s: float = 5.0) -> None:
         """Ranks get `grace_s` seconds to end after SIGTERM, then SIGKILL."""
@@ -49,10 +48,10 @@ class LocalLauncher(Launcher):
                 env={**os.environ, **host_variables(os.environ), **self.variables(job.ranks), JOB_VARIABLE: str(folder)},
                 start_new_session=True,  # Ctrl-C reaches only benchbox, which then ends the group
             )
-        return _LocalGroup(process, str(folder), exits, scratch, self._grace_s)
+        return _TorchrunGroup(process, str(folder), exits, scratch, self._grace_s)
 
 
-class _LocalGroup(RankGroup):
+class _TorchrunGroup(RankGroup):
     def __init__(self, process: subprocess.Popen[bytes], job_id: str, exits: Path, scratch: Path, grace_s: float) -> None:
         self._process = process
         self._job_id = job_id
@@ -74,8 +73,4 @@ class _LocalGroup(RankGroup):
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def failures(self) -> Sequence[RankExit]:
-        try:
-            rank_exits = json.loads(self._exits.read_text())
-        except (FileNotFoundError, ValueError):
-            return ()  # no rank failed, or torchrun was killed
-        return tuple(RankExit(**rank_exit) for rank_exit in rank_exits)
+        return read_rank_exits(self._exits)

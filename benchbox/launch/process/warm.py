@@ -1,0 +1,175 @@
+"""Launcher for this machine whose groups are forked from a server that has imported all libraries once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+from benchbox.errors import BenchboxError
+from benchbox.launch.job import Job, Launcher, RankExit, RankGroup, read_rank_exits
+from benchbox.launch.process.environment import fork_server_variables, group_variables, host_variables
+from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, find_processes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_SERVER_LOST = -signal.SIGKILL
+
+
+class ForkServerLauncher(Launcher):
+    """Forks every job from a server process that has only imported (`benchbox.worker.fork_server`).
+
+    Libraries read some environment variables when they are imported, so each distinct environment has a server of its own,
+    started when it is first needed. A server that was killed is replaced at the next job.
+    """
+
+    name = "fork_server"
+
+    def __init__(self, *, worker_module: str = "benchbox.worker", preload: Sequence[str] = (), grace_s: float = 5.0) -> None:
+        """Create a launcher; servers start with the first job.
+
+        Args:
+            worker_module: run by every rank.
+            preload: modules that servers import, instead of all that `benchbox.worker` needs.
+            grace_s: seconds that ranks get to end after SIGTERM, before SIGKILL.
+        """
+        self._preload = tuple(preload)
+        self._worker_module = worker_module
+        self._grace_s = grace_s
+        self._servers: dict[frozenset[tuple[str, str]], _Server] = {}
+
+    def variables(self, ranks: int) -> dict[str, str]:
+        return group_variables(ranks, os.environ) | fork_server_variables(os.environ)
+
+    def start(self, job: Job) -> RankGroup:
+        folder = job.folder.resolve()
+        environment = {**os.environ, **host_variables(os.environ), **self.variables(job.ranks)}
+        server = self._server(environment)
+        exits = folder / "exits.json"
+        leader = server.fork(
+            {
+                "module": self._worker_module,
+                "job_file": str(job.file.resolve()),
+                "ranks": job.ranks,
+                "environment": {**environment, JOB_VARIABLE: str(folder)},
+                "folder": os.getcwd(),  # noqa: PTH109 (a string for the request)
+                "log": str(job.group_log.resolve()),
+                "exits": str(exits),
+            }
+        )
+        return _ForkedGroup(server, leader, str(folder), exits, self._grace_s)
+
+    def close(self) -> None:
+        """End the servers. Without this call they end together with this process."""
+        for server in self._servers.values():
+            server.close()
+        self._servers.clear()
+
+    def _server(self, environment: Mapping[str, str]) -> _Server:
+        key = frozenset(environment.items())
+        server = self._servers.get(key)
+        if server is None or not server.alive:
+            server = self._servers[key] = _Server(environment, self._preload)
+        return server
+
+
+class _Server:
+    """A running fork server, and the requests to it."""
+
+    def __init__(self, environment: Mapping[str, str], preload: Sequence[str]) -> None:
+        ours, theirs = socket.socketpair()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the server runs)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "benchbox.worker.fork_server", str(theirs.fileno()), *preload],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C reaches only benchbox, which then ends the group
+            )
+        self._socket = ours
+        self._channel = ours.makefile("rw")
+        if self._receive() is None:
+            self._log.seek(0)
+            output = self._log.read().decode(errors="replace").strip().splitlines()
+            reason = output[-1] if output else f"exit code {self._process.wait()}"
+            raise BenchboxError(f"the fork server could not start ({reason}); `--launcher torchrun` does without it")
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def fork(self, request: dict[str, Any]) -> int:
+        """Fork a group and return the process id of its leader.
+
+        Raises:
+            BenchboxError: the server was killed.
+        """
+        answer = self._request(action="fork", leader=None, **request)
+        if answer is None:
+            raise BenchboxError("the fork server was killed; the same command starts another and resumes")
+        return int(answer["leader"])
+
+    def poll(self, leader: int) -> int | None:
+        """Return the exit code of a group, or None while it runs. A group ends together with its server."""
+        answer = self._request(action="poll", leader=leader)
+        return _SERVER_LOST if answer is None else answer["exit_code"]
+
+    def release(self, leader: int) -> None:
+        """Reap the leader of a group of which no process is left."""
+        self._request(action="release", leader=leader)
+
+    def close(self) -> None:
+        self._channel.close()
+        self._socket.close()
+        self._process.wait()
+        self._log.close()
+
+    def _request(self, **request: Any) -> dict[str, Any] | None:
+        """Return the answer to a request, or None if the server has ended."""
+        try:
+            self._channel.write(json.dumps(request) + "\n")
+            self._channel.flush()
+        except OSError:
+            return None
+        return self._receive()
+
+    def _receive(self) -> dict[str, Any] | None:
+        try:
+            line = self._channel.readline()
+        except OSError:
+            return None
+        return json.loads(line) if line else None
+
+
+class _ForkedGroup(RankGroup):
+    def __init__(self, server: _Server, leader: int, job_id: str, exits: Path, grace_s: float) -> None:
+        self._server = server
+        self._leader = leader
+        self._job_id = job_id
+        self._exits = exits
+        self._grace_s = grace_s
+
+    def poll(self) -> int | None:
+        return self._server.poll(self._leader)
+
+    def signal_ranks(self, pids: Sequence[int], number: int) -> None:
+        for process in find_processes(self._job_id, session=self._leader):
+            if process.pid in pids:
+                process.send_signal(number)
+
+    def end(self) -> None:
+        end_processes(self._job_id, session=self._leader, grace_s=self._grace_s)
+        self._server.release(self._leader)
+
+    def failures(self) -> Sequence[RankExit]:
+        return read_rank_exits(self._exits)

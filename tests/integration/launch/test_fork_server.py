@@ -1,0 +1,140 @@
+"""Launches that are forked from a server: as fresh as those of new interpreters, and as well supervised."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from benchbox.errors import BenchboxError
+from benchbox.launch.job import Job
+from benchbox.launch.launch import launch_cell
+from benchbox.launch.process.cold import TorchrunLauncher
+from benchbox.launch.process.warm import ForkServerLauncher
+from benchbox.spec.cell import MeasureSpec
+from tests.support.launchers import MEASURE, cell
+from tests.support.ranks import tiny_cell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.ranks
+
+WORKER = """\
+import json, os, pathlib, psutil, random, sys
+out = pathlib.Path(json.loads(pathlib.Path(sys.argv[1]).read_text())["out"])
+report = {
+    "random": random.random(),
+    "numpy": sys.modules["numpy"].random.random() if "numpy" in sys.modules else None,
+    "server": psutil.Process(os.getppid()).ppid(),
+    "variable": os.environ.get("TOLD"),
+    "folder": os.getcwd(),
+    "arguments": sys.argv[1:],
+    "rank": os.environ["RANK"],
+}
+(out / f"report{os.environ['RANK']}.json").write_text(json.dumps(report))
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServerLauncher]:
+    (tmp_path / "reporting_worker.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    launcher = ForkServerLauncher(worker_module="reporting_worker", preload=["random"], grace_s=1.0)
+    yield launcher
+    launcher.close()
+
+
+def run(launcher: ForkServerLauncher, folder: Path, ranks: int = 2) -> list[dict[str, Any]]:
+    """Run the reporting worker to its end and return the reports of its ranks."""
+    job = Job(config={"kind": "report"}, ranks=ranks, folder=folder, timeout_s=60.0, hang_after_s=60.0)
+    job.prepare()
+    group = launcher.start(job)
+    wait_until(lambda: group.poll() is not None)
+    assert group.poll() == 0, job.group_log.read_text()
+    group.end()
+    return [json.loads((folder / f"report{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_ranks_differ_in_what_is_random_and_agree_in_where_they_run(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+    reports = run(launcher, tmp_path / "job")
+    assert len({report["random"] for report in reports}) == len({report["numpy"] for report in reports}) == 2
+    assert [report["rank"] for report in reports] == ["0", "1"]
+    for report in reports:
+        assert report["folder"] == str(Path.cwd())
+        assert report["arguments"] == [str(tmp_path / "job" / "job.json")]
+
+
+def test_launches_share_a_server_unless_their_environment_differs(
+    launcher: ForkServerLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (run(launcher, tmp_path / name, ranks=1)[0] for name in ("first", "second"))
+    monkeypatch.setenv("TOLD", "something else")
+    other = run(launcher, tmp_path / "other", ranks=1)[0]
+    assert first["server"] == second["server"] != other["server"]
+    assert (second["variable"], other["variable"]) == (None, "something else")
+
+
+def test_a_module_that_cannot_be_imported_is_the_business_of_the_rank_that_needs_it(launcher, tmp_path: Path) -> None:
+    launcher = ForkServerLauncher(worker_module="reporting_worker", preload=["no_such_module"])
+    assert len(run(launcher, tmp_path / "job")) == 2
+    launcher.close()
+
+
+def test_a_server_that_started_a_thread_refuses_to_fork(launcher, tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=[60], daemon=True).start()"
+    )
+    launcher = ForkServerLauncher(worker_module="reporting_worker", preload=["threaded"])
+    with pytest.raises(BenchboxError, match=r"threads were started before the fork.*--launcher torchrun"):
+        run(launcher, tmp_path / "job")
+
+
+def test_a_killed_server_takes_its_ranks_along_and_the_next_launch_has_another(
+    tmp_path: Path, policy_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    launcher = ForkServerLauncher(worker_module="tests.support.stand_in_worker", preload=["random"], grace_s=1.0)
+    pids: list[int] = []
+
+    def kill_server(_: Any) -> None:
+        files = [tmp_path / "killed" / f"pid{rank}" for rank in range(2)]
+        if not pids and all(file.exists() for file in files):
+            pids.extend(int(file.read_text()) for file in files)
+            psutil.Process(psutil.Process(pids[0]).ppid()).parent().kill()
+
+    options = {"launcher": launcher, "policy_dirs": [policy_dir]}
+    killed = launch_cell(cell("sleeps"), MEASURE, launch=1, folder=tmp_path / "killed", on_progress=kill_server, **options)
+    assert pids
+    assert (killed["status"], killed["error"]["type"]) == ("crash", "Killed")
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)))  # init reaps them
+    healthy = launch_cell(cell("healthy"), MEASURE, launch=1, folder=tmp_path / "healthy", **options)
+    assert healthy["status"] == "ok", healthy["error"]
+    launcher.close()
+
+
+@pytest.mark.parametrize("backend", ["ddp", "zero2"])
+def test_losses_of_forked_and_of_new_interpreters_are_equal_bit_for_bit(backend: str, tmp_path: Path) -> None:
+    measure = MeasureSpec(warmup_steps=1, steps=3, launches=1, timeout_s=240.0)
+    warm = ForkServerLauncher()
+    records = [
+        launch_cell(tiny_cell(backend=backend), measure, launch=1, folder=tmp_path / str(index), launcher=launcher)
+        for index, launcher in enumerate((TorchrunLauncher(), warm, warm))
+    ]
+    warm.close()
+    assert [record["status"] for record in records] == ["ok"] * 3, [record["error"] for record in records]
+    assert records[0]["loss"] == records[1]["loss"] == records[2]["loss"]
+    assert records[0]["grad_norm"] == records[1]["grad_norm"] == records[2]["grad_norm"]
+    assert records[0]["observed"] == records[1]["observed"]
+    assert [record["environment"]["launcher"] for record in records] == ["torchrun", "fork_server", "fork_server"]
