@@ -16,6 +16,8 @@ from benchbox.optim import clip_coefficient, plan_groups, squared_norm
 from benchbox.registry.backends import BackendInfo, backend_info
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
@@ -61,6 +63,7 @@ class Backend(ABC):
     fused_phases: ClassVar[dict[str, str]] = {}
 
     def __init__(self) -> None:
+        self.enter_stage: Callable[[str], None] = lambda _: None  # to report a long part of `prepare`
         self.prepared: Prepared
         self.device: torch.device
         self.grad_norm: Tensor  # () float32: of the last step, over all ranks, before clipping

@@ -45,7 +45,7 @@ class _Zero(Backend):
         if not torch.cuda.is_available():
             from benchbox.backends.extension import build_extension
 
-            build_extension()
+            build_extension(self.enter_stage)
         numel = sum(parameter.numel() for parameter in policy.parameters())
         plugin = DeepSpeedPlugin(hf_ds_config=self._config(recipe, numel))
         accelerator = deepspeed_accelerator(plugin, self._shape.accumulation)

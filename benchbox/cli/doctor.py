@@ -2,15 +2,16 @@
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from benchbox.errors import EXIT_CELL_FAILED
+from benchbox.errors import EXIT_CELL_FAILED, CellFailedError
 
 GIB = 1 << 30
 PACKAGES = ("torch", "accelerate", "deepspeed", "transformers")
@@ -31,11 +32,18 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
 
 
-def doctor() -> None:
+def doctor(
+    compile_extension: Annotated[
+        bool, typer.Option("--compile", help="Compile DeepSpeed's CPU extension now, so that no launch has to.")
+    ] = False,
+) -> None:
     """Check this machine. Exits with 3, as a run would, when something that every cell needs is missing."""
     from benchbox.measure.environment import environment
 
-    checks = list(check_machine(environment()))
+    machine = environment()
+    if compile_extension and not machine["devices"]:
+        _compile_extension()
+    checks = list(check_machine(machine))
     for check in checks:
         print(f"{check.state:<9}{check.name:<15}{check.detail}")
         if check.remedy:
@@ -52,6 +60,7 @@ def check_machine(machine: Mapping[str, Any]) -> Iterator[Check]:
     yield from _devices(machine)
     yield from _free_space(machine)
     yield from _compiler()
+    yield _extension(machine)
     yield from _collectives(machine)
     yield _video()
     yield _browser()
@@ -110,6 +119,39 @@ def _compiler() -> Iterator[Check]:
     ):
         path = shutil.which(tool, path=tool_path(os.environ))
         yield Check("ok", name, path) if path else Check("warn", name, f"no {tool}", remedy)
+
+
+def _extension(machine: Mapping[str, Any]) -> Check:
+    """Check whether DeepSpeed's CPU extension is compiled. The first launch that needs it compiles it otherwise."""
+    from benchbox.backends.extension import extension_file
+
+    if machine["devices"]:
+        return Check("ok", "extension", "not needed: on GPUs DeepSpeed communicates by NCCL")
+    file = extension_file(Path(_rank_variables()["TORCH_EXTENSIONS_DIR"]))
+    if file.exists():
+        return Check("ok", "extension", str(file))
+    detail = "not compiled: the first launch of zero1, zero2 or zero3 compiles it, once per environment"
+    return Check("warn", "extension", detail, "benchbox doctor --compile")
+
+
+def _compile_extension() -> None:
+    """Compile DeepSpeed's CPU extension in a process with the environment variables of a rank.
+
+    Raises:
+        CellFailedError: it cannot be compiled; the output of the compiler is on stderr.
+    """
+    from benchbox.registry.phases import STAGE_TEXTS
+
+    print(STAGE_TEXTS["compile_extension"], flush=True)
+    command = [sys.executable, "-c", "from benchbox.backends.extension import build_extension; build_extension()"]
+    if subprocess.run(command, env=_rank_variables() | {"DS_ACCELERATOR": "cpu"}, stdout=sys.stderr, check=False).returncode:
+        raise CellFailedError("DeepSpeed's CPU extension could not be compiled: the output of the compiler is above")
+
+
+def _rank_variables() -> dict[str, str]:
+    from benchbox.launch.process.environment import host_variables
+
+    return {**os.environ, **host_variables(os.environ)}
 
 
 def _collectives(machine: Mapping[str, Any]) -> Iterator[Check]:

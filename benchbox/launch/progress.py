@@ -12,6 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from benchbox.registry.host_load import busy_reasons
+from benchbox.registry.phases import STAGE_TEXTS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
@@ -76,7 +79,10 @@ class ConsoleProgress(Progress):
 
     def ranks_progressed(self, traces: Sequence[Trace]) -> None:
         slowest = min((trace.state for trace in traces if trace.state), key=lambda state: state.order, default=None)
-        self._rank_state = str(slowest) if slowest else "starting"
+        state = str(slowest) if slowest else "starting"
+        if slowest and slowest.stage in STAGE_TEXTS and state != self._rank_state:
+            self._print(f"{self._current}: {state}")
+        self._rank_state = state
 
     def launch_ended(self, record: LaunchRecord) -> None:
         self._count(record["cell_id"])

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-STAGES = ("build", "prepare", "warmup", "measure", "train", "probe", "write")
+STAGES = ("build", "compile_extension", "prepare", "warmup", "measure", "train", "probe", "write")
+
+# Texts of the stages whose names do not say what takes so long.
+STAGE_TEXTS = {"compile_extension": "compiling DeepSpeed's CPU extension, once per environment"}
 
 PHASES = ("data_wait", "forward", "backward", "clip", "optimizer", "zero_grad", "sync")
 
@@ -34,7 +37,7 @@ class RankState(NamedTuple):
 
     def __str__(self) -> str:
         """Format as `measure step 3 of 10, forward`."""
-        text = self.stage
+        text = STAGE_TEXTS.get(self.stage, self.stage)
         if self.step is not None:
             text += f" step {self.step}" + (f" of {self.of}" if self.of is not None else "")
         return f"{text}, {self.phase}" if self.phase else text

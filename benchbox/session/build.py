@@ -22,6 +22,8 @@ from benchbox.registry.recipes import recipe_by_name
 from benchbox.session.step import Session
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from benchbox.backends.base import Backend
     from benchbox.data.loader import MicroBatchStream
     from benchbox.registry.contracts import Policy
@@ -77,12 +79,15 @@ def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0
     )
 
 
-def build_session(cell: Cell, policy: Policy, statistics: Statistics) -> Session:
+def build_session(
+    cell: Cell, policy: Policy, statistics: Statistics, enter_stage: Callable[[str], None] = lambda _: None
+) -> Session:
     """Prepare a policy for the backend and recipe of a cell: load its weights, freeze, shard, and build the optimizer.
 
     Args:
         policy: from `build_cell_policy`. It is wrapped, sharded or cast in place.
         statistics: one mapping feature -> statistic -> values for each dataset, for the policy's normalisation buffers.
+        enter_stage: see `Backend.enter_stage`.
 
     Raises:
         UnsupportedError: the backend cannot run this cell, the policy cannot be frozen in this way, or it cannot load
@@ -95,6 +100,7 @@ def build_session(cell: Cell, policy: Policy, statistics: Statistics) -> Session
     refusal = backend.capabilities.refusal(world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing)
     if refusal is not None:
         raise UnsupportedError(refusal)
+    backend.enter_stage = enter_stage
     os.environ.update(backend.environment())
     loaded = _load_weights(cell, policy)
     freeze(policy, policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])

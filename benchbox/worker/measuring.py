@@ -56,7 +56,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
     units = policy.layer_units()
     with closing(open_cell_data(cell, policy, rank)) as stream:
         reporter.enter_stage("prepare")
-        session = build_session(cell, policy, stream.statistics)
+        session = build_session(cell, policy, stream.statistics, reporter.enter_stage)
         observed = session.backend.observe()
         check_backend(cell, observed)
         device = session.device

@@ -37,7 +37,7 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
     start = checkpoint_steps(existing[-1]) if existing else 0
     with closing(open_cell_data(cell, policy, rank, start_step=start)) as stream:
         reporter.enter_stage("prepare")
-        session = build_session(cell, policy, stream.statistics)
+        session = build_session(cell, policy, stream.statistics, reporter.enter_stage)
         check_backend(cell, session.backend.observe())
         if session.loaded is not None and rank == 0:
             write_json(folder / "weights.json", session.loaded.to_dict())

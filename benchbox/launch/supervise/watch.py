@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 
-# Importing code and building billions of parameters takes minutes without visible progress: only the timeout applies there.
-_OPAQUE_STAGES = ("build", "prepare")
+# Imports, compilation and billions of parameters to build take minutes without visible progress: there only the timeout applies.
+_OPAQUE_STAGES = ("build", "compile_extension", "prepare")
 
 # Once every rank has written its final event, the processes get this long to exit.
 _EXIT_LIMIT_S = 60.0

@@ -59,6 +59,22 @@ def test_ninja_is_found_beside_the_interpreter_where_ranks_find_it_too(machine, 
     assert checks_by_name(machine)["ninja"].state == "ok"
 
 
+def test_an_extension_that_is_not_compiled_is_a_warning_with_a_remedy(machine, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    check = checks_by_name(machine)["extension"]
+    assert (check.state, check.remedy) == ("warn", "benchbox doctor --compile")
+    assert "compiles it, once per environment" in check.detail
+
+
+def test_a_compiled_extension_is_named_with_its_path(machine, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    file = tmp_path / "deepspeed_shm_comm" / "deepspeed_shm_comm.so"
+    file.parent.mkdir()
+    file.touch()
+    check = checks_by_name(machine)["extension"]
+    assert (check.state, check.detail) == ("ok", str(file))
+
+
 def test_a_full_disk_is_a_warning(machine, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     checks = checks_by_name(machine)
