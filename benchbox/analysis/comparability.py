@@ -28,6 +28,9 @@ _SAME_ENVIRONMENT = (
 )
 
 
+# The same, but older records lack them, and what is unknown on one side is no difference.
+_ADDED_ENVIRONMENT = ("numerics",)
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Throughput of one cell as a multiple of another's, or the reason why that number would mislead."""
@@ -105,6 +108,8 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
     for name, read in _controlled_values(axis).items():
         subject_value, reference_value = read(subject.evidence), read(reference.evidence)
         if subject_value != reference_value:
+        if name in _ADDED_ENVIRONMENT and None in (subject_value, reference_value):
+            continue
             return f"they also differ in {name}: {matrix_text(subject_value)} against {matrix_text(reference_value)}"
     return None
 
@@ -118,13 +123,18 @@ def _controlled_values(axis: Collection[str]) -> dict[str, Callable[[LaunchRecor
         readers["checkpointed modules"] = _is_checkpointed
     if "recipe" not in axis:
         readers["Adam state"] = lambda record: ", ".join(adam_dtypes(record)) or None
-    for key in _SAME_ENVIRONMENT:
+    for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT):
         readers[key] = _environment_reader(key)
     return readers
 
 
 def _environment_reader(key: str) -> Callable[[LaunchRecord], Any]:
-    return lambda record: (record["environment"] or {}).get(key)
+    def read(record: LaunchRecord) -> Any:
+        value = (record["environment"] or {}).get(key)
+        # A variable that is null is not set, as one that an older record does not list.
+        return {name: item for name, item in value.items() if item is not None} if isinstance(value, Mapping) else value
+
+    return read
 
 
 def _attention_kernel(record: LaunchRecord) -> str | None:

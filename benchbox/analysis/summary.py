@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
+from benchbox.registry.host_load import busy_reasons
 from benchbox.registry.metrics import Metric, metrics
 from benchbox.registry.phases import PHASES
 from benchbox.registry.statuses import STATUSES
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from benchbox.store.run import Run
 
 MISSING = "missing"
+
+ONE_LAUNCH, HIGH_SPREAD, BUSY_HOST = "one launch", "high spread", "busy host"
+# Beyond it, launches cannot show the differences that a comparison is about.
+MAX_SPREAD = 0.10
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,17 @@ class CellSummary:
     def precision(self) -> Precision | None:
         """Result of the precision audit in `evidence`."""
         return self.evidence["precision"] if self.evidence else None
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Return why the figures deserve less trust: one launch, a high spread over launches, a busy host."""
+        step = self.values.get("step_time_s")
+        marks = {
+            ONE_LAUNCH: self.complete and len(self.ok) == 1,
+            HIGH_SPREAD: step is not None and step.high - step.low > MAX_SPREAD * step.value,
+            BUSY_HOST: any(busy_reasons(record) for record in self.ok),
+        }
+        return tuple(mark for mark, applies in marks.items() if applies)
 
     def phases(self) -> dict[str, float]:
         """Return seconds of each phase in a mean step of the slowest rank, mean over launches, in the order of the step.

@@ -89,6 +89,8 @@ class ConsoleProgress(Progress):
         self._durations.append(record["duration_s"])
         self._failed += record["status"] != "ok"
         self._print(f"[{self._done}/{self._total}] {self._current} {outcome_line(record)}")
+        for reason in busy_reasons(record):
+            self._print(f"warning: busy host during this launch: {reason}")
         self._current = self._rank_state = ""
 
     def launch_skipped(self, cell: Cell, launch: int, status: str) -> None:

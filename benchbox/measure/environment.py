@@ -8,16 +8,21 @@ import re
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
 
 import benchbox
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _PACKAGES = ("torch", "accelerate", "deepspeed", "transformers")
-# Environment variables that influence the measurement.
-_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "OMP_NUM_THREADS")
+# Environment variables that influence the measurement, beside all those of NCCL.
+_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+_NCCL_PREFIX = "NCCL_"
+_HOST_NAMES = ("NCCL_HOSTID",)
 
 
 def environment() -> dict[str, Any]:
@@ -42,7 +47,8 @@ def environment() -> dict[str, Any]:
         "driver": _driver(),
         "cuda": torch.version.cuda,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None,
-        "variables": {name: os.environ.get(name) for name in _VARIABLES},
+        "variables": _variables(),
+        "numerics": _numerics(),
         "git": _git(),
     }
 
@@ -55,6 +61,34 @@ def machine_slug(devices: list[str], cpu: str, cores: int) -> str:
     else:
         text = f"{cpu}-{cores}-cores"
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((?:r|tm)\)", "", text.lower())).strip("-")
+
+
+def _variables() -> dict[str, str | None]:
+    """Return the variables that influence the measurement, paths and host names hidden. Unset ones of NCCL are left out."""
+    nccl = sorted(name for name in os.environ if name.startswith(_NCCL_PREFIX))
+    values = {name: os.environ.get(name) for name in (*_VARIABLES, *nccl)}
+    hidden = {name: "(set)" for name, value in values.items() if value and (os.sep in value or name in _HOST_NAMES)}
+    return values | hidden
+
+
+def _numerics() -> dict[str, bool | str]:
+    """Return the settings of torch that change the arithmetic or the choice of kernels."""
+    return {
+        "float32_matmul_precision": _readable(torch.get_float32_matmul_precision),
+        "matmul_tf32": _readable(lambda: torch.backends.cuda.matmul.allow_tf32),
+        "cudnn_tf32": _readable(lambda: torch.backends.cudnn.allow_tf32),
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "cudnn_deterministic": torch.backends.cudnn.deterministic,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _readable(read: Callable[[], bool | str]) -> bool | str:
+    """Return a setting of TF32; torch refuses to read one that a program has set through `fp32_precision` instead."""
+    try:
+        return read()
+    except RuntimeError as error:
+        return f"unknown: {str(error).splitlines()[0]}"
 
 
 def _version(package: str) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from benchbox.analysis.comparability import Comparison, adam_dtypes
 from benchbox.analysis.quantities import UNKNOWN, quantity
 from benchbox.analysis.summary import CellSummary, matrix_text, metric_words
+from benchbox.registry.host_load import busy_reasons
 from benchbox.registry.metrics import BUILT_IN_METRICS, Metric, metrics
 
 if TYPE_CHECKING:
@@ -109,8 +110,9 @@ def _findings(summary: CellSummary, _: Comparison | None) -> CellValue:
 def _status(summary: CellSummary, _: Comparison | None) -> CellValue:
     text = "incomplete" if summary.status == "ok" and not summary.complete else summary.status
     ok, planned = len(summary.ok), summary.planned
-    detail = "" if summary.complete or not summary.records else f"{ok}/{planned} ok"
-    return CellValue(text, text, f"{ok} of {planned} launches ok", detail)
+    count = [] if summary.complete or not summary.records else [f"{ok}/{planned} ok"]
+    busy = [f"launch {record['launch']}: {reason}" for record in summary.ok for reason in busy_reasons(record)]
+    return CellValue(text, text, "; ".join([f"{ok} of {planned} launches ok", *busy]), ", ".join([*count, *summary.marks]))
 
 
 _RATIO = Column(name="vs reference", remark="global samples/s over the reference's", number=True, brief=True, read=_ratio)

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING
 
 from benchbox import __version__
 from benchbox.analysis.comparability import compare_with_reference
-from benchbox.analysis.summary import MISSING, CellSummary, label, matrix_text, summarize, varying_fields
+from benchbox.analysis.summary import (
+    BUSY_HOST,
+    HIGH_SPREAD,
+    MAX_SPREAD,
+    MISSING,
+    ONE_LAUNCH,
+    CellSummary,
+    label,
+    matrix_text,
+    summarize,
+    varying_fields,
+)
+from benchbox.registry.host_load import BUSY_FORMULA
 from benchbox.report.columns import CellValue, Column, columns, table_rows
 from benchbox.report.drawings import MEMORY_SOURCES, draw_charts
 from benchbox.report.headline import Headline, build_headline
@@ -66,6 +78,14 @@ class Report:
     environment: tuple[tuple[str, str], ...]
     method: tuple[MethodRow, ...]
     sampling: str
+
+
+_MARK_NOTES = {
+    ONE_LAUNCH: f"{ONE_LAUNCH}: the cell was launched once, so the spread of its figures is unknown.",
+    HIGH_SPREAD: f"{HIGH_SPREAD}: the step times of the slowest and the fastest launch differ by more than {MAX_SPREAD:.0%} of "
+    "the median launch's.",
+    BUSY_HOST: f"{BUSY_HOST}: in a launch of the cell, {BUSY_FORMULA}.",
+}
 
 
 def build_report(run: Run, records: Iterable[LaunchRecord]) -> Report:
@@ -144,4 +164,5 @@ def _table_notes(summaries: Sequence[CellSummary], comparisons: Mapping[str, Com
     notes += [f"Peak reserved is unknown: {reason}." for reason in reasons]
     if any(comparison.ratio is not None and comparison.ranges_disjoint is False for comparison in comparisons.values()):
         notes.append("A ratio marked ~ is of launches whose ranges overlap: no difference is shown.")
-    return tuple(notes)
+    marks = {mark for summary in summaries for mark in summary.marks}
+    return (*notes, *(note for mark, note in _MARK_NOTES.items() if mark in marks))

@@ -108,3 +108,25 @@ def test_the_reference_is_not_compared_with_itself_and_no_reference_compares_not
     comparisons = compare_with_reference(summaries(example_record(FSDP), example_record(ZERO)), {"backend": "zero2"}, {})
     assert list(comparisons) == [FSDP.cell_id]
     assert compare_with_reference(summaries(example_record(FSDP)), {}, {}) == {}
+
+
+def test_a_variable_that_is_null_is_as_one_that_an_older_record_does_not_list():
+    old, new = two_launches(FSDP, 0.3), two_launches(ZERO, 0.2)
+    for record in old:
+        record["environment"]["variables"] = {"OMP_NUM_THREADS": "1"}
+    for record in new:
+        record["environment"]["variables"] = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": None}
+    assert compare(*old, *new).reason is None
+    for record in new:
+        record["environment"]["variables"]["NCCL_ALGO"] = "Ring"
+    assert compare(*old, *new).reason.startswith("they also differ in variables: ")
+
+
+def test_tf32_and_determinism_must_agree_where_both_sides_recorded_them():
+    old, new = two_launches(FSDP, 0.3), two_launches(ZERO, 0.2)
+    for record in new:
+        record["environment"]["numerics"] = {"cudnn_tf32": True}
+    assert compare(*old, *new).reason is None
+    for record in old:
+        record["environment"]["numerics"] = {"cudnn_tf32": False}
+    assert compare(*old, *new).reason == "they also differ in numerics: cudnn_tf32=no against cudnn_tf32=yes"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from statistics import mean, median
 
 import pytest
 
 from benchbox.analysis.summary import label, summarize, varying_fields
 from benchbox.registry.statuses import STATUSES
-from tests.support.example_run import CELL, MIB, OOM, example_record, example_run
+from tests.support.example_run import CELL, MEASURE, MIB, OOM, example_record, example_run
+from tests.support.host_states import busy_state, quiet_state
+
+ONE_LAUNCH = asdict(replace(MEASURE, launches=1))
 
 
 def summary_of(*records, cell=CELL):
@@ -72,3 +75,24 @@ def test_cells_are_labelled_by_the_fields_that_vary():
     assert varying_fields(cells) == ("backend", "checkpointing")
     assert label(cells[1], varying_fields(cells)) == "backend=ddp checkpointing=yes"
     assert label(cells[0], ()) == "backend=ddp"
+
+
+def test_a_cell_with_equal_launches_on_a_quiet_host_has_no_mark():
+    records = [{**example_record(launch=launch), "host": quiet_state()} for launch in (1, 2)]
+    assert summary_of(*records).marks == ()
+
+
+def test_a_cell_of_one_planned_launch_is_marked_and_one_that_lacks_launches_is_incomplete_instead():
+    (summary,) = summarize(example_run([CELL], measure=ONE_LAUNCH), [example_record()])
+    assert summary.marks == ("one launch",)
+    assert summary_of(example_record()).marks == ()
+
+
+@pytest.mark.parametrize(("slower", "marks"), [(1.07, ()), (1.13, ("high spread",))])
+def test_a_cell_whose_launches_differ_by_more_than_10_percent_is_marked(slower, marks):
+    assert summary_of(example_record(launch=1), example_record(launch=2, step_s=0.2 * slower)).marks == marks
+
+
+def test_one_launch_on_a_busy_host_marks_the_cell():
+    busy = {**example_record(launch=2), "host": busy_state()}
+    assert summary_of(example_record(launch=1), busy).marks == ("busy host",)

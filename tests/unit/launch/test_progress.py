@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from benchbox.launch.progress import format_clock, outcome_line
+from benchbox.launch.progress import ConsoleProgress, format_clock, outcome_line
+from tests.support.example_run import CELL, example_record
+from tests.support.host_states import busy_state, quiet_state
 
 
 @pytest.mark.parametrize(
@@ -42,3 +46,22 @@ def test_a_launch_that_ended_ok_shows_its_throughput() -> None:
         outcome_line({"status": "ok", "duration_s": 3.0, "throughput": throughput, "error": None})
         == "ok 1.23e+03 samples/s 3.0 s"
     )
+
+
+def ended_lines(launch: dict[str, Any]) -> list[str]:
+    stream = io.StringIO()
+    progress = ConsoleProgress(Console(file=stream), lambda cell: cell.backend)
+    with progress.display([(CELL, 1)], [(CELL, 1)], []):
+        progress.launch_started(CELL, 1)
+        progress.launch_ended(launch)
+    return stream.getvalue().splitlines()
+
+
+def test_a_launch_on_a_busy_host_is_followed_by_a_warning_with_its_cause() -> None:
+    launch, warning = ended_lines({**example_record(), "host": busy_state()})
+    assert launch.startswith("[1/1] ddp #1 ok ")
+    assert warning == "warning: busy host during this launch: other processes used 18% of the CPU time"
+
+
+def test_a_launch_on_a_quiet_host_and_one_of_unknown_state_are_one_line() -> None:
+    assert len(ended_lines({**example_record(), "host": quiet_state()})) == len(ended_lines(example_record())) == 1

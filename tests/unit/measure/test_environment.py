@@ -42,3 +42,31 @@ def test_an_unset_variable_is_null_and_a_set_one_is_kept(monkeypatch):
 def test_a_machine_is_called_by_its_devices_or_by_its_processor():
     assert machine_slug(["NVIDIA H200"] * 8, "some CPU", 64) == "8x-nvidia-h200"
     assert machine_slug([], "Intel(R) Xeon(R) @ 2.10GHz", 2) == "intel-xeon-2-10ghz-2-cores"
+
+
+def test_variables_of_nccl_are_recorded_where_they_are_set_without_paths_and_host_names(monkeypatch):
+    assert not [name for name in environment()["variables"] if name.startswith("NCCL_")]
+    for name, value in {"NCCL_DEBUG": "INFO", "NCCL_TOPO_FILE": "/home/somebody/topology", "NCCL_HOSTID": "node7"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    variables = environment()["variables"]
+    assert variables["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert (variables["NCCL_DEBUG"], variables["NCCL_TOPO_FILE"], variables["NCCL_HOSTID"]) == ("INFO", "(set)", "(set)")
+
+
+def test_settings_of_tf32_and_determinism_are_read_from_torch(record):
+    before = record["numerics"]
+    assert set(before) >= {"float32_matmul_precision", "matmul_tf32", "cudnn_tf32", "deterministic_algorithms"}
+    torch.set_float32_matmul_precision("high")
+    torch.use_deterministic_algorithms(True)
+    try:
+        changed = environment()["numerics"]
+    finally:
+        torch.set_float32_matmul_precision(before["float32_matmul_precision"])
+        torch.use_deterministic_algorithms(before["deterministic_algorithms"])
+    assert (changed["float32_matmul_precision"], changed["matmul_tf32"], changed["deterministic_algorithms"]) == (
+        "high",
+        True,
+        True,
+    )
+    assert environment()["numerics"] == before

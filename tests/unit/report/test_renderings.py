@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 
 import pytest
@@ -12,8 +13,11 @@ from benchbox.report import write_reports
 from benchbox.report.markdown import escape
 from benchbox.report.rows import print_rows
 from benchbox.report.terminal import print_table
-from tests.support.example_run import write_example
+from benchbox.store.run import RunStore
+from tests.support.example_run import CELL, MEASURE, example_record, example_run, write_example
+from tests.support.host_states import busy_state
 
+ONE_LAUNCH = asdict(replace(MEASURE, launches=1))
 HOSTILE = '<script>alert("x")</script>|[red]`'
 
 
@@ -117,3 +121,54 @@ def test_names_are_never_read_as_markup():
     for terminal in (True, False):
         print_rows(Console(file=stream, force_terminal=terminal, color_system=None), ["name"], [["[red]x[/red]"]])
     assert stream.getvalue().count("[red]x[/red]") == 2
+
+
+@pytest.fixture(scope="module")
+def doubtful(tmp_path_factory):
+    """A cell launched once on a busy host, and one whose two launches differ by half."""
+    store = RunStore(tmp_path_factory.mktemp("doubtful"))
+    store.write_run(example_run([CELL], measure=ONE_LAUNCH))
+    store.write_record({**example_record(), "host": busy_state()})
+    spread = RunStore(tmp_path_factory.mktemp("spread"))
+    spread.write_run(example_run([CELL]))
+    for launch in (1, 2):
+        spread.write_record(example_record(launch=launch, step_s=0.2 * launch))
+    return store.path, spread.path
+
+
+def test_every_table_marks_cells_of_one_launch_of_a_high_spread_and_of_a_busy_host_and_explains_the_mark(doubtful):
+    once, spread = doubtful
+    for path, text, note in (
+        (once, "ok (one launch, busy host)", "busy host: in a launch of the cell, "),
+        (once, "ok (one launch, busy host)", "one launch: the cell was launched once"),
+        (
+            spread,
+            "ok (high spread)",
+            "high spread: the step times of the slowest and the fastest launch differ by more than 10% of",
+        ),
+    ):
+        files = write_reports(path)
+        page = " ".join(Page(files.html.read_text()).text)
+        mark = text.removeprefix("ok (").removesuffix(")")
+        assert f"ok {mark}" in " ".join(page.split())
+        assert note in page
+        markdown = files.markdown.read_text()
+        assert f"| {text} |" in markdown
+        assert note in markdown
+        assert text in printed(path)
+        assert note in printed(path)
+        terminal = " ".join(printed(path, force_terminal=True, width=200, color_system=None).split())
+        assert all(word in terminal for word in mark.split(", "))
+
+
+def test_the_page_gives_the_launch_and_the_cause_of_a_busy_host_and_its_state(doubtful):
+    page = write_reports(doubtful[0]).html.read_text()
+    assert "1 of 1 launches ok; launch 1: other processes used 18% of the CPU time" in page
+    assert "CPU time: launch 80%, other processes 18%, hypervisor 0%, load average 2.50" in page
+
+
+def test_tables_have_columns_of_the_host_where_a_launch_recorded_it(doubtful):
+    once, spread = (write_reports(path).csv.read_text().splitlines() for path in doubtful)
+    assert "host.busy,host.other_cpu_share,host.energy_j_per_sample" in once[0]
+    assert "other processes used 18% of the CPU time,0.18" in once[1]
+    assert "host." not in spread[0]

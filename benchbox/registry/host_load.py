@@ -1,0 +1,44 @@
+"""Criteria of a busy host, read from a launch record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchbox.registry.launch_record import LaunchRecord
+
+# A quiet host spends 1 to 4 % outside the ranks: the launcher, the progress display, the kernel. One busy process takes half a
+# core at least, which is 25 % of 2 cores and 3 % of 16, where the ranks have cores left.
+BUSY_CPU_SHARE = 0.10
+BUSY_STEAL_SHARE = 0.05
+BUSY_DEVICE_SHARE = 0.05
+
+BUSY_FORMULA = (
+    f"during the measured steps, processes that are not of the launch used at least {BUSY_CPU_SHARE:.0%} of the CPU time of "
+    "all cores ((busy time - time of the ranks and their children) / (duration x cores)), the hypervisor took at least "
+    f"{BUSY_STEAL_SHARE:.0%} of it, or other processes used at least {BUSY_DEVICE_SHARE:.0%} of a GPU"
+)
+
+
+def busy_reasons(record: LaunchRecord) -> tuple[str, ...]:
+    """Return why a launch ran on a busy host, one clause per cause; empty on a quiet host and where the state is unknown."""
+    return tuple(_reasons(record))
+
+
+def _reasons(record: LaunchRecord) -> Iterator[str]:
+    state = record.get("host")
+    if not state:
+        return
+    for number, host in enumerate(state["hosts"]):
+        name = f"host {number}: " if len(state["hosts"]) > 1 else ""
+        share, steal = host["other_cpu_share"], host["steal_share"]
+        if share is not None and share >= BUSY_CPU_SHARE:
+            yield f"{name}other processes used {share:.0%} of the CPU time"
+        if steal is not None and steal >= BUSY_STEAL_SHARE:
+            yield f"{name}the hypervisor took {steal:.0%} of the CPU time"
+    for device in state["devices"] or []:
+        share = device["other_utilisation"]
+        if share is not None and share >= BUSY_DEVICE_SHARE:
+            yield f"other processes used {share:.0%} of the GPU of rank {device['rank']}"

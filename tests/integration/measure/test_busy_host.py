@@ -1,0 +1,70 @@
+"""A launch beside two busy processes says so on the terminal, in its record and in the report."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.ranks
+
+MATRIX = """\
+name: host
+policy: pi05
+size: tiny
+backend: single
+world_size: 1
+batch: 2
+data: synthetic
+measure: {warmup_steps: 2, steps: 30, launches: 1}
+axes: {cams: [1]}
+"""
+
+
+@pytest.fixture
+def busy_processes() -> Iterator[None]:
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    yield
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def run(folder: Path) -> tuple[str, dict[str, Any]]:
+    """Run the matrix and return the output and the only record."""
+    (folder / "host.yaml").write_text(MATRIX)
+    command = [sys.executable, "-m", "benchbox.cli.app", "run", "host.yaml"]
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stdout + process.stderr
+    (record,) = (folder / "runs" / "host" / "cells").glob("*/launch-1.json")
+    return process.stdout + process.stderr, json.loads(record.read_text())
+
+
+@pytest.mark.usefixtures("busy_processes")
+def test_a_launch_beside_two_busy_processes_says_so_on_the_terminal_in_the_record_and_in_the_report(tmp_path: Path) -> None:
+    output, record = run(tmp_path)
+    (host,) = record["host"]["hosts"]
+    assert host["other_cpu_share"] >= 0.10
+    assert host["launch_cpu_share"] > 0
+    assert host["load_average"]["end"] > 0
+    assert record["host"]["devices_reason"]
+    assert "warning: busy host during this launch: other processes used " in output
+    assert "ok (one launch, busy host)" in output
+    report = (tmp_path / "runs" / "host" / "report.md").read_text()
+    assert "| ok (one launch, busy host) |" in report
+    assert "busy host: in a launch of the cell, during the measured steps, processes that are not of the launch used" in report
+
+
+def test_the_ranks_themselves_are_not_called_other_processes(tmp_path: Path) -> None:
+    """On a host that is quiet otherwise this launch is not marked; what other programs do there is not for a test to assume."""
+    output, record = run(tmp_path)
+    (host,) = record["host"]["hosts"]
+    assert host["launch_cpu_share"] > host["other_cpu_share"] or "busy host" in output
+    assert ("busy host" in output) == (host["other_cpu_share"] >= 0.10 or host["steal_share"] >= 0.05)
