@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 
-# Imports, compilation and billions of parameters to build take minutes without visible progress: there only the timeout applies.
+# Imports, compilation and billions of parameters to build take minutes without visible progress: only the timeout applies.
 _OPAQUE_STAGES = ("build", "compile_extension", "prepare")
 
 # Once every rank has written its final event, the processes get this long to exit.
