@@ -159,10 +159,63 @@ class Precision(TypedDict):
     problems: NotRequired[list[str]]  # failures of the observers: when there are any, the other keys are incomplete
 
 
+class StartEnd(TypedDict):
+    """A value before and after the measured steps."""
+
+    start: float | None
+    end: float | None
+
+
+class HostRecord(TypedDict):
+    """State of one host over the measured steps. `reasons` gives the cause of every key that is null.
+
+    Shares are of the CPU time that all cores of the host had. Processes of the launch are the ranks and their children.
+    """
+
+    ranks: list[int]
+    window_s: float
+    cores: int
+    launch_cpu_share: float | None
+    other_cpu_share: float | None  # used by processes that are not of the launch
+    steal_share: float | None  # taken by the hypervisor
+    load_average: StartEnd | None  # over one minute; the launch itself is part of it
+    frequency_mhz: StartEnd | None  # mean over cores
+    thermal_throttle_events: int | None
+    quota_throttled_s: float | None  # time in which the launch's CPU quota was used up
+    reasons: dict[str, str]
+
+
+class DeviceRecord(TypedDict):
+    """State of one rank's NVIDIA device over the measured steps, from NVML. `reasons` gives the cause of every null."""
+
+    rank: int
+    utilisation: float | None  # at the end, of all processes
+    other_processes: int | None  # at the end
+    other_memory_bytes: int | None  # at the end
+    other_utilisation: float | None  # of the multiprocessors, mean
+    sm_clock_mhz: StartEnd | None
+    memory_clock_mhz: StartEnd | None
+    power_w: StartEnd | None
+    temperature_c: StartEnd | None
+    throttle_reasons: list[str] | None  # at the start or at the end
+    energy_j: float | None
+    reasons: dict[str, str]
+
+
+class HostState(TypedDict):
+    """State of all hosts and devices of a launch over its measured steps."""
+
+    hosts: list[HostRecord]
+    devices: list[DeviceRecord] | None
+    devices_reason: str | None  # why `devices` is null
+    energy_j_per_sample: float | None  # of all devices; null where a device does not count energy
+
+
 class _LaterKeys(TypedDict, total=False):
     """Keys that the first records of this schema lack."""
 
     hfu: float | None  # hardware FLOPs utilisation: includes recomputation, otherwise as `mfu`
+    host: HostState | None  # null where nothing was measured
 
 
 class LaunchRecord(_LaterKeys):

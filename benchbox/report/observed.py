@@ -57,6 +57,7 @@ def _observed_cell(summary: CellSummary, record: LaunchRecord, observed: Observe
         ("checkpointing", matrix_text(cell["checkpointing"]), _recomputed_modules(observed["checkpointed_modules"])),
         ("parameters that train", cell.get("freeze"), _trainable_share(observed)),
         *weights,
+        *(("host", None, host) for host in _hosts(record)),
         ("optimizer", None, " > ".join(observed["optimizer_chain"])),
         ("collectives in a step", None, _collectives(record["collectives"])),
         ("FLOPs of a step", None, _flops(record["flops"])),
@@ -72,6 +73,23 @@ def _observation(name: str, requested: Any, observed: Any) -> Observation:
         requested=None if requested is None else str(requested),
         observed=UNKNOWN if observed in (None, "") else str(observed),
     )
+
+
+def _hosts(record: LaunchRecord) -> list[str]:
+    """Return one line per host and one for the devices; nothing of a record without a host state."""
+    state = record.get("host")
+    if not state:
+        return []
+    lines = []
+    for host in state["hosts"]:
+        load = host["load_average"]
+        shares = {"launch": "launch_cpu_share", "other processes": "other_cpu_share", "hypervisor": "steal_share"}
+        texts = [f"{name} {quantity(host[key], 'fraction', 2)}" for name, key in shares.items()]  # type: ignore[literal-required]
+        texts.append(f"load average {UNKNOWN if load is None or load['end'] is None else format(load['end'], '.2f')}")
+        lines.append(f"CPU time: {', '.join(texts)}")
+    if state["energy_j_per_sample"] is not None:
+        lines.append(f"energy of the devices: {quantity(state['energy_j_per_sample'], 'J')} per sample")
+    return lines
 
 
 def _collectives(collectives: Mapping[str, CollectiveRecord] | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
+from benchbox.store.host_state import merge_host_state
 from benchbox.store.record import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def assemble_record(
         "mfu": _lowest([result.get("mfu") for result in merged]),
         "hfu": _lowest([result.get("hfu") for result in merged]),
         "mfu_reason": next((result["mfu_reason"] for result in merged if result.get("mfu_reason")), None),
+        "host": merge_host_state(merged),
         "precision": precision if merged else None,
         "samples": [result["samples"] for result in merged] if merged and all("samples" in r for r in merged) else None,
         "loss": rank_0.get("loss") if complete and rank_0 else None,  # the global mean, so all ranks have the same

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from benchbox.registry.launch_record import CollectiveRecord, Flops, ObservedOnEveryRank, Peak
+from benchbox.registry.launch_record import CollectiveRecord, DeviceRecord, Flops, ObservedOnEveryRank, Peak, StartEnd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +25,30 @@ class RankMemory(Peak):
 
     source: str
     reason: str | None
+
+
+class HostCounters(TypedDict):
+    """Counters of a host over the measured steps. `reasons` gives the cause of every key that is null."""
+
+    window_s: float
+    cores: int
+    busy_s: float | None  # CPU time of all processes, over all cores
+    steal_s: float | None
+    load_average: StartEnd | None
+    frequency_mhz: StartEnd | None
+    thermal_throttle_events: int | None
+    quota_throttled_s: float | None
+    reasons: dict[str, str]
+
+
+class RankHost(TypedDict):
+    """Use of the host and the device of one rank over the measured steps."""
+
+    local_rank: int
+    cpu_s: float  # CPU time of this rank and its children
+    counters: HostCounters | None  # of the host, only from local rank 0
+    device: DeviceRecord | None
+    device_reason: str | None  # why `device` is null
 
 
 class Utilisation(TypedDict):
@@ -50,5 +74,6 @@ class RankResult(Utilisation):
     memory: RankMemory
     collectives: dict[str, CollectiveRecord]  # operation -> calls in one step
     flops: Flops
+    host: NotRequired[RankHost]
     environment: dict[str, Any]
     config: dict[str, Any]

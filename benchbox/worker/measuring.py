@@ -14,6 +14,7 @@ from benchbox.audit.record import facts_file
 from benchbox.audit.subjects.session import observe_session
 from benchbox.errors import NonFiniteError
 from benchbox.measure.environment import environment
+from benchbox.measure.host import HostWindow
 from benchbox.measure.memory import peak_memory, reset_peak_memory
 from benchbox.measure.phases import CombinedInstrument, PhaseClock
 from benchbox.measure.probe import probe
@@ -64,12 +65,15 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         reporter.enter_stage("warmup", spec.warmup_steps)
         warmup = _run_steps(session, stream, spec.warmup_steps, tracker, reporter)
         _synchronize_ranks(device)
+        host = HostWindow(device)
+        _synchronize_ranks(device)  # no rank begins its first step while another one still reads the host
         reset_peak_memory(device)
 
         reporter.enter_stage("measure", spec.steps)
         clock = PhaseClock(device)
         measured = _run_steps(session, stream, spec.steps, CombinedInstrument(clock, tracker), reporter)
         times = clock.drain()
+        host_use = host.close(rank)
         device_memory = peak_memory(device)
         results = [*warmup, *measured]
         losses = _read_finite("loss", [result.loss for result in results])
@@ -111,6 +115,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
             "collectives": probed.collectives,
             "flops": {**probed.flops, "per_tower": _tower_flops(meta_policy, probed.micro_batches, device)},
             **probed.utilisation(times.step_s),
+            "host": host_use,
             "environment": environment(),
             "config": cell.to_dict(),
         }

@@ -12,6 +12,7 @@ from benchbox.registry.metrics import metrics
 from benchbox.store.assemble import assemble_record
 from benchbox.store.record import check_record
 from tests.support.example_run import CELL, MEASURE, MIB, OOM, example_precision, example_record, rank_result
+from tests.support.host_states import with_host
 
 KEYS = LaunchRecord.__annotations__.keys()
 
@@ -171,3 +172,15 @@ def test_phases_of_all_ranks_are_recorded_and_fused_ones_are_named():
     assert "clip" not in record["phases_s"]
     assert record["fused_phases"] == {"clip": "DeepSpeed clips inside its optimizer step"}
     assert [len(steps) for steps in record["phases_s"]["forward"]["per_rank"]] == [4, 4]
+
+
+def test_a_record_of_before_the_host_was_recorded_can_be_read():
+    record = example_record()
+    del record["host"]
+    check_record(record, "here")
+
+
+def test_the_host_state_is_that_of_all_ranks_and_null_without_a_measurement():
+    ranks = with_host([rank_result(CELL, rank) for rank in range(2)])
+    assert assemble(ranks)["host"]["hosts"][0]["ranks"] == [0, 1]
+    assert assemble(ranks[:1])["host"] is example_record(status="oom", error=OOM)["host"] is None
