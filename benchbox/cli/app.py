@@ -17,7 +17,6 @@ app = typer.Typer(
     name="benchbox",
     help="Which set-up trains this policy fastest in the memory I have, and is it numerically what I think it is?",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -43,7 +42,7 @@ for verb in VERBS:
 def main() -> None:
     """Run the command line. A BenchboxError is printed as one line; any other exception is a bug and shows its traceback."""
     try:
-        app()
+        app(prog_name="benchbox")  # also under `python -m`: completion is installed for this name
     except BenchboxError as error:
         for line in str(error).splitlines() or [type(error).__name__]:
             print(f"error: {line}", file=sys.stderr)

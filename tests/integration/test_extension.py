@@ -1,4 +1,4 @@
-"""The extension that DeepSpeed compiles on CPUs is compiled in a named stage or by doctor, and survives a build that was killed."""
+"""The extension DeepSpeed compiles on CPU: a stage of its own or a task for doctor; it survives a build that was killed."""
 
 from __future__ import annotations
 
