@@ -110,6 +110,13 @@ def _no_unexplained_null(record: LaunchRecord) -> Iterable[str] | None:
     return [f"{key} is null without a reason" for key in nulls]
 
 
+def _checked(record: LaunchRecord) -> Iterable[str] | None:
+    if record["status"] != "ok":
+        return None
+    reason = record.get("unchecked_reason")
+    return [reason] if reason else []
+
+
 def _peaks(record: LaunchRecord) -> list[Peak]:
     return record["memory"]["per_rank"] if record["memory"] else []
 
@@ -214,6 +221,7 @@ INVARIANTS = (
     Invariant("every rank is present", _all_ranks_present),
     Invariant("the world size observed is the one requested", _world_size),
     Invariant("nothing is unknown without a reason", _no_unexplained_null),
+    Invariant("what is ok was checked against the request", _checked),
     Invariant("reserved >= allocated memory, on every rank", _reserved_covers_allocated),
     Invariant(f"phases sum to the step within {PHASE_SUM_TOLERANCE:.0%}, on every rank", _phase_sum),
     Invariant("as many steps as asked for", _step_counts),

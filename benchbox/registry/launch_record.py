@@ -12,6 +12,8 @@ from typing import Any, NotRequired, TypedDict
 # `Cell.to_dict()`. Its fields are declared once, in `benchbox.spec.cell.Cell`, so they are not repeated as a TypedDict here.
 CellDict = Mapping[str, Any]
 
+Setting = bool | int | float | str | None
+
 
 class ErrorRecord(TypedDict):
     """Cause of a launch that did not end ok."""
@@ -47,6 +49,8 @@ class ObservedOnEveryRank(TypedDict):
     checkpointed_modules: int | None
     world_size: int
     weights: NotRequired[WeightsRecord | None]  # null when none were requested
+    attention_sites: NotRequired[dict[str, list[str]]]  # module -> kernels that it called
+    settings: NotRequired[dict[str, Setting]]  # of the backend, in force: prefetch, bucket sizes, dtype of reductions, ...
 
 
 class ObservedRecord(ObservedOnEveryRank):
@@ -216,6 +220,7 @@ class _LaterKeys(TypedDict, total=False):
 
     hfu: float | None  # hardware FLOPs utilisation: includes recomputation, otherwise as `mfu`
     host: HostState | None  # null where nothing was measured
+    unchecked_reason: str | None  # why the measured values were not checked against the request; such a launch is never ok
 
 
 class LaunchRecord(_LaterKeys):

@@ -81,10 +81,11 @@ def _failure(record: LaunchRecord, cell: str) -> Failure:
     if error is None:
         return Failure(cell=cell, status=record["status"], message="no reason was recorded", where=launch, details="")
     rank = "" if error["rank"] is None else f"rank {error['rank']}"
+    unchecked = f" ({reason})" if (reason := record.get("unchecked_reason")) else ""
     return Failure(
         cell=cell,
         status=record["status"],
-        message=f"{error['type']}: {error['message']}",
+        message=f"{error['type']}: {error['message']}{unchecked}",
         where=", ".join(part for part in (launch, rank, error["phase"]) if part),
         details=error["traceback"] or "",
     )

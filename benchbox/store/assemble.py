@@ -47,9 +47,10 @@ def assemble_record(
 ) -> LaunchRecord:
     """Return the launch record of a process group.
 
-    When the result of any rank is missing, every measured key is null: part of a group is not a measurement. A status of `ok`
-    is replaced if the ranks disagree on the number of steps (`desync`), or with each other or the request on what was observed
-    (`mismatch`).
+    When the result of any rank is missing, every measured key is null: part of a group is not a measurement. When a launch
+    failed after its timed steps, their times stay in the record beside the error, without a throughput. A status of `ok` is
+    replaced if the ranks disagree on the number of steps (`desync`), or with each other or the request on what was observed
+    (`mismatch`), or if the result of a rank was not checked against the request (`crash`).
 
     Args:
         rank_results: contents of the `rank<r>.json` files that were written, in any order.
@@ -84,6 +85,7 @@ def assemble_record(
         "mfu": _lowest([result.get("mfu") for result in merged]),
         "hfu": _lowest([result.get("hfu") for result in merged]),
         "mfu_reason": next((result["mfu_reason"] for result in merged if result.get("mfu_reason")), None),
+        "unchecked_reason": next((result["unchecked_reason"] for result in merged if result.get("unchecked_reason")), None),
         "host": merge_host_state(merged),
         "precision": precision if merged else None,
         "samples": [result["samples"] for result in merged] if merged and all("samples" in r for r in merged) else None,
@@ -113,6 +115,9 @@ def _contradiction(ranks: Sequence[RankResult], complete: bool, world_size: int,
         return "desync", failure("DesyncError", f"ranks measured different numbers of steps: {counts}")
     if counts[0] != steps:
         return "mismatch", failure("MismatchError", f"{counts[0]} steps were measured and {steps} requested")
+    for result in ranks:
+        if reason := result.get("unchecked_reason"):
+            return "crash", failure("UncheckedResult", reason, result["rank"])
     if not all(result.get("observed") for result in ranks):
         return None
     for key in ranks[0]["observed"]:
@@ -155,9 +160,9 @@ def _throughput(cell: Cell, times: StepTime) -> Throughput:
 
 
 def _memory(ranks: Sequence[RankResult]) -> Memory | None:
-    if not ranks or not all(result.get("memory") for result in ranks):
+    memories = [memory for result in ranks if (memory := result.get("memory"))]
+    if not memories or len(memories) < len(ranks):
         return None
-    memories = [result["memory"] for result in ranks]
     peaks: list[Peak] = [
         {"allocated_peak_bytes": memory["allocated_peak_bytes"], "reserved_peak_bytes": memory["reserved_peak_bytes"]}
         for memory in memories
@@ -177,11 +182,12 @@ def _memory(ranks: Sequence[RankResult]) -> Memory | None:
 
 
 def _collectives(ranks: Sequence[RankResult]) -> dict[str, CollectiveRecord] | None:
-    if not ranks or any(result.get("collectives") is None for result in ranks):
+    collectives_of_ranks = [collectives for result in ranks if (collectives := result.get("collectives")) is not None]
+    if not ranks or len(collectives_of_ranks) < len(ranks):
         return None
     largest: dict[str, CollectiveRecord] = {}
-    for result in ranks:
-        for name, calls in result["collectives"].items():
+    for operations in collectives_of_ranks:
+        for name, calls in operations.items():
             entry = largest.setdefault(name, {"count": 0, "bytes": 0})
             entry["count"] = max(entry["count"], calls["count"])
             entry["bytes"] = max(entry["bytes"], calls["bytes"])
@@ -189,9 +195,9 @@ def _collectives(ranks: Sequence[RankResult]) -> dict[str, CollectiveRecord] | N
 
 
 def _flops(ranks: Sequence[RankResult]) -> Flops | None:
-    if not ranks or any(result.get("flops") is None for result in ranks):
+    flops_of_ranks = [flops for result in ranks if (flops := result.get("flops")) is not None]
+    if not ranks or len(flops_of_ranks) < len(ranks):
         return None
-    flops_of_ranks = [result["flops"] for result in ranks]
     return {
         "model_flops_per_step": _sum([flops.get("model_flops_per_step") for flops in flops_of_ranks]),
         "recomputed_flops_per_step": _sum([flops.get("recomputed_flops_per_step") for flops in flops_of_ranks]),

@@ -1,4 +1,4 @@
-"""The result that one rank writes at its end, `rank<r>.json`.
+"""The result of one rank, `rank<r>.json`: written after the timed steps, and again, complete, after the probe.
 
 `benchbox.store.assemble` merges the results of all ranks into one launch record; keys have the meaning they have there.
 """
@@ -71,9 +71,10 @@ class RankResult(Utilisation):
     samples: int  # consumed on this rank in the measured steps
     loss: Sequence[float | None]  # every step from the first warm-up step, mean over the global batch
     grad_norm: Sequence[float | None]  # the same steps, before clipping
-    memory: RankMemory
-    collectives: dict[str, CollectiveRecord]  # operation -> calls in one step
-    flops: Flops
+    memory: RankMemory | None  # null until the probe has measured it, on a device without memory counters
+    collectives: dict[str, CollectiveRecord] | None  # operation -> calls in one step; null until the probe has counted them
+    flops: Flops | None  # null until the probe has counted them
     host: NotRequired[RankHost]
+    unchecked_reason: str | None
     environment: dict[str, Any]
     config: dict[str, Any]

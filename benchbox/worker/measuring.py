@@ -15,7 +15,7 @@ from benchbox.audit.subjects.session import observe_session
 from benchbox.errors import NonFiniteError
 from benchbox.measure.environment import environment
 from benchbox.measure.host import HostWindow
-from benchbox.measure.memory import peak_memory, reset_peak_memory
+from benchbox.measure.memory import peak_memory, release_cached_memory, reset_peak_memory
 from benchbox.measure.phases import CombinedInstrument, PhaseClock
 from benchbox.measure.probe import probe
 from benchbox.registry.recipes import recipe_by_name
@@ -41,9 +41,16 @@ if TYPE_CHECKING:
     from benchbox.store.rank_result import RankResult
     from benchbox.worker.job_file import MeasureJobFile
 
+_UNCHECKED_REASON = (
+    "the steps were timed, but the probe after them did not complete: attention kernel, checkpointing and dtypes were not "
+    "checked against the request"
+)
+
 
 def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: EventWriter) -> None:
-    """Write `facts-rank<r>.json`, the input of the audit, and `rank<r>.json`, the result of this rank.
+    """Write `rank<r>.json`, the result of this rank, and `facts-rank<r>.json`, the input of the audit.
+
+    The result is written twice: with the timed steps before the probe, and complete after it.
 
     Raises:
         MismatchError: what runs is not what was requested.
@@ -63,8 +70,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         device = session.device
 
         reporter.enter_stage("warmup", spec.warmup_steps)
-        warmup = _run_steps(session, stream, spec.warmup_steps, tracker, reporter)
-        _synchronize_ranks(device)
+        warmup = _warm_up(session, stream, spec.warmup_steps, tracker, reporter)
         host = HostWindow(device)
         _synchronize_ranks(device)  # no rank begins its first step while another one still reads the host
         reset_peak_memory(device)
@@ -76,19 +82,8 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         host_use = host.close(rank)
         device_memory = peak_memory(device)
         results = [*warmup, *measured]
-        losses = _read_finite("loss", [result.loss for result in results])
-        grad_norms = _read_finite("grad_norm", [result.grad_norm for result in results])
-
-        reporter.enter_stage("probe")
-        facts = observe_session(session, stream, recipe_by_name(cell.recipe), tracker)
-        probed = probe(session, stream, units, device, tracker)
-        check_step(cell, kernel=probed.attention_kernel, checkpointed=probed.checkpointed_modules, stepped=facts.stepped)
-
-        memory = device_memory or probed.memory
-        assert memory is not None, "the probe measures memory where the device has no counters"
-
-        reporter.enter_stage("write")
-        rank_result: RankResult = {
+        result_file = Path(job["out"]) / f"rank{rank}.json"
+        timed: RankResult = {
             "rank": rank,
             "world_size": cell.world_size,
             "observed": {
@@ -101,26 +96,72 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
                 "total_numel": observed.total_numel,
                 "world_size": observed.world_size,
                 "device": observed.device,
-                "attention_kernel": probed.attention_kernel,
-                "checkpointed_modules": probed.checkpointed_modules,
+                "settings": observed.settings,
+                "attention_kernel": None,
+                "checkpointed_modules": None,
                 "weights": None if session.loaded is None else cast("WeightsRecord", session.loaded.to_dict()),
             },
             "step_time_s": times.step_s,
             "phases_s": times.phases_s,
             "fused_phases": session.backend.fused_phases,
             "samples": sum(result.samples for result in measured),
-            "loss": losses,
-            "grad_norm": grad_norms,
+            "loss": _read_finite("loss", [result.loss for result in results]),
+            "grad_norm": _read_finite("grad_norm", [result.grad_norm for result in results]),
+            "memory": device_memory,
+            "collectives": None,
+            "flops": None,
+            "mfu": None,
+            "hfu": None,
+            "mfu_reason": "the probe, which counts FLOPs, did not complete",
+            "host": host_use,
+            "unchecked_reason": _UNCHECKED_REASON,
+            "environment": environment(),
+            "config": cell.to_dict(),
+        }
+        write_json(result_file, timed)  # before the probe, so that no failure of it costs the measurement
+
+        reporter.enter_stage("probe")
+        _synchronize_ranks(device)  # a rank that failed here at once would end the others while they still write
+        facts = observe_session(session, stream, recipe_by_name(cell.recipe), tracker)
+        probed = probe(session, stream, units, device, tracker)
+        memory = device_memory or probed.memory
+        assert memory is not None, "the probe measures memory where the device has no counters"
+
+        reporter.enter_stage("write")
+        complete: RankResult = {
+            **timed,
+            "observed": {
+                **timed["observed"],
+                "attention_kernel": probed.attention_kernel,
+                "attention_sites": probed.attention_sites,
+                "checkpointed_modules": probed.checkpointed_modules,
+            },
             "memory": memory,
             "collectives": probed.collectives,
             "flops": {**probed.flops, "per_tower": _tower_flops(meta_policy, probed.micro_batches, device)},
             **probed.utilisation(times.step_s),
-            "host": host_use,
-            "environment": environment(),
-            "config": cell.to_dict(),
+            "unchecked_reason": None,
         }
         write_json(Path(job["out"]) / facts_file(rank), facts.to_dict())
-        write_json(Path(job["out"]) / f"rank{rank}.json", rank_result)
+        write_json(result_file, complete)
+        # After writing, so that the record of a mismatch shows what was observed.
+        check_step(
+            cell,
+            kernel=probed.attention_kernel,
+            sites=probed.attention_sites,
+            checkpointed=probed.checkpointed_modules,
+            stepped=facts.stepped,
+        )
+
+
+def _warm_up(
+    session: Session, stream: MicroBatchStream, steps: int, instruments: Instrument, reporter: Reporter
+) -> list[StepResult]:
+    """Run the steps that are not timed, without the memory that construction left behind in the allocator."""
+    release_cached_memory(session.device)
+    results = _run_steps(session, stream, steps, instruments, reporter)
+    _synchronize_ranks(session.device)
+    return results
 
 
 def _run_steps(

@@ -75,6 +75,7 @@ def rank_result(cell: Cell, rank: int, *, step_s: float = 0.2, launch: int = 1, 
         "mfu": 0.4 - 0.1 * rank if cuda else None,
         "hfu": 0.5 - 0.1 * rank if cuda else None,
         "mfu_reason": None if cuda else "the peak of this device is unknown",
+        "unchecked_reason": None,
         "environment": {"machine": "Example CPU, 2 cores", "torch": "2.13.0", "python": "3.12"},
         "config": cell.to_dict(),
     }

@@ -44,6 +44,7 @@ def test_a_complete_run_without_thresholds_passes():
         ([], "missing", "missing"),
         (COMPLETE[:1], "missing", "ok in 1 of 2 launches"),
         ([COMPLETE[0], example_record(launch=2, status="oom", error=OOM)], "breach", "oom"),
+        ([COMPLETE[0], COMPLETE[1] | {"status": "oom", "error": OOM, "unchecked_reason": "no probe"}], "breach", "oom"),
         ([example_record(launch=1, status="interrupted", error=OOM)], "breach", "interrupted"),
     ],
 )

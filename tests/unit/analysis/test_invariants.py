@@ -29,6 +29,14 @@ def test_a_failed_launch_has_nothing_to_check_but_its_error():
     ]
 
 
+def test_an_ok_launch_that_was_not_checked_against_the_request():
+    unchecked = {"unchecked_reason": "the probe did not complete"}
+    assert violations(example_record() | unchecked) == [
+        ("what is ok was checked against the request", "the probe did not complete")
+    ]
+    assert violations(example_record(status="oom", error=OOM) | unchecked) == []
+
+
 def test_reserved_below_allocated():
     record = example_record(cuda=True)
     record["memory"]["per_rank"][1]["reserved_peak_bytes"] = 100 * MIB

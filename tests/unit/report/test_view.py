@@ -147,6 +147,18 @@ def test_a_failure_has_rank_phase_and_traceback_and_stays_in_the_charts_without_
     assert dict(example.counts) == {"cells": 8, "ok": 7, "failed": 1, "skipped": 1}
 
 
+def test_times_of_a_launch_that_failed_after_its_steps_are_no_figure_and_the_failure_says_that_they_are_unchecked():
+    records = launches(ZERO)
+    for record in records:
+        record |= {"status": "oom", "error": OOM, "throughput": None, "unchecked_reason": "the probe did not complete"}
+    report = report_of(records)
+    assert report.headline.cards == ()
+    assert {failure.message for failure in report.failures} == {
+        "OutOfMemoryError: tried to allocate 2.00 GiB (the probe did not complete)"
+    }
+    assert not any(bar.segments for chart in report.charts for group in chart.groups for bar in group.bars)
+
+
 def test_a_cell_that_was_skipped_says_why(example):
     assert example.skipped == (("backend=zero3 attention=sdpa checkpointing=yes", "zero3 refuses checkpointing"),)
 

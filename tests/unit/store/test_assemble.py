@@ -136,6 +136,38 @@ def test_a_failed_launch_whose_ranks_all_reported_keeps_the_evidence_but_quotes_
     assert record["throughput"] is None
 
 
+UNCHECKED = "the probe did not complete"
+
+
+def unchecked_rank(rank):
+    """Return the result of a rank as it is on disk before the probe."""
+    unknown = dict.fromkeys(("memory", "collectives", "flops", "mfu", "hfu"))
+    return rank_result(CELL, rank) | unknown | {"mfu_reason": "not counted", "unchecked_reason": UNCHECKED}
+
+
+def test_a_launch_that_failed_after_its_timed_steps_keeps_their_times_and_says_that_they_are_unchecked():
+    record = assemble([unchecked_rank(rank) for rank in range(2)], status="oom", error=OOM)
+    assert (record["status"], record["error"], record["unchecked_reason"]) == ("oom", OOM, UNCHECKED)
+    assert record["step_time_s"] == example_record()["step_time_s"]
+    assert record["loss"] == example_record()["loss"]
+    assert record["samples"] == [8, 8]
+    unknown = ("throughput", "memory", "collectives", "flops", "mfu", "hfu")
+    assert {key: record[key] for key in unknown} == dict.fromkeys(unknown)
+
+
+def test_a_rank_that_was_not_checked_against_the_request_is_never_ok():
+    record = assemble([rank_result(CELL, 0), unchecked_rank(1)])
+    assert (record["status"], record["error"]["type"], record["error"]["rank"]) == ("crash", "UncheckedResult", 1)
+    assert record["error"]["message"] == UNCHECKED
+    assert record["throughput"] is None
+
+
+def test_a_record_without_the_reason_can_be_read():
+    record = example_record()
+    del record["unchecked_reason"]
+    check_record(record, "here")
+
+
 def test_flops_are_added_up_over_ranks_and_utilisation_is_that_of_the_least_used():
     record = example_record(cuda=True)
     assert record["flops"] == {

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from benchbox.errors import NonFiniteError
-from benchbox.worker.measuring import _read_finite, _tower_flops
+from benchbox.measure.phases import NONE
+from benchbox.worker.measuring import _read_finite, _tower_flops, _warm_up
 
 
 def test_values_are_read_as_floats_in_the_order_of_steps() -> None:
@@ -17,6 +20,19 @@ def test_values_are_read_as_floats_in_the_order_of_steps() -> None:
 def test_a_value_that_is_not_finite_is_an_error_with_its_step_and_name(value: float) -> None:
     with pytest.raises(NonFiniteError, match=r"^step 1: grad_norm is "):
         _read_finite("grad_norm", [torch.tensor(1.0), torch.tensor(value), torch.tensor(value)])
+
+
+def test_memory_left_by_construction_is_released_before_the_warm_up_so_that_no_measured_step_reserves_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the order of calls is tested: their effect on reserved memory was not measured, since no GPU was at hand."""
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append(f"synchronize {device}"))
+    session = SimpleNamespace(device=torch.device("cuda", 1), step=lambda *_: calls.append("step"))
+    reporter = SimpleNamespace(report_progress=lambda: None)
+    _warm_up(session, iter(()), 2, NONE, reporter)  # type: ignore[arg-type]
+    assert calls == ["empty_cache", "step", "step", "synchronize cuda:1"]
 
 
 def test_a_policy_that_declares_no_cost_has_no_flops_by_formula() -> None:
