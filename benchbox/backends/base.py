@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchbox.backends.observe import Observed, observe
+from benchbox.backends.settings import read_settings
+from benchbox.observer.introspect.wrappers import optimizer_chain
 from benchbox.optim import clip_coefficient, plan_groups, squared_norm
 from benchbox.registry.backends import BackendInfo, backend_info
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from benchbox.optim import GroupPlan
     from benchbox.registry.contracts import Policy
+    from benchbox.registry.launch_record import Setting
     from benchbox.registry.recipes import Recipe
     from benchbox.spec.cell import OptimSpec
 
@@ -134,7 +137,11 @@ class Backend(ABC):
 
     def observe(self) -> Observed:
         """Return what runs, read from the live objects and never from the configuration."""
-        return observe(self.prepared.model, self.prepared.optimizer, self.device)
+        return replace(observe(self.prepared.model, self.prepared.optimizer, self.device), settings=self.settings())
+
+    def settings(self) -> dict[str, Setting]:
+        """Return the settings in force that can tilt a comparison, read from the live objects. A backend may add its own."""
+        return read_settings(self.prepared.model, optimizer_chain(self.prepared.optimizer))
 
     def mean_over_ranks(self, value: Tensor) -> Tensor:
         """Return the mean of a small float32 tensor over all ranks, computed in place."""

@@ -7,8 +7,8 @@ runs the built-in one. A requested backend that fell back to another is therefor
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ from benchbox.observer.introspect.tensors import local_shard
 from benchbox.observer.introspect.wrappers import fsdp1_handles, identify_backend, optimizer_chain, world_size, zero_optimizer
 from benchbox.registry.backends import BackendInfo, backends
 
+if TYPE_CHECKING:
+    from benchbox.registry.launch_record import Setting
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
@@ -26,6 +29,7 @@ class Observed:
 
     `sharding` is the strategy, placements or partitioning read from the wrappers; `shard_numel` counts the elements that this
     rank's optimizer steps, `trainable_numel` those of the policy that train, over all ranks, and `total_numel` all it has.
+    `settings` are those of the backend that can tilt a comparison, by name.
     """
 
     backend: str
@@ -37,6 +41,7 @@ class Observed:
     total_numel: int
     world_size: int
     device: str
+    settings: dict[str, Setting] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -12,7 +12,7 @@ from benchbox.registry.weights import weights_text
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from benchbox.registry.launch_record import CollectiveRecord, Flops, LaunchRecord, ObservedRecord
+    from benchbox.registry.launch_record import CollectiveRecord, Flops, LaunchRecord, ObservedRecord, Setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,7 @@ def _observed_cell(summary: CellSummary, record: LaunchRecord, observed: Observe
     shards = [count for count in observed["shard_numel"] if count is not None]
     loss = summary.values["final_loss"]
     weights = [("published weights", cell["weights"], weights_text(observed.get("weights")))] if cell.get("weights") else []
+    settings = [("backend settings", None, _settings(observed["settings"]))] if "settings" in observed else []
     observations: tuple[tuple[str, Any, Any], ...] = (
         ("backend", cell["backend"], observed["backend"]),
         ("model", None, observed["model_class"]),
@@ -53,10 +54,11 @@ def _observed_cell(summary: CellSummary, record: LaunchRecord, observed: Observe
         ("shard elements, by rank", None, ", ".join(f"{count:,}" for count in shards)),
         ("ranks", cell["world_size"], observed["world_size"]),
         ("device", None, ", ".join(dict.fromkeys(str(device) for device in observed["device"]))),
-        ("attention", cell["attention"], observed["attention_kernel"]),
+        ("attention", cell["attention"], _attention(observed)),
         ("checkpointing", matrix_text(cell["checkpointing"]), _recomputed_modules(observed["checkpointed_modules"])),
         ("parameters that train", cell.get("freeze"), _trainable_share(observed)),
         *weights,
+        *settings,
         *(("host", None, host) for host in _hosts(record)),
         ("optimizer", None, " > ".join(observed["optimizer_chain"])),
         ("collectives in a step", None, _collectives(record["collectives"])),
@@ -73,6 +75,20 @@ def _observation(name: str, requested: Any, observed: Any) -> Observation:
         requested=None if requested is None else str(requested),
         observed=UNKNOWN if observed in (None, "") else str(observed),
     )
+
+
+def _attention(observed: ObservedRecord) -> str | None:
+    """Return the kernels that ran and, where there are several, the modules that called them."""
+    kernel = observed["attention_kernel"]
+    sites = observed.get("attention_sites") or {}
+    if kernel is None or "+" not in kernel or not sites:
+        return kernel
+    calls = "; ".join("+".join(kernels) + f" in {site}" for site, kernels in sites.items())
+    return f"{kernel} ({calls})"
+
+
+def _settings(settings: Mapping[str, Setting]) -> str:
+    return ", ".join(f"{name}={matrix_text(value)}" for name, value in settings.items())
 
 
 def _hosts(record: LaunchRecord) -> list[str]:
