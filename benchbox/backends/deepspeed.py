@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from benchbox.backends.base import Backend, Prepared
 from benchbox.backends.optimizers import build_optimizer
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from benchbox.registry.recipes import Recipe
     from benchbox.spec.cell import OptimSpec
 
-_DEFAULT_BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's own default for reduce and gather buckets
+# DeepSpeed's own defaults, in elements
+_DEFAULT_BUCKET = 500_000_000  # of reduce and gather buckets
+_DEFAULT_PREFETCH_BUCKET = 50_000_000  # of ZeRO-3
 
 
 class _Zero(Backend):
@@ -50,20 +53,29 @@ class _Zero(Backend):
         plugin = DeepSpeedPlugin(hf_ds_config=self._config(recipe, numel))
         accelerator = deepspeed_accelerator(plugin, self._shape.accumulation)
         self.device = device_of(accelerator)
+        # Before DeepSpeed casts the policy: masters must hold what the cast rounds away. It makes new tensors, so these stay as
+        # they are, on CUDA in host memory.
+        trained = [parameter for parameter in policy.parameters() if parameter.requires_grad] if recipe.masters else []
+        full = [parameter.detach() for parameter in trained]
         policy.to(self.device)
         basic = build_optimizer(recipe, bind_groups(plans, dict(live_parameters(policy))), optim)
         engine, optimizer = accelerator.prepare(policy, basic)
+        _set_masters(trained, full)
         self._engine = engine
         # DeepSpeed replaces the tensors in the groups of this same AdamW by its partitions, and steps it.
         return Prepared(engine, optimizer, basic, build_schedule(basic, optim))
 
     def _config(self, recipe: Recipe, numel: int) -> dict[str, Any]:
         # A bucket is allocated whole, so one larger than the model only wastes memory. DeepSpeed wants an even number.
-        bucket = min(_DEFAULT_BUCKET_ELEMENTS, numel + numel % 2)
+        bucket = min(_DEFAULT_BUCKET, numel + numel % 2)
         zero: dict[str, Any] = {"stage": self.stage, "reduce_bucket_size": bucket}
         if self.stage == 3:
-            # DeepSpeed's default keeps parameters under 1e5 elements whole, which in a small policy is all of them.
-            zero |= {"stage3_param_persistence_threshold": min(100_000, numel // 1000), "stage3_prefetch_bucket_size": bucket}
+            # By default parameters under 1e5 elements stay whole and 5e7 are prefetched: in a small policy, all. Prefetching
+            # keeps its default share of the reduce bucket.
+            zero |= {
+                "stage3_param_persistence_threshold": min(100_000, numel // 1000),
+                "stage3_prefetch_bucket_size": bucket * _DEFAULT_PREFETCH_BUCKET // _DEFAULT_BUCKET,
+            }
         else:
             zero |= {"allgather_bucket_size": bucket}
         pure = recipe.stepped == "bfloat16"
@@ -104,6 +116,25 @@ class _Zero(Backend):
 
     def zero_grad(self) -> None:
         """Do nothing: DeepSpeed clears gradients in its step."""
+
+
+def _set_masters(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
+    """Copy float32 values into the masters that this rank holds of the parameters.
+
+    DeepSpeed makes masters from the live parameters, which it has cast to the storage dtype by then. Backends would then start
+    one recipe from different weights.
+    """
+    from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
+
+    for parameter, value in zip(parameters, values, strict=True):
+        partition = getattr(parameter, "ds_tensor", None)
+        if partition is None:
+            safe_set_full_fp32_param(parameter, value)
+        else:
+            # ZeRO-3 cannot set whole parameters whose partitions have padding, which the last partition may.
+            size = partition.numel()
+            shard = value.flatten()[dist.get_rank() * size :][:size]
+            safe_set_local_fp32_param(parameter, nn.functional.pad(shard, (0, size - shard.numel())))
 
 
 class Zero1(_Zero):
