@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch.distributed as dist
 from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 from benchbox.backends.accelerators import device_of, fsdp_accelerator
@@ -33,6 +33,7 @@ class _Fsdp1(Backend):
             sharding_strategy=self.strategy.name,
             auto_wrap_policy=CustomPolicy(units.__contains__),
             use_orig_params=True,
+            backward_prefetch=BackwardPrefetch.BACKWARD_PRE,  # torch's default; accelerate's is none
             mixed_precision_policy=_mixed_precision(recipe),
         )
         accelerator = fsdp_accelerator(plugin, upcasts=recipe.stepped is None)
