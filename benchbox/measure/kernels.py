@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Self
 
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from benchbox.observer.hooks.dispatch import in_backward, operation_name
+from benchbox.observer.introspect.names import unwrapped_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,32 +28,78 @@ _FLEX = "flex_attention"
 _ANNOTATION = "_record_function_enter_new"
 
 
+class CallSite:
+    """Names the module whose forward runs, while its with block lasts: `layers.*.attention` for every layer of a list."""
+
+    def __init__(self, model: nn.Module) -> None:
+        names = {id(module): unwrapped_name(path) for path, module in model.named_modules()}
+        self._names = {module: re.sub(r"\.\d+(?=\.|$)", ".*", name) or "policy" for module, name in names.items()}
+        self._running: list[int] = []  # ids of modules, innermost last
+
+    @property
+    def name(self) -> str | None:
+        """Name of the innermost module; None outside of forward, where a module may recompute a part of itself."""
+        return self._names.get(self._running[-1]) if self._running else None
+
+    def __enter__(self) -> Self:
+        # Checkpointing ends a recomputation early by an exception.
+        self._handles = [
+            register_module_forward_pre_hook(self._before_forward),
+            register_module_forward_hook(self._after_forward, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _before_forward(self, module: nn.Module, _: Any) -> None:
+        self._running.append(id(module))
+
+    def _after_forward(self, module: nn.Module, *_: Any) -> None:
+        while self._running and self._running.pop() != id(module):
+            pass
+
+
 class KernelNames:
-    """Collects the names of the attention kernels that ran.
+    """Collects the names of the attention kernels that ran, and the call sites of each.
 
     They are `sdpa:<kernel>` for torch's scaled_dot_product_attention, `flex` for FlexAttention and `eager` for a plain softmax;
     several are joined by `+`, as in `sdpa:flash+eager`.
     """
 
-    def __init__(self) -> None:
-        self._sdpa: set[str] = set()
-        self._eager = self._flex = False
+    def __init__(self, call_site: CallSite) -> None:
+        self._call_site = call_site
+        self._kernels: set[str] = set()
+        self._kernels_by_site: dict[str, set[str]] = {}
 
     @property
     def attention(self) -> str | None:
         """Names of the kernels that ran, or None."""
-        parts = [f"sdpa:{kernel}" for kernel in sorted(self._sdpa)]
-        parts += [name for name, ran in (("flex", self._flex), ("eager", self._eager)) if ran]
-        return "+".join(parts) or None
+        return "+".join(sorted(self._kernels, key=_kernel_order)) or None
+
+    @property
+    def sites(self) -> dict[str, list[str]]:
+        """Names of the kernels that ran at each call site."""
+        return {site: sorted(kernels, key=_kernel_order) for site, kernels in sorted(self._kernels_by_site.items())}
 
     def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:  # noqa: ARG002
         name = operation_name(operation)
         if name in _SDPA:
-            self._sdpa.add(_SDPA[name])
+            kernel = f"sdpa:{_SDPA[name]}"
         elif name == _EAGER:
-            self._eager = True
+            kernel = "eager"
         elif name == _FLEX or (name == _ANNOTATION and args[0] == _FLEX):
-            self._flex = True
+            kernel = "flex"
+        else:
+            return
+        self._kernels.add(kernel)
+        if (site := self._call_site.name) is not None:
+            self._kernels_by_site.setdefault(site, set()).add(kernel)
+
+
+def _kernel_order(kernel: str) -> tuple[int, str]:
+    return (("sdpa", "flex", "eager").index(kernel.split(":")[0]), kernel)
 
 
 class Recomputation:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from benchbox.measure.flops import FlopCounter, unknown_utilisation, utilisation
-from benchbox.measure.kernels import KernelNames, Recomputation
+from benchbox.measure.kernels import CallSite, KernelNames, Recomputation
 from benchbox.measure.memory import TensorStorageTracker
 from benchbox.measure.phases import NONE, Instrument
 from benchbox.observer.hooks.collectives import CollectiveCounter
@@ -37,12 +37,14 @@ class ProbedSession(Protocol):
 class ProbeResult:
     """Result of a probe, in the form of `rank<r>.json`.
 
-    `attention_kernel` is None if no attention ran, `checkpointed_modules` is the number of units that were recomputed, and
-    `memory` is None if the device has memory counters, which `benchbox.measure.memory.peak_memory` reads.
+    `attention_kernel` is None if no attention ran, `attention_sites` has the kernels by call site. `checkpointed_modules` is
+    the number of units that were recomputed. `memory` is None if the device has memory counters, which
+    `benchbox.measure.memory.peak_memory` reads.
     """
 
     collectives: dict[str, CollectiveRecord]
     attention_kernel: str | None
+    attention_sites: dict[str, list[str]]
     checkpointed_modules: int
     matmul_dtypes: set[str]
     flops: Flops
@@ -71,13 +73,16 @@ def probe(
 
     Call it after a few steps, when optimizer state and buckets exist.
     """
-    collectives, flops, kernels, matmuls = CollectiveCounter(), FlopCounter(), KernelNames(), MatmulDtypes()
+    call_site = CallSite(session.model)
+    collectives, flops, kernels, matmuls = CollectiveCounter(), FlopCounter(), KernelNames(call_site), MatmulDtypes()
     probed_batches: list[Any] = []
-    with Recomputation(session.model, units) as recomputation, OperationDispatchMode(collectives, flops, kernels, matmuls):
+    recomputation, dispatch = Recomputation(session.model, units), OperationDispatchMode(collectives, flops, kernels, matmuls)
+    with call_site, recomputation, dispatch:
         session.step(_record_batches(micro_batches, probed_batches), instruments)
     return ProbeResult(
         collectives={name: {"count": totals["count"], "bytes": totals["bytes"]} for name, totals in collectives.counts.items()},
         attention_kernel=kernels.attention,
+        attention_sites=kernels.sites,
         checkpointed_modules=recomputation.units,
         matmul_dtypes=set(matmuls.counts),
         flops=_flop_record(flops, kernels.attention),

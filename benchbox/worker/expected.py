@@ -9,11 +9,16 @@ from benchbox.registry.backends import backend_info
 from benchbox.registry.recipes import recipe_by_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from benchbox.backends.observe import Observed
     from benchbox.observer.facts import SteppedTensor
     from benchbox.spec.cell import Cell
+
+
+# Kernels that policies run in place of the requested one where it does not exist: `sdpa` has no scores with a soft cap, and
+# `flex` is for masks.
+_FALLBACKS = {"eager": frozenset[str](), "sdpa": frozenset({"eager"}), "flex": frozenset({"sdpa", "eager"})}
 
 
 def check_backend(cell: Cell, observed: Observed) -> None:
@@ -38,18 +43,43 @@ def check_backend(cell: Cell, observed: Observed) -> None:
         raise MismatchError(f"requested freeze {cell.freeze}, observed that all {observed.total_numel} elements train")
 
 
-def check_step(cell: Cell, *, kernel: str | None, checkpointed: int | None, stepped: Iterable[SteppedTensor]) -> None:
+def check_step(
+    cell: Cell,
+    *,
+    kernel: str | None,
+    sites: Mapping[str, Sequence[str]] | None = None,
+    checkpointed: int | None,
+    stepped: Iterable[SteppedTensor],
+) -> None:
     """Compare a cell with what was observed in a step.
+
+    Args:
+        kernel: names of the attention kernels that ran, joined by `+`.
+        sites: the same names by call site.
 
     Raises:
         MismatchError: another attention kernel ran, checkpointing did not happen (or did unasked), or the optimizer stepped
             tensors of another dtype than the recipe says.
     """
-    if kernel is not None and kernel.split(":")[0] != cell.attention:
-        raise MismatchError(f"requested {cell.attention} attention, observed {kernel}")
+    if kernel is not None:
+        _check_attention(cell.attention, kernel, sites or {})
     if checkpointed is not None and bool(checkpointed) != cell.checkpointing:
         requested = "on" if cell.checkpointing else "off"
         raise MismatchError(f"requested checkpointing {requested}, observed {checkpointed} modules run twice")
     dtype = recipe_by_name(cell.recipe).stepped
     if dtype is not None and (other_dtypes := sorted({tensor.dtype for tensor in stepped} - {dtype})):
         raise MismatchError(f"recipe {cell.recipe} steps {dtype} tensors, observed {', '.join(other_dtypes)}")
+
+
+def _check_attention(requested: str, kernel: str, sites: Mapping[str, Sequence[str]]) -> None:
+    """Raise MismatchError unless the requested kernel ran, and another one only where it is a fallback for a whole site."""
+    families = _families(kernel.split("+"))
+    if requested not in families or families - {requested} - _FALLBACKS[requested]:
+        raise MismatchError(f"requested {requested} attention, observed {kernel}")
+    for site, kernels in sites.items():
+        if requested in _families(kernels) and len(_families(kernels)) > 1:
+            raise MismatchError(f"requested {requested} attention, observed {'+'.join(kernels)} in {site}")
+
+
+def _families(kernels: Iterable[str]) -> set[str]:
+    return {kernel.split(":")[0] for kernel in kernels}

@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
-from benchbox.measure.kernels import KernelNames, Recomputation
+from benchbox.measure.kernels import CallSite, KernelNames, Recomputation
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
 from benchbox.observer.hooks.matmuls import MatmulDtypes
 
@@ -25,7 +25,7 @@ def unfused(q, k, v):
 
 def run_observed(*attentions):
     q = torch.randn(1, 2, 4, 8, requires_grad=True)
-    kernels = KernelNames()
+    kernels = KernelNames(CallSite(nn.Identity()))
     with OperationDispatchMode(kernels):
         for attention in attentions:
             attention(q, q, q).sum().backward()
@@ -46,7 +46,7 @@ def test_the_unfused_kernel_of_torch_is_distinguished_from_an_eager_softmax():
 @torch.no_grad()
 def test_flex_attention_runs_under_the_dispatch_mode_and_is_named():
     """FlexAttention is a higher-order operator: torch runs it only under modes that declare support."""
-    kernels, q = KernelNames(), torch.randn(1, 2, 16, 8)
+    kernels, q = KernelNames(CallSite(nn.Identity())), torch.randn(1, 2, 16, 8)
     with OperationDispatchMode(kernels):
         attended = flex_attention(q, q, q)
     torch.testing.assert_close(attended, F.scaled_dot_product_attention(q, q, q), rtol=1e-5, atol=1e-5)
@@ -55,7 +55,7 @@ def test_flex_attention_runs_under_the_dispatch_mode_and_is_named():
 
 @torch.no_grad()
 def test_compiled_flex_attention_is_named_by_the_annotation_around_its_call():
-    kernels = KernelNames()
+    kernels = KernelNames(CallSite(nn.Identity()))
     with OperationDispatchMode(kernels), record_function("flex_attention"):
         pass
     assert kernels.attention == "flex"
@@ -70,7 +70,7 @@ def test_compiled_code_stays_compiled_under_the_dispatch_mode():
         return lambda *arguments: runs.append("compiled") or graph(*arguments)
 
     compiled = torch.compile(lambda x: x * 2 + 1, backend=backend)
-    with OperationDispatchMode(KernelNames()):
+    with OperationDispatchMode(KernelNames(CallSite(nn.Identity()))):
         compiled(torch.ones(3))
     assert runs == ["compiled"]
 
@@ -88,6 +88,48 @@ def test_dtypes_of_matmuls_are_those_that_ran():
     with OperationDispatchMode(matmuls), torch.autocast("cpu", dtype=torch.bfloat16):
         layer(torch.ones(2, 4))
     assert matmuls.counts == {"bfloat16": 1}
+
+
+class Tower(nn.Module):
+    """Checkpointed layers with one kernel, recomputed as modules or within them."""
+
+    def __init__(self, attention, *, whole):
+        super().__init__()
+        self.whole = whole
+        self.layers = nn.ModuleList(Attention(attention, whole=whole) for _ in range(2))
+
+    def forward(self, q):
+        for layer in self.layers:
+            q = checkpoint(layer, q, use_reentrant=False) if self.whole else layer(q)
+        return q
+
+
+class Attention(nn.Module):
+    def __init__(self, attention, *, whole):
+        super().__init__()
+        self.attention, self.whole = attention, whole
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, q):
+        return self.block(q) if self.whole else checkpoint(self.block, q, use_reentrant=False)
+
+    def block(self, q):
+        q = self.norm(q)
+        return self.attention(q, q, q)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_kernels_are_named_by_the_module_that_called_them(whole):
+    """Layers of a list share a site, and recomputation in the backward pass adds none."""
+    model = nn.Sequential()
+    model.add_module("vision", Tower(F.scaled_dot_product_attention, whole=whole))
+    model.add_module("backbone", Tower(eager, whole=whole))
+    site = CallSite(model)
+    kernels = KernelNames(site)
+    with site, OperationDispatchMode(kernels):
+        model(torch.randn(1, 2, 4, 8, requires_grad=True)).sum().backward()
+    assert kernels.attention == "sdpa:flash_cpu+eager"
+    assert kernels.sites == {"vision.layers.*": ["sdpa:flash_cpu"], "backbone.layers.*": ["eager"]}
 
 
 class Layer(nn.Module):
