@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # If launches differ in any of these, a ratio would measure that difference too.
 _SAME_ENVIRONMENT = (
     "machine",
+    "launcher",
     "benchbox",
     "benchbox_sha256",
     "policy_sha256",
@@ -27,9 +28,9 @@ _SAME_ENVIRONMENT = (
     "variables",
 )
 
-
 # The same, but older records lack them, and what is unknown on one side is no difference.
 _ADDED_ENVIRONMENT = ("numerics",)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -107,9 +108,9 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
     assert reference.evidence is not None
     for name, read in _controlled_values(axis).items():
         subject_value, reference_value = read(subject.evidence), read(reference.evidence)
-        if subject_value != reference_value:
         if name in _ADDED_ENVIRONMENT and None in (subject_value, reference_value):
             continue
+        if subject_value != reference_value:
             return f"they also differ in {name}: {matrix_text(subject_value)} against {matrix_text(reference_value)}"
     return None
 
