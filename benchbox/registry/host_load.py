@@ -9,8 +9,9 @@ if TYPE_CHECKING:
 
     from benchbox.registry.launch_record import LaunchRecord
 
-# A quiet host spends 1 to 4 % outside the ranks: the launcher, the progress display, the kernel. One busy process takes half a
-# core at least, which is 25 % of 2 cores and 3 % of 16, where the ranks have cores left.
+# On a quiet host the launcher and torchrun, which count as other processes, use 0.4 % of one core (measured on CPU), and the
+# difference of sampled ticks and exact times may be off by some percent. A process that competes with ranks on all cores gets
+# much more: half a core is 25 % of 2 cores.
 BUSY_CPU_SHARE = 0.10
 BUSY_STEAL_SHARE = 0.05
 BUSY_DEVICE_SHARE = 0.05
