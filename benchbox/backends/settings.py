@@ -71,8 +71,13 @@ def _zero_settings(model: Any, zero: Any) -> dict[str, Setting]:
     if not type(zero).__name__.endswith("Stage3"):
         return settings | _read([zero], _ZERO_12)
     fetch = {name: _plain(getattr(zero.parameter_offload, attribute, None)) for name, attribute in _ZERO_3_FETCH.items()}
-    # Stage 3 keeps only the streams that follow from overlap_comm, and a CPU has none.
-    return settings | _read([zero], _ZERO_3) | fetch | {"overlap_comm": _plain(model.zero_overlap_comm())}
+    settings |= _read([zero], _ZERO_3) | fetch
+    return settings | {
+        # Stage 3 keeps only the streams that follow from it, and a CPU has none.
+        "overlap_comm": _plain(model.zero_overlap_comm()),
+        # DeepSpeed replaces torch's function by its own, which rounds the product before it adds the bias.
+        "memory_efficient_linear": torch.nn.functional.linear.__module__.startswith("deepspeed"),
+    }
 
 
 def _fsdp2_states(model: nn.Module) -> list[Any]:
