@@ -108,8 +108,8 @@ def test_steps_agree_with_one_process(results: dict, backend: str, recipe: str) 
 
 @pytest.mark.parametrize(("backend", "tolerance"), [("zero1", 1e-5), ("zero2", 1e-5), ("zero3", 4e-5)])
 def test_masters_of_zero_start_where_those_of_ddp_do(results: dict, backend: str, tolerance: float) -> None:
-    """Under `bf16_master` the losses of five steps agree. With masters from rounded weights they differ by 6e-5 (ZeRO-3: 8e-5, as
-    its own linear function rounds a product before it adds the bias)."""
+    """Under `bf16_master` the losses of five steps agree. With masters from rounded weights they differ by 6e-5, under ZeRO-3
+    by 8e-5: its linear function rounds a product before it adds the bias."""
     losses, wanted = (results[name, "bf16_master", "2x1"]["loss"][:5] for name in (backend, "ddp"))
     assert losses == pytest.approx(wanted, rel=tolerance)
 
