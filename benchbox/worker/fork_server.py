@@ -186,10 +186,10 @@ def _host_store(listener: socket.socket) -> object:
     """
     if "torch" not in sys.modules:
         return None
-    from torch.distributed import TCPStore
+    import torch.distributed as dist
 
     port = listener.getsockname()[1]
-    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def _fork_rank(request: ForkRequest, rank: int, listener: socket.socket) -> int:
