@@ -77,7 +77,10 @@ def extension_folders(group: str) -> list[Path]:
             problem = "is not installed" if spec is None else "is a module, not a package whose folder holds policies"
             problems.append(_problem(entry, problem))
         else:
-            folders += map(Path, spec.submodule_search_locations)
+            locations = [Path(location) for location in spec.submodule_search_locations]
+            # The sources of an installed namespace package, in the working directory of a rank, are a second location of it.
+            installed = Path(str(entry.dist.locate_file(entry.module.replace(".", "/")))) if entry.dist else None
+            folders += [installed] if installed in locations else locations
     if problems:
         raise ConfigurationError(problems)
     return list(dict.fromkeys(folders))  # a namespace package may have one folder twice
