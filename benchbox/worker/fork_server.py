@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 # Libraries that start threads of their own when they are imported, and restart them in a forked child: OpenBLAS, jemalloc.
-_THREADED_MODULES = ("numpy", "pyarrow")
+_THREADED_MODULES = ("numpy", "scipy.special", "pyarrow")
 
 # What a rank imports until the end of its first steps, lazy imports of torch and accelerate included.
 _PRELOADED_MODULES = (
