@@ -189,7 +189,8 @@ def _host_store(listener: socket.socket) -> object:
     import torch.distributed as dist
 
     port = listener.getsockname()[1]
-    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    store = dist.TCPStore  # type: ignore[attr-defined] # torch exports it without a stub
+    return store("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
 
 def _fork_rank(request: ForkRequest, rank: int, listener: socket.socket) -> int:
