@@ -11,6 +11,7 @@ parent: whoever is killed takes the processes below along.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -125,7 +126,8 @@ def _answer(request: ForkRequest) -> dict[str, Any]:
     leader = request["leader"]
     assert leader is not None
     if request["action"] == "release":
-        os.waitpid(leader, 0)
+        with contextlib.suppress(ChildProcessError):  # released before
+            os.waitpid(leader, 0)
         return {}
     # Not reaped until the release: its id stays that of the session, by which processes of the group are found.
     ended = os.waitid(os.P_PID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -160,6 +162,7 @@ def _run_forked(function: Any) -> NoReturn:
 
 def _lead(request: ForkRequest) -> int:
     """Start the ranks, wait for them, end them when one fails; return the exit code of the group."""
+    os.close(int(sys.argv[1]))  # the launcher learns of the end of the server by the end of the connection
     os.setsid()
     signal_on_parent_death(signal.SIGKILL)
     _redirect_output(request["log"])
