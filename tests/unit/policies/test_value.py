@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchbox.measure.kernels import KernelNames
+from benchbox.measure.kernels import CallSite, KernelNames
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
 from tests.support.policy_batches import awake, build, make_batch
 
@@ -58,7 +58,8 @@ def test_l1_and_accuracy_are_reported_and_not_in_the_loss():
 
 def test_the_softmax_over_bins_is_not_recorded_as_attention():
     policy, batch = awake("value")
-    kernels = KernelNames()
-    with OperationDispatchMode(kernels):
+    call_site = CallSite(policy)
+    kernels = KernelNames(call_site)
+    with call_site, OperationDispatchMode(kernels):
         policy(batch)
     assert kernels.attention == "sdpa:flash_cpu"
