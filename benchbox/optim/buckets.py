@@ -104,9 +104,8 @@ def _allocate_upcasts(bucket: Bucket, scratch: ScratchBuffers | None) -> list[Te
 
 def _step_bucket(inner: Optimizer, bucket: Bucket, upcasts: list[Tensor], divisor: Tensor | None) -> None:
     try:
-        torch._foreach_copy_(upcasts, [gradient for _, gradient in bucket])
-        for (chunk, _), upcast in zip(bucket, upcasts, strict=True):
-            chunk.master.grad = upcast
+        for (chunk, gradient), upcast in zip(bucket, upcasts, strict=True):
+            chunk.master.grad = upcast.copy_(gradient)
         if divisor is not None:
             divisor = divisor.to(upcasts[0].device)
         if can_step_fused(inner):
@@ -118,4 +117,5 @@ def _step_bucket(inner: Optimizer, bucket: Bucket, upcasts: list[Tensor], diviso
     finally:
         for chunk, _ in bucket:
             chunk.master.grad = None
-    torch._foreach_copy_([chunk.live() for chunk, _ in bucket], [chunk.master for chunk, _ in bucket])
+    for chunk, _ in bucket:
+        chunk.round_into_live()
