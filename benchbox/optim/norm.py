@@ -39,9 +39,9 @@ def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
     for local in local_gradients:
         if local.device.type == "cpu":
             cpu_norms += [_row_norms(chunk, scratch) for chunk in local.reshape(-1).split(_CHUNK_ELEMENTS)]
-    for group in _group_by_device_and_dtype(local for local in local_gradients if local.device.type != "cpu" and local.numel()):
-        norms = torch.stack(torch._foreach_norm(group, 2, dtype=torch.float32))  # noqa: SLF001 (it has no public name)
-        total += torch.dot(norms, norms).to(device)
+        elif local.numel():
+            norm = torch.linalg.vector_norm(local, dtype=torch.float32)
+            total += (norm * norm).to(device)
     if cpu_norms:
         rows = torch.cat(cpu_norms).double()
         total += torch.dot(rows, rows).to(device)
@@ -58,20 +58,6 @@ def _row_norms(chunk: Tensor, scratch: Tensor) -> Tensor:
         upcast[elements:] = 0
     norms: Tensor = torch.linalg.vector_norm(upcast.view(rows, _ROW_ELEMENTS), dim=1)
     return norms
-
-
-def scale_gradients(gradients: Iterable[Tensor], coefficient: Tensor) -> None:
-    """Multiply this rank's shards of the gradients by a () tensor, in place: on a GPU by a few kernels for all of them."""
-    for group in _group_by_device_and_dtype(map(local_shard, gradients)):
-        torch._foreach_mul_(group, coefficient.to(group[0]))
-
-
-def _group_by_device_and_dtype(tensors: Iterable[Tensor]) -> Iterable[list[Tensor]]:
-    """Return the tensors in groups that one multi-tensor kernel can take."""
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-    return groups.values()
 
 
 def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:

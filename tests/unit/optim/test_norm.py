@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from benchbox.observer.hooks.dispatch import OperationDispatchMode
-from benchbox.optim import norm, scale_gradients, squared_norm
+from benchbox.optim import norm, squared_norm
 
 CPU = torch.device("cpu")
 
@@ -40,47 +37,3 @@ def test_what_one_chunk_leaves_behind_is_not_in_the_next(monkeypatch: pytest.Mon
 
 def test_there_is_a_norm_of_nothing() -> None:
     assert squared_norm([], CPU).item() == 0
-
-
-class OperationNames:
-    """Records the names of the tensor operations that run."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def on_operation(self, operation: Any, *_: Any) -> None:
-        self.names.append(str(operation).removeprefix("aten."))
-
-
-def test_scaling_gives_the_bits_of_scaling_each_gradient_in_its_own_dtype() -> None:
-    gradients = [torch.randn(5, 7), torch.randn(11).bfloat16(), torch.zeros(0), torch.randn(3, 3).half(), torch.randn(())]
-    coefficient = torch.tensor(0.3123456)
-    expected = [gradient * coefficient.to(gradient.dtype) for gradient in gradients]
-    scale_gradients(gradients, coefficient)
-    assert all(torch.equal(*pair) for pair in zip(gradients, expected, strict=True))
-
-
-def test_gradients_on_an_accelerator_take_one_operation_for_each_dtype() -> None:
-    """Shown on meta tensors, which stand in for those of a GPU: neither speed nor values were measured on one."""
-    meta = torch.device("meta")
-    gradients = [torch.empty(5, dtype=dtype, device=meta) for dtype in (torch.float32, torch.bfloat16) for _ in range(100)]
-    operations = OperationNames()
-    with OperationDispatchMode(operations):
-        total = squared_norm(gradients, meta)
-        scale_gradients(gradients, total)
-    assert (total.shape, total.dtype) == ((), torch.float32)
-    assert [name for name in operations.names if name.startswith("_foreach")] == [
-        *["_foreach_norm.Scalar"] * 2,
-        *["_foreach_mul_.Tensor"] * 2,
-    ]
-    assert len([name for name in operations.names if name != "detach.default"]) < 20  # a detach runs on the host
-
-
-def test_the_norm_by_multi_tensor_kernels_is_that_of_each_tensor() -> None:
-    """The operations of the accelerator's branch, run on the CPU."""
-    gradients = [torch.randn(50), torch.randn(3, 4).bfloat16(), torch.randn(9).bfloat16()]
-    groups = list(norm._group_by_device_and_dtype(gradients))
-    assert [len(group) for group in groups] == [1, 2]
-    norms = torch.cat([torch.stack(torch._foreach_norm(group, 2, dtype=torch.float32)) for group in groups])
-    assert norms.dtype == torch.float32
-    assert torch.dot(norms, norms).item() == pytest.approx(squared_norm(gradients, CPU).item(), rel=1e-6)
