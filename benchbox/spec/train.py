@@ -29,7 +29,7 @@ class CheckpointFile(Strict):
     every: Annotated[int, Field(ge=0)] = 1000
     """Steps between checkpoints; 0 for none, not even at the end."""
     keep: Count = 2
-    """How many of the newest checkpoints are kept."""
+    """Number of newest checkpoints to keep."""
 
 
 class TrainFile(NamedFile):
