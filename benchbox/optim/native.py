@@ -85,9 +85,25 @@ def _run(command: list[str]) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
 
+class SquaresJob(ctypes.Structure):
+    """Consecutive bfloat16 values, two per element of `pairs`; `sum` is the result."""
+
+    _fields_ = (("pairs", ctypes.c_void_p), ("count", ctypes.c_size_t), ("sum", ctypes.c_double))
+
+
+class AdamWJob(ctypes.Structure):
+    """Consecutive elements of one step of AdamW, with its coefficients."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("master", "exp_avg", "exp_avg_sq", "gradient", "live")),
+        ("count", ctypes.c_size_t),
+        *((name, ctypes.c_float) for name in ("divisor", "decay", "one_minus_beta1", "beta2", "one_minus_beta2")),
+        *((name, ctypes.c_float) for name in ("bias_correction2_sqrt", "epsilon", "step_size")),
+    )
+
+
 def _declare_types(functions: ctypes.CDLL) -> ctypes.CDLL:
-    functions.sum_of_squares.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    functions.sum_of_squares.restype = ctypes.c_double
-    functions.adamw.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_size_t] + [ctypes.c_float] * 8
-    functions.adamw.restype = None
+    for function, job in ((functions.sum_of_squares, SquaresJob), (functions.adamw, AdamWJob)):
+        function.argtypes = [ctypes.POINTER(job), ctypes.c_size_t, ctypes.c_uint]
+        function.restype = None
     return functions

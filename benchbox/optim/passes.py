@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from itertools import starmap
+from typing import TYPE_CHECKING
 
 import torch
 
-from benchbox.optim.native import library
+from benchbox.optim.native import AdamWJob, SquaresJob, library
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -41,19 +41,20 @@ def is_contiguous_on_cpu(tensor: Tensor) -> bool:
 
 def sum_of_squares(functions: ctypes.CDLL, tensors: Sequence[Tensor]) -> float:
     """Return the sum of squares of bfloat16 tensors that `supports_native` accepts, independent of the number of threads."""
-    jobs = [(tensor.data_ptr() + 2 * start, size // 2) for tensor in tensors for start, size in _job_ranges(tensor.numel())]
-    return math.fsum(_run_on_threads(functions.sum_of_squares, jobs, [size for _, size in jobs]))
+    ranges = [(tensor.data_ptr() + 2 * start, size // 2) for tensor in tensors for start, size in _job_ranges(tensor.numel())]
+    jobs = (SquaresJob * len(ranges))(*starmap(SquaresJob, ranges))
+    functions.sum_of_squares(jobs, len(jobs), torch.get_num_threads())
+    return math.fsum(job.sum for job in jobs)
 
 
 def step_adamw(functions: ctypes.CDLL, steps: Sequence[tuple[Sequence[Tensor], Sequence[float]]]) -> None:
     """Step each (master, exp_avg, exp_avg_sq, gradient, live weight) with its coefficients, in the order of `native.c`."""
-    jobs, sizes = [], []
+    parts = []
     for tensors, coefficients in steps:
         pointers = [(tensor.data_ptr(), tensor.element_size()) for tensor in tensors]
         for start, size in _job_ranges(tensors[0].numel()):
-            jobs.append((*(pointer + start * width for pointer, width in pointers), size, *coefficients))
-            sizes.append(size)
-    _run_on_threads(functions.adamw, jobs, sizes)
+            parts.append((*(pointer + start * width for pointer, width in pointers), size, *coefficients))
+    functions.adamw((AdamWJob * len(parts))(*starmap(AdamWJob, parts)), len(parts), torch.get_num_threads())
     # Autograd refuses a backward pass over weights written since the forward pass, but only torch's own operations inform it.
     for master, exp_avg, exp_avg_sq, _, live in (tensors for tensors, _ in steps):
         torch.autograd.graph.increment_version((master, exp_avg, exp_avg_sq, live))
@@ -62,25 +63,3 @@ def step_adamw(functions: ctypes.CDLL, steps: Sequence[tuple[Sequence[Tensor], S
 def _job_ranges(elements: int) -> list[tuple[int, int]]:
     """Return (start, size) of every job of a tensor."""
     return [(start, min(_JOB_ELEMENTS, elements - start)) for start in range(0, elements, _JOB_ELEMENTS)]
-
-
-def _run_on_threads(function: Callable[..., Any], jobs: Sequence[tuple[Any, ...]], sizes: Sequence[int]) -> list[Any]:
-    """Return the results of all jobs, in order. Each of torch's number of threads runs consecutive jobs of similar total size.
-
-    ctypes releases the GIL during a call. OpenMP would add a second thread pool beside torch's, and both spin while they wait.
-    """
-    threads = torch.get_num_threads()
-    total, position = sum(sizes), 0
-    jobs_by_thread: list[list[tuple[Any, ...]]] = [[] for _ in range(threads)]
-    for job, size in zip(jobs, sizes, strict=True):
-        jobs_by_thread[min(threads - 1, position * threads // total)].append(job)
-        position += size
-
-    def run_jobs(thread_jobs: list[tuple[Any, ...]]) -> list[Any]:
-        return [function(*job) for job in thread_jobs]
-
-    if threads == 1:
-        return run_jobs(jobs_by_thread[0])
-    with ThreadPoolExecutor(threads - 1) as pool:
-        futures = [pool.submit(run_jobs, thread_jobs) for thread_jobs in jobs_by_thread[1:]]
-        return sum((future.result() for future in futures), run_jobs(jobs_by_thread[0]))
