@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from benchbox.backends.observe import Observed, observe
 from benchbox.backends.settings import read_settings
 from benchbox.observer.introspect.wrappers import optimizer_chain
-from benchbox.optim import clip_coefficient, plan_groups, squared_norm
+from benchbox.optim import clip_coefficient, plan_groups, scale_gradients, squared_norm
 from benchbox.registry.backends import BackendInfo, backend_info
 
 if TYPE_CHECKING:
@@ -115,9 +115,7 @@ class Backend(ABC):
         """Set `grad_norm`, and scale the gradients so that it is at most `max_grad_norm`."""
         gradients = [p.grad for p in self.prepared.model.parameters() if p.grad is not None]
         norm = self._sum_over_shards(squared_norm(gradients, self.device)).sqrt()
-        coefficient = clip_coefficient(norm, self._shape.max_grad_norm)
-        for gradient in gradients:
-            gradient.mul_(coefficient.to(gradient.dtype))
+        scale_gradients(gradients, clip_coefficient(norm, self._shape.max_grad_norm))
         self.grad_norm = norm
 
     def _sum_over_shards(self, value: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from benchbox.optim.groups import GroupPlan, bind_groups, freeze, plan_groups
 from benchbox.optim.masters import MasterWeightOptimizer
-from benchbox.optim.norm import clip_coefficient, squared_norm
+from benchbox.optim.norm import clip_coefficient, scale_gradients, squared_norm
 from benchbox.optim.schedules import build_schedule
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "clip_coefficient",
     "freeze",
     "plan_groups",
+    "scale_gradients",
     "squared_norm",
 ]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from benchbox.optim.chunks import Granularity, ParameterChunk, bucket_elements
 from benchbox.optim.fused import can_step_fused, fused_step
+from benchbox.optim.multi_tensor import copy_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -104,8 +105,9 @@ def _allocate_upcasts(bucket: Bucket, scratch: ScratchBuffers | None) -> list[Te
 
 def _step_bucket(inner: Optimizer, bucket: Bucket, upcasts: list[Tensor], divisor: Tensor | None) -> None:
     try:
-        for (chunk, gradient), upcast in zip(bucket, upcasts, strict=True):
-            chunk.master.grad = upcast.copy_(gradient)
+        copy_tensors(upcasts, [gradient for _, gradient in bucket])
+        for (chunk, _), upcast in zip(bucket, upcasts, strict=True):
+            chunk.master.grad = upcast
         if divisor is not None:
             divisor = divisor.to(upcasts[0].device)
         if can_step_fused(inner):
@@ -117,5 +119,4 @@ def _step_bucket(inner: Optimizer, bucket: Bucket, upcasts: list[Tensor], diviso
     finally:
         for chunk, _ in bucket:
             chunk.master.grad = None
-    for chunk, _ in bucket:
-        chunk.round_into_live()
+    copy_tensors([chunk.live() for chunk, _ in bucket], [chunk.master for chunk, _ in bucket])

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from benchbox.observer.introspect.tensors import local_shard
+from benchbox.optim.multi_tensor import group_tensors, multiply_tensors, uses_multi_tensor, vector_norms
 from benchbox.optim.passes import native_functions, sum_of_squares, supports_native
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 # On a CPU this many elements are upcast at a time; they stay in the cache between the upcast and the norm.
 _CHUNK_ELEMENTS = 2**20
@@ -34,14 +35,14 @@ def squared_norm(gradients: Iterable[Tensor], device: torch.device) -> Tensor:
         total += sum_of_squares(functions, native)
         native_ids = set(map(id, native))
         local_gradients = [local for local in local_gradients if id(local) not in native_ids]
-    scratch = torch.empty(_CHUNK_ELEMENTS if local_gradients else 0, dtype=torch.float32, device="cpu")
+    for group in group_tensors(local for local in local_gradients if uses_multi_tensor(local.device) and local.numel()):
+        norms = vector_norms(group)
+        total += torch.dot(norms, norms).to(device)
+    cpu_gradients = [local for local in local_gradients if not uses_multi_tensor(local.device)]
+    scratch = torch.empty(_CHUNK_ELEMENTS if cpu_gradients else 0, dtype=torch.float32, device="cpu")
     cpu_norms = []
-    for local in local_gradients:
-        if local.device.type == "cpu":
-            cpu_norms += [_row_norms(chunk, scratch) for chunk in local.reshape(-1).split(_CHUNK_ELEMENTS)]
-        elif local.numel():
-            norm = torch.linalg.vector_norm(local, dtype=torch.float32)
-            total += (norm * norm).to(device)
+    for local in cpu_gradients:
+        cpu_norms += [_row_norms(chunk, scratch) for chunk in local.reshape(-1).split(_CHUNK_ELEMENTS)]
     if cpu_norms:
         rows = torch.cat(cpu_norms).double()
         total += torch.dot(rows, rows).to(device)
@@ -58,6 +59,11 @@ def _row_norms(chunk: Tensor, scratch: Tensor) -> Tensor:
         upcast[elements:] = 0
     norms: Tensor = torch.linalg.vector_norm(upcast.view(rows, _ROW_ELEMENTS), dim=1)
     return norms
+
+
+def scale_gradients(gradients: Sequence[Tensor], coefficient: Tensor) -> None:
+    """Multiply gradients in place by a () tensor; of sharded gradients the shards of this rank."""
+    multiply_tensors(map(local_shard, gradients), coefficient)
 
 
 def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:
