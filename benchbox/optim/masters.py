@@ -184,6 +184,9 @@ class MasterWeightOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore masters and state bit for bit, and round the masters into the live parameters.
 
+        Tensors are copied one after another, from any device and from a mapped file: no second copy of masters or state is
+        made, unless the caller holds on to the previous state.
+
         Raises:
             KeyError: there are no masters. Deriving them from 16-bit weights would lose the digits they exist to keep.
             ValueError: it belongs to other parameters.
@@ -215,6 +218,7 @@ class MasterWeightOptimizer(Optimizer):
             self._move_masters()
         for master, saved_master in zip(self.masters, state_dict["masters"], strict=True):
             master.copy_(saved_master)
+        self.inner.state.clear()  # before the new state is made, so that the device never holds both
         state = unpack_state(list(chain(*self._chunks)), state_dict["state"])
         group_pairs = zip(state_dict["param_groups"], pack_groups(self.inner.param_groups), strict=True)
         groups = [{**saved_group, "params": inner_group["params"]} for saved_group, inner_group in group_pairs]

@@ -72,10 +72,15 @@ def _join_states(chunks: Sequence[ParameterChunk], states: Sequence[dict[str, An
 
 
 def _slice_state(chunk: ParameterChunk, state: dict[str, Any]) -> dict[str, Any]:
-    """Copy the state of one chunk: chunks must not share tensors that each of them increments."""
-    shape = chunk.parameter.shape
+    """Copy the state of one chunk, the elementwise tensors to the device of its master.
+
+    Chunks must not share tensors that each of them increments, and no tensor may remain a view of a mapped file.
+    """
+    shape, device = chunk.parameter.shape, chunk.master.device
     return {
-        name: (chunk.select(value) if value.shape == shape else value).clone() if isinstance(value, Tensor) else value
+        name: (chunk.select(value).to(device, copy=True) if value.shape == shape else value.clone())
+        if isinstance(value, Tensor)
+        else value
         for name, value in state.items()
     }
 

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch.nn.parallel import DistributedDataParallel
 
 from benchbox.errors import DataError
+from benchbox.optim import MasterWeightOptimizer
 from benchbox.store.checkpoints import (
     check_same_configuration,
     checkpoint_name,
@@ -75,6 +77,9 @@ class CheckpointManager:
     def restore(self, session: Session, checkpoint: Path) -> None:
         """Load a checkpoint into a freshly built session.
 
+        The files are mapped, and copied into the live tensors one tensor after another: the device never holds a second copy
+        of weights, masters or moments.
+
         Raises:
             ConfigurationError: the checkpoint belongs to another configuration.
             DataError: the checkpoint is damaged.
@@ -82,11 +87,13 @@ class CheckpointManager:
         check_same_configuration(checkpoint, self._cell)
         device = session.device
         prepared = session.backend.prepared
+        # Any other optimizer keeps tensors that are on its device already, and must not train on a mapped file.
+        mapped = isinstance(prepared.stepping, MasterWeightOptimizer) or device.type != "cpu"
         try:
-            weights = load_file(checkpoint / "model.safetensors", device=str(device))
-            optimizer = _load_state(checkpoint / "optimizer.pt", device)
-            schedule = _load_state(checkpoint / "schedule.pt", device)
-            rng_state = _load_state(checkpoint / f"rng-rank{_rank()}.pt", torch.device("cpu"))
+            weights = _map_weights(checkpoint / "model.safetensors")
+            optimizer = _load_state(checkpoint / "optimizer.pt", mapped=mapped)
+            schedule = _load_state(checkpoint / "schedule.pt")
+            rng_state = _load_state(checkpoint / f"rng-rank{_rank()}.pt")
         except Exception as error:
             raise DataError(f"{checkpoint}: damaged checkpoint ({error}); remove it to resume from the previous one") from error
         _unwrap(session.model).load_state_dict(weights)
@@ -117,8 +124,15 @@ def _rng_state(device: torch.device) -> dict[str, torch.Tensor]:
     return state
 
 
-def _load_state(path: Path, device: torch.device) -> Any:
-    return torch.load(path, map_location=device, weights_only=True)
+def _load_state(path: Path, *, mapped: bool = False) -> Any:
+    """Load what `torch.save` wrote into host memory, or map it: its tensors are then read when they are used."""
+    return torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
+
+
+def _map_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a safetensors file, mapped: they are read when they are used."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
 
 
 def _sync_to_disk(folder: Path) -> None:
