@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, UntypedStorage
-from torch.utils._pytree import tree_leaves
 
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
 from benchbox.observer.introspect.tensors import local_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from benchbox.store.rank_result import RankMemory
 
@@ -52,13 +51,16 @@ class TensorStorageTracker:
     """Counts the bytes of live tensor storages, each once however many tensors share it.
 
         with TensorStorageTracker(model.parameters()) as tracker:
-            step()  # finds every storage that a step uses
             step()
         tracker.peak_bytes
 
-    A storage counts from the first operation that touches it, or from the beginning if it belongs to one of `roots`, until it
-    is freed. The first step therefore only finds the existing storages: reduction buckets, for example, are owned by C++ and
-    appear when they are reduced. Scratch memory inside one operation and memory reserved by an allocator are not counted.
+    A storage counts until it is freed. One that is first seen as the result of an operation counts from then on. One that is
+    first seen as an argument existed before, such as optimizer state, or a reduction bucket, which C++ owns and which appears
+    when it is reduced: it counts from the beginning. Scratch memory inside one operation, and memory reserved by an allocator,
+    are not counted.
+
+    Args:
+        roots: tensors that count even if no operation touches them.
     """
 
     def __init__(self, roots: Iterable[Tensor] = ()) -> None:
@@ -67,16 +69,19 @@ class TensorStorageTracker:
         self.peak_bytes = 0
         self._mode = OperationDispatchMode(self)
         for root in roots:
-            self._count_tensor(local_shard(root))
+            for tensor in _plain_tensors(local_shard(root)):
+                self._count_existing(tensor.untyped_storage())
 
     def __enter__(self) -> Self:
         self._resize = UntypedStorage.resize_
 
         # FSDP frees and restores gathered parameters by resizing their storage, which is no tensor operation.
         def resize_(storage: UntypedStorage, size: int) -> Any:
+            if storage.device.type != "meta":
+                self._count_existing(storage)
             resized = self._resize(storage, size)
             if storage._cdata in self._storages:  # noqa: SLF001 (the storage's identity)
-                self._count_storage(storage)
+                self._count(storage)
             return resized
 
         UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
@@ -88,15 +93,21 @@ class TensorStorageTracker:
         UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:  # noqa: ARG002
-        for leaf in tree_leaves((args, kwargs, result)):
-            if isinstance(leaf, Tensor):
-                self._count_tensor(leaf)
+        for tensor in _plain_tensors((args, kwargs)):
+            self._count_existing(tensor.untyped_storage())
+        for tensor in _plain_tensors(result):
+            self._count(tensor.untyped_storage())
 
-    def _count_tensor(self, tensor: Tensor) -> None:
-        if tensor.device.type != "meta" and tensor.layout == torch.strided:
-            self._count_storage(tensor.untyped_storage())
+    def _count_existing(self, storage: UntypedStorage) -> None:
+        """Count a storage; if it is not known yet, from the beginning."""
+        known = storage._cdata in self._storages  # noqa: SLF001
+        peak_bytes = self.peak_bytes
+        self._count(storage)
+        if not known:
+            self.peak_bytes = peak_bytes + storage.nbytes()
 
-    def _count_storage(self, storage: UntypedStorage) -> None:
+    def _count(self, storage: UntypedStorage) -> None:
+        """Count a storage at its present size, from now on."""
         key, size = storage._cdata, storage.nbytes()  # noqa: SLF001
         counted_size, reference = self._storages.get(key, (0, None))
         if reference is None:
@@ -110,3 +121,15 @@ class TensorStorageTracker:
     def _release(self, key: int) -> None:
         size, _ = self._storages.pop(key)
         self.current_bytes -= size
+
+
+def _plain_tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors with memory in nested tuples, lists and dictionaries. A pytree would take most of the tracker's time."""
+    if isinstance(value, Tensor):
+        if value.device.type != "meta" and value.layout == torch.strided:
+            yield value
+    elif isinstance(value, tuple | list):
+        for element in value:
+            yield from _plain_tensors(element)
+    elif isinstance(value, dict):
+        yield from _plain_tensors(list(value.values()))

@@ -1,36 +1,29 @@
-"""Probe of steps that are not timed: collectives, kernels, recomputation, FLOPs, and memory on devices without counters."""
+"""Probe of a step that is not timed: collectives, kernels, recomputation, FLOPs, and memory on devices without counters."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import nn
 
 from benchbox.measure.flops import FlopCounter, unknown_utilisation, utilisation
 from benchbox.measure.kernels import CallSite, KernelNames, Recomputation
 from benchbox.measure.memory import TensorStorageTracker
-from benchbox.measure.phases import NONE, Instrument
 from benchbox.observer.hooks.collectives import CollectiveCounter
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
 from benchbox.observer.hooks.matmuls import MatmulDtypes
+from benchbox.observer.hooks.operations import OperationRecorder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from torch import nn
 
     from benchbox.registry.launch_record import CollectiveRecord, Flops
     from benchbox.store.rank_result import RankMemory, Utilisation
-
-
-class ProbedSession(Protocol):
-    """Session with a wrapped model and a step over a source of batches."""
-
-    @property
-    def model(self) -> nn.Module: ...
-
-    def step(self, micro_batches: Any, instruments: Instrument) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,41 +55,66 @@ class ProbeResult:
         return utilisation(model, recomputed, step_time_s, self.device_name, self.matmul_dtypes)
 
 
-def probe(
-    session: ProbedSession,
-    micro_batches: Any,
-    units: tuple[type[nn.Module], ...],
-    device: torch.device,
-    instruments: Instrument = NONE,
-) -> ProbeResult:
-    """Run one step under every counter, and two more under the storage tracker if the device has no memory counters.
+class StepProbe:
+    """Counts all operations of one step that is not timed.
 
-    Call it after a few steps, when optimizer state and buckets exist.
+        probe = StepProbe(session.model, units, device)
+        with probe:
+            session.step(probe.record(batches))
+        probe.result()
+
+    Take a few steps before, so that optimizer state and reduction buckets exist.
+
+    Args:
+        model: the wrapped model.
+        units: classes of the modules that may be checkpointed.
+        device: memory is counted by storages unless this device has memory counters.
     """
-    call_site = CallSite(session.model)
-    collectives, flops, kernels, matmuls = CollectiveCounter(), FlopCounter(), KernelNames(call_site), MatmulDtypes()
-    probed_batches: list[Any] = []
-    recomputation, dispatch = Recomputation(session.model, units), OperationDispatchMode(collectives, flops, kernels, matmuls)
-    with call_site, recomputation, dispatch:
-        session.step(_record_batches(micro_batches, probed_batches), instruments)
-    return ProbeResult(
-        collectives={name: {"count": totals["count"], "bytes": totals["bytes"]} for name, totals in collectives.counts.items()},
-        attention_kernel=kernels.attention,
-        attention_sites=kernels.sites,
-        checkpointed_modules=recomputation.units,
-        matmul_dtypes=set(matmuls.counts),
-        flops=_flop_record(flops, kernels.attention),
-        memory=None if device.type == "cuda" else _storage_peak(session, micro_batches, instruments),
-        device_name=torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type}",
-        micro_batches=probed_batches,
-    )
 
+    def __init__(self, model: nn.Module, units: tuple[type[nn.Module], ...], device: torch.device) -> None:
+        self._device = device
+        self._batches: list[Any] = []
+        self._call_site, self._recomputation = CallSite(model), Recomputation(model, units)
+        self._collectives, self._flops, self._matmuls = CollectiveCounter(), FlopCounter(), MatmulDtypes()
+        self._kernels = KernelNames(self._call_site)
+        self._storages = None if device.type == "cuda" else TensorStorageTracker(chain(model.parameters(), model.buffers()))
+        self._dispatch = OperationDispatchMode(self._collectives, self._flops, self._kernels, self._matmuls)
+        self._contexts = ExitStack()
 
-def _record_batches(micro_batches: Any, record: list[Any]) -> Iterator[Any]:
-    """Yield the micro-batches, and append each to `record`."""
-    for batch in micro_batches:
-        record.append(batch)
-        yield batch
+    def __enter__(self) -> Self:
+        for context in (self._call_site, self._recomputation, self._storages, self._dispatch):
+            if context is not None:
+                self._contexts.enter_context(context)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._contexts.close()
+
+    def record(self, micro_batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the micro-batches, and keep them for the result."""
+        for batch in micro_batches:
+            self._batches.append(batch)
+            yield batch
+
+    @property
+    def operations(self) -> OperationRecorder:
+        """The operations of the step, for an observer of the same step."""
+        return OperationRecorder(self._collectives, self._matmuls)
+
+    def result(self) -> ProbeResult:
+        """Return the counts, once the step was taken."""
+        counts = self._collectives.counts
+        return ProbeResult(
+            collectives={name: {"count": totals["count"], "bytes": totals["bytes"]} for name, totals in counts.items()},
+            attention_kernel=self._kernels.attention,
+            attention_sites=self._kernels.sites,
+            checkpointed_modules=self._recomputation.units,
+            matmul_dtypes=set(self._matmuls.counts),
+            flops=_flop_record(self._flops, self._kernels.attention),
+            memory=None if self._storages is None else _storage_record(self._storages),
+            device_name=torch.cuda.get_device_name(self._device) if self._storages is None else f"this {self._device.type}",
+            micro_batches=self._batches,
+        )
 
 
 def _flop_record(flops: FlopCounter, kernel: str | None) -> Flops:
@@ -110,14 +128,10 @@ def _flop_record(flops: FlopCounter, kernel: str | None) -> Flops:
     }
 
 
-def _storage_peak(session: ProbedSession, micro_batches: Any, instruments: Instrument) -> RankMemory:
-    model = session.model
-    with TensorStorageTracker(chain(model.parameters(), model.buffers())) as tracker:
-        session.step(micro_batches, instruments)
-        session.step(micro_batches, instruments)
+def _storage_record(storages: TensorStorageTracker) -> RankMemory:
     return {
         "source": "tensor_storage",
-        "allocated_peak_bytes": tracker.peak_bytes,
+        "allocated_peak_bytes": storages.peak_bytes,
         "reserved_peak_bytes": None,
         "reason": "bytes of live tensor storages: no caching allocator reserves memory on this device",
     }

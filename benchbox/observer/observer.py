@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from .facts import Contract
+    from .hooks.operations import OperationRecorder
     from .hooks.steps import SteppedTensors
 
 
@@ -66,6 +67,8 @@ class StepObserver:
         model, optimizer, schedules: the wrapped model, the outermost optimizer and the schedules. Those not passed are searched
             for among the objects of the process at the first step.
         contract: the declared dtypes, for the facts.
+        operations: operations of one step, recorded by the caller; the observer then neither records any nor probes the
+            middle step.
         on_done: called once with this observer, after the last step.
     """
 
@@ -78,9 +81,12 @@ class StepObserver:
         optimizer: Any = None,
         schedules: Sequence[Any] | None = None,
         contract: Contract | None = None,
+        operations: OperationRecorder | None = None,
         on_done: Callable[[StepObserver], None] | None = None,
     ) -> None:
         state = ObserverState(source, contract, optimizer, TrainingObjects(schedules=list(schedules or ())))
+        if operations is not None:
+            state.operations = operations
         self._recorder = StepRecorder(state, steps, model, optimizer, schedules)
         self._segmenter = StepSegmenter(self)
         self._on_done = on_done

@@ -132,6 +132,8 @@ class StepRecorder:
                 probe.compare_live(link.stepped, link.live, before_first_step=False)
 
     def _is_probed(self, step: int) -> bool:
+        if step == self._middle_step and self.state.operations.by_caller:
+            return False
         return step in (1, self._middle_step, self.last_step)
 
     def _covered_ids(self, tensor_id: int) -> set[int]:

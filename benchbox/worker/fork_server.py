@@ -39,10 +39,13 @@ _PRELOADED_MODULES = (
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
+    "torch.utils.cpp_extension",
     "torch.utils.data",
     "accelerate",
     "accelerate.utils",
     "deepspeed",
+    # Imported by every engine; it decorates functions with torch.compile, which imports all of torch._inductor.
+    "deepspeed.runtime.zero.muon.muon_optimizer",
     "transformers",
     "av",
     "benchbox.backends.deepspeed",

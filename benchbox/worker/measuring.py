@@ -17,7 +17,7 @@ from benchbox.measure.environment import environment
 from benchbox.measure.host import HostWindow
 from benchbox.measure.memory import peak_memory, release_cached_memory, reset_peak_memory
 from benchbox.measure.phases import CombinedInstrument, PhaseClock
-from benchbox.measure.probe import probe
+from benchbox.measure.probe import StepProbe
 from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, build_meta_policy, open_cell_data
@@ -122,8 +122,9 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
 
         reporter.enter_stage("probe")
         _synchronize_ranks(device)  # a rank that failed here at once would end the others while they still write
-        facts = observe_session(session, stream, recipe_by_name(cell.recipe), tracker)
-        probed = probe(session, stream, units, device, tracker)
+        probe = StepProbe(session.model, units, device)
+        facts = observe_session(session, stream, recipe_by_name(cell.recipe), probe, tracker)
+        probed = probe.result()
         memory = device_memory or probed.memory
         assert memory is not None, "the probe measures memory where the device has no counters"
 

@@ -22,11 +22,15 @@ class OperationRecorder:
     """Records operations from inside one step to inside the next, so that one complete cycle is covered.
 
     `missing` is the reason why nothing was recorded, None once something was.
+
+    Args:
+        collectives, matmuls: counters of a caller who records the operations of a step; nothing is then recorded here.
     """
 
-    def __init__(self) -> None:
-        self.collectives, self.matmuls = CollectiveCounter(), MatmulDtypes()
-        self.missing: str | None = _NOT_RECORDED
+    def __init__(self, collectives: CollectiveCounter | None = None, matmuls: MatmulDtypes | None = None) -> None:
+        self.by_caller = collectives is not None and matmuls is not None
+        self.collectives, self.matmuls = collectives or CollectiveCounter(), matmuls or MatmulDtypes()
+        self.missing: str | None = None if self.by_caller else _NOT_RECORDED
         self._mode: OperationDispatchMode | None = None
 
     def enter(self) -> None:

@@ -37,12 +37,28 @@ def test_views_and_tensors_of_one_storage_count_once():
         assert tracker.current_bytes == 0
 
 
-def test_an_existing_tensor_counts_from_the_first_operation_on_it_or_as_a_root():
+def test_an_existing_tensor_counts_from_the_beginning_whenever_an_operation_first_reads_it():
     a, b = kib(4), kib(8)
     with TensorStorageTracker([a]) as tracker:
         assert tracker.current_bytes == 4 * KIB
+        c = kib(2)
+        del c
         b.add_(1)
         assert tracker.current_bytes == 12 * KIB
+    assert tracker.peak_bytes == 14 * KIB, "all three lived at once"
+
+
+def test_a_storage_restored_from_nothing_did_not_exist_before():
+    """FSDP keeps the storages of gathered parameters at size zero between uses."""
+    gathered = kib(4)
+    gathered.untyped_storage().resize_(0)
+    with TensorStorageTracker() as tracker:
+        a = kib(8)
+        del a
+        gathered.untyped_storage().resize_(4 * KIB)
+        gathered.add_(1)
+        assert tracker.current_bytes == 4 * KIB
+    assert tracker.peak_bytes == 8 * KIB
 
 
 def test_resizing_a_storage_releases_memory():
@@ -68,7 +84,7 @@ def test_a_linear_step_by_hand():
     assert tracker.peak_bytes == max(weight + batch + output + scalar, 2 * weight + batch + 2 * scalar)
 
 
-def test_the_second_step_agrees_with_the_mem_tracker_of_torch():
+def test_the_peak_of_a_step_is_that_of_the_mem_tracker_of_torch():
     """torch's MemTracker counts the same model and steps; it knows modules and optimizers and gets the existing objects."""
 
     def build():
@@ -83,8 +99,8 @@ def test_the_second_step_agrees_with_the_mem_tracker_of_torch():
         optimizer.zero_grad()
 
     model, optimizer, x = build()
+    step(model, optimizer, x)
     with TensorStorageTracker(model.parameters()) as tracker:
-        step(model, optimizer, x)
         step(model, optimizer, x)
 
     model, optimizer, x = build()
