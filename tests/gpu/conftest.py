@@ -1,0 +1,40 @@
+"""Tests that need an NVIDIA GPU. `make gpu` runs them (docs/gpu.md).
+
+With BENCHBOX_GPU_REHEARSAL=1 they run on a CPU instead, except those that use the fixture `cuda`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchbox.registry.contracts import Axes
+from benchbox.registry.policies import build_policy
+
+build_policy("pi05", "tiny", Axes())  # makes `benchbox_policies._layers` importable
+
+HERE = Path(__file__).parent
+NO_GPU = "needs an NVIDIA GPU: make gpu"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    rehearsal = os.environ.get("BENCHBOX_GPU_REHEARSAL") == "1"
+    for item in items:  # of all folders
+        if HERE in item.path.parents and not (rehearsal and "cuda" not in getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.skip(reason=NO_GPU))
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+@pytest.fixture(scope="session")
+def cuda() -> torch.device:
+    """The device of a test that a CPU cannot rehearse."""
+    return torch.device("cuda", 0)

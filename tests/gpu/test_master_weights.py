@@ -1,0 +1,86 @@
+"""Master weights on the device are those of float32 training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from benchbox.optim import MasterWeightOptimizer
+from tests.support.masters import ADAMW, all_equal, master_optimizer, model, set_gradients, upcast_gradients
+
+STEPS = 20
+
+
+def gradients_on(device: torch.device, live: nn.Module, step: int) -> None:
+    """Set the gradients of `set_gradients`, which are drawn on the CPU."""
+    drawn = model().to(torch.bfloat16)
+    set_gradients(drawn, step)
+    for parameter, source in zip(live.parameters(), drawn.parameters(), strict=True):
+        parameter.grad = source.grad.to(device)
+
+
+def test_masters_step_as_float32_weights_would(device: torch.device) -> None:
+    """Given the same gradients, masters follow AdamW on float32 weights bit for bit, and live weights are them, rounded."""
+    full, live = model().to(device), model().to(device, torch.bfloat16)
+    optimizer = master_optimizer(live, list(model().to(device).parameters()))
+    reference = torch.optim.AdamW(full.parameters(), **ADAMW)
+    for step in range(STEPS):
+        gradients_on(device, live, step)
+        upcast_gradients(full, live)
+        optimizer.step()
+        reference.step()
+    assert {master.device.type for master in optimizer.masters} == {device.type}
+    assert all_equal(optimizer.masters, full.parameters())
+    assert all_equal(live.parameters(), [master.to(torch.bfloat16) for master in optimizer.masters])
+
+
+def test_a_weight_larger_than_a_bucket_steps_as_a_whole_would(device: torch.device) -> None:
+    """5e6 elements: more than the optimizer upcasts at once on any device."""
+    generator = torch.Generator().manual_seed(0)
+    weight, *gradients = (torch.randn(5_000_003, generator=generator) for _ in range(4))
+    full, live = nn.Parameter(weight.to(device)), nn.Parameter(weight.to(device, torch.bfloat16))
+    optimizer = MasterWeightOptimizer([live], torch.optim.AdamW, masters=[weight.clone().to(device)], **ADAMW)
+    reference = torch.optim.AdamW([full], **ADAMW)
+    for gradient in gradients:
+        live.grad = gradient.to(device, torch.bfloat16)
+        full.grad = live.grad.float()
+        optimizer.step()
+        reference.step()
+    assert torch.equal(optimizer.masters[0], full)
+    assert torch.equal(live, full.to(torch.bfloat16))
+
+
+def test_clipping_scales_the_upcast_gradients_once(device: torch.device) -> None:
+    full, live = model().to(device), model().to(device, torch.bfloat16)
+    optimizer = master_optimizer(live, list(model().to(device).parameters()))
+    reference = torch.optim.AdamW(full.parameters(), **ADAMW)
+    for step in range(STEPS):
+        gradients_on(device, live, step)
+        upcast_gradients(full, live)
+        before = [parameter.grad.clone() for parameter in live.parameters()]
+        norm = optimizer.clip_grad_norm_(0.5)
+        expected_norm = nn.utils.clip_grad_norm_(full.parameters(), 0.5)
+        assert float(norm) == pytest.approx(float(expected_norm), rel=1e-6)
+        assert all_equal(before, [parameter.grad for parameter in live.parameters()]), "live gradients are not scaled"
+        optimizer.step()
+        reference.step()
+        optimizer.zero_grad()
+    for master, wanted in zip(optimizer.masters, full.parameters(), strict=True):
+        torch.testing.assert_close(master, wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_the_step_reads_nothing_from_the_device(cuda: torch.device) -> None:
+    """Reading a value would make the host wait in every step."""
+    live = model().to(cuda, torch.bfloat16)
+    optimizer = master_optimizer(live, list(model().to(cuda).parameters()))
+    for step in range(2):
+        gradients_on(cuda, live, step)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error" if step else "default")  # the first step creates the state
+        try:
+            optimizer.clip_grad_norm_(0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
