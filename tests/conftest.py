@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from tests.support.fork_servers import SharedForkServers
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -16,6 +18,20 @@ if TYPE_CHECKING:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # The same of nohup and SIGHUP.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+_servers: list[SharedForkServers] = []
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start the shared fork servers if a test needs ranks."""
+    if not session.config.option.collectonly and any(item.get_closest_marker("ranks") for item in session.items):
+        _servers.append(SharedForkServers())
+
+
+def pytest_sessionfinish() -> None:
+    while _servers:
+        _servers.pop().close()
 
 
 @pytest.fixture

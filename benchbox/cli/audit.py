@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchbox.cli.options import PolicyDirOption
+from benchbox.cli.options import LauncherName, PolicyDirOption
 from benchbox.cli.session import SessionRequest, session_subject
 from benchbox.cli.subjects import Subject, checkpoint_subject, command_subject, print_to_stderr
 from benchbox.errors import CellFailedError, ConfigurationError, Problem, ThresholdError
@@ -78,6 +78,9 @@ def audit_precision(
             show_default=f"{COMMAND_STEPS}, {SESSION_STEPS}",
         ),
     ] = None,
+    launcher: Annotated[
+        LauncherName | None, typer.Option(help="Launcher of a session: as of benchbox run.", show_default="local")
+    ] = None,
     stop: Annotated[
         bool, typer.Option("--stop/--no-stop", help="End the command once every rank has taken the observed steps.")
     ] = False,
@@ -96,7 +99,15 @@ def audit_precision(
     Exit code 4 when a rule finds an error, or an optimizer that cannot be read; 3 when the steps themselves failed or were
     not observed.
     """
-    session = {"policy": policy, "backend": backend, "size": size, "world-size": world_size, "beta2": beta2, "data": data}
+    session = {
+        "policy": policy,
+        "backend": backend,
+        "size": size,
+        "world-size": world_size,
+        "beta2": beta2,
+        "data": data,
+        "launcher": launcher,
+    }
     if checkpoint is not None and steps is not None:
         raise ConfigurationError(Problem("--steps", "goes with a session or a command", "a checkpoint takes no steps"))
     _check_subject(bool(command), checkpoint is not None, {name for name, value in session.items() if value is not None}, stop)
@@ -124,6 +135,7 @@ def audit_precision(
                 data=(data or Data.synthetic).value,
                 steps=steps or SESSION_STEPS,
                 policy_dirs=policy_dirs,
+                launcher=launcher or LauncherName.local,
             )
         )
     if command and output is AuditFormat.text:

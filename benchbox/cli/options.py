@@ -49,3 +49,19 @@ class Format(StrEnum):
 
 
 FormatOption = Annotated[Format, typer.Option("--format", help="Output format.")]
+
+
+class LauncherName(StrEnum):
+    """Values of `--launcher`."""
+
+    local = "local"
+    torchrun = "torchrun"
+
+
+LauncherOption = Annotated[
+    LauncherName,
+    typer.Option(
+        "--launcher",
+        help="local forks ranks from a server that has imported all libraries; torchrun starts new interpreters.",
+    ),
+]

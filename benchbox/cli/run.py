@@ -3,13 +3,12 @@
 import shlex
 import sys
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchbox.cli.options import MatrixArgument, OnlyOption, PolicyDirOption, SetOption
+from benchbox.cli.options import LauncherName, LauncherOption, MatrixArgument, OnlyOption, PolicyDirOption, SetOption
 from benchbox.errors import CellFailedError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -22,13 +21,6 @@ if TYPE_CHECKING:
     from benchbox.store.run import Run
 
 
-class LauncherName(StrEnum):
-    """Values of `--launcher`."""
-
-    local = "local"
-    torchrun = "torchrun"
-
-
 _EXIT_STOPPED = 130  # 128 + SIGINT, as a shell reports it
 
 OutOption = Annotated[
@@ -38,13 +30,6 @@ LaunchesOption = Annotated[
     int | None, typer.Option("--launches", metavar="N", help="Launches of every cell, instead of the number in the matrix.")
 ]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Repeat launches whose records the run directory already has.")]
-LauncherOption = Annotated[
-    LauncherName,
-    typer.Option(
-        "--launcher",
-        help="local forks ranks from a server that has imported all libraries; torchrun starts new interpreters.",
-    ),
-]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan without running it.")]
 
 

@@ -27,6 +27,7 @@ class SessionRequest:
     data: str
     steps: int
     policy_dirs: Sequence[Path]
+    launcher: str
 
 
 def session_subject(request: SessionRequest) -> Subject:
@@ -39,7 +40,7 @@ def session_subject(request: SessionRequest) -> Subject:
     """
     from benchbox.audit.record import read_facts
     from benchbox.launch.launch import launch_cell
-    from benchbox.launch.process.cold import TorchrunLauncher
+    from benchbox.launch.process import make_launcher
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.spec.cell import MeasureSpec
 
@@ -53,7 +54,7 @@ def session_subject(request: SessionRequest) -> Subject:
             measure,
             launch=1,
             folder=launch_folder,
-            launcher=TorchrunLauncher(),
+            launcher=make_launcher(request.launcher),
             policy_dirs=request.policy_dirs,
             stop=stop,
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchbox.cli.options import PolicyDirOption, SetOption
+from benchbox.cli.options import LauncherName, LauncherOption, PolicyDirOption, SetOption
 from benchbox.errors import EXIT_CELL_FAILED, EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def train(
     policy_dirs: PolicyDirOption,
     out: OutOption = None,
     resume: ResumeOption = False,
+    launcher: LauncherOption = LauncherName.local,
 ) -> None:
     """Train a policy with the step that `benchbox run` measures: the same seed gives bit-identical losses.
 
@@ -47,7 +48,7 @@ def train(
 
     Exit code 3 when a rank failed, 130 when it was stopped.
     """
-    from benchbox.launch.process.cold import TorchrunLauncher
+    from benchbox.launch.process import make_launcher
     from benchbox.launch.process.lock import lock_run_directory
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.launch.training import launch_training
@@ -62,7 +63,7 @@ def train(
             loaded,
             folder,
             resume=resume,
-            launcher=TorchrunLauncher(),
+            launcher=make_launcher(launcher),
             policy_dirs=policy_dirs,
             on_metrics=printer.print_row,
             stop=stop,

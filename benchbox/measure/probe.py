@@ -13,7 +13,7 @@ from benchbox.measure.flops import FlopCounter, unknown_utilisation, utilisation
 from benchbox.measure.kernels import CallSite, KernelNames, Recomputation
 from benchbox.measure.memory import TensorStorageTracker
 from benchbox.observer.hooks.collectives import CollectiveCounter
-from benchbox.observer.hooks.dispatch import OperationDispatchMode
+from benchbox.observer.hooks.dispatch import OperationDispatchMode, OperationListener
 from benchbox.observer.hooks.matmuls import MatmulDtypes
 from benchbox.observer.hooks.operations import OperationRecorder
 
@@ -77,14 +77,15 @@ class StepProbe:
         self._call_site, self._recomputation = CallSite(model), Recomputation(model, units)
         self._collectives, self._flops, self._matmuls = CollectiveCounter(), FlopCounter(), MatmulDtypes()
         self._kernels = KernelNames(self._call_site)
-        self._storages = None if device.type == "cuda" else TensorStorageTracker(chain(model.parameters(), model.buffers()))
-        self._dispatch = OperationDispatchMode(self._collectives, self._flops, self._kernels, self._matmuls)
+        counters: list[OperationListener] = [self._collectives, self._flops, self._kernels, self._matmuls]
+        roots = chain(model.parameters(), model.buffers())
+        self._storages = None if device.type == "cuda" else TensorStorageTracker(roots, counters)
+        self._dispatch = self._storages or OperationDispatchMode(*counters)
         self._contexts = ExitStack()
 
     def __enter__(self) -> Self:
-        for context in (self._call_site, self._recomputation, self._storages, self._dispatch):
-            if context is not None:
-                self._contexts.enter_context(context)
+        for context in (self._call_site, self._recomputation, self._dispatch):
+            self._contexts.enter_context(context)
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -4,6 +4,8 @@
 The server builds nothing: a group starts from imported modules only, as a new interpreter would after its imports. It serves
 one request after another (see `ForkRequest`) and ends when the other end of the socket closes.
 
+FD may also be a listening socket. Then the server is shared: it forks a server of its own for each client that connects.
+
 For each job it forks a group leader, which starts a session, forks the ranks and hosts their rendezvous store, as torchrun's
 agent does. When a rank fails the leader ends the others and writes `exits.json`. Every process is tied to the life of its
 parent: whoever is killed takes the processes below along.
@@ -60,6 +62,14 @@ _POLL_S = 0.02
 _GRACE_S = 30.0  # as torchrun's agent: from SIGTERM to SIGKILL
 
 
+class ServerGreeting(TypedDict):
+    """First line of JSON that a server sends: what it imported, and where."""
+
+    prefix: str  # of the Python environment
+    environment: dict[str, str]  # in which it imported
+    missing: dict[str, str]  # see `preload`
+
+
 class ForkRequest(TypedDict):
     """One line of JSON that a launcher sends, answered by one line."""
 
@@ -75,14 +85,37 @@ class ForkRequest(TypedDict):
 
 
 def main() -> NoReturn:
-    """Serve requests until the launcher closes its end."""
+    """Import, then serve the launcher until it closes its end, or all clients that connect."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     signal_on_parent_death(signal.SIGKILL)
-    missing = preload(tuple(sys.argv[2:]) or _PRELOADED_MODULES)
+    greeting: ServerGreeting = {
+        "prefix": sys.prefix,
+        "environment": dict(os.environ),
+        "missing": preload(tuple(sys.argv[2:]) or _PRELOADED_MODULES),
+    }
+    if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        _serve_clients(connection, greeting)
+    _serve(connection, greeting)
+
+
+def _serve_clients(listener: socket.socket, greeting: ServerGreeting) -> NoReturn:
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            signal_on_parent_death(signal.SIGKILL)
+            _serve(connection, greeting)
+        connection.close()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _serve(connection: socket.socket, greeting: ServerGreeting) -> NoReturn:
     with connection.makefile("rw") as channel:
-        _send(channel, {"ready": True, "missing": missing})
+        _send(channel, greeting)
         for line in channel:
-            _send(channel, _answer(json.loads(line)))
+            _send(channel, _answer(json.loads(line), connection))
     os._exit(0)  # finalizing an interpreter with torch takes seconds
 
 
@@ -118,14 +151,14 @@ def _count_threads() -> int:
     return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
 
 
-def _send(channel: Any, answer: Mapping[str, Any]) -> None:
+def _send(channel: Any, answer: Mapping[str, object]) -> None:
     channel.write(json.dumps(answer) + "\n")
     channel.flush()
 
 
-def _answer(request: ForkRequest) -> dict[str, Any]:
+def _answer(request: ForkRequest, connection: socket.socket) -> dict[str, Any]:
     if request["action"] == "fork":
-        return {"leader": _fork_leader(request)}
+        return {"leader": _fork_leader(request, connection)}
     leader = request["leader"]
     assert leader is not None
     if request["action"] == "release":
@@ -139,11 +172,12 @@ def _answer(request: ForkRequest) -> dict[str, Any]:
     return {"exit_code": ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status}
 
 
-def _fork_leader(request: ForkRequest) -> int:
+def _fork_leader(request: ForkRequest, connection: socket.socket) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     leader = os.fork()
     if leader == 0:
+        os.close(connection.detach())  # the launcher learns of the end of the server by the end of the connection
         _run_forked(lambda: _lead(request))
     return leader
 
@@ -165,7 +199,6 @@ def _run_forked(function: Any) -> NoReturn:
 
 def _lead(request: ForkRequest) -> int:
     """Start the ranks, wait for them, end them when one fails; return the exit code of the group."""
-    os.close(int(sys.argv[1]))  # the launcher learns of the end of the server by the end of the connection
     os.setsid()
     signal_on_parent_death(signal.SIGKILL)
     _redirect_output(request["log"])

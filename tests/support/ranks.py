@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+import tempfile
+import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchbox.launch.process.environment import host_variables
+from benchbox.launch.job import Job
+from benchbox.launch.process.warm import ForkServerLauncher
 from benchbox.spec.cell import Cell, DataSpec, OptimSpec
 
 ROOT = Path(__file__).parents[2]
@@ -45,16 +46,24 @@ def run_cells(cells: list[tuple[Cell, int]], folder: Path, *, observer: bool = T
 
 
 def run_ranks(ranks: int, script: Path, *arguments: str) -> None:
-    """Run a script as the ranks of one process group; the test fails if one of them does."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
-    command += ["--nproc-per-node", str(ranks), str(script), *arguments]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # scripts import `tests.support`
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **host_variables(os.environ), "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        timeout=500,
-    )
-    if done.returncode:
-        pytest.fail(f"ranks failed:\n{done.stderr[-6000:]}")
+    """Run a script as the ranks of one process group, from the root folder; the test fails if one of them does."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.chdir(ROOT)
+        config: Any = {"script": str(script), "arguments": arguments}
+        job = Job(config=config, ranks=ranks, folder=Path(folder) / "job", timeout_s=500.0, hang_after_s=500.0)
+        job.prepare()
+        group = _launcher().start(job)
+        deadline = time.monotonic() + 500
+        try:
+            while (code := group.poll()) is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+        finally:
+            group.end()
+        if code != 0:
+            pytest.fail(f"ranks ended with {code}:\n{job.group_log.read_text()[-6000:]}")
+
+
+@cache
+def _launcher() -> ForkServerLauncher:
+    return ForkServerLauncher(worker_module="tests.support.script_worker")

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 # Both names are read by torch's caching allocator, the newer one first.
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
+_SHELL_VARIABLES = frozenset({"_", "COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL", "TERM"})
+
 
 def usable_cores() -> int:
     """Return the number of cores this process may use, in a container or a Slurm step fewer than the machine has."""
@@ -54,6 +56,14 @@ def fork_server_variables(user: Mapping[str, str]) -> dict[str, str]:
     has_gpu = Path("/dev/nvidiactl").exists() and user.get("CUDA_VISIBLE_DEVICES") != ""
     variables = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "DS_ACCELERATOR": "cuda" if has_gpu else "cpu"}
     return {name: value for name, value in variables.items() if name not in user}
+
+
+def import_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that may change what libraries do when they are imported: all but those of shells and test runners.
+
+    Processes forked from one that imported with these variables differ in nothing from a new interpreter.
+    """
+    return {name: value for name, value in environment.items() if name not in _SHELL_VARIABLES}
 
 
 def group_variables(ranks: int, user: Mapping[str, str]) -> dict[str, str]:

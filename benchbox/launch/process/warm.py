@@ -9,17 +9,20 @@ import socket
 import subprocess
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from benchbox.errors import BenchboxError
 from benchbox.launch.job import Job, Launcher, RankExit, RankGroup, read_rank_exits
-from benchbox.launch.process.environment import fork_server_variables, group_variables, host_variables
+from benchbox.launch.process.environment import fork_server_variables, group_variables, host_variables, import_environment
 from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, find_processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
+    from benchbox.worker.fork_server import ServerGreeting
+
+SHARED_SERVERS_VARIABLE = "BENCHBOX_FORK_SERVERS"
 _SERVER_LOST = -signal.SIGKILL
 
 
@@ -28,6 +31,9 @@ class ForkServerLauncher(Launcher):
 
     Libraries read some environment variables when they are imported, so each distinct environment has a server of its own,
     started when it is first needed. A server that was killed is replaced at the next job.
+
+    Servers end together with this process. Those of other processes are used as well: if the variable `BENCHBOX_FORK_SERVERS`
+    names a folder, its files `*.sock` are sockets of shared servers, and one that imported in the same environment is taken.
     """
 
     name = "fork_server"
@@ -73,40 +79,48 @@ class ForkServerLauncher(Launcher):
         self._servers.clear()
 
     def _server(self, environment: Mapping[str, str]) -> _Server:
-        key = frozenset(environment.items())
+        key = frozenset(import_environment(environment).items())
         server = self._servers.get(key)
         if server is None or not server.alive:
-            server = self._servers[key] = _Server(environment, self._preload)
+            shared = None if self._preload else _connect(environment)
+            server = self._servers[key] = shared or _OwnServer(environment, self._preload)
         return server
 
 
-class _Server:
-    """A running fork server, and the requests to it."""
+def _connect(environment: Mapping[str, str]) -> _Server | None:
+    """Return a shared server that imported in this environment, or None."""
+    folder = environment.get(SHARED_SERVERS_VARIABLE)
+    for path in sorted(Path(folder).glob("*.sock")) if folder else ():
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(path))
+        except OSError:  # it has ended
+            connection.close()
+            continue
+        server = _Server(connection)
+        imported = server.greeting and import_environment(server.greeting["environment"])
+        if server.greeting and server.greeting["prefix"] == sys.prefix and imported == import_environment(environment):
+            return server
+        server.close()
+    return None
 
-    def __init__(self, environment: Mapping[str, str], preload: Sequence[str]) -> None:
-        ours, theirs = socket.socketpair()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the server runs)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchbox.worker.fork_server", str(theirs.fileno()), *preload],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                env=environment,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C reaches only benchbox, which then ends the group
-            )
-        self._socket = ours
-        self._channel = ours.makefile("rw")
-        if self._receive() is None:
-            self._log.seek(0)
-            output = self._log.read().decode(errors="replace").strip().splitlines()
-            reason = output[-1] if output else f"exit code {self._process.wait()}"
-            raise BenchboxError(f"the fork server could not start ({reason}); `--launcher torchrun` does without it")
+
+class _Server:
+    """A connection to a running fork server, and the requests to it. `greeting` is None if the server could not start."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._channel = connection.makefile("rw")
+        self.greeting = cast("ServerGreeting | None", self._receive())
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        try:
+            return bool(self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
     def fork(self, request: dict[str, Any]) -> int:
         """Fork a group and return the process id of its leader.
@@ -131,8 +145,6 @@ class _Server:
     def close(self) -> None:
         self._channel.close()
         self._socket.close()
-        self._process.wait()
-        self._log.close()
 
     def _request(self, **request: Any) -> dict[str, Any] | None:
         """Return the answer to a request, or None if the server has ended."""
@@ -149,6 +161,35 @@ class _Server:
         except OSError:
             return None
         return json.loads(line) if line else None
+
+
+class _OwnServer(_Server):
+    """A server that this process starts, and that ends with it."""
+
+    def __init__(self, environment: Mapping[str, str], preload: Sequence[str]) -> None:
+        ours, theirs = socket.socketpair()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the server runs)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "benchbox.worker.fork_server", str(theirs.fileno()), *preload],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C reaches only benchbox, which then ends the group
+            )
+        super().__init__(ours)
+        if self.greeting is None:
+            self._log.seek(0)
+            output = self._log.read().decode(errors="replace").strip().splitlines()
+            reason = output[-1] if output else f"exit code {self._process.wait()}"
+            raise BenchboxError(f"the fork server could not start ({reason}); `--launcher torchrun` does without it")
+
+    def close(self) -> None:
+        super().close()
+        self._process.wait()
+        self._log.close()
 
 
 class _ForkedGroup(RankGroup):
