@@ -1,8 +1,13 @@
-"""Time of a launch beyond its steps: new interpreters against processes forked from a server, interleaved."""
+"""New interpreters against processes forked from a server, interleaved: the time of a launch beyond its steps, and the steps.
+
+`BENCHBOX_PERF_LAUNCHES=20` takes that many launches of each, for a narrower interval of the ratio of step times.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import random
 import time
 from itertools import pairwise
 from statistics import median
@@ -21,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.ranks
 
-ROUNDS = 2
+ROUNDS = int(os.environ.get("BENCHBOX_PERF_LAUNCHES", "2"))
 MEASURE = MeasureSpec(warmup_steps=3, steps=8, launches=1)
 STEPS = ("warmup", "measure")
 
@@ -40,11 +45,19 @@ def stage_durations(folder: Path, started: float, ended: float) -> dict[str, flo
     return durations
 
 
+def median_interval(values: list[float]) -> tuple[float, float]:
+    """Return the 95% interval of the median by a percentile bootstrap."""
+    draw = random.Random(0)
+    medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(4000))
+    return medians[100], medians[-101]
+
+
 @pytest.mark.parametrize("backend", ["ddp", "zero2"])
 def test_a_forked_launch_costs_less_beyond_its_steps_than_new_interpreters(benchmark, capsys, tmp_path, backend) -> None:
     """pi05 tiny on two ranks. The server starts before, in a launch that is not counted."""
     launchers = {"torchrun": TorchrunLauncher(), "fork_server": ForkServerLauncher()}
     stages: dict[str, list[dict[str, float]]] = {name: [] for name in launchers}
+    step_s: dict[str, list[float]] = {name: [] for name in launchers}
 
     def launch(name: str) -> None:
         folder = tmp_path / f"{name}-{len(stages[name])}"
@@ -52,9 +65,11 @@ def test_a_forked_launch_costs_less_beyond_its_steps_than_new_interpreters(bench
         record = launch_cell(tiny_cell(backend=backend), MEASURE, launch=1, folder=folder, launcher=launchers[name])
         assert record["status"] == "ok", record["error"]
         stages[name].append(stage_durations(folder, started, time.time()))
+        step_s[name].append(median(record["step_time_s"]["slowest"]))
 
     launch("fork_server")
     stages["fork_server"].clear()
+    step_s["fork_server"].clear()
     benchmark.pedantic(lambda: [launch(name) for name in launchers], rounds=ROUNDS)
     launchers["fork_server"].close()
 
@@ -64,9 +79,13 @@ def test_a_forked_launch_costs_less_beyond_its_steps_than_new_interpreters(bench
     }
     ratio = median(beyond["fork_server"]) / median(beyond["torchrun"])
     benchmark.extra_info |= {"forked_over_new": ratio, **{f"{name}_s": median(seconds) for name, seconds in beyond.items()}}
+    ratios = [forked / new for forked, new in zip(step_s["fork_server"], step_s["torchrun"], strict=True)]
+    low, high = median_interval(ratios)
+    benchmark.extra_info |= {"step_ratio": median(ratios), "step_ratio_95": [low, high]}
     with capsys.disabled():
         print(f"\n{backend}: forked / new interpreters, beyond warm-up and measured steps: {ratio:.2f}")
         for name, launches in stages.items():
             table = ", ".join(f"{stage} {median(launch.get(stage, 0.0) for launch in launches):.2f}" for stage in launches[0])
             print(f"  {name}: {median(beyond[name]):.2f} s beyond its steps ({table})")
+        print(f"  step time forked / new, {ROUNDS} pairs: {median(ratios):.3f}, 95% interval [{low:.3f}, {high:.3f}]")
     assert max(beyond["fork_server"]) < min(beyond["torchrun"])
