@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint docs
+.PHONY: run test lint docs gpu gpu-bundle
 
 # Measure matrices/fsdp_vs_zero2.yaml on this machine and write its report.
 run: $(VENV)/.installed
@@ -24,6 +24,31 @@ lint: $(VENV)/.installed-dev
 # Regenerate docs/architecture.svg and docs/reference.md.
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/generate
+
+# Run tests/gpu and matrices/h200_single.yaml on this machine's NVIDIA GPU: see docs/gpu.md. A repeated call continues; LIMIT=450
+# stops after 450 seconds. The wheels of `make gpu-bundle` are used if they are there, beside the packages of $(PYTHON).
+GPU_BUNDLE := build/gpu-bundle
+GPU_SITE := $(CURDIR)/build/gpu-site
+GPU_BATTERY := tests/gpu/battery.py $(if $(LIMIT),--limit-s $(LIMIT))
+gpu:
+	@test -e /dev/nvidiactl || nvidia-smi -L >/dev/null 2>&1 || { echo "make gpu: this machine has no NVIDIA GPU" >&2; exit 2; }
+ifneq ($(wildcard $(GPU_BUNDLE)/*.whl),)
+	@$(MAKE) --no-print-directory $(GPU_SITE)/.installed
+	PATH=$(GPU_SITE)/bin:$$PATH PYTHONPATH=$(GPU_SITE):$(CURDIR) $(PYTHON) $(GPU_BATTERY)
+else
+	@$(MAKE) --no-print-directory $(VENV)/.installed-dev
+	$(BIN)/python $(GPU_BATTERY)
+endif
+
+# Collect wheels for a GPU machine without network, on one with network; GPU_PYTHON=3.12 is the version of that machine's Python.
+gpu-bundle: $(VENV)/.installed-dev
+	$(BIN)/python tests/gpu/bundle.py --out $(GPU_BUNDLE) $(if $(GPU_PYTHON),--python $(GPU_PYTHON))
+
+# Packages that lie beside those of $(PYTHON): a virtual environment would not see them where $(PYTHON) is in one itself.
+$(GPU_SITE)/.installed: $(wildcard $(GPU_BUNDLE)/*.whl)
+	rm -rf $(GPU_SITE)
+	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --target $(GPU_SITE) $(GPU_BUNDLE)/*.whl
+	touch $@
 
 # torch is installed first: the build of deepspeed needs it, and an unpinned torch pulls in gigabytes of CUDA packages.
 $(VENV)/.torch: constraints.txt

@@ -39,6 +39,6 @@ def test_a_clean_session_has_no_findings(device: torch.device, recipe: str) -> N
 
 
 def test_pure_bfloat16_has_findings(device: torch.device) -> None:
-    """The same auditor is not silent where updates are lost."""
+    """A silent auditor would pass the test above."""
     _, judgement = audit("bf16_pure")
     assert "BXP101" in [finding.code for finding in judgement.findings]

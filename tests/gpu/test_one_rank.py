@@ -20,7 +20,7 @@ WRAPPERS = {"ddp": "DistributedDataParallel", "fsdp2": "FSDP", "zero2": "DeepSpe
 
 @pytest.fixture(scope="module")
 def results(device: torch.device, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one process group left: `collectives`, and the steps of every backend by its name."""
+    """Results of one process group: `collectives`, and the steps of every backend by its name."""
     folder = tmp_path_factory.mktemp("one_rank")
     cells = [tiny_cell(backend=backend, world_size=1).to_dict() for backend in BACKENDS]
     job = folder / "job.json"
@@ -50,5 +50,5 @@ def test_backends_over_one_rank_train_alike(results: dict[str, Any]) -> None:
     """One recipe from one seed: the first forward pass is the same, later losses differ by the order of summation at most."""
     losses = {backend: results[backend]["loss"] for backend in BACKENDS}
     for backend in BACKENDS[1:]:
-        assert losses[backend][0] == pytest.approx(losses["ddp"][0], rel=1e-6), backend
+        assert losses[backend][0] == pytest.approx(losses["ddp"][0], rel=1e-5), backend
         assert losses[backend] == pytest.approx(losses["ddp"], rel=1e-2), backend

@@ -1,0 +1,222 @@
+"""Run what a GPU has to show: `tests/gpu`, then matrices/h200_single.yaml, then its report. `make gpu` calls it.
+
+A repeated call continues: steps that ended with the same sources on the same device are not run again, except tests that
+failed, which come last. `benchbox run` reuses the records of an interrupted step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+WORK = ROOT / "runs" / "gpu"  # may be carried from one machine to the next
+MATRIX = "matrices/h200_single.yaml"
+RUN = WORK / "h200_single"
+PARTS = tuple(
+    f"policy={policy}, attention={kernel}" for kernel in ("sdpa", "eager", "flex") for policy in ("pi05", "pi07_low_level")
+)
+TEST_TIMEOUT_S = 400
+GRACE_S = 40  # from SIGINT to SIGKILL
+
+EXIT_FAILED, EXIT_NO_GPU, EXIT_CELL_FAILED, EXIT_STOPPED = 1, 2, 3, 130  # 3 and 130 are those of `benchbox run`
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command of the battery."""
+
+    name: str
+    command: tuple[str, ...]
+    is_test: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Result of a step that ended: its exit code, and for tests the outcome of each."""
+
+    exit_code: int
+    duration_s: float
+    outcomes: dict[str, str]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--limit-s", type=float, default=float("inf"), help="stop after so many seconds; a new call continues")
+    deadline = time.monotonic() + parser.parse_args().limit_s
+    device = describe_device()
+    problem = missing_requirement() or (None if device["device"] else f"torch {device['torch']} sees no GPU")
+    if problem:
+        print(f"make gpu: {problem}", file=sys.stderr)
+        return EXIT_NO_GPU
+    results = Results(WORK / "battery.json", {**device, "sources": sources_sha256()})
+    for step in results.pending(all_steps()):
+        print(f"\n{step.name}", flush=True)
+        ended = execute(step, deadline)
+        if ended is None:
+            print(f"\nmake gpu: stopped in '{step.name}'; the same command continues", file=sys.stderr)
+            return EXIT_STOPPED
+        if not step.is_test and ended.exit_code not in (0, EXIT_CELL_FAILED):
+            return ended.exit_code
+        results.add(step, ended)
+    return write_report(results)
+
+
+def all_steps() -> list[Step]:
+    tests = [
+        Step(
+            path.stem,
+            (*module("pytest"), "-q", "--timeout", str(TEST_TIMEOUT_S), "--junitxml", str(junit(path.stem)), str(path)),
+            True,
+        )
+        for path in sorted(Path(__file__).parent.glob("test_*.py"))
+    ]
+    run = (*module("benchbox.cli.app"), "run", MATRIX, "--out", str(RUN), "--only")
+    return [*tests, *(Step(part_name(part), (*run, part)) for part in PARTS)]
+
+
+def part_name(part: str) -> str:
+    return f"{MATRIX}: {part}"
+
+
+def module(name: str) -> tuple[str, ...]:
+    return sys.executable, "-m", name
+
+
+def junit(name: str) -> Path:
+    return WORK / "junit" / f"{name}.xml"
+
+
+def missing_requirement() -> str | None:
+    """Return what to install; a bundle relies on packages of the machine, which may lack some or have old ones."""
+    for line in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+        requirement = Requirement(line)
+        try:
+            installed = version(requirement.name)
+        except PackageNotFoundError:
+            return f"{requirement} is not installed in {sys.executable}"
+        if not requirement.specifier.contains(installed, prereleases=True):
+            return f"{requirement} is required, and {sys.executable} has {installed}"
+    return None
+
+
+def describe_device() -> dict[str, str]:
+    """Return the versions of Python and torch and the name of the first GPU, empty if torch sees none.
+
+    Another process asks: a CUDA context in this one would take memory of the device while others measure it.
+    """
+    query = (
+        "import json, platform, torch; name = torch.cuda.get_device_name(0) if torch.cuda.is_available() else ''; "
+        "print(json.dumps({'python': platform.python_version(), 'torch': torch.__version__, 'device': name}))"
+    )
+    output = subprocess.run([sys.executable, "-c", query], capture_output=True, text=True, check=True).stdout
+    device: dict[str, str] = json.loads(output.splitlines()[-1])
+    return device
+
+
+def sources_sha256() -> str:
+    """Return the SHA-256 of the sources that results depend on."""
+    digest = hashlib.sha256()
+    folders = ("benchbox", "policies", "tests/gpu", "tests/support")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in {".py", ".yaml", ".c"}]
+    for path in sorted([*files, ROOT / MATRIX]):
+        digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+class Results:
+    """The steps that have ended, in a file that is written after each of them."""
+
+    def __init__(self, path: Path, key: dict[str, str]) -> None:
+        self._path = path
+        self.key = key
+        self.steps: dict[str, Ended] = {}
+        if path.is_file():
+            stored = json.loads(path.read_text())
+            if stored["key"] == key:
+                self.steps = {name: Ended(**values) for name, values in stored["steps"].items()}
+            else:
+                print("sources, torch or device have changed: starting anew")
+
+    def pending(self, steps: list[Step]) -> list[Step]:
+        """Return the steps that have not ended, then the tests that failed."""
+        new = [step for step in steps if step.name not in self.steps]
+        return new + [step for step in steps if step.is_test and step.name in self.steps and self.steps[step.name].exit_code]
+
+    def add(self, step: Step, ended: Ended) -> None:
+        self.steps[step.name] = ended
+        self._path.write_text(self.to_json())
+
+    def to_json(self) -> str:
+        return json.dumps({"key": self.key, "steps": {name: asdict(ended) for name, ended in self.steps.items()}}, indent=1)
+
+
+def execute(step: Step, deadline: float) -> Ended | None:
+    """Run a step to its end; None if the time was up or the user stopped it, which leaves nothing running."""
+    junit(step.name).parent.mkdir(parents=True, exist_ok=True)
+    junit(step.name).unlink(missing_ok=True)
+    start = time.monotonic()
+    if start >= deadline:
+        return None
+    process = subprocess.Popen(step.command, cwd=ROOT)
+    try:
+        exit_code = process.wait(None if deadline == float("inf") else deadline - start)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        return None
+    if exit_code == EXIT_STOPPED:
+        return None
+    return Ended(exit_code, time.monotonic() - start, read_outcomes(junit(step.name)))
+
+
+def read_outcomes(path: Path) -> dict[str, str]:
+    """Return passed, failed, error or skipped by test."""
+    if not path.is_file():
+        return {}
+    outcomes = {}
+    for case in ET.parse(path).iter("testcase"):
+        problems = [child.tag for child in case if child.tag in {"failure", "error", "skipped"}]
+        outcomes[str(case.get("name"))] = {"failure": "failed"}.get(problems[0], problems[0]) if problems else "passed"
+    return outcomes
+
+
+def write_report(results: Results) -> int:
+    """Write the report of the matrix and the outcomes of the steps, print a summary, and return the exit code."""
+    device = results.key["device"]
+    out = ROOT / "reports" / ("h200" if "H200" in device else re.sub(r"[^a-z0-9]+", "-", device.lower()))
+    cli = module("benchbox.cli.app")
+    reported = subprocess.run([*cli, "report", str(RUN), "--out", str(out), "--pack"], cwd=ROOT, check=False)
+    verified = subprocess.run([*cli, "verify", str(out)], cwd=ROOT, check=False)
+    (out / "battery.json").write_text(results.to_json() + "\n")
+    outcomes = Counter(outcome for ended in results.steps.values() for outcome in ended.outcomes.values())
+    print(f"\n{device}, torch {results.key['torch']}; report: {out}")
+    print("tests: " + (", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "none"))
+    failed = {name for name, ended in results.steps.items() if ended.exit_code}
+    for name in sorted(failed):
+        print(f"not ok: {name}")
+    if reported.returncode or verified.returncode or not failed <= set(map(part_name, PARTS)):
+        return EXIT_FAILED
+    return EXIT_CELL_FAILED if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""The battery continues where it stopped. These tests need no GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from packaging.requirements import Requirement
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+HERE = Path(__file__).parent
+
+
+def load(name: str) -> ModuleType:
+    """Load a script beside this file, which no package contains."""
+    spec = importlib.util.spec_from_file_location(f"gpu_{name}", HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def battery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = load("battery")
+    monkeypatch.setattr(module, "WORK", tmp_path)
+    return module
+
+
+def results(battery: ModuleType, sources: str = "a") -> object:
+    return battery.Results(battery.WORK / "battery.json", {"sources": sources, "torch": "2", "device": "GPU"})
+
+
+def python(battery: ModuleType, name: str, code: str, *, is_test: bool = True) -> object:
+    return battery.Step(name, (sys.executable, "-c", code), is_test)
+
+
+def test_a_step_that_ended_is_not_run_again_and_failed_tests_come_last(battery: ModuleType) -> None:
+    steps = [
+        python(battery, "failing", "exit(1)"),
+        python(battery, "passing", ""),
+        python(battery, "part", "exit(3)", is_test=False),
+    ]
+    first = results(battery)
+    assert [step.name for step in first.pending(steps)] == ["failing", "passing", "part"]
+    for step in steps:
+        first.add(step, battery.execute(step, float("inf")))
+    later = [*steps, python(battery, "new", "")]
+    assert [step.name for step in results(battery).pending(later)] == ["new", "failing"]
+    assert [step.name for step in results(battery, sources="b").pending(later)] == ["failing", "passing", "part", "new"]
+
+
+def test_a_step_beyond_the_limit_is_stopped_and_counts_as_not_run(battery: ModuleType, tmp_path: Path) -> None:
+    """SIGINT stops it, on which `benchbox run` ends its ranks and stays resumable."""
+    log = tmp_path / "log"
+    code = (
+        "import pathlib, time\n"
+        f"log = pathlib.Path({str(log)!r})\n"
+        "log.write_text('started')\n"
+        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    log.write_text('interrupted')"
+    )
+    assert battery.execute(python(battery, "slow", code), time.monotonic() + 5) is None
+    assert log.read_text() == "interrupted"
+    assert battery.execute(python(battery, "late", ""), time.monotonic() - 1) is None
+
+
+def test_outcomes_of_tests_are_read_from_their_report(battery: ModuleType) -> None:
+    source = battery.WORK / "test_three.py"
+    source.write_text("import pytest\ndef test_a(): pass\ndef test_b(): assert 0\ndef test_c(): pytest.skip('no')\n")
+    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(battery.WORK))
+    step = battery.Step("three", (*command, "--junitxml", str(battery.junit("three")), str(source)), True)
+    ended = battery.execute(step, float("inf"))
+    assert ended.exit_code == 1
+    assert ended.outcomes == {"test_a": "passed", "test_b": "failed", "test_c": "skipped"}
+    first = results(battery)
+    first.add(step, ended)
+    assert json.loads((battery.WORK / "battery.json").read_text())["steps"]["three"]["outcomes"] == ended.outcomes
+
+
+def test_every_part_of_the_matrix_is_run(battery: ModuleType) -> None:
+    """No cell is in two parts, and none is in no part."""
+    from benchbox.plan import plan
+    from benchbox.spec import load_matrix
+
+    matrix = load_matrix(HERE.parents[1] / battery.MATRIX, {}, [])
+    parts = [plan(matrix, part).cells for part in battery.PARTS]
+    assert sorted(cell.cell_id for cells in parts for cell in cells) == sorted(cell.cell_id for cell in plan(matrix).cells)
+
+
+def test_a_bundle_has_all_requirements_but_those_of_the_machine() -> None:
+    bundle = load("bundle")
+    pins = bundle.collect_pins("3.12")
+    assert {"accelerate", "deepspeed", "av", "pydantic-core", "pytest"} <= set(pins)
+    assert not any(name in pins or name.startswith("nvidia-cu") for name in bundle.PRESENT)
+    names = {Requirement(line).name.lower().replace(".", "-") for line in bundle.project()["dependencies"]}
+    assert names <= set(pins) | bundle.PRESENT
