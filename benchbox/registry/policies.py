@@ -11,7 +11,7 @@ import importlib
 import sys
 import types
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,8 +100,13 @@ def _entry(folder: Path) -> PolicyEntry:
 
 
 def _read_presets(path: Path) -> dict[str, dict[str, Any]]:
+    return _parse_presets(path, path.read_bytes())
+
+
+@lru_cache  # a rank builds its policy twice, once on the meta device, and parsing takes longer than building
+def _parse_presets(path: Path, content: bytes) -> dict[str, dict[str, Any]]:
     try:
-        presets = YAML(typ="safe").load(path)
+        presets = YAML(typ="safe").load(content)
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
