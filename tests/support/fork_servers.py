@@ -9,9 +9,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchbox.launch.process.environment import host_variables
 from benchbox.launch.process.warm import SHARED_SERVERS_VARIABLE, ForkServerLauncher
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class SharedForkServers:
@@ -23,22 +27,10 @@ class SharedForkServers:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="benchbox-servers-"))
         os.environ[SHARED_SERVERS_VARIABLE] = str(self._folder)
-        self._processes = [self._start(ranks) for ranks in (2, 1)]
-
-    def _start(self, ranks: int) -> subprocess.Popen[bytes]:
-        variables = {**os.environ, **host_variables(os.environ), **ForkServerLauncher().variables(ranks)}
-        with socket.socket(socket.AF_UNIX) as listener, (self._folder / f"{ranks}.log").open("wb") as log:
-            listener.bind(str(self._folder / f"{ranks}.sock"))
-            listener.listen()
-            return subprocess.Popen(
-                [sys.executable, "-m", "benchbox.worker.fork_server", str(listener.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=variables,
-                pass_fds=[listener.fileno()],
-                start_new_session=True,
-            )
+        self._processes = [
+            start_shared_server(self._folder / f"{ranks}.sock", ranks=ranks, log=self._folder / f"{ranks}.log")
+            for ranks in (2, 1)
+        ]
 
     def close(self) -> None:
         """End the servers and all that they forked."""
@@ -47,3 +39,20 @@ class SharedForkServers:
             process.kill()
             process.wait()
         shutil.rmtree(self._folder)
+
+
+def start_shared_server(socket_file: Path, *, ranks: int, log: Path, preload: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    """Start a fork server for groups of `ranks` ranks that listens at once, and serves when it has imported."""
+    variables = {**os.environ, **host_variables(os.environ), **ForkServerLauncher().variables(ranks)}
+    with socket.socket(socket.AF_UNIX) as listener, log.open("wb") as output:
+        listener.bind(str(socket_file))
+        listener.listen()
+        return subprocess.Popen(
+            [sys.executable, "-m", "benchbox.worker.fork_server", str(listener.fileno()), *preload],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=variables,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )

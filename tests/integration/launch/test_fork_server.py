@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +16,9 @@ from benchbox.errors import BenchboxError
 from benchbox.launch.job import Job
 from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.cold import TorchrunLauncher
-from benchbox.launch.process.warm import ForkServerLauncher
+from benchbox.launch.process.warm import SHARED_SERVERS_VARIABLE, ForkServerLauncher
 from benchbox.spec.cell import MeasureSpec
+from tests.support.fork_servers import start_shared_server
 from tests.support.launchers import MEASURE, cell
 from tests.support.ranks import tiny_cell
 
@@ -35,8 +38,11 @@ report = {
     "folder": os.getcwd(),
     "arguments": sys.argv[1:],
     "rank": os.environ["RANK"],
+    "pid": os.getpid(),
 }
-(out / f"report{os.environ['RANK']}.json").write_text(json.dumps(report))
+written = out / f"report{os.environ['RANK']}.json"
+written.with_suffix(".part").write_text(json.dumps(report))
+written.with_suffix(".part").rename(written)
 """
 
 
@@ -122,6 +128,75 @@ def test_a_killed_server_takes_its_ranks_along_and_the_next_launch_has_another(
     healthy = launch_cell(cell("healthy"), MEASURE, launch=1, folder=tmp_path / "healthy", **options)
     assert healthy["status"] == "ok", healthy["error"]
     launcher.close()
+
+
+@pytest.fixture
+def shared_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Start a shared server that has imported next to nothing; return its process id."""
+    (tmp_path / "reporting_worker.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    folder = Path(tempfile.mkdtemp())  # the path of a socket must be short
+    monkeypatch.setenv(SHARED_SERVERS_VARIABLE, str(folder))
+    process = start_shared_server(folder / "test.sock", ranks=2, log=folder / "log", preload=["random"])
+    yield process.pid
+    process.kill()
+    process.wait()
+    shutil.rmtree(folder)
+
+
+def server_above(report: dict[str, Any]) -> int:
+    """Return the process that the server of a client was forked from."""
+    return psutil.Process(report["server"]).ppid()
+
+
+def test_clients_in_one_environment_share_a_server(shared_server: int, tmp_path: Path) -> None:
+    launchers = [ForkServerLauncher(worker_module="reporting_worker") for _ in range(2)]
+    reports = [run(launcher, tmp_path / str(index))[0] for index, launcher in enumerate(launchers)]
+    assert [server_above(report) for report in reports] == [shared_server] * 2
+    launchers[0].close()
+    assert server_above(run(launchers[1], tmp_path / "again")[0]) == shared_server, "another client ended, not the server"
+    launchers[1].close()
+
+
+@pytest.mark.usefixtures("shared_server")
+def test_a_shared_server_that_imported_in_another_environment_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[dict[str, str]] = []
+
+    class NoServerError(Exception):
+        pass
+
+    def refuse(_: Any, environment: dict[str, str], *__: Any) -> None:
+        started.append(environment)
+        raise NoServerError
+
+    monkeypatch.setattr("benchbox.launch.process.warm._OwnServer.__init__", refuse)
+    monkeypatch.setenv("TOLD", "something else")
+    with pytest.raises(NoServerError):
+        run(ForkServerLauncher(worker_module="reporting_worker"), tmp_path / "job")
+    monkeypatch.delenv("TOLD")
+    run(ForkServerLauncher(worker_module="reporting_worker"), tmp_path / "job")
+    assert [environment["TOLD"] for environment in started] == ["something else"]
+
+
+def test_ranks_of_a_shared_server_end_with_their_client_or_with_the_server(shared_server: int, tmp_path: Path) -> None:
+    def sleeping(name: str) -> tuple[ForkServerLauncher, int]:
+        (tmp_path / "sleeping_worker.py").write_text(WORKER + "import time\ntime.sleep(600)\n")
+        launcher = ForkServerLauncher(worker_module="sleeping_worker")
+        job = Job(config={"kind": "report"}, ranks=1, folder=tmp_path / name, timeout_s=60.0, hang_after_s=60.0)
+        job.prepare()
+        launcher.start(job)
+        wait_until((job.folder / "report0.json").exists)
+        return launcher, json.loads((job.folder / "report0.json").read_text())["pid"]
+
+    client, rank = sleeping("client")
+    client.close()
+    wait_until(lambda: not psutil.pid_exists(rank))
+    assert psutil.pid_exists(shared_server)
+    _, rank = sleeping("server")
+    psutil.Process(shared_server).kill()
+    wait_until(lambda: not psutil.pid_exists(rank))
 
 
 @pytest.mark.parametrize("backend", ["ddp", "zero2"])
