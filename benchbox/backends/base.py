@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from benchbox.backends.deferred import materialise_policy, take_deferred_weights
 from benchbox.backends.observe import Observed, observe
 from benchbox.backends.settings import read_settings
 from benchbox.observer.introspect.wrappers import optimizer_chain
@@ -64,6 +65,9 @@ class Backend(ABC):
     name: ClassVar[str]
     # Phases that this backend cannot time separately, and why; their time is in the phase that the reason names.
     fused_phases: ClassVar[dict[str, str]] = {}
+    # Whether `_prepare` takes a policy on the meta device and fills its shards itself, from `take_deferred_weights`. A backend
+    # that replicates the parameters gets them all on the rank's device.
+    fills_shards: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.enter_stage: Callable[[str], None] = lambda _: None  # to report a long part of `prepare`
@@ -86,11 +90,13 @@ class Backend(ABC):
         """Make groups by name, then shard or wrap, then masters, then optimizer, then the schedule on that optimizer.
 
         Args:
-            policy: built in float32, statistics loaded.
+            policy: built in float32, statistics loaded; or on the meta device, with `deferred_weights`.
         """
         assert isinstance(policy, nn.Module)
         self._recipe, self._shape = recipe, shape
         plans = plan_groups(policy, policy.parameter_roles(), optim)
+        if not self.fills_shards and (weights := take_deferred_weights(policy)) is not None:
+            materialise_policy(policy, weights)
         self.prepared = self._prepare(policy, recipe, optim, plans)
         return self.prepared
 

@@ -8,12 +8,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchbox.backends.base import Backend, Prepared
+from benchbox.backends.base import DTYPES, Backend, Prepared
+from benchbox.backends.deferred import allocate, take_deferred_weights
 from benchbox.backends.optimizers import build_optimizer
 from benchbox.observer.introspect.names import live_parameters
 from benchbox.optim import bind_groups, build_schedule
 
 if TYPE_CHECKING:
+    from benchbox.backends.deferred import DeferredWeights
     from benchbox.optim import GroupPlan
     from benchbox.registry.recipes import Recipe
     from benchbox.spec.cell import OptimSpec
@@ -53,14 +55,22 @@ class _Zero(Backend):
         plugin = DeepSpeedPlugin(hf_ds_config=self._config(recipe, numel))
         accelerator = deepspeed_accelerator(plugin, self._shape.accumulation)
         self.device = device_of(accelerator)
-        # Before DeepSpeed casts the policy: masters must hold what the cast rounds away. It makes new tensors, so these stay as
-        # they are, on CUDA in host memory.
-        trained = [parameter for parameter in policy.parameters() if parameter.requires_grad] if recipe.masters else []
-        full = [parameter.detach() for parameter in trained]
-        policy.to(self.device)
+        weights = take_deferred_weights(policy)
+        if weights is None:
+            # Before DeepSpeed casts the policy: masters must hold what the cast rounds away. It makes new tensors, so these
+            # stay as they are.
+            trained = [parameter for parameter in policy.parameters() if parameter.requires_grad] if recipe.masters else []
+            values = {parameter: parameter.detach() for parameter in trained}
+            if self.stage == 3:
+                values = {key: _partition(value, -(-value.numel() // dist.get_world_size())) for key, value in values.items()}
+            policy.to(self.device)
+        else:
+            policy.to(DTYPES[recipe.storage])
+            _partition_parameters(policy, weights.device, plugin.deepspeed_config)
+            values = _fill_partitions(policy, weights, masters=recipe.masters)
         basic = build_optimizer(recipe, bind_groups(plans, dict(live_parameters(policy))), optim)
         engine, optimizer = accelerator.prepare(policy, basic)
-        _set_masters(trained, full)
+        _set_masters(values)
         self._engine = engine
         # DeepSpeed replaces the tensors in the groups of this same AdamW by its partitions, and steps it.
         return Prepared(engine, optimizer, basic, build_schedule(basic, optim))
@@ -118,23 +128,67 @@ class _Zero(Backend):
         """Do nothing: DeepSpeed clears gradients in its step."""
 
 
-def _set_masters(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
+def _partition_parameters(policy: nn.Module, device: torch.device, config: dict[str, Any]) -> None:
+    """Partition a policy on the meta device for ZeRO-3. Each module has whole parameters, uninitialised, until it is done."""
+    from deepspeed.runtime.zero import Init
+
+    converted: Any = None
+    replacements: dict[Tensor, Tensor] = {}
+    for module in policy.modules():
+        allocate([module], device, replacements)
+        parameters = list(module.parameters(recurse=False))
+        if converted is not None:
+            converted.convert_to_zero_parameters(param_list=parameters)
+        elif parameters:
+            Init(nn.ParameterList(parameters), config_dict_or_path=config)
+            converted = parameters[0]
+
+
+def _fill_partitions(policy: nn.Module, weights: DeferredWeights, *, masters: bool) -> dict[nn.Parameter, Tensor]:
+    """Compute the values of partitioned parameters, one whole tensor at a time.
+
+    Returns:
+        With `masters` this rank's partitions of what trains, in float32; else nothing.
+    """
+    parameters, buffers = dict(policy.named_parameters()), dict(policy.named_buffers())
+    partitions: dict[nn.Parameter, Tensor] = {}
+
+    def write(name: str, full: Tensor) -> None:
+        if name in buffers:
+            buffers[name].copy_(full)
+            return
+        parameter: Any = parameters[name]
+        partition = _partition(full, parameter.ds_tensor.numel())
+        parameter.ds_tensor.copy_(partition)
+        if masters and parameter.requires_grad:
+            partitions[parameter] = partition.clone()  # else a view would keep the whole tensor
+
+    weights.materialise(write)
+    return partitions
+
+
+def _partition(full: Tensor, size: int) -> Tensor:
+    """Return this rank's partition of a tensor, of `size` elements. The last one may have padding."""
+    partition = full.flatten()[dist.get_rank() * size :][:size]
+    return nn.functional.pad(partition, (0, size - partition.numel()))
+
+
+def _set_masters(values: dict[nn.Parameter, Tensor]) -> None:
     """Copy float32 values into the masters that this rank holds of the parameters.
 
     DeepSpeed makes masters from the live parameters, which it has cast to the storage dtype by then. Backends would then start
     one recipe from different weights.
+
+    Args:
+        values: whole tensors, under ZeRO-3 this rank's partitions.
     """
     from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 
-    for parameter, value in zip(parameters, values, strict=True):
-        partition = getattr(parameter, "ds_tensor", None)
-        if partition is None:
-            safe_set_full_fp32_param(parameter, value)
+    for parameter, value in values.items():
+        if hasattr(parameter, "ds_tensor"):  # ZeRO-3 cannot set whole parameters whose partitions have padding
+            safe_set_local_fp32_param(parameter, value)
         else:
-            # ZeRO-3 cannot set whole parameters whose partitions have padding, which the last partition may.
-            size = partition.numel()
-            shard = value.flatten()[dist.get_rank() * size :][:size]
-            safe_set_local_fp32_param(parameter, nn.functional.pad(shard, (0, size - shard.numel())))
+            safe_set_full_fp32_param(parameter, value)
 
 
 class Zero1(_Zero):
@@ -149,4 +203,5 @@ class Zero2(_Zero):
 
 class Zero3(_Zero):
     name = "zero3"
+    fills_shards = True
     stage = 3

@@ -13,11 +13,18 @@ from torch.distributed.fsdp.wrap import CustomPolicy
 
 from benchbox.backends.accelerators import device_of, fsdp_accelerator
 from benchbox.backends.base import DTYPES, Backend, Prepared
+from benchbox.backends.deferred import allocate, take_deferred_weights
 from benchbox.backends.optimizers import build_optimizer
-from benchbox.observer.introspect.names import live_parameters
+from benchbox.observer.introspect.names import live_parameters, unwrapped_name
+from benchbox.observer.introspect.wrappers import fsdp1_handles
 from benchbox.optim import bind_groups, build_schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from benchbox.backends.deferred import DeferredWeights
     from benchbox.optim import GroupPlan
     from benchbox.registry.recipes import Recipe
     from benchbox.spec.cell import OptimSpec
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
 
 class _Fsdp1(Backend):
     strategy: ClassVar[ShardingStrategy]
+    fills_shards = True
 
     def _prepare(self, policy: Any, recipe: Recipe, optim: OptimSpec, plans: list[GroupPlan]) -> Prepared:
         units = sharded_modules(policy, policy.layer_units())
@@ -38,13 +46,20 @@ class _Fsdp1(Backend):
         )
         accelerator = fsdp_accelerator(plugin, upcasts=recipe.stepped is None)
         self.device = device_of(accelerator)
+        weights = take_deferred_weights(policy)
+        if weights is not None:  # a unit has memory of its own only until it is sharded
+            replacements: dict[Tensor, Tensor] = {}
+            plugin.param_init_fn = lambda module: allocate([module], weights.device, replacements)
         # The shards keep the dtype wrapped here. Casting float32 weights before wrapping is what put Adam's state in bfloat16,
         # unless accelerate is configured for mixed precision and upcasts them, as for a recipe that leaves masters to it.
-        policy.to(device=self.device, dtype=DTYPES[recipe.stepped or recipe.storage])
+        policy.to(device=None if weights else self.device, dtype=DTYPES[recipe.stepped or recipe.storage])
         for module in units:
             if is_frozen(module):
                 module.to(DTYPES[recipe.storage])  # it is never stepped
+        dtypes = {name: parameter.dtype for name, parameter in policy.named_parameters()}
         model = accelerator.prepare_model(policy)
+        if weights is not None:
+            _fill_shards(model, weights, dtypes)
         stepping = build_optimizer(recipe, bind_groups(plans, dict(live_parameters(model))), optim)
         optimizer = accelerator.prepare_optimizer(stepping, device_placement=False)
         return Prepared(model, optimizer, stepping, build_schedule(stepping, optim))
@@ -87,6 +102,35 @@ def sharded_modules(policy: nn.Module, layers: tuple[type[nn.Module], ...]) -> s
 def is_frozen(module: nn.Module) -> bool:
     """Return whether the module has parameters and none of them trains."""
     return {parameter.requires_grad for parameter in module.parameters()} == {False}
+
+
+def _fill_shards(model: nn.Module, weights: DeferredWeights, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Compute the values of a sharded model one whole tensor at a time, and keep those of this rank's flat shards.
+
+    Args:
+        dtypes: of the parameters before they were sharded, to which their values are rounded.
+    """
+    shards = {}  # parameter -> (its part of the flat shard, the range of elements of the parameter that it contains)
+    for handle in fsdp1_handles(model):
+        flat = handle.flat_param
+        for parameter, info in zip(flat._params, flat._shard_param_infos, strict=True):  # noqa: SLF001 (torch has no public API)
+            if info.in_shard:
+                part = flat.detach()[info.offset_in_shard : info.offset_in_shard + info.numel_in_shard]
+                shards[parameter] = part, slice(info.intra_param_start_idx, info.intra_param_end_idx + 1)
+    parameters = dict(live_parameters(model))
+    buffers = {unwrapped_name(path): buffer for path, buffer in model.named_buffers()}
+
+    def write(name: str, full: Tensor) -> None:
+        if name in buffers:
+            buffers[name].copy_(full)
+        elif parameters[name] in shards:
+            part, elements = shards[parameters[name]]
+            value = full.flatten()[elements].to(dtypes[name])
+            part.copy_(value)
+            # A view of the flat shard, unless accelerate has upcast that: then the first forward copies this into it.
+            parameters[name].detach().view(-1).copy_(value)
+
+    weights.materialise(write)
 
 
 def _mixed_precision(recipe: Recipe) -> MixedPrecision | None:

@@ -6,21 +6,25 @@ import os
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
-from accelerate.utils import FullyShardedDataParallelPlugin, ParallelismConfig
-from torch import Tensor
+from accelerate.utils import FullyShardedDataParallelPlugin, ParallelismConfig, fsdp2_prepare_model
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from benchbox.backends.accelerators import device_of, fsdp_accelerator
 from benchbox.backends.base import DTYPES, Backend, Prepared
+from benchbox.backends.deferred import take_deferred_weights
 from benchbox.backends.optimizers import build_optimizer
 from benchbox.observer.introspect.names import live_parameters
+from benchbox.observer.introspect.tensors import local_shard
 from benchbox.optim import bind_groups, build_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+    from benchbox.backends.deferred import DeferredWeights
     from benchbox.optim import GroupPlan
     from benchbox.registry.recipes import Recipe
     from benchbox.spec.cell import OptimSpec
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 class Fsdp2(Backend):
     name = "fsdp2"
+    fills_shards = True
 
     def _prepare(self, policy: Any, recipe: Recipe, optim: OptimSpec, plans: list[GroupPlan]) -> Prepared:
         plugin = FullyShardedDataParallelPlugin(
@@ -39,13 +44,18 @@ class Fsdp2(Backend):
         )
         accelerator = fsdp_accelerator(plugin, self._parallelism(), upcasts=recipe.stepped is None)
         self.device = device_of(accelerator)
-        policy.to(device=self.device, dtype=DTYPES[recipe.stepped or recipe.storage])
+        weights = take_deferred_weights(policy)
+        policy.to(device=None if weights else self.device, dtype=DTYPES[recipe.stepped or recipe.storage])
         for parameter in policy.parameters():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(DTYPES[recipe.storage])  # it is never stepped
-        # accelerate prepares the two together: it shards the model in place and points the optimizer at the DTensors.
-        stepping = build_optimizer(recipe, bind_groups(plans, dict(live_parameters(policy))), optim)
-        model, optimizer = accelerator.prepare(policy, stepping)
+        dtypes = {name: parameter.dtype for name, parameter in policy.named_parameters()}
+        # `accelerator.prepare` would find the optimizer's parameters by their addresses, and meta tensors have none.
+        model = fsdp2_prepare_model(accelerator, policy)
+        if weights is not None:
+            _fill_shards(model, weights, dtypes)
+        stepping = build_optimizer(recipe, bind_groups(plans, dict(live_parameters(model))), optim)
+        optimizer = accelerator.prepare_optimizer(stepping, device_placement=False)
         return Prepared(model, optimizer, stepping, build_schedule(stepping, optim))
 
     def _parallelism(self) -> ParallelismConfig | None:
@@ -71,6 +81,31 @@ class Hsdp(Fsdp2):
     def _parallelism(self) -> ParallelismConfig:
         # From the launcher: the mesh must be known before the Accelerator that starts the process group.
         return ParallelismConfig(dp_replicate_size=int(os.environ["WORLD_SIZE"]) // 2, dp_shard_size=2)
+
+
+def _fill_shards(model: nn.Module, weights: DeferredWeights, dtypes: Mapping[str, torch.dtype]) -> None:
+    """Give a model that was sharded on the meta device its shards, and compute their values one whole tensor at a time.
+
+    Args:
+        dtypes: of the parameters before they were sharded, to which their values are rounded.
+    """
+    model.to_empty(device=weights.device)
+    tensors = dict(live_parameters(model)) | dict(model.named_buffers())
+
+    def write(name: str, full: Tensor) -> None:
+        tensor = tensors[name].detach()
+        value = _local_rows(full, tensor) if isinstance(tensor, DTensor) else full
+        local_shard(tensor).copy_(value.to(dtypes.get(name, tensor.dtype)))
+
+    weights.materialise(write)
+
+
+def _local_rows(full: Tensor, sharded: DTensor) -> Tensor:
+    """Return the rows of a whole tensor that this rank stores of a tensor sharded alike. FSDP2 splits as `torch.chunk` does."""
+    mesh = sharded.device_mesh
+    rows = -(-len(full) // mesh.size(mesh.ndim - 1))  # the last mesh dimension is the one sharded over
+    start = min(rows * mesh.get_local_rank(mesh.ndim - 1), len(full))
+    return full[start : start + rows]
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from benchbox.backends.accelerators import ddp_accelerator, device_of, single_accelerator
@@ -33,9 +34,14 @@ class _Replicated(Backend):
         accelerator = self._accelerator()
         self.device = device_of(accelerator)
         policy.to(self.device)
-        # Before the cast: masters must hold what the cast rounds away.
+        # Before the cast: masters must hold what the cast rounds away. It makes new tensors, except of what is float32 already.
         trained = {name for plan in plans for name in plan.names} if recipe.masters else ()
-        full = {name: parameter.detach().clone() for name, parameter in policy.named_parameters() if name in trained}
+        copies = DTYPES[recipe.storage] == torch.float32
+        full = {
+            name: parameter.detach().to(torch.float32, copy=copies)
+            for name, parameter in policy.named_parameters()
+            if name in trained
+        }
         policy.to(DTYPES[recipe.storage])
         model = accelerator.prepare_model(policy)
         groups = bind_groups(plans, dict(live_parameters(model)))

@@ -1,9 +1,10 @@
-"""Construction of a session from a cell: the policy in float32, then prepared by its backend and recipe."""
+"""Construction of a session from a cell: the policy in float32, on the meta device, then prepared by its backend and recipe."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from benchbox.backends.base import StepShape
+from benchbox.backends.deferred import META, DeferredWeights, deferred_weights
 from benchbox.data.loader import open_stream
 from benchbox.errors import UnsupportedError
 from benchbox.optim import freeze
@@ -34,27 +36,34 @@ Statistics = Sequence[Mapping[str, Mapping[str, list[float]]]]
 
 
 def build_cell_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
-    """Build the policy of a cell in float32 from its seed: the same weights on every rank and with every backend.
+    """Build the policy of a cell in float32 on the meta device, with a record of how its weights are computed from the seed.
 
-    The device of this rank becomes the current one before `open_cell_data` starts the thread that pins memory. Started earlier,
-    the thread of every rank would work on device 0, and hold memory there for a CUDA context of its own.
+    The backend computes them in `build_session`: the same on every rank and with every backend, bit for bit those of direct
+    construction on the rank's device (`benchbox.backends.deferred`). The device of this rank becomes the current one before
+    `open_cell_data` starts the thread that pins memory. Started earlier, the thread of every rank would work on device 0, and
+    hold memory there for a CUDA context of its own.
 
     Raises:
         ConfigurationError: there is no such policy or size.
-        UnsupportedError: there are fewer GPUs than ranks, or the device lacks the attention kernel.
+        UnsupportedError: there are fewer GPUs than ranks, the device lacks the attention kernel, or the policy cannot be built
+            on the meta device.
     """
     device = _local_device()
     if cell.attention == "flex" and device.type == "cpu":
         raise UnsupportedError("FlexAttention has no backward on a CPU: choose sdpa or eager")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    torch.manual_seed(cell.seed)
-    return _build_policy_on(device, cell, policy_dirs)
+    weights = DeferredWeights(cell.seed, device)
+    with weights.recording():
+        policy = _build_policy_on(META, cell, policy_dirs)
+    assert isinstance(policy, nn.Module)
+    weights.bind(policy)
+    return policy
 
 
 def build_meta_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
     """Build the policy of a cell on the meta device, frozen as the cell says, for computations on sizes alone."""
-    policy = _build_policy_on(torch.device("meta"), cell, policy_dirs)
+    policy = _build_policy_on(META, cell, policy_dirs)
     assert isinstance(policy, nn.Module)
     freeze(policy, policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
     return policy
@@ -85,7 +94,7 @@ def build_session(
     """Prepare a policy for the backend and recipe of a cell: load its weights, freeze, shard, and build the optimizer.
 
     Args:
-        policy: from `build_cell_policy`. It is wrapped, sharded or cast in place.
+        policy: from `build_cell_policy`, or built on the rank's device. It is wrapped, sharded or cast in place.
         statistics: one mapping feature -> statistic -> values for each dataset, for the policy's normalisation buffers.
         enter_stage: see `Backend.enter_stage`.
 
@@ -102,9 +111,13 @@ def build_session(
         raise UnsupportedError(refusal)
     backend.enter_stage = enter_stage
     os.environ.update(backend.environment())
-    loaded = _load_weights(cell, policy)
-    freeze(policy, policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
-    policy.load_statistics(list(statistics))
+    weights = deferred_weights(policy)
+    with nullcontext() if weights is None else weights.recording():
+        loaded = _load_weights(cell, policy)
+        freeze(policy, policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
+        policy.load_statistics(list(statistics))
+    if weights is not None:
+        weights.bind(policy)  # again, because loading may have replaced a tensor
     shape = StepShape(batch=cell.batch, accumulation=cell.accumulation, max_grad_norm=cell.optim.max_grad_norm)
     backend.prepare(policy, recipe_by_name(cell.recipe), cell.optim, shape)
     return Session(backend, accumulation=cell.accumulation, loaded=loaded)

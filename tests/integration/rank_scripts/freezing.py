@@ -29,6 +29,7 @@ from benchbox.session import Session, build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell
 from tests.integration.rank_scripts.cells import forget
+from tests.support.direct_construction import initial_parameters
 
 
 def main(job_file: str) -> None:
@@ -48,8 +49,8 @@ def main(job_file: str) -> None:
 
 
 def run(cell: Cell, steps: int, rank: int) -> tuple[dict, RankFacts | None]:
+    start = initial_parameters(cell)
     policy = build_cell_policy(cell)
-    start = {name: parameter.detach().clone() for name, parameter in policy.named_parameters()}
     with closing(open_cell_data(cell, policy, rank)) as stream:
         session = build_session(cell, policy, stream.statistics)
         reader = WithGradient(session)

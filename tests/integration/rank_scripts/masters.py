@@ -23,6 +23,7 @@ from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell
 from tests.integration.rank_scripts.cells import forget
+from tests.support.direct_construction import initial_parameters
 
 
 def main(job_file: str) -> None:
@@ -38,8 +39,8 @@ def main(job_file: str) -> None:
 
 
 def compare(cell: Cell, rank: int) -> dict:
+    built = initial_parameters(cell)
     policy = build_cell_policy(cell)
-    built = {name: parameter.detach().clone() for name, parameter in policy.named_parameters()}
     with closing(open_cell_data(cell, policy, rank)) as stream:
         session = build_session(cell, policy, stream.statistics)
     trained = {name: parameter for name, parameter in live_parameters(session.model) if parameter.requires_grad}

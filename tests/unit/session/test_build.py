@@ -10,10 +10,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from benchbox.backends.deferred import take_deferred_weights
 from benchbox.errors import DataError, UnsupportedError
 from benchbox.session import build
 from benchbox.session.build import build_cell_policy, build_session
 from benchbox.spec.cell import Cell, DataSpec
+from tests.support.direct_construction import initial_parameters
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,15 +77,25 @@ def test_a_rank_makes_its_device_the_current_one_before_the_policy_is_built_and_
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(f"set {device}"))
-    monkeypatch.setattr(build, "_build_policy_on", lambda device, *_: calls.append(f"build on {device}"))
+    monkeypatch.setattr(build, "_build_policy_on", lambda device, *_: calls.append(f"build on {device}") or nn.Identity())
     monkeypatch.setenv("LOCAL_RANK", "1")
     build_cell_policy(cell(backend="ddp", world_size=2))
-    assert calls == ["set cuda:1", "build on cuda:1"]
+    assert calls == ["set cuda:1", "build on meta"]
+
+
+def initial_state(wanted: Cell) -> dict[str, torch.Tensor]:
+    policy = build_cell_policy(wanted)
+    assert isinstance(policy, nn.Module)
+    weights = take_deferred_weights(policy)
+    assert weights is not None
+    tensors: dict[str, torch.Tensor] = {}
+    weights.materialise(tensors.__setitem__)
+    return tensors
 
 
 def test_a_seed_decides_the_weights() -> None:
     """Every rank and every process gets the same; a different seed gives different ones."""
-    weights, same_seed, new_seed = (build_cell_policy(cell(seed=seed)).state_dict() for seed in (1, 1, 2))
+    weights, same_seed, new_seed = (initial_state(cell(seed=seed)) for seed in (1, 1, 2))
     assert all(torch.equal(weights[name], same_seed[name]) for name in weights)
     assert not all(torch.equal(weights[name], new_seed[name]) for name in weights)
 
@@ -91,7 +103,7 @@ def test_a_seed_decides_the_weights() -> None:
 def test_a_session_starts_from_the_weights_that_its_cell_names(tmp_path: Path) -> None:
     """Every parameter is the file's, and those that the file lacks are as the seed made them."""
     wanted = cell(recipe="fp32", weights=str(tmp_path))
-    seeded = dict(build_cell_policy(wanted).named_parameters())  # type: ignore[attr-defined]
+    seeded = initial_parameters(wanted)
     lacking = "action_out.weight"
     published = {name: parameter + 1.0 for name, parameter in seeded.items() if name != lacking}
     save_file(published, tmp_path / "model.safetensors")

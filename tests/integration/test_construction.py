@@ -1,0 +1,76 @@
+"""Sessions from policies on the meta device start as sessions from policies that were built whole, and take less memory."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchbox.registry.policies import find_policies
+from tests.support.ranks import RANK_SCRIPTS, run_ranks, tiny_cell
+
+pytestmark = pytest.mark.ranks
+
+RANKS = {"single": 1, "hsdp": 4} | dict.fromkeys(("ddp", "fsdp1_full", "fsdp1_grad_op", "fsdp2", "zero1", "zero2", "zero3"), 2)
+SHARDED = ("fsdp1_full", "fsdp1_grad_op", "fsdp2", "zero3")  # over two ranks
+SETUPS = [
+    *((backend, "pi05", recipe, "full") for backend in RANKS for recipe in ("fp32", "bf16_master")),
+    *(
+        (backend, "pi05", recipe, "full")
+        for backend in ("fsdp1_full", "fsdp2", "zero3")
+        for recipe in ("bf16_naive", "bf16_pure")
+    ),
+    *((backend, "pi05", "bf16_master", "freeze_vision") for backend in SHARDED),
+    *(("fsdp2", policy, "fp32", "full") for policy in find_policies() if policy != "pi05"),
+    *((backend, policy, "bf16_master", "full") for backend in SHARDED for policy in ("cosmos_droid", "vitra")),
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+    """(backend, policy, recipe, freeze) -> the results of all ranks."""
+    results_by_setup = {}
+    for ranks in (1, 2, 4):
+        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
+        setups = [setup for setup in SETUPS if RANKS[setup[0]] == ranks]
+        cells = [
+            tiny_cell(backend=b, policy=p, recipe=r, freeze=f, world_size=ranks, batch=1).to_dict() for b, p, r, f in setups
+        ]
+        job = folder / "job.json"
+        job.write_text(json.dumps({"cells": cells, "out": str(folder)}))
+        run_ranks(ranks, RANK_SCRIPTS / "construction.py", str(job))
+        for index, setup in enumerate(setups):
+            results_by_setup[setup] = [json.loads((folder / f"{index}-{rank}.json").read_text()) for rank in range(ranks)]
+    return results_by_setup
+
+
+@pytest.mark.parametrize("setup", SETUPS, ids="-".join)
+def test_a_session_starts_with_the_bits_of_direct_construction(results: dict, setup: tuple[str, ...]) -> None:
+    """Weights, masters and buffers on every rank, and the loss and the gradient norm of the first step."""
+    for rank in results[setup]:
+        assert rank["tensors"] > 50
+        assert rank["different"] == []
+        for series in ("loss", "grad_norm"):
+            deferred, direct = rank[series]
+            assert deferred == direct
+
+
+# Sizes of shards over two ranks, relative to the policy in float32: of bf16_master under FSDP float32 shards, under ZeRO-3
+# bfloat16 partitions and float32 ones for the masters.
+@pytest.mark.parametrize(("backend", "shards"), [("fsdp2", 0.5), ("zero3", 0.75)])
+@pytest.mark.parametrize("policy", ["pi05", "cosmos_droid", "vitra"])
+def test_construction_takes_the_shards_of_a_rank_and_a_unit(results: dict, backend: str, shards: float, policy: str) -> None:
+    """Where a policy that is built whole first takes at least its full size."""
+    for rank in results[backend, policy, "bf16_master", "full"]:
+        deferred, direct = rank["peak_bytes"]
+        assert deferred <= shards * rank["full_bytes"] + rank["unit_bytes"]
+        assert deferred < rank["full_bytes"] <= direct
+
+
+@pytest.mark.parametrize("backend", ["fsdp1_full", "fsdp1_grad_op"])
+def test_construction_under_fsdp1_takes_less_than_the_policy(results: dict, backend: str) -> None:
+    """FSDP1 concatenates the parameters of a unit before it shards them, so two copies of the largest unit exist."""
+    for rank in results[backend, "cosmos_droid", "bf16_master", "full"]:
+        deferred, direct = rank["peak_bytes"]
+        assert deferred < rank["full_bytes"] <= direct
