@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,19 +55,20 @@ def build_cell_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     weights = DeferredWeights(cell.seed, device)
-    with weights.recording():
-        policy = _build_policy_on(META, cell, policy_dirs)
+    axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing)
+    with weights.recording(), META:
+        policy = build_policy(cell.policy, cell.size, axes, policy_dirs)
     assert isinstance(policy, nn.Module)
     weights.bind(policy)
     return policy
 
 
-def build_meta_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
-    """Build the policy of a cell on the meta device, frozen as the cell says, for computations on sizes alone."""
-    policy = _build_policy_on(META, cell, policy_dirs)
-    assert isinstance(policy, nn.Module)
-    freeze(policy, policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
-    return policy
+def copy_meta_policy(cell: Cell, policy: Policy) -> Policy:
+    """Return a copy of the policy from `build_cell_policy`, frozen as the cell says, for computations on sizes alone."""
+    meta_policy = deepcopy(policy)
+    assert isinstance(meta_policy, nn.Module)
+    freeze(meta_policy, meta_policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
+    return meta_policy
 
 
 def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0) -> MicroBatchStream:
@@ -129,12 +131,6 @@ def _load_weights(cell: Cell, policy: Policy) -> LoadedWeights | None:
     if not hasattr(policy, "load_weights"):
         raise UnsupportedError(f"{type(policy).__name__} reads no published weights")
     return policy.load_weights(Path(cell.weights))
-
-
-def _build_policy_on(device: torch.device, cell: Cell, policy_dirs: Sequence[Path]) -> Policy:
-    axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing)
-    with device:
-        return build_policy(cell.policy, cell.size, axes, policy_dirs)
 
 
 def _local_device() -> torch.device:

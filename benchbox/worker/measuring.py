@@ -20,7 +20,7 @@ from benchbox.measure.phases import CombinedInstrument, PhaseClock
 from benchbox.measure.probe import StepProbe
 from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import build_session
-from benchbox.session.build import build_cell_policy, build_meta_policy, open_cell_data
+from benchbox.session.build import build_cell_policy, copy_meta_policy, open_cell_data
 from benchbox.spec.cell import Cell, MeasureSpec
 from benchbox.store.files import write_json
 from benchbox.theory.flops import sum_costs, training_cost
@@ -60,8 +60,8 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
     reporter = Reporter(tracker, events)
     reporter.enter_stage("build")
     policy_dirs = [Path(directory) for directory in job["policy_dirs"]]
-    meta_policy, policy = build_meta_policy(cell, policy_dirs), build_cell_policy(cell, policy_dirs)
-    units = policy.layer_units()
+    policy = build_cell_policy(cell, policy_dirs)
+    meta_policy, units = copy_meta_policy(cell, policy), policy.layer_units()
     with closing(open_cell_data(cell, policy, rank)) as stream:
         reporter.enter_stage("prepare")
         session = build_session(cell, policy, stream.statistics, reporter.enter_stage)

@@ -77,7 +77,9 @@ def test_a_rank_makes_its_device_the_current_one_before_the_policy_is_built_and_
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(f"set {device}"))
-    monkeypatch.setattr(build, "_build_policy_on", lambda device, *_: calls.append(f"build on {device}") or nn.Identity())
+    monkeypatch.setattr(
+        build, "build_policy", lambda *_: calls.append(f"build on {torch.get_default_device()}") or nn.Identity()
+    )
     monkeypatch.setenv("LOCAL_RANK", "1")
     build_cell_policy(cell(backend="ddp", world_size=2))
     assert calls == ["set cuda:1", "build on meta"]
