@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from benchbox.errors import UnsupportedError
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
@@ -67,7 +66,7 @@ class DeferredWeights:
 
     def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Record an operation that creates or writes a meta tensor. Any other has run already, or makes a view."""
-        args, kwargs, result = tree_map(self._abstract, (args, kwargs, result))
+        args, kwargs, result = (_map(self._abstract, structure) for structure in (args, kwargs, result))
         inputs, outputs = _storages((args, kwargs)), _storages(result)
         created = outputs - inputs
         if created or (inputs and operation._schema.is_mutable):  # noqa: SLF001 (torch has no public name for it)
@@ -129,7 +128,16 @@ class DeferredWeights:
                 write(name, self._targets[name].of(storage))
 
         torch.manual_seed(self._seed)
-        _Replay(self._operations, self.device).run(write_storage)
+        _Replay(self._needed_operations(set(names)), self.device).run(write_storage)
+
+    def _needed_operations(self, storages: set[int]) -> list[_Operation]:
+        """Return the operations that contribute to the contents of storages, or draw random numbers."""
+        needed = []
+        for operation in reversed(self._operations):
+            if operation.draws or operation.storages & storages:
+                storages |= operation.storages
+                needed.append(operation)
+        return needed[::-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +173,24 @@ class _Operation:
 
 
 def _storages(structure: Any) -> set[int]:
-    return {leaf.storage for leaf in tree_leaves(structure) if isinstance(leaf, _View)}
+    return {leaf.storage for leaf in _leaves(structure) if isinstance(leaf, _View)}
+
+
+def _map(function: Callable[[Any], Any], structure: Any) -> Any:
+    """Apply a function to the leaves of the tuples, lists and dictionaries of an operation. `torch.utils._pytree` is slower."""
+    if isinstance(structure, tuple | list):
+        return [_map(function, item) for item in structure]
+    if isinstance(structure, dict):
+        return {key: _map(function, item) for key, item in structure.items()}
+    return function(structure)
+
+
+def _leaves(structure: Any) -> Iterator[Any]:
+    if isinstance(structure, tuple | list | dict):
+        for item in structure.values() if isinstance(structure, dict) else structure:
+            yield from _leaves(item)
+    else:
+        yield structure
 
 
 class _Replay:
@@ -195,9 +220,9 @@ class _Replay:
 
     def _execute(self, index: int) -> None:
         operation = self._operations[index]
-        args, kwargs = tree_map(self._realise, (operation.args, operation.kwargs))
+        args, kwargs = _map(self._realise, operation.args), _map(self._realise, operation.kwargs)
         result = operation.function(*args, **kwargs)
-        for tensor, view in zip(tree_leaves(result), tree_leaves(operation.result), strict=True):
+        for tensor, view in zip(_leaves(result), _leaves(operation.result), strict=True):
             if isinstance(view, _View):
                 self._storages.setdefault(view.storage, tensor.untyped_storage())
         for number in operation.storages:

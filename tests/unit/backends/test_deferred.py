@@ -126,6 +126,16 @@ def test_tensors_exist_one_at_a_time() -> None:
     assert tracker.peak_bytes == 4 * 64 * 64
 
 
+def test_what_no_parameter_depends_on_is_not_computed() -> None:
+    """Such as the tensors by which the loading of published weights compares shapes."""
+    _, weights = defer(Layers)
+    with weights.recording():
+        torch.empty(64, 1000, device=META).T.add(1.0)
+    with TensorStorageTracker() as tracker:
+        weights.materialise(lambda *_: None)
+    assert tracker.peak_bytes == 4 * 64 * 64
+
+
 def test_weights_loaded_from_a_file_are_copied_into_one_tensor_at_a_time(tmp_path: Path) -> None:
     """Though they are loaded after the whole construction. The file is mapped."""
     published = {f"layers.{layer}.weight": torch.full((64, 64), float(layer)) for layer in range(7)}
