@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from benchbox.registry.contracts import AttentionKernel
 
 
+_FLEX_VARIANTS = 128
+
+
 def attend(
     query: Tensor,
     key: Tensor,
@@ -81,10 +84,17 @@ def _flex_attention(device: str) -> Callable[..., Tensor]:
     """Return FlexAttention, compiled except on a CPU.
 
     It is one kernel only once it is compiled. On a CPU it has no backward, and its forward runs uncompiled.
+
+    Every length of a sequence is compiled, once per window, for the prefix and for the expert. A policy with three optional
+    blocks has 32 such variants. Beyond torch's limit of 8 it would run uncompiled, with all scores in memory and no error.
     """
+    from torch._dynamo import config
     from torch.nn.attention.flex_attention import flex_attention
 
-    return flex_attention if device == "cpu" else torch.compile(flex_attention, dynamic=False)  # type: ignore[return-value]
+    if device == "cpu":
+        return flex_attention
+    config.recompile_limit = max(config.recompile_limit, _FLEX_VARIANTS)
+    return torch.compile(flex_attention, dynamic=False)
 
 
 @cache
