@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,9 @@ from benchbox_policies._layers.nn.attention import attend
 from benchbox_policies._layers.sequence.attention_mask import AttentionMask
 from torch._dynamo.utils import counters
 
+from benchbox.session.build import open_cell_data
 from tests.support.policy_batches import build, gradients, make_batch
+from tests.support.ranks import tiny_cell
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import AttentionKernel, Batch
@@ -101,3 +104,15 @@ def test_later_batches_compile_nothing(cuda: torch.device) -> None:
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[0] > 0, "nothing was compiled"
     assert graphs[0] == graphs[1] == graphs[2]
+
+
+@pytest.mark.filterwarnings("error:flex_attention called without torch.compile")
+def test_a_policy_whose_blocks_come_and_go_stays_compiled(cuda: torch.device) -> None:
+    """Every absence of a block is another length, and beyond torch's limit of variants FlexAttention would run uncompiled."""
+    cell = tiny_cell(policy="pi07_low_level", backend="single", world_size=1, batch=1)
+    policy = build("pi07_low_level", attention="flex").to(cuda)
+    before = counters["stats"]["unique_graphs"]
+    with closing(open_cell_data(cell, policy, rank=0)) as stream:
+        for _ in range(12):
+            policy({name: tensor.to(cuda) for name, tensor in next(stream).items()}).total.backward()
+    assert counters["stats"]["unique_graphs"] - before > 8, "the batches have too few lengths to reach torch's limit"

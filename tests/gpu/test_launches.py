@@ -151,7 +151,7 @@ def test_backends_run_over_two_devices(
 @pytest.mark.parametrize(
     ("free_gib", "changes", "stages"),
     [
-        pytest.param(2, {"size": "full"}, {"build"}, id="in construction"),
+        pytest.param(2, {"size": "full"}, {"build", "prepare"}, id="in construction"),
         pytest.param(6, {"size": "small", "batch": 256}, {"warmup"}, id="in a step"),
     ],
 )
