@@ -84,6 +84,11 @@ def deepspeed_accelerator(plugin: Any, accumulation: int) -> Accelerator:
     )
 
 
+def runs(accelerator: Accelerator, distributed_type: DistributedType) -> bool:
+    """Return whether accelerate took the plugin. It may drop one without a word and run DDP, which `observe` reports."""
+    return accelerator.distributed_type == distributed_type  # type: ignore[no-any-return]
+
+
 def device_of(accelerator: Accelerator) -> torch.device:
     """Return the device of this rank: `cuda:<local rank>` or plain `cpu`."""
     device: torch.device = accelerator.device

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchbox.backends.deferred import materialise_policy, take_deferred_weights
+from benchbox.backends.deferred import materialise_policy
 from benchbox.backends.observe import Observed, observe
 from benchbox.backends.settings import read_settings
 from benchbox.observer.introspect.wrappers import optimizer_chain
@@ -95,8 +95,8 @@ class Backend(ABC):
         assert isinstance(policy, nn.Module)
         self._recipe, self._shape = recipe, shape
         plans = plan_groups(policy, policy.parameter_roles(), optim)
-        if not self.fills_shards and (weights := take_deferred_weights(policy)) is not None:
-            materialise_policy(policy, weights)
+        if not self.fills_shards:
+            materialise_policy(policy)
         self.prepared = self._prepare(policy, recipe, optim, plans)
         return self.prepared
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchbox.backends.base import DTYPES, Backend, Prepared
-from benchbox.backends.deferred import allocate, take_deferred_weights
+from benchbox.backends.deferred import allocate, materialise_policy, take_deferred_weights
 from benchbox.backends.optimizers import build_optimizer
 from benchbox.observer.introspect.names import live_parameters
 from benchbox.optim import bind_groups, build_schedule
@@ -43,9 +43,9 @@ class _Zero(Backend):
         return variables
 
     def _prepare(self, policy: Any, recipe: Recipe, optim: OptimSpec, plans: list[GroupPlan]) -> Prepared:
-        from accelerate.utils import DeepSpeedPlugin
+        from accelerate.utils import DeepSpeedPlugin, DistributedType
 
-        from benchbox.backends.accelerators import deepspeed_accelerator, device_of
+        from benchbox.backends.accelerators import deepspeed_accelerator, device_of, runs
 
         if not torch.cuda.is_available():
             from benchbox.backends.extension import build_extension
@@ -55,6 +55,8 @@ class _Zero(Backend):
         plugin = DeepSpeedPlugin(hf_ds_config=self._config(recipe, numel))
         accelerator = deepspeed_accelerator(plugin, self._shape.accumulation)
         self.device = device_of(accelerator)
+        if not runs(accelerator, DistributedType.DEEPSPEED):
+            materialise_policy(policy)
         weights = take_deferred_weights(policy)
         if weights is None:
             # Before DeepSpeed casts the policy: masters must hold what the cast rounds away. It makes new tensors, so these

@@ -256,8 +256,14 @@ def take_deferred_weights(policy: nn.Module) -> DeferredWeights | None:
     return _DEFERRED.pop(policy, None)
 
 
-def materialise_policy(policy: nn.Module, weights: DeferredWeights) -> None:
-    """Give a policy all its weights on the rank's device, without a second copy. Its parameters are new objects."""
+def materialise_policy(policy: nn.Module) -> None:
+    """Give a policy all its weights on the rank's device, without a second copy, unless it has them already.
+
+    Its parameters are new objects.
+    """
+    weights = take_deferred_weights(policy)
+    if weights is None:
+        return
     owners: defaultdict[Tensor, list[tuple[nn.Module, str]]] = defaultdict(list)  # several of a tied tensor
     for module in policy.modules():
         for name, tensor in _own_tensors(module):

@@ -6,14 +6,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.distributed as dist
-from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin
 from torch import Tensor, nn
 from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
-from benchbox.backends.accelerators import device_of, fsdp_accelerator
+from benchbox.backends.accelerators import device_of, fsdp_accelerator, runs
 from benchbox.backends.base import DTYPES, Backend, Prepared
-from benchbox.backends.deferred import allocate, take_deferred_weights
+from benchbox.backends.deferred import allocate, materialise_policy, take_deferred_weights
 from benchbox.backends.optimizers import build_optimizer
 from benchbox.observer.introspect.names import live_parameters, unwrapped_name
 from benchbox.observer.introspect.wrappers import fsdp1_handles
@@ -46,6 +46,8 @@ class _Fsdp1(Backend):
         )
         accelerator = fsdp_accelerator(plugin, upcasts=recipe.stepped is None)
         self.device = device_of(accelerator)
+        if not runs(accelerator, DistributedType.FSDP):
+            materialise_policy(policy)
         weights = take_deferred_weights(policy)
         if weights is not None:  # a unit has memory of its own only until it is sharded
             replacements: dict[Tensor, Tensor] = {}

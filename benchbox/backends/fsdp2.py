@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from accelerate.utils import FullyShardedDataParallelPlugin, ParallelismConfig, fsdp2_prepare_model
+from accelerate.utils import DistributedType, FullyShardedDataParallelPlugin, ParallelismConfig, fsdp2_prepare_model
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from benchbox.backends.accelerators import device_of, fsdp_accelerator
+from benchbox.backends.accelerators import device_of, fsdp_accelerator, runs
 from benchbox.backends.base import DTYPES, Backend, Prepared
-from benchbox.backends.deferred import take_deferred_weights
+from benchbox.backends.deferred import materialise_policy, take_deferred_weights
 from benchbox.backends.optimizers import build_optimizer
 from benchbox.observer.introspect.names import live_parameters
 from benchbox.observer.introspect.tensors import local_shard
@@ -44,6 +44,9 @@ class Fsdp2(Backend):
         )
         accelerator = fsdp_accelerator(plugin, self._parallelism(), upcasts=recipe.stepped is None)
         self.device = device_of(accelerator)
+        sharded = runs(accelerator, DistributedType.FSDP)
+        if not sharded:
+            materialise_policy(policy)
         weights = take_deferred_weights(policy)
         policy.to(device=None if weights else self.device, dtype=DTYPES[recipe.stepped or recipe.storage])
         for parameter in policy.parameters():
@@ -51,7 +54,7 @@ class Fsdp2(Backend):
                 parameter.data = parameter.data.to(DTYPES[recipe.storage])  # it is never stepped
         dtypes = {name: parameter.dtype for name, parameter in policy.named_parameters()}
         # `accelerator.prepare` would find the optimizer's parameters by their addresses, and meta tensors have none.
-        model = fsdp2_prepare_model(accelerator, policy)
+        model = fsdp2_prepare_model(accelerator, policy) if sharded else accelerator.prepare_model(policy)
         if weights is not None:
             _fill_shards(model, weights, dtypes)
         stepping = build_optimizer(recipe, bind_groups(plans, dict(live_parameters(model))), optim)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("backend", ["fsdp1_full", "fsdp2", "zero2"])
+@pytest.mark.parametrize("backend", ["fsdp1_full", "fsdp2", "zero2", "zero3"])
 def test_a_set_up_that_silently_became_ddp_is_a_mismatch(backend: str, tmp_path: Path) -> None:
     """accelerate drops the plugin and runs DDP, at a speed of its own; the record says mismatch and names both."""
     launcher = TorchrunLauncher(worker_module="tests.integration.trapped_worker")
