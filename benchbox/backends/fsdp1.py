@@ -1,4 +1,7 @@
-"""FSDP1: flat parameters, sharded unit by unit. A flat parameter trains as one, so frozen modules get units of their own."""
+"""FSDP1: flat parameters, sharded unit by unit. A flat parameter trains as one, so frozen modules get units of their own.
+
+During construction a rank holds its shards and two copies of the unit that is being wrapped, which FSDP1 concatenates.
+"""
 
 from __future__ import annotations
 

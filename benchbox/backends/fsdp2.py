@@ -1,4 +1,7 @@
-"""FSDP2, whose parameters are DTensors, and HSDP: FSDP2 on a two-dimensional mesh."""
+"""FSDP2, whose parameters are DTensors, and HSDP: FSDP2 on a two-dimensional mesh.
+
+During construction a rank holds its shards and the tensors of the layer whose weights are being computed.
+"""
 
 from __future__ import annotations
 

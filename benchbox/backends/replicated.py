@@ -1,4 +1,7 @@
-"""One process, and DDP: every rank holds all parameters, gradients and optimizer state."""
+"""One process, and DDP: every rank holds all parameters, gradients and optimizer state.
+
+During construction it also holds the whole policy in float32. Where there are masters, those tensors become the masters.
+"""
 
 from __future__ import annotations
 

@@ -140,6 +140,9 @@ class Losses(NamedTuple):
 class Policy(Protocol):
     """An `nn.Module` from `policies/<name>/policy.py`, built in float32 by that file's `build(preset, axes)`.
 
+    It is built on the meta device, and its weights are computed while a backend shards it (`benchbox.backends.deferred`): until
+    then no tensor of it has values to read, and `load_weights` and `load_statistics` fill tensors in place.
+
     Call it as `policy(batch)`, never `policy.forward`, so that sharding hooks fire.
     """
 
