@@ -1,7 +1,8 @@
 """DeepSpeed ZeRO 1, 2 and 3.
 
 ZeRO-1 and ZeRO-2 replicate the parameters: every rank builds the whole policy in float32 and keeps it until the masters are
-set, beside the copy that DeepSpeed casts. ZeRO-3 partitions the policy module by module, so that a rank holds its partitions and one module.
+set, beside the copy that DeepSpeed casts. ZeRO-3 partitions the policy module by module, so that a rank holds its partitions
+and one module.
 """
 
 from __future__ import annotations
