@@ -18,17 +18,19 @@ build_policy("pi05", "tiny", Axes())  # makes `benchbox_policies._layers` import
 
 HERE = Path(__file__).parent
 NO_GPU = "needs an NVIDIA GPU: make gpu"
+SHARED_GPU = "needs the GPU for itself, and other workers of pytest-xdist may use it: make gpu"
 ANYWHERE = {"test_battery.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
     rehearsal = os.environ.get("BENCHBOX_GPU_REHEARSAL") == "1"
     for item in items:  # of all folders
         if HERE not in item.path.parents or item.path.name in ANYWHERE:
             continue
-        if not (rehearsal and "cuda" not in getattr(item, "fixturenames", ())):
+        if torch.cuda.is_available():
+            if "PYTEST_XDIST_WORKER" in os.environ:
+                item.add_marker(pytest.mark.skip(reason=SHARED_GPU))
+        elif not rehearsal or "cuda" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
 
 

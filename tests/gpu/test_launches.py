@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from benchbox.launch.job import Launcher
     from benchbox.registry.launch_record import LaunchRecord
 
+pytestmark = pytest.mark.ranks
+
 GIB = 2**30
 # Compiling FlexAttention is progress that no rank reports.
 MEASURE = MeasureSpec(warmup_steps=2, steps=6, launches=1, timeout_s=300.0, hang_after_s=240.0)

@@ -13,6 +13,8 @@ from tests.support.ranks import run_ranks, tiny_cell
 if TYPE_CHECKING:
     import torch
 
+pytestmark = pytest.mark.ranks
+
 SCRIPT = Path(__file__).parent / "rank_script.py"
 BACKENDS = ("ddp", "fsdp2", "zero2")
 WRAPPERS = {"ddp": "DistributedDataParallel", "fsdp2": "FSDP", "zero2": "DeepSpeedEngine"}
