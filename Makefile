@@ -8,10 +8,11 @@ BIN := $(VENV)/bin
 run: $(VENV)/.installed
 	$(BIN)/benchbox run matrices/fsdp_vs_zero2.yaml
 
-# Unit tests run in parallel. Integration tests start process groups of their own and run one after another.
+# Tests that need one process run in parallel. Those with process groups, a browser or a benchmark run one after another.
+ALONE := ranks or browser or perf
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit --numprocesses auto --maxprocesses 4 --dist loadfile
-	$(BIN)/python -m pytest --ignore tests/unit
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/gpu -m "not ($(ALONE))" --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest --ignore tests/unit --ignore tests/gpu -m "$(ALONE)"
 
 # Style, types, import directions, names and docstrings.
 lint: $(VENV)/.installed-dev

@@ -15,6 +15,8 @@ from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell, DataSpec
 from benchbox.store.rank_state import RankStateFile
 
+pytestmark = pytest.mark.perf
+
 ROUNDS = 9
 ALLOWED = 0.01
 

@@ -24,7 +24,7 @@ from tests.support.ranks import tiny_cell
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.perf, pytest.mark.ranks]
 
 ROUNDS = int(os.environ.get("BENCHBOX_PERF_LAUNCHES", "2"))
 MEASURE = MeasureSpec(warmup_steps=3, steps=8, launches=1)

@@ -16,6 +16,8 @@ from benchbox.optim.native import library
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.perf
+
 ROUNDS = 25
 # Compiled: 1.05 to 1.14 on two cores of a Xeon (Sapphire Rapids). The norm takes 0.16 and the step 0.94 to 1.0. The traffic to
 # memory is 1.07 times that of the reference: 30 bytes per parameter instead of 28. With AVX2 kernels it is 1.25.

@@ -12,6 +12,8 @@ from torch.optim import optimizer as hooks
 
 from benchbox.observer.observer import StepObserver
 
+pytestmark = pytest.mark.perf
+
 ROUNDS = 9
 ALLOWED = 0.02
 NEVER = 10**6  # steps: the first is probed, and the next probed one is far away
