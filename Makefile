@@ -11,8 +11,8 @@ run: $(VENV)/.installed
 # Tests that need one process run in parallel. Those with process groups, a browser or a benchmark run one after another.
 ALONE := ranks or browser or perf
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/gpu -m "not ($(ALONE))" --numprocesses auto --maxprocesses 4 --dist loadfile
-	$(BIN)/python -m pytest --ignore tests/unit --ignore tests/gpu -m "$(ALONE)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not ($(ALONE))" --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest --ignore tests/unit -m "$(ALONE)"
 
 # Style, types, import directions, names and docstrings.
 lint: $(VENV)/.installed-dev
