@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.overrides import TorchFunctionMode
 
+from benchbox.backends.replay import RecordedOperation, Replay, TensorView, map_leaves, storages_of
 from benchbox.errors import UnsupportedError
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
 
@@ -45,7 +45,7 @@ class DeferredWeights:
     def __init__(self, seed: int, device: torch.device) -> None:
         self.device = device
         self._seed = seed
-        self._operations: list[_Operation] = []
+        self._operations: list[RecordedOperation] = []
         # All storages are kept alive, because a new one could get the address of one that was freed.
         self._storages: list[UntypedStorage] = []
         self._numbers: dict[int, int] = {}  # by address
@@ -66,20 +66,22 @@ class DeferredWeights:
 
     def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Record an operation that creates or writes a meta tensor. Any other has run already, or makes a view."""
-        args, kwargs, result = (_map(self._abstract, structure) for structure in (args, kwargs, result))
-        inputs, outputs = _storages((args, kwargs)), _storages(result)
+        args, kwargs, result = (map_leaves(self._abstract, structure) for structure in (args, kwargs, result))
+        inputs, outputs = storages_of((args, kwargs)), storages_of(result)
         created = outputs - inputs
         if created or (inputs and operation._schema.is_mutable):  # noqa: SLF001 (torch has no public name for it)
             self._created |= created
             draws = torch.Tag.nondeterministic_seeded in operation.tags
-            self._operations.append(_Operation(operation, args, kwargs, result, frozenset(inputs | outputs), draws))
+            self._operations.append(RecordedOperation(operation, args, kwargs, result, frozenset(inputs | outputs), draws))
 
     def _record_initialiser(self, initialiser: Callable[..., Tensor], tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Record a function of `torch.nn.init` as one operation."""
         if tensor.device.type != "meta":
             return initialiser(tensor, *args, **kwargs)
         view = self._abstract(tensor.detach())
-        self._operations.append(_Operation(initialiser, (view, *args), kwargs, view, frozenset({view.storage}), draws=True))
+        self._operations.append(
+            RecordedOperation(initialiser, (view, *args), kwargs, view, frozenset({view.storage}), draws=True)
+        )
         return tensor
 
     def _abstract(self, leaf: Any) -> Any:
@@ -92,7 +94,7 @@ class DeferredWeights:
         number = self._numbers.setdefault(storage._cdata, len(self._storages))  # noqa: SLF001 (the storage's address)
         if number == len(self._storages):
             self._storages.append(storage)
-        return _View(number, leaf.dtype, tuple(leaf.shape), leaf.stride(), int(leaf.storage_offset()))
+        return TensorView(number, leaf.dtype, tuple(leaf.shape), leaf.stride(), int(leaf.storage_offset()))
 
     def bind(self, policy: nn.Module) -> None:
         """Note which recorded tensors are the parameters and buffers of a policy, so that `deferred_weights` returns this.
@@ -102,7 +104,7 @@ class DeferredWeights:
         """
         self._targets: dict[str, Any] = {name: self._abstract(tensor.detach()) for name, tensor in _named_tensors(policy)}
         for name, target in self._targets.items():
-            if isinstance(target, _View) and target.storage not in self._created:
+            if isinstance(target, TensorView) and target.storage not in self._created:
                 raise UnsupportedError(
                     f"{type(policy).__name__} cannot be built on the meta device: {name} is not the result of operations on "
                     "tensors of torch's default device; create it by a function of torch, and fill it in place"
@@ -118,7 +120,7 @@ class DeferredWeights:
         """
         names: defaultdict[int, list[str]] = defaultdict(list)
         for name, target in self._targets.items():
-            if isinstance(target, _View):
+            if isinstance(target, TensorView):
                 names[target.storage].append(name)
             else:
                 write(name, target.to(self.device))
@@ -128,9 +130,9 @@ class DeferredWeights:
                 write(name, self._targets[name].of(storage))
 
         torch.manual_seed(self._seed)
-        _Replay(self._needed_operations(set(names)), self.device).run(write_storage)
+        Replay(self._needed_operations(set(names))).run(write_storage)
 
-    def _needed_operations(self, storages: set[int]) -> list[_Operation]:
+    def _needed_operations(self, storages: set[int]) -> list[RecordedOperation]:
         """Return the operations that contribute to the contents of storages, or draw random numbers."""
         needed = []
         for operation in reversed(self._operations):
@@ -138,98 +140,6 @@ class DeferredWeights:
                 storages |= operation.storages
                 needed.append(operation)
         return needed[::-1]
-
-
-@dataclass(frozen=True, slots=True)
-class _View:
-    """A recorded tensor, as a view of a numbered storage. An operation that only makes a view needs no replay."""
-
-    storage: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-
-    def of(self, storage: UntypedStorage) -> Tensor:
-        """Return the same view of another storage."""
-        return torch.empty(0, dtype=self.dtype, device=storage.device).set_(storage, self.offset, self.shape, self.strides)
-
-
-@dataclass(frozen=True, slots=True)
-class _Operation:
-    """A recorded operation, with views in place of meta tensors, and the storages that it reads, writes or creates."""
-
-    function: Any
-    args: Any
-    kwargs: Any
-    result: Any
-    storages: frozenset[int]
-    draws: bool  # random numbers, so that its place in the order matters
-
-    @property
-    def can_advance(self) -> bool:
-        """Whether it can run before recorded operations on other storages."""
-        return not self.draws and len(self.storages) == 1
-
-
-def _storages(structure: Any) -> set[int]:
-    return {leaf.storage for leaf in _leaves(structure) if isinstance(leaf, _View)}
-
-
-def _map(function: Callable[[Any], Any], structure: Any) -> Any:
-    """Apply a function to the leaves of the tuples, lists and dictionaries of an operation. `torch.utils._pytree` is slower."""
-    if isinstance(structure, tuple | list):
-        return [_map(function, item) for item in structure]
-    if isinstance(structure, dict):
-        return {key: _map(function, item) for key, item in structure.items()}
-    return function(structure)
-
-
-def _leaves(structure: Any) -> Iterator[Any]:
-    if isinstance(structure, tuple | list | dict):
-        for item in structure.values() if isinstance(structure, dict) else structure:
-            yield from _leaves(item)
-    else:
-        yield structure
-
-
-class _Replay:
-    """Execution of recorded operations on a device, which frees every storage after the last operation on it."""
-
-    def __init__(self, operations: list[_Operation], device: torch.device) -> None:
-        self._operations = operations
-        self._device = device
-        self._storages: dict[int, UntypedStorage] = {}
-        self._remaining: defaultdict[int, list[int]] = defaultdict(list)  # operations by storage, in order
-        for index, operation in enumerate(operations):
-            for number in operation.storages:
-                self._remaining[number].append(index)
-
-    def run(self, finish: Callable[[int, UntypedStorage], None]) -> None:
-        """Execute all operations, and call `finish` with the number of each storage when it has its final contents."""
-        for index, operation in enumerate(self._operations):
-            if any(index in self._remaining[number] for number in operation.storages):
-                self._execute(index)
-            for number in operation.storages & self._storages.keys():
-                # Published weights are loaded last. No tensor waits for the end of the construction because of them.
-                remaining = self._remaining[number]
-                if all(self._operations[later].can_advance for later in remaining):
-                    for later in list(remaining):
-                        self._execute(later)
-                    finish(number, self._storages.pop(number))
-
-    def _execute(self, index: int) -> None:
-        operation = self._operations[index]
-        args, kwargs = _map(self._realise, operation.args), _map(self._realise, operation.kwargs)
-        result = operation.function(*args, **kwargs)
-        for tensor, view in zip(_leaves(result), _leaves(operation.result), strict=True):
-            if isinstance(view, _View):
-                self._storages.setdefault(view.storage, tensor.untyped_storage())
-        for number in operation.storages:
-            self._remaining[number].remove(index)
-
-    def _realise(self, leaf: Any) -> Any:
-        return leaf.of(self._storages[leaf.storage]) if isinstance(leaf, _View) else leaf
 
 
 class _ConstantsByOperation(TorchFunctionMode):

@@ -54,7 +54,7 @@ class _Fsdp1(Backend):
         weights = take_deferred_weights(policy)
         if weights is not None:  # a unit has memory of its own only until it is sharded
             replacements: dict[Tensor, Tensor] = {}
-            plugin.param_init_fn = lambda module: allocate([module], weights.device, replacements)
+            accelerator.state.fsdp_plugin.param_init_fn = lambda module: allocate([module], weights.device, replacements)
         # The shards keep the dtype wrapped here. Casting float32 weights before wrapping is what put Adam's state in bfloat16,
         # unless accelerate is configured for mixed precision and upcasts them, as for a recipe that leaves masters to it.
         policy.to(device=None if weights else self.device, dtype=DTYPES[recipe.stepped or recipe.storage])
