@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from benchbox.launch.job import Job, RankGroup
 
+# Every poll takes a millisecond of a core that the ranks may need, until they have ended.
 _POLL_S = 0.1
+_ENDING_POLL_S = 0.01
 
 # Imports, compilation and billions of parameters to build take minutes without visible progress: only the timeout applies.
 _OPAQUE_STAGES = ("build", "compile_extension", "prepare")
@@ -87,7 +89,7 @@ def _follow(
             return "timeout", None
         elif now - last_progress > _hang_limit_s(job, traces):
             return "hang", None
-        time.sleep(_POLL_S)
+        time.sleep(_ENDING_POLL_S if all(trace.final_event for trace in traces) else _POLL_S)
 
 
 def _hang_limit_s(job: Job, traces: Sequence[Trace]) -> float:
