@@ -42,7 +42,7 @@ class RecordedOperation:
 
     @property
     def can_advance(self) -> bool:
-        """Whether it can run before recorded operations on other storages."""
+        """True if it can run before recorded operations on other storages."""
         return not self.draws and len(self.storages) == 1
 
 

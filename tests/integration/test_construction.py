@@ -59,7 +59,7 @@ def test_a_session_starts_with_the_bits_of_direct_construction(results: dict, se
 @pytest.mark.parametrize(("backend", "shards"), [("fsdp2", 0.5), ("zero3", 0.75)])
 @pytest.mark.parametrize("policy", ["pi05", "cosmos_droid", "vitra"])
 def test_construction_takes_the_shards_of_a_rank_and_a_unit(results: dict, backend: str, shards: float, policy: str) -> None:
-    """Where a policy that is built whole first takes at least its full size."""
+    """A policy that is built whole first takes at least its full size."""
     for rank in results[backend, policy, "bf16_master", "full"]:
         deferred, direct = rank["peak_bytes"]
         assert deferred <= shards * rank["full_bytes"] + rank["unit_bytes"]

@@ -79,7 +79,7 @@ def test_every_policy_gets_the_weights_of_direct_construction(name: str) -> None
 
 
 class Varied(nn.Module):
-    """What policies of others may do: all initialisers, constants, tied and derived tensors, numpy."""
+    """A policy as others may write it: all initialisers, constants, tied and derived tensors, numpy."""
 
     def __init__(self) -> None:
         super().__init__()
