@@ -184,11 +184,13 @@ def test_ranks_of_a_shared_server_end_with_their_client_or_with_the_server(share
     def sleeping(name: str) -> tuple[ForkServerLauncher, int]:
         (tmp_path / "sleeping_worker.py").write_text(WORKER + "import time\ntime.sleep(600)\n")
         launcher = ForkServerLauncher(worker_module="sleeping_worker")
-        job = Job(config={"kind": "report"}, ranks=1, folder=tmp_path / name, timeout_s=60.0, hang_after_s=60.0)
+        job = Job(config={"kind": "report"}, ranks=2, folder=tmp_path / name, timeout_s=60.0, hang_after_s=60.0)
         job.prepare()
         launcher.start(job)
         wait_until((job.folder / "report0.json").exists)
-        return launcher, json.loads((job.folder / "report0.json").read_text())["pid"]
+        report = json.loads((job.folder / "report0.json").read_text())
+        assert server_above(report) == shared_server
+        return launcher, report["pid"]
 
     client, rank = sleeping("client")
     client.close()
