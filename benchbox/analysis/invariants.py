@@ -7,6 +7,7 @@ from math import isclose
 from statistics import median
 from typing import TYPE_CHECKING
 
+from benchbox.registry.host_load import may_be_busy
 from benchbox.store.record import samples_per_step
 
 if TYPE_CHECKING:
@@ -139,14 +140,20 @@ def _reserved_covers_allocated(record: LaunchRecord) -> Iterable[str] | None:
 def _phase_sum(record: LaunchRecord) -> Iterable[str] | None:
     if not (record["phases_s"] and record["step_time_s"]):
         return None
-    return _phase_gaps(record["phases_s"], record["step_time_s"])
+    return _phase_gaps(record["phases_s"], record["step_time_s"], is_quiet=not may_be_busy(record))
 
 
-def _phase_gaps(phases: Mapping[str, Phase], step_time: StepTime) -> Iterator[str]:
+def _phase_gaps(phases: Mapping[str, Phase], step_time: StepTime, *, is_quiet: bool) -> Iterator[str]:
+    """Yield the ranks whose phases do not sum to their steps.
+
+    On a busy host another process may get the core between two phases for longer than 2% of a short step. Phases that sum to
+    too little are no error of the clock there.
+    """
     for rank, steps in enumerate(step_time["per_rank"]):
         step_sum = sum(steps)
         phase_sum = sum(sum(phase["per_rank"][rank]) for phase in phases.values())
-        if abs(phase_sum - step_sum) > PHASE_SUM_TOLERANCE * step_sum:
+        lower = (1.0 - PHASE_SUM_TOLERANCE) * step_sum if is_quiet else 0.0
+        if not lower <= phase_sum <= (1.0 + PHASE_SUM_TOLERANCE) * step_sum:
             yield f"rank {rank}: phases take {phase_sum:.4f} s, steps {step_sum:.4f} s ({phase_sum / step_sum - 1:+.1%})"
 
 
@@ -223,7 +230,10 @@ INVARIANTS = (
     Invariant("nothing is unknown without a reason", _no_unexplained_null),
     Invariant("what is ok was checked against the request", _checked),
     Invariant("reserved >= allocated memory, on every rank", _reserved_covers_allocated),
-    Invariant(f"phases sum to the step within {PHASE_SUM_TOLERANCE:.0%}, on every rank", _phase_sum),
+    Invariant(
+        f"phases sum to the step within {PHASE_SUM_TOLERANCE:.0%}, on every rank; on a host that may be busy to no more",
+        _phase_sum,
+    ),
     Invariant("as many steps as asked for", _step_counts),
     Invariant("samples = batch x accumulation x ranks x steps", _samples),
     Invariant("slowest = maximum over ranks, step by step", _slowest),

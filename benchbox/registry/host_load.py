@@ -28,6 +28,16 @@ def busy_reasons(record: LaunchRecord) -> tuple[str, ...]:
     return tuple(_reasons(record))
 
 
+def may_be_busy(record: LaunchRecord) -> bool:
+    """Return whether a launch ran on a busy host, or recorded its host without learning what other processes used.
+
+    False for records from before hosts were recorded.
+    """
+    state = record.get("host")
+    unknown = state is not None and any(host["other_cpu_share"] is None for host in state["hosts"])
+    return unknown or bool(busy_reasons(record))
+
+
 def _reasons(record: LaunchRecord) -> Iterator[str]:
     state = record.get("host")
     if not state:

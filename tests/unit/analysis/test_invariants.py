@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from benchbox.analysis.invariants import INVARIANTS, verify_records
+from benchbox.store.host_state import merge_host_state
 from tests.support.example_run import CELL, MIB, OOM, example_record
+from tests.support.host_states import rank_host
 
 
 def violations(record):
@@ -53,8 +55,22 @@ def test_phases_that_do_not_sum_to_the_step_within_two_percent(share, broken):
     messages = violations(record)
     assert bool(messages) is broken
     if broken:
-        assert messages[0][0] == "phases sum to the step within 2%, on every rank"
+        assert messages[0][0] == "phases sum to the step within 2%, on every rank; on a host that may be busy to no more"
         assert messages[0][1].startswith("rank 1: phases take")
+
+
+@pytest.mark.parametrize("busy_s", [9.9, None], ids=["busy", "unknown"])
+@pytest.mark.parametrize(("share", "broken"), [(0.9, False), (1.03, True)])
+def test_on_a_host_that_may_be_busy_other_processes_may_run_between_phases(busy_s, share, broken):
+    def with_host(busy_s):
+        results = [{"rank": rank, "samples": 8, "host": rank_host(rank, busy_s=busy_s)} for rank in range(2)]
+        record = example_record() | {"host": merge_host_state(results)}
+        for phase in record["phases_s"].values():
+            phase["per_rank"][1] = [time * share for time in phase["per_rank"][1]]
+        return record
+
+    assert bool(violations(with_host(busy_s))) is broken
+    assert violations(with_host(8.2)), "the host was quiet"
 
 
 def test_a_missing_rank():
