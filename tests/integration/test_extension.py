@@ -46,9 +46,9 @@ def test_compiling_is_a_stage_of_the_launch_that_does_it(tmp_path: Path, monkeyp
     record = launch_cell(tiny_cell(backend="zero1"), measure, launch=1, folder=folder, launcher=TorchrunLauncher())
     assert record["status"] == "ok", record["error"]
     assert shared_object.exists()
-    events, _ = read_events(folder / "events-rank0.jsonl", 0)
-    stages = [event["stage"] for event in events if event["event"] == "progress"]
-    assert stages[:4] == ["build", "prepare", "compile_extension", "prepare"]
+    events = [read_events(folder / f"events-rank{rank}.jsonl", 0)[0] for rank in range(2)]
+    stages = [[event["stage"] for event in rank_events if event["event"] == "progress"][:4] for rank_events in events]
+    assert ["build", "prepare", "compile_extension", "prepare"] in stages, "the other rank may come when all is compiled"
 
 
 def test_doctor_compiles_the_extension_beforehand(tmp_path: Path) -> None:

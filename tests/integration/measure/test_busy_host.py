@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,9 @@ def run(folder: Path) -> tuple[str, dict[str, Any]]:
     """Run the matrix and return the output and the only record."""
     (folder / "host.yaml").write_text(MATRIX)
     command = [sys.executable, "-m", "benchbox.cli.app", "run", "host.yaml"]
-    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    # Threads that wait for one another beside busy processes would take minutes.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=environment)
     assert process.returncode == 0, process.stdout + process.stderr
     (record,) = (folder / "runs" / "host" / "cells").glob("*/launch-1.json")
     return process.stdout + process.stderr, json.loads(record.read_text())

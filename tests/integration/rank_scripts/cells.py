@@ -26,9 +26,8 @@ from torch.utils.data import default_collate
 from benchbox.audit.subjects.session import observe_session
 from benchbox.data.synthetic import SyntheticSamples
 from benchbox.errors import UnsupportedError
+from benchbox.measure.probe import StepProbe
 from benchbox.observer.facts import RankFacts  # noqa: TC001
-from benchbox.observer.hooks.collectives import CollectiveCounter
-from benchbox.observer.hooks.dispatch import OperationDispatchMode
 from benchbox.observer.introspect.names import unwrapped_name
 from benchbox.registry.contracts import BatchSpec  # noqa: TC001
 from benchbox.registry.recipes import recipe_by_name
@@ -68,10 +67,13 @@ def run(
         actions = acted(session, spec) if act else None
         step_results = [session.step(stream, reader)]
         step_results += [session.step(stream) for _ in range(steps - 1)]
-        collectives = CollectiveCounter()
-        with OperationDispatchMode(collectives):
-            session.step(stream)
-        facts = observe_session(session, stream, recipe_by_name(cell.recipe)) if observer else None
+        probe, facts = StepProbe(session.model, (), session.device), None
+        if observer:
+            facts = observe_session(session, stream, recipe_by_name(cell.recipe), probe)
+        else:
+            with probe:
+                session.step(stream)
+        collectives = probe.operations.collectives
     result = {
         "cell": cell.to_dict(),
         "observed": observed,
