@@ -89,7 +89,7 @@ def run(
 
     console = Console(highlight=False)
     with lock_run_directory(folder):
-        store.write_run(_build_run(loaded, planned))
+        store.write_run(_build_run(loaded, planned, matrix_file=str(matrix)))
         console.print(loaded.data.reading, markup=False, soft_wrap=True)
         with stop_on_signals() as stop:
             summary = run_matrix(
@@ -107,12 +107,12 @@ def run(
     _exit(summary, folder, len(selected.cells))
 
 
-def _build_run(matrix: "Matrix", planned: "Plan") -> "Run":
+def _build_run(matrix: "Matrix", planned: "Plan", *, matrix_file: str) -> "Run":
     from benchbox.store.run import Run
 
     return Run(
         name=matrix.name,
-        matrix_file=str(matrix.path),
+        matrix_file=matrix_file,
         matrix=matrix.values,
         reference=matrix.reference,
         thresholds=[threshold.to_dict() for threshold in matrix.thresholds],

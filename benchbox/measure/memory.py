@@ -113,9 +113,9 @@ class TensorStorageTracker:
             self._count(tensor.untyped_storage())
 
     def _count_argument(self, storage: UntypedStorage) -> None:
-        known, peak_before = storage._cdata in self._storages, self._latest_peak_bytes  # noqa: SLF001
+        is_known, peak_before = storage._cdata in self._storages, self._latest_peak_bytes  # noqa: SLF001
         self._count(storage)
-        if not known:
+        if not is_known:
             size, reference = self._storages[storage._cdata]  # noqa: SLF001
             self._arguments.append((size, reference, peak_before))
             self._latest_peak_bytes = self.current_bytes

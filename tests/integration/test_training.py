@@ -69,6 +69,20 @@ def straight(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return config, folder / "straight"
 
 
+def test_new_interpreters_give_the_training_of_forked_ones(
+    straight: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal to the last bit. No fork server could start here, because it would find a thread that a fork loses."""
+    config, out = straight
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=[600], daemon=True).start()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = train(config, tmp_path / "out", "--launcher", "torchrun")
+    assert done.returncode == 0, done.stderr
+    assert metrics(tmp_path / "out") == metrics(out)
+
+
 def test_benchmark_and_training_give_the_same_losses(straight: tuple[Path, Path], tmp_path: Path) -> None:
     """`benchbox run` and `benchbox train` from one seed: losses and gradient norms are equal to the last bit."""
     config, out = straight

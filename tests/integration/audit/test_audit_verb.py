@@ -65,6 +65,20 @@ def test_float32_masters_pass_wherever_a_backend_keeps_them(backend, master):
     assert sum(elements) == pytest.approx(copies * total, rel=0.01), "shards make up the whole policy"
 
 
+def test_where_the_fork_server_cannot_start_new_interpreters_do(tmp_path, monkeypatch):
+    """Here because something has started a thread, which a forked child would not have."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=[600], daemon=True).start()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    options = ("--backend", "single", "--recipe", "fp32")
+    forked = audit(*options)
+    (line,) = forked.stderr.splitlines()
+    assert line.startswith("error: the fork server could not start (AssertionError: threads were started before the fork")
+    assert line.endswith("`--launcher torchrun` does without it")
+    assert audit(*options, "--launcher", "torchrun").returncode == 0
+
+
 @pytest.fixture
 def checkpoint(tmp_path):
     """Save a checkpoint of a training in pure bfloat16."""
@@ -120,6 +134,10 @@ def test_programs_get_one_complete_document(checkpoint, form, read):
             "--steps: goes with a session or a command; a checkpoint takes no steps",
         ),
         ("--size tiny -- python y", "--size: goes with a session of benchbox; leave it out: a command is audited as it is"),
+        (
+            "--launcher torchrun --checkpoint x",
+            "--launcher: goes with a session of benchbox; leave it out: a checkpoint is audited as it is",
+        ),
         ("--recipe fp23 -- python y", "--recipe: unknown recipe 'fp23'; did you mean 'fp32'?"),
         ("--select BXP109 -- python y", "--select: no rule is called 'BXP109'; did you mean 'BXP106'?"),
         ("--checkpoint nowhere", "nowhere: no such file or directory"),

@@ -85,7 +85,9 @@ def test_ranks_differ_in_what_is_random_and_agree_in_where_they_run(launcher: Fo
 def test_launches_share_a_server_unless_their_environment_differs(
     launcher: ForkServerLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = (run(launcher, tmp_path / name, ranks=1)[0] for name in ("first", "second"))
+    first = run(launcher, tmp_path / "first", ranks=1)[0]
+    monkeypatch.setenv("COLUMNS", "123")  # of the terminal: no import depends on it
+    second = run(launcher, tmp_path / "second", ranks=1)[0]
     monkeypatch.setenv("TOLD", "something else")
     other = run(launcher, tmp_path / "other", ranks=1)[0]
     assert first["server"] == second["server"] != other["server"]

@@ -1,5 +1,6 @@
 """`benchbox run` before anything is launched: every user error is one line, and nothing is started."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -64,10 +65,25 @@ def test_a_run_directory_that_is_a_file_is_refused(run: Run, matrix: Path) -> No
     refused(run("--out", matrix), "verb.yaml", "--out")
 
 
-def test_a_damaged_record_is_named_and_not_overwritten(run: Run, matrix: Path, policy_dir: Path) -> None:
+@pytest.fixture
+def damaged_record(matrix: Path, policy_dir: Path) -> Path:
     cell = next(load_matrix(matrix, policy_dirs=[policy_dir]).cells())
     record = matrix.parent / "runs" / "verb" / "cells" / cell.cell_id / "launch-1.json"
     record.parent.mkdir(parents=True)
     record.write_text('{"schema_version": 1, ')
-    refused(run(), str(record.relative_to(matrix.parent)), "not whole JSON")
-    assert record.read_text() == '{"schema_version": 1, '
+    return record
+
+
+def test_a_damaged_record_is_named_and_not_overwritten(run: Run, matrix: Path, damaged_record: Path) -> None:
+    refused(run(), str(damaged_record.relative_to(matrix.parent)), "not whole JSON")
+    assert damaged_record.read_text() == '{"schema_version": 1, '
+
+
+@pytest.mark.usefixtures("damaged_record")
+def test_a_run_names_its_matrix_as_the_command_line_did(matrix: Path, policy_dir: Path) -> None:
+    """A matrix that comes with benchbox would otherwise put the path of the installation into every published report."""
+    (matrix.parent / "matrices").mkdir()
+    matrix.rename(matrix.parent / "matrices" / "verb.yaml")
+    command = [sys.executable, "-m", "benchbox.cli.app", "run", "verb", "--policy-dir", policy_dir]
+    refused(subprocess.run(command, cwd=matrix.parent, capture_output=True, text=True, timeout=120), "not whole JSON")
+    assert json.loads((matrix.parent / "runs" / "verb" / "run.json").read_text())["matrix_file"] == "verb"
