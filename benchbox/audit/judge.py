@@ -92,6 +92,8 @@ def _filter_tensors(facts: Sequence[RankFacts], predicate: Callable[[Any], bool]
 def _exclude_suppressed(facts: Sequence[RankFacts], suppressions: Iterable[Suppression]) -> list[RankFacts]:
     """Return the facts without the tensors that match a suppression."""
     patterns = [suppression.parameters for suppression in suppressions]
+    if not patterns:
+        return list(facts)
     return _filter_tensors(facts, lambda tensor: not any(_matches(tensor, pattern) for pattern in patterns))
 
 

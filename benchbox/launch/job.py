@@ -85,8 +85,8 @@ def read_rank_exits(path: Path) -> Sequence[RankExit]:
 class RankGroup(Protocol):
     """The processes of one running job."""
 
-    def poll(self) -> int | None:
-        """Return the exit code of the group, or None while it runs."""
+    def poll(self, timeout_s: float = 0.0) -> int | None:
+        """Return the exit code of the group, or None if it still runs after `timeout_s` seconds."""
 
     def signal_ranks(self, pids: Sequence[int], number: int) -> None:
         """Send a signal to the ranks with these process ids, as the ranks reported them, but not to their children."""

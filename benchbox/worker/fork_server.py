@@ -19,6 +19,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -76,6 +77,7 @@ class ForkRequest(TypedDict):
 
     action: str  # fork (answered by {"leader": pid}), poll ({"exit_code": int | null}), release ({})
     leader: int | None  # of `poll` and `release`
+    timeout_s: float  # of `poll`: the longest time until the answer, if the group runs
     module: str  # of `fork`: run as `__main__` by every rank, with the job file as its argument
     job_file: str
     ranks: int
@@ -169,11 +171,24 @@ def _answer(request: ForkRequest, connection: socket.socket) -> dict[str, Any]:
         with contextlib.suppress(ChildProcessError):  # released before
             os.waitpid(leader, 0)
         return {}
+    _wait_for_end(leader, request["timeout_s"])
     # Not reaped until the release: its id stays that of the session, by which processes of the group are found.
     ended = os.waitid(os.P_PID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if ended is None:
         return {"exit_code": None}
     return {"exit_code": ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status}
+
+
+def _wait_for_end(pid: int, timeout_s: float) -> None:
+    """Wait until a child has ended, at most for a time."""
+    if not hasattr(os, "pidfd_open"):  # not on Linux
+        time.sleep(timeout_s)
+        return
+    descriptor = os.pidfd_open(pid)
+    try:
+        select.select([descriptor], [], [], timeout_s)
+    finally:
+        os.close(descriptor)
 
 
 def _fork_leader(request: ForkRequest, connection: socket.socket) -> int:
@@ -282,14 +297,15 @@ def _rank_variables(rank: int, ranks: int, port: int) -> dict[str, str]:
 def _wait_for(pids: dict[int, int], exits: Path) -> int:
     """Wait until all ranks have ended well (0), or write down those that failed first (1). Ended ranks leave `pids`."""
     failures: list[dict[str, Any]] = []
-    while pids and not failures:
-        for pid, rank in list(pids.items()):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                del pids[pid]
-                if code := os.waitstatus_to_exitcode(status):
-                    failures.append({"rank": rank, "code": code, "noticed_at": time.time()})
-        time.sleep(_POLL_S)
+    options = 0
+    while pids:
+        ended, status = os.waitpid(-1, options)
+        if not ended:
+            break
+        rank = pids.pop(ended)
+        if code := os.waitstatus_to_exitcode(status):
+            failures.append({"rank": rank, "code": code, "noticed_at": time.time()})
+            options = os.WNOHANG  # of the others, only those that have ended as well
     if failures:
         exits.write_text(json.dumps(failures))
     return 1 if failures else 0

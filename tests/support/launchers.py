@@ -1,5 +1,6 @@
 """Cells for the stand-in worker, and a launcher that needs no torchrun."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -41,8 +42,10 @@ class DirectGroup:
         self.process = process
         self.job_id = job_id
 
-    def poll(self) -> int | None:
-        return self.process.poll()
+    def poll(self, timeout_s: float = 0.0) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout_s)
+        return self.process.returncode
 
     def signal_ranks(self, pids: list[int], number: int) -> None:
         for pid in pids:

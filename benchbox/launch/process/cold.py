@@ -59,8 +59,11 @@ class _TorchrunGroup(RankGroup):
         self._scratch = scratch
         self._grace_s = grace_s
 
-    def poll(self) -> int | None:
-        return self._process.poll()
+    def poll(self, timeout_s: float = 0.0) -> int | None:
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
 
     def signal_ranks(self, pids: Sequence[int], number: int) -> None:
         for process in find_processes(self._job_id):  # the kernel may have reused the pid of a dead rank

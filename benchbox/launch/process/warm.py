@@ -133,9 +133,9 @@ class _Server:
             raise BenchboxError("the fork server was killed; the same command starts another and resumes")
         return int(answer["leader"])
 
-    def poll(self, leader: int) -> int | None:
-        """Return the exit code of a group, or None while it runs. A group ends together with its server."""
-        answer = self._request(action="poll", leader=leader)
+    def poll(self, leader: int, timeout_s: float) -> int | None:
+        """Return the exit code of a group, or None if it still runs after a time. A group ends together with its server."""
+        answer = self._request(action="poll", leader=leader, timeout_s=timeout_s)
         return _SERVER_LOST if answer is None else answer["exit_code"]
 
     def release(self, leader: int) -> None:
@@ -200,8 +200,8 @@ class _ForkedGroup(RankGroup):
         self._exits = exits
         self._grace_s = grace_s
 
-    def poll(self) -> int | None:
-        return self._server.poll(self._leader)
+    def poll(self, timeout_s: float = 0.0) -> int | None:
+        return self._server.poll(self._leader, timeout_s)
 
     def signal_ranks(self, pids: Sequence[int], number: int) -> None:
         for process in find_processes(self._job_id, session=self._leader):

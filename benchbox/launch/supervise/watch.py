@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
     from benchbox.launch.job import Job, RankGroup
 
-# Every poll takes a millisecond of a core that the ranks may need, until they have ended.
+# Reading events takes a millisecond of a core that the ranks may need.
 _POLL_S = 0.1
-_ENDING_POLL_S = 0.01
 
 # Imports, compilation and billions of parameters to build take minutes without visible progress: only the timeout applies.
 _OPAQUE_STAGES = ("build", "compile_extension", "prepare")
@@ -71,7 +70,7 @@ def _follow(
     start = last_progress = time.monotonic()
     failing_since: float | None = None
     while True:
-        exit_code = group.poll()  # before reading, so that everything written until the end is read
+        exit_code = group.poll(_POLL_S)  # before reading, so that everything written until the end is read
         now = time.monotonic()
         if _read_new_events(job, traces, offsets):
             last_progress = now
@@ -89,7 +88,6 @@ def _follow(
             return "timeout", None
         elif now - last_progress > _hang_limit_s(job, traces):
             return "hang", None
-        time.sleep(_ENDING_POLL_S if all(trace.final_event for trace in traces) else _POLL_S)
 
 
 def _hang_limit_s(job: Job, traces: Sequence[Trace]) -> float:
