@@ -2,6 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Bytecode is cached: otherwise every rank would compile its policy, and every command all of benchbox.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test lint docs gpu gpu-bundle
 
 # Measure matrices/fsdp_vs_zero2.yaml on this machine and write its report.
