@@ -46,10 +46,14 @@ class OperationDispatchMode(TorchDispatchMode):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
+        result = self.run(func, args, kwargs)
         for listener in self._listeners:
             listener.on_operation(func, args, kwargs, result)
         return result
+
+    def run(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation and return its result."""
+        return operation(*args, **kwargs)
 
 
 def operation_name(operation: Any) -> str:
