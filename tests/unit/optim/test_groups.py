@@ -38,6 +38,16 @@ def test_four_groups_each_with_its_rate_and_decay() -> None:
     ]
 
 
+def test_the_role_of_a_parameter_decides_its_decay_and_not_its_shape() -> None:
+    """A vector may be decayed, and a matrix such as an embedding exempt."""
+    roles = {"tower.weight": Role("backbone", decay=False), "tower.bias": Role("backbone", decay=True)} | {
+        name: role for name, role in ROLES.items() if name.startswith("head")
+    }
+    plans = plan_groups(policy(), roles, OptimSpec(weight_decay=0.1))
+    decay = {name: plan.weight_decay for plan in plans for name in plan.names}
+    assert (decay["tower.weight"], decay["tower.bias"]) == (0.0, 0.1)
+
+
 def test_decay_survives_sharding_that_flattens_everything() -> None:
     """Bound by name after wrapping, a matrix that became a flat shard is still decayed (VITRA's split lost it)."""
     plans = plan_groups(policy(), ROLES, OptimSpec(weight_decay=0.1))

@@ -14,10 +14,11 @@ from benchbox.report.markdown import escape
 from benchbox.report.rows import print_rows
 from benchbox.report.terminal import print_table
 from benchbox.store.run import RunStore
-from tests.support.example_run import CELL, MEASURE, example_record, example_run, write_example
+from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, write_example
 from tests.support.host_states import busy_state
 
 ONE_LAUNCH = asdict(replace(MEASURE, launches=1))
+HOSTILE_ELEMENT = "<img src=x onerror=alert(1)>"
 HOSTILE = '<script>alert("x")</script>|[red]`'
 
 
@@ -70,6 +71,38 @@ def test_a_policy_named_like_a_script_is_text(written):
     assert page.tags.count("script") == 1
     assert HOSTILE in "".join(page.text)
     assert "<script>alert" not in written.html.read_text()
+
+
+def replace_texts(value, name):
+    """Return a structure of JSON with every text of it replaced by an element that names its place."""
+    if isinstance(value, dict):
+        return {key: replace_texts(item, f"{name}.{key}") for key, item in value.items()}
+    if isinstance(value, list):
+        return [replace_texts(item, name) for item in value]
+    return f"{name} {HOSTILE_ELEMENT}" if isinstance(value, str) else value
+
+
+def test_no_text_of_a_record_becomes_an_element_of_the_page(tmp_path):
+    """Error, traceback, skip, finding, cell, observation, environment: text from a machine or a library, never markup."""
+    record = example_record()
+    finding = {"code": "BXP101", "severity": "error", "title": "t", "where": "w", "repair": "r", "rank": 0, "evidence": {}}
+    hostile = replace_texts({"finding": finding, "environment": record["environment"] | {"gpus": "g"}, "error": OOM}, "")
+    observed = replace_texts(record["observed"], "observed")
+    record |= {"precision": record["precision"] | {"findings": [hostile["finding"] | {"severity": "error"}]}}
+    failed, reference = replace(CELL, batch=3), replace(CELL, backend="zero2")
+    skipped = {"cell": replace(CELL, batch=4).to_dict(), "reason": f"reason {HOSTILE_ELEMENT}"}
+    store = RunStore(tmp_path)
+    store.write_run(example_run([CELL, failed, reference], skipped=[skipped], measure=ONE_LAUNCH))
+    store.write_record(example_record(reference))
+    store.write_record(record | {"observed": observed, "environment": hostile["environment"]})
+    store.write_record(example_record(failed, status="oom", error=hostile["error"]))
+    text = write_reports(tmp_path).html.read_text()
+    assert "img" not in Page(text).tags
+    shown = "".join(Page(text).text)
+    assert f"attention_kernel {HOSTILE_ELEMENT} against" in shown, "why it is not compared with the reference"
+    places = [".error.message", ".error.traceback", "reason", ".finding.title", ".finding.where", ".finding.repair"]
+    for place in [*places, ".environment.machine", "observed.sharding", "observed.attention_kernel"]:
+        assert f"{place} {HOSTILE_ELEMENT}" in shown, place
 
 
 def test_markdown_shows_names_literally_and_keeps_its_tables_intact(written):

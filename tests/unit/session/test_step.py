@@ -19,6 +19,7 @@ class StepWatcher:
 
     def __init__(self) -> None:
         self.inside = 0
+        self.phases: list[str] = []
         self.outside: list[str] = []
         self._running = False
 
@@ -29,6 +30,7 @@ class StepWatcher:
         self._running = False
 
     def phase(self, name: str) -> AbstractContextManager[None]:
+        self.phases.append(name)
         return nullcontext()
 
     def on_operation(self, operation: Any, *_: Any) -> None:
@@ -45,7 +47,7 @@ def test_no_tensor_operation_of_a_step_is_outside_what_is_timed() -> None:
         size="tiny",
         backend="single",
         world_size=1,
-        batch=1,
+        batch=2,
         accumulation=2,
         data=DataSpec(kind="synthetic", workers=0),
     )
@@ -58,3 +60,6 @@ def test_no_tensor_operation_of_a_step_is_outside_what_is_timed() -> None:
     assert watcher.outside == []
     assert watcher.inside > 100
     assert set(result.parts) >= {"flow"}
+    micro_step = ["data_wait", "forward", "backward"]
+    assert watcher.phases == [*micro_step, *micro_step, "clip", "optimizer", "zero_grad", "sync"]
+    assert result.samples == 4, "two micro-batches of two samples"

@@ -1,0 +1,93 @@
+"""The result of a rank holds what was observed and counted, also where that differs from the request.
+
+One measurement in this process, of a cell that gets another policy and other batches than it asks for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import pytest
+
+from benchbox.errors import MismatchError
+from benchbox.measure.phases import ProgressTracker
+from benchbox.registry.phases import PHASES
+from benchbox.session import Session
+from benchbox.session.build import build_cell_policy, open_cell_data
+from benchbox.spec.cell import Cell, DataSpec, MeasureSpec
+from benchbox.store.events import EventWriter
+from benchbox.store.files import read_json
+from benchbox.worker import measuring
+from benchbox.worker.measuring import measure
+
+CELL = Cell(
+    policy="pi05",
+    size="tiny",
+    backend="single",
+    world_size=1,
+    batch=3,
+    recipe="fp32",
+    attention="sdpa",
+    checkpointing=False,
+    data=DataSpec(kind="synthetic", workers=0),
+)
+MEASURE = MeasureSpec(warmup_steps=1, steps=1, launches=1)
+
+
+@dataclass
+class Measurement:
+    """The error that ended it, the result in its file, and the steps that were taken whenever the peak was reset."""
+
+    error: Exception
+    result: dict[str, Any]
+    steps_at_resets: list[int]
+
+
+@pytest.fixture(scope="module")
+def measurement(tmp_path_factory: pytest.TempPathFactory) -> Measurement:
+    """Measure a cell that asks for batches of three and sdpa, and gets one sample, eager and checkpointing."""
+    folder = tmp_path_factory.mktemp("rank")
+    actual = replace(CELL, batch=1, attention="eager", checkpointing=True)
+    job: Any = {"cell": CELL.to_dict(), "measure": asdict(MEASURE), "policy_dirs": [], "out": str(folder), "launch": 1}
+    tracker, events = ProgressTracker(), EventWriter(folder / "events", 0)
+    steps, steps_at_resets = [0], []
+
+    def count_step(*arguments: Any) -> Any:
+        steps[0] += 1
+        return take_step(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        take_step = Session.step
+        patch.setattr(Session, "step", count_step)
+        patch.setattr(measuring, "build_cell_policy", lambda _, directories: build_cell_policy(actual, directories))
+        patch.setattr(measuring, "open_cell_data", lambda _, *arguments: open_cell_data(actual, *arguments))
+        patch.setattr(measuring, "reset_peak_memory", lambda _: steps_at_resets.append(steps[0]))
+        with pytest.raises(MismatchError) as raised:
+            measure(job, 0, tracker, events)
+    events.close()
+    return Measurement(raised.value, read_json(folder / "rank0.json"), steps_at_resets)
+
+
+def test_the_kernel_and_the_recomputed_modules_are_those_that_ran(measurement: Measurement) -> None:
+    observed = measurement.result["observed"]
+    assert observed["attention_kernel"] == "eager"
+    assert observed["checkpointed_modules"] > 0
+    assert all(kernels == ["eager"] for kernels in observed["attention_sites"].values())
+
+
+def test_a_step_that_ran_another_kernel_than_requested_is_a_mismatch(measurement: Measurement) -> None:
+    assert str(measurement.error) == "requested sdpa attention, observed eager"
+
+
+def test_samples_are_those_that_the_measured_steps_consumed(measurement: Measurement) -> None:
+    assert measurement.result["samples"] == 1
+
+
+def test_peaks_of_memory_are_reset_between_the_warm_up_and_the_measured_steps(measurement: Measurement) -> None:
+    assert measurement.steps_at_resets == [MEASURE.warmup_steps]
+
+
+def test_every_phase_of_a_backend_that_fuses_none_is_timed(measurement: Measurement) -> None:
+    assert set(measurement.result["phases_s"]) == set(PHASES)
+    assert min(measurement.result["phases_s"]["data_wait"]) > 0
