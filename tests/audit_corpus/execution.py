@@ -1,0 +1,87 @@
+"""Run the command of a case to its end, and measure its processor time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.audit_corpus.environments import BUILD, HERE, variables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tests.audit_corpus.cases import Case
+
+SCRIPTS = HERE / "scripts"
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """Output, exit code and cost of one run."""
+
+    exit_code: int | None  # None: it ran into its time limit
+    cpu_s: float  # user and system time of all its processes that ended
+    stdout: str
+    stderr: str
+    outputs: dict[str, str]  # file -> SHA-256
+
+    @property
+    def checksums(self) -> list[str]:
+        """Losses, weights and random numbers: the lines that scripts print for this purpose, and the files they wrote."""
+        printed = [line for line in (self.stdout + self.stderr).splitlines() if line.startswith("result ")]
+        return printed + [f"{name} {digest}" for name, digest in self.outputs.items()]
+
+
+def execute(case: Case, command: Sequence[str]) -> Execution:
+    """Run a command in a fresh copy of the scripts, always at the same path, so that nothing depends on the folder's name."""
+    folder = BUILD / "runs" / case.name
+    shutil.rmtree(folder, ignore_errors=True)
+    work = folder / "scripts"
+    shutil.copytree(SCRIPTS, work, ignore=shutil.ignore_patterns("__pycache__"))
+    (BUILD / "home").mkdir(exist_ok=True)
+    with (folder / "stdout").open("w") as stdout, (folder / "stderr").open("w") as stderr:
+        process = subprocess.Popen(
+            command,
+            cwd=work,
+            env=variables(case.environment) | case.variables,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        exit_code, cpu_s = _wait(process, time.monotonic() + case.timeout_s)
+    return Execution(
+        exit_code=exit_code,
+        cpu_s=cpu_s,
+        stdout=(folder / "stdout").read_text(errors="replace"),
+        stderr=(folder / "stderr").read_text(errors="replace"),
+        outputs=_hash_outputs(work, case.outputs),
+    )
+
+
+def _wait(process: subprocess.Popen[bytes], deadline: float) -> tuple[int | None, float]:
+    """Return the exit code and processor time of a process and its descendants; kill its session at the deadline."""
+    timed_out = False
+    while True:
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            break
+        if not timed_out and time.monotonic() > deadline:
+            timed_out = True
+            os.killpg(process.pid, signal.SIGKILL)
+        time.sleep(_POLL_S)
+    return None if timed_out else process.returncode, usage.ru_utime + usage.ru_stime
+
+
+def _hash_outputs(folder: Path, patterns: Sequence[str]) -> dict[str, str]:
+    paths = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}

@@ -1,0 +1,1 @@
+"""A small policy with normalisation of its inputs."""
