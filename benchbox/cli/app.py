@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from importlib import import_module
 
 import typer
 
 from benchbox import __version__
-from benchbox.errors import EXIT_INTERNAL, BenchboxError
+from benchbox.errors import EXIT_INTERNAL, EXIT_USAGE, BenchboxError
 
 # A verb module defines `register(app)`, and imports what it needs inside its functions: `benchbox --help` must not load torch.
 VERBS = ("run", "plan", "audit", "train", "report", "check", "verify", "data", "listing", "explain", "doctor")
@@ -39,10 +41,29 @@ for verb in VERBS:
     import_module(f"benchbox.cli.{verb}").register(app)
 
 
+# Errors of the place that output goes to, with what to do about them. Any other OSError is a bug.
+_OUTPUT_ERRORS = {
+    errno.ENOSPC: "; make room, or write elsewhere",
+    errno.EDQUOT: "; make room, or write elsewhere",
+    errno.EROFS: "; write elsewhere",
+    errno.EACCES: "",
+    errno.EPERM: "",
+    errno.EFBIG: "",
+    errno.EIO: "",
+}
+
+
 def main() -> None:
-    """Run the command line. A BenchboxError is printed as one line; any other exception is a bug and shows its traceback."""
+    """Run the command line.
+
+    A BenchboxError is printed as one line, and so is output that cannot be written; any other exception is a bug and shows its
+    traceback.
+    """
     try:
-        app(prog_name="benchbox")  # also under `python -m`: completion is installed for this name
+        try:
+            app(prog_name="benchbox")  # also under `python -m`: completion is installed for this name
+        finally:
+            sys.stdout.flush()  # an error here has an exit code of ours; one at the exit of Python would not
     except BenchboxError as error:
         for line in str(error).splitlines() or [type(error).__name__]:
             print(f"error: {line}", file=sys.stderr)
@@ -50,7 +71,23 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
+        _discard_stdout()
         sys.exit(EXIT_INTERNAL)
+    except OSError as error:
+        if (remedy := _OUTPUT_ERRORS.get(error.errno or 0)) is None:
+            raise
+        _discard_stdout()
+        where = error.filename or "standard output"
+        print(f"error: {where}: {error.strerror}{remedy}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+
+
+def _discard_stdout() -> None:
+    """Discard what is still buffered for stdout if it cannot be written, so that Python does not try again when it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

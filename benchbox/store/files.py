@@ -30,18 +30,26 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing that replaces `path` when it is complete.
 
     If the machine stops or an exception is raised, the old file is left as it was.
+
+    Raises:
+        OSError: the file cannot be written; `filename` is `path`, and not that of the temporary file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(descriptor, "wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).chmod(0o644)  # mkstemp's 0600 would hide results from colleagues
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(temporary).chmod(0o644)  # mkstemp's 0600 would hide results from colleagues
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = str(path)
         raise
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.registry.host_load import busy_reasons
 from benchbox.registry.metrics import metrics
+from benchbox.store.files import atomic_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,9 +67,11 @@ def _host_columns(record: LaunchRecord) -> dict[str, Any]:
 
 
 def write_tables(records: Iterable[LaunchRecord], folder: Path) -> tuple[Path, Path]:
-    """Write `table.csv` and `table.parquet` into a folder and return their paths."""
+    """Write `table.csv` and `table.parquet` into a folder, atomically, and return their paths."""
     frame = launch_table(records)
     csv, parquet = folder / "table.csv", folder / "table.parquet"
-    frame.to_csv(csv, index=False)
-    frame.to_parquet(parquet, index=False)
+    with atomic_file(csv) as stream:
+        frame.to_csv(stream, index=False)
+    with atomic_file(parquet) as stream:
+        frame.to_parquet(stream, index=False)
     return csv, parquet

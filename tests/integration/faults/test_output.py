@@ -1,0 +1,81 @@
+"""Output that cannot be written: one line, exit code 2, and no file cut off."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchbox.errors import EXIT_USAGE
+from benchbox.store.table import write_tables
+from tests.support.example_run import write_example
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+COMMAND = [sys.executable, "-m", "benchbox.cli.app"]
+
+
+@contextmanager
+def file_size_limit(limit_bytes: int) -> Iterator[None]:
+    """Let no file of this process grow beyond a size, as a disk would that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def in_mount_namespace(mount: str, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run a command that alone sees a mount, such as a file system of a few pages."""
+    unshare = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    try:
+        subprocess.run([*unshare, mount], capture_output=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+    return subprocess.run([*unshare, f'{mount} && exec "$@"', "sh", *command], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["list", "backends"]])
+def test_a_full_standard_output_is_one_line(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        result = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert result.stderr == "error: standard output: No space left on device; make room, or write elsewhere\n"
+    assert result.returncode == EXIT_USAGE
+
+
+def test_a_report_on_a_full_disk_is_one_line_that_names_the_file(tmp_path: Path) -> None:
+    run, small = write_example(tmp_path / "run").path, tmp_path / "small"
+    small.mkdir()
+    result = in_mount_namespace(f"mount -t tmpfs -o size=16k none {small}", *COMMAND, "report", run, "--out", small)
+    assert result.stderr == f"error: {small}/report.html: No space left on device; make room, or write elsewhere\n"
+    assert result.returncode == EXIT_USAGE
+
+
+def test_a_report_of_a_read_only_run_prints_its_table_and_one_line(tmp_path: Path) -> None:
+    run = write_example(tmp_path / "run").path
+    mount = f"mount --bind {run} {run} && mount -o remount,ro,bind {run}"
+    result = in_mount_namespace(mount, *COMMAND, "report", run)
+    assert "fsdp1_full" in result.stdout
+    assert result.stderr == f"error: {run}/report.html: Read-only file system; write elsewhere\n"
+    assert result.returncode == EXIT_USAGE
+
+
+@pytest.mark.parametrize("name", ["table.csv", "table.parquet"])
+def test_a_table_that_cannot_be_written_leaves_the_old_one_whole(name: str, tmp_path: Path) -> None:
+    """The error has the name of the table, not of the temporary file in its place."""
+    records = list(write_example(tmp_path / "run").records())
+    write_tables(records, tmp_path)
+    assert (tmp_path / "table.csv").stat().st_size < (tmp_path / "table.parquet").stat().st_size
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with file_size_limit(len(before[tmp_path / name]) - 1), pytest.raises(OSError, match="File too large") as raised:
+        write_tables(records, tmp_path)
+    assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(tmp_path / name))
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
