@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import subprocess
 import sys
@@ -43,10 +44,15 @@ def in_mount_namespace(mount: str, *command: str | Path) -> subprocess.Completed
     return subprocess.run([*unshare, f'{mount} && exec "$@"', "sh", *command], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["list", "backends"]])
-def test_a_full_standard_output_is_one_line(arguments: list[str]) -> None:
+# A verb whose last line is still buffered when it returns.
+BUFFERED = "from benchbox.cli import app; app.app = lambda **_: print('last line'); app.main()"
+
+
+@pytest.mark.parametrize("command", [[*COMMAND, "--version"], [sys.executable, "-c", BUFFERED]], ids=["at once", "buffered"])
+def test_a_full_standard_output_is_one_line(command: list[str]) -> None:
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        result = subprocess.run([*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        environment = os.environ | {"PYTHONUNBUFFERED": ""}
+        result = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert result.stderr == "error: standard output: No space left on device; make room, or write elsewhere\n"
     assert result.returncode == EXIT_USAGE
 
