@@ -75,12 +75,18 @@ def test_a_policy_overfitted_to_a_batch_selects_its_actions(name):
     batch["action"][..., :7] = 0.5 + torch.tensor([[[2.0]], [[-2.0]]])  # +1 and -1 once normalised
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3, weight_decay=0.0)
     generator = torch.Generator().manual_seed(3)
-    for _ in range(150):
+
+    def error() -> torch.Tensor:
+        return (policy.select_actions(batch)[..., :7] - batch["action"][..., :7]).abs().mean()
+
+    for step in range(150):
+        if step % 25 == 0 and error() < 0.4:  # half of what is asked
+            break
         batch["uniform"] = torch.rand(batch["uniform"].shape, generator=generator)
         batch["noise"] = torch.randn(batch["noise"].shape, generator=generator)
         optimizer.zero_grad()
         policy(batch).total.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
-    actions = policy.select_actions(batch)[..., :7]
-    assert (actions - batch["action"][..., :7]).abs().mean() < 0.8, "their distance from the mean is 2.0"
+    batch["noise"] = torch.randn(batch["noise"].shape, generator=generator)
+    assert error() < 0.8, "their distance from the mean is 2.0"
