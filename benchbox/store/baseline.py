@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from benchbox.errors import RecordError
 from benchbox.store.files import read_json, write_json
+from benchbox.store.json_types import type_problem
 from benchbox.store.record import SCHEMA_VERSION, check_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+
+class _Value(TypedDict):
+    value: float
+    low: float
+    high: float
+    launches: int
+
+
+class _BaselineCell(TypedDict):
+    cell: dict[str, Any]
+    values: dict[str, _Value | None]
+
+
+class _BaselineFile(TypedDict, total=False):
+    machine: str
+    matrix: str
+    promoted_at: str
+    benchbox_version: str
+    measure: dict[str, Any]
+    environment: dict[str, Any]
+    cells: dict[str, _BaselineCell]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +73,8 @@ def read_baseline(path: Path) -> Baseline:
     values = read_json(path)
     check_version(values, str(path))
     del values["schema_version"]
+    if problem := type_problem(values, _BaselineFile):
+        raise RecordError(f"{path}: not a baseline ({problem})")
     try:
         return Baseline(**values)
     except TypeError as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from benchbox.errors import RecordError
 from benchbox.registry.launch_record import LaunchRecord
 from benchbox.registry.statuses import STATUSES
+from benchbox.store.json_types import type_problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +17,19 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 
-REQUIRED = frozenset(LaunchRecord.__required_keys__)
+class _CellTypes(TypedDict, total=False):
+    """Fields of a cell that analysis and reports calculate with or name."""
+
+    policy: str
+    size: str
+    backend: str
+    recipe: str
+    world_size: int
+    batch: int
+    accumulation: int
+    cams: int
+    data: dict[str, Any]
+    optim: dict[str, Any]
 
 
 def samples_per_step(cell: CellDict) -> int:
@@ -41,11 +54,10 @@ def check_record(value: Mapping[str, Any], where: str, remedy: str = "delete it 
     """Raise RecordError unless `value` is a launch record that this version can read.
 
     Raises:
-        RecordError: a newer schema, an unknown status, or missing keys.
+        RecordError: a newer schema, an unknown status, missing keys, or a value of another type than declared.
     """
     check_version(value, where)
-    missing = sorted(REQUIRED - value.keys())
-    if missing:
-        raise RecordError(f"{where}: missing {', '.join(missing)}; {remedy}")
+    if problem := type_problem(value, LaunchRecord) or type_problem(value["cell"], _CellTypes, "cell"):
+        raise RecordError(f"{where}: {problem}; {remedy}")
     if value["status"] not in STATUSES:
         raise RecordError(f"{where}: unknown status {value['status']!r}")

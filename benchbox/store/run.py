@@ -15,11 +15,12 @@ import re
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from benchbox import __version__
 from benchbox.errors import RecordError
 from benchbox.store.files import read_json, write_json, write_text
+from benchbox.store.json_types import type_problem
 from benchbox.store.packed import read_packed, write_packed
 from benchbox.store.record import SCHEMA_VERSION, check_record, check_version
 
@@ -28,6 +29,32 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchbox.registry.launch_record import CellDict, LaunchRecord
+
+
+class _PlannedCell(TypedDict):
+    cell_id: str
+    cell: dict[str, Any]
+
+
+class _SkippedCell(TypedDict):
+    cell: dict[str, Any]
+    reason: str
+
+
+class _RunFile(TypedDict, total=False):
+    """Content of `run.json`."""
+
+    name: str
+    matrix_file: str
+    matrix: dict[str, Any]
+    reference: dict[str, Any]
+    thresholds: list[dict[str, Any]]
+    measure: dict[str, Any]
+    cells: list[_PlannedCell]
+    skipped: list[_SkippedCell]
+    benchbox_version: str
+    created_at: str
+
 
 _LAUNCH = re.compile(r"launch-([1-9][0-9]*)\.json")
 
@@ -99,6 +126,8 @@ class RunStore:
         values = read_json(path)
         check_version(values, str(path))
         del values["schema_version"]
+        if problem := type_problem(values, _RunFile):
+            raise RecordError(f"{path}: not what benchbox writes ({problem})")
         try:
             cells = {entry["cell_id"]: entry["cell"] for entry in values.pop("cells")}
             return Run(**values, cells=cells)

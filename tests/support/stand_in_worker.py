@@ -105,7 +105,9 @@ else:
     time.sleep(3600)  # ignores_sigterm
 
 enter(3, "sync")
-observed = {"backend": job["cell"]["backend"], "world_size": world, "shard_numel": 1, "device": "cpu"}
+observed = {"backend": job["cell"]["backend"], "world_size": world, "shard_numel": 1, "total_numel": 1, "device": "cpu"}
+observed |= {"model_class": "StandIn", "optimizer_chain": [], "sharding": None}
+observed |= {"attention_kernel": None, "checkpointed_modules": None}
 result = {"rank": rank, "world_size": world, "observed": observed, "step_time_s": [0.1] * job["measure"]["steps"]}
 write_json(out / f"rank{rank}.json", result)
 events.write("done")

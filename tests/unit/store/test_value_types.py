@@ -1,0 +1,97 @@
+"""A value of another type than its key has: refused where it is read, in one line that names the file and the key."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchbox.errors import EXIT_USAGE, RecordError
+from benchbox.store.baseline import read_baseline
+from benchbox.store.json_types import type_problem
+from benchbox.store.run import RunStore
+from tests.support.example_run import CELL, example_record, example_run
+from tests.support.host_states import busy_state
+
+REMOVED = object()
+
+
+def change(value: Any, path: str, item: object) -> Any:
+    """Replace or remove the item at a path of keys and indices."""
+    *parents, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+    parent = value
+    for key in parents:
+        parent = parent[key]
+    if item is REMOVED:
+        del parent[last]
+    else:
+        parent[last] = item
+    return value
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        ("observed", "ddp", "observed: text, and an object or null is expected"),
+        ("observed.settings", [], "observed.settings: a list, and an object is expected"),
+        ("observed.shard_numel.1", "1", "observed.shard_numel[1]: text, and a whole number or null is expected"),
+        ("observed.sharding", REMOVED, "observed: missing sharding"),
+        ("step_time_s.per_rank.0.2", None, "step_time_s.per_rank[0][2]: null, and a number is expected"),
+        ("phases_s.forward", [0.1], "phases_s.forward: a list, and an object is expected"),
+        ("memory.worst", 5, "memory.worst: a whole number, and an object is expected"),
+        ("memory.worst.rank", True, "memory.worst.rank: true or false, and a whole number is expected"),
+        ("precision.findings", {}, "precision.findings: an object, and a list is expected"),
+        ("precision.census.0.bytes", 0.5, "precision.census[0].bytes: a number, and a whole number is expected"),
+        ("collectives.all_reduce.count", "3", "collectives.all_reduce.count: text, and a whole number is expected"),
+        ("host.hosts.0.load_average", 2.5, "host.hosts[0].load_average: a number, and an object or null is expected"),
+        ("loss", 0.5, "loss: a number, and a list or null is expected"),
+        ("environment", "", "environment: text, and an object or null is expected"),
+        ("cell", "ddp", "cell: text, and an object is expected"),
+        ("cell.batch", "2", "cell.batch: text, and a whole number is expected"),
+        ("started_at", 0, "started_at: a whole number, and text is expected"),
+    ],
+)
+def test_a_record_with_a_wrong_value_is_refused_with_its_file_and_key(tmp_path, path, value, problem):
+    store = RunStore(tmp_path)
+    store.write_run(example_run([CELL]))
+    file = store.write_record({**example_record(), "host": busy_state()})
+    file.write_text(json.dumps(change(json.loads(file.read_text()), path, value)))
+    with pytest.raises(RecordError) as raised:
+        list(store.records())
+    assert str(raised.value) == f"{file}: {problem}; delete it and run again"
+    assert raised.value.exit_code == EXIT_USAGE
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        ("cells.0.cell", "ddp", "cells[0].cell: text, and an object is expected"),
+        ("skipped", 0, "skipped: a whole number, and a list is expected"),
+        ("thresholds.0", "ok", "thresholds[0]: text, and an object is expected"),
+        ("matrix", None, "matrix: null, and an object is expected"),
+    ],
+)
+def test_a_plan_with_a_wrong_value_is_refused_with_its_file_and_key(tmp_path, path, value, problem):
+    store = RunStore(tmp_path)
+    store.write_run(example_run([CELL]))
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()), path, value)))
+    with pytest.raises(RecordError) as raised:
+        store.run()
+    assert str(raised.value) == f"{file}: not what benchbox writes ({problem})"
+
+
+def test_a_baseline_with_a_wrong_value_is_refused_with_its_file_and_key(tmp_path):
+    value = {"value": "fast", "low": 0.4, "high": 0.6, "launches": 3}
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps({"schema_version": 1, "cells": {"abc": {"cell": {}, "values": {"step_time_s": value}}}}))
+    with pytest.raises(RecordError) as raised:
+        read_baseline(file)
+    assert str(raised.value) == (f"{file}: not a baseline (cells.abc.values.step_time_s.value: text, and a number is expected)")
+
+
+@pytest.mark.parametrize(("value", "declared"), [(1, float), ((1, 2), list[int]), ({"a": None}, dict[str, int | None])])
+def test_a_whole_number_is_a_number_and_a_tuple_a_list(value, declared):
+    """As they are once they have been written and read."""
+    assert type_problem(value, declared) is None
