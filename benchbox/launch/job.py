@@ -70,7 +70,7 @@ class RankExit:
 
     rank: int
     code: int
-    noticed_at: float  # unix time in seconds
+    noticed_at: float  # seconds of any one clock: only the differences between ranks count
 
 
 def read_rank_exits(path: Path) -> Sequence[RankExit]:

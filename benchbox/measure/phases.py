@@ -189,13 +189,13 @@ class ProgressTracker:
 
     def __init__(self, stage: str = "build", on_change: Callable[[RankState], None] = _ignore) -> None:
         self._on_change = on_change
-        self._set_state(RankState(stage, None, None, None, time.time()))
+        self._set_state(RankState(stage, None, None, None, time.monotonic()))
         self._step = _CallbackContext(self._begin_step, self._end)
         self._phases = {name: self._context(name) for name in PHASES}
 
     def enter(self, stage: str, total_steps: int | None = None) -> None:
         """Begin a stage of `total_steps` steps; its steps are numbered from 1."""
-        self._set_state(RankState(stage, None, total_steps, None, time.time()))
+        self._set_state(RankState(stage, None, total_steps, None, time.monotonic()))
 
     def step(self) -> AbstractContextManager[None]:
         return self._step
@@ -208,7 +208,7 @@ class ProgressTracker:
 
     def _set_step(self, step: int | None, phase: str | None) -> None:
         stage, _, total_steps, _, _ = self.state
-        self._set_state(RankState(stage, step, total_steps, phase, time.time()))
+        self._set_state(RankState(stage, step, total_steps, phase, time.monotonic()))
 
     def _set_state(self, state: RankState) -> None:
         self.state = state

@@ -16,7 +16,7 @@ PHASES = ("data_wait", "forward", "backward", "clip", "optimizer", "zero_grad", 
 
 
 class RankState(NamedTuple):
-    """Current stage, step and phase of a rank, and since when (unix time in seconds)."""
+    """Current stage, step and phase of a rank, and since when (seconds of the host's monotonic clock)."""
 
     stage: str
     step: int | None

@@ -22,7 +22,7 @@ class _EventFields(TypedDict, total=False):
     step: int | None
     of: int | None  # steps of the stage
     phase: str | None
-    since: float  # heartbeat: unix time at which this state was entered
+    since: float  # heartbeat: when this state was entered, by the monotonic clock
     status: str  # error: one of STATUSES
     type: str  # error: class name of the exception
     message: str
@@ -35,6 +35,7 @@ class RankEvent(_EventFields):
     """One line of a rank's event file. `event` is start, progress, heartbeat, error, terminated or done."""
 
     t: float  # unix time
+    monotonic_s: float  # of the host: durations and order are computed from it, since `t` may jump
     rank: int
     event: str
 
@@ -48,8 +49,9 @@ class EventWriter:
         self._rank = rank
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append `{"t": now, "rank": r, "event": event, **fields}`; values that JSON cannot represent are written as text."""
-        line = json.dumps({"t": time.time(), "rank": self._rank, "event": event, **replace_non_finite(fields)}, default=str)
+        """Append `{"t": now, "monotonic_s": ..., "rank": r, "event": event, **fields}`; what JSON cannot represent is text."""
+        common = {"t": time.time(), "monotonic_s": time.monotonic(), "rank": self._rank, "event": event}
+        line = json.dumps({**common, **replace_non_finite(fields)}, default=str)
         os.write(self._descriptor, line.encode() + b"\n")
 
     def close(self) -> None:

@@ -304,7 +304,7 @@ def _wait_for(pids: dict[int, int], exits: Path) -> int:
             break
         rank = pids.pop(ended)
         if code := os.waitstatus_to_exitcode(status):
-            failures.append({"rank": rank, "code": code, "noticed_at": time.time()})
+            failures.append({"rank": rank, "code": code, "noticed_at": time.monotonic()})
             options = os.WNOHANG  # of the others, only those that have ended as well
     if failures:
         exits.write_text(json.dumps(failures))

@@ -47,7 +47,7 @@ def write_heartbeats():
 
 def enter(step, phase, *, report=True):
     global state, since
-    state, since = {"stage": "measure", "step": step, "of": 3, "phase": phase}, time.time()
+    state, since = {"stage": "measure", "step": step, "of": 3, "phase": phase}, time.monotonic()
     state_file.write(RankState(**state, since=since))
     if report:
         events.write("progress", **state)

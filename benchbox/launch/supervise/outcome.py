@@ -40,10 +40,11 @@ def classify_outcome(
     2. no rank started
     3. a rank was killed by another process
     4. a rank failed, and not because another had: the earliest such failure
-    5. the launcher ended the group, because it made no progress or exceeded the time limit
-    6. a rank disappeared without reporting an error
-    7. a rank failed because another had
-    8. the group failed although every rank was done
+    5. the launcher of the ranks was killed, and they ended with it
+    6. the launcher ended the group, because it made no progress or exceeded the time limit
+    7. a rank disappeared without reporting an error
+    8. a rank failed because another had
+    9. the group failed although every rank was done
 
     Otherwise it is ok.
 
@@ -56,14 +57,18 @@ def classify_outcome(
     if ending.cause == "stopped":
         return Outcome("interrupted", _error("Interrupted", "stopped by the user before it ended"))
     if ending.cause == "ended" and not any(trace.pid is not None for trace in ending.traces):
+        if _launcher_was_killed(ending, failures):
+            return _killed_launcher(ending)
         return _crash("LaunchError", f"no rank started: {log_tail or 'the log of the group is empty'}")
     failed_ranks = failures if ending.cause == "ended" else ()  # otherwise they failed because the launcher ended them
-    error_events = sorted((event for trace in ending.traces for event in trace.errors), key=lambda event: event["t"])
+    error_events = sorted((event for trace in ending.traces for event in trace.errors), key=lambda event: event["monotonic_s"])
     primary_errors = [event for event in error_events if not event.get("secondary")]
     if killed := _killed_rank(ending.traces, failed_ranks):
         return killed
     if primary_errors:
         return _reported_error(primary_errors[0])
+    if _launcher_was_killed(ending, failures):
+        return _killed_launcher(ending)
     if ending.cause in ("hang", "timeout"):
         return _stuck_group(ending, stacks or {})
     if disappeared := _disappeared_rank(ending, failed_ranks):
@@ -89,6 +94,17 @@ def _killed_rank(traces: Sequence[Trace], failed_ranks: Sequence[RankExit]) -> O
             message = "ended by SIGKILL from outside, as the host does when it is out of memory"
             return _crash("Killed", message, trace.rank, trace.state)
     return None
+
+
+def _launcher_was_killed(ending: GroupEnding, failures: Sequence[RankExit]) -> bool:
+    """Return whether the process that started the ranks died of a signal: else it reports a rank that failed, and exits."""
+    return ending.cause == "ended" and ending.exit_code is not None and ending.exit_code < 0 and not failures
+
+
+def _killed_launcher(ending: GroupEnding) -> Outcome:
+    assert ending.exit_code is not None
+    phrase = _exit_phrase(ending.exit_code)
+    return _crash("Killed", f"the launcher was ended {phrase}, and its ranks with it: no rank is at fault")
 
 
 def _stuck_group(ending: GroupEnding, stacks: Mapping[int, str]) -> Outcome:

@@ -25,7 +25,7 @@ class RootCause:
 
 
 def stopped_reporting(trace: Trace, at: float) -> bool:
-    """Return whether a rank that has not ended wrote no event in the last seconds before unix time `at`."""
+    """Return whether a rank that has not ended wrote no event in the last seconds before `at`, by the monotonic clock."""
     return trace.last_event_at is None or at - trace.last_event_at > _SILENT_AFTER_S
 
 
@@ -36,7 +36,7 @@ def find_root_cause(traces: Sequence[Trace], at: float) -> RootCause:
 
     Args:
         traces: one per rank.
-        at: unix time in seconds at which the group was found stuck.
+        at: monotonic time in seconds at which the group was found stuck.
     """
     unfinished = [trace for trace in traces if trace.final_event is None]
     if not unfinished:

@@ -18,19 +18,19 @@ class Trace:
     rank: int
     pid: int | None = None  # once it has started
     state: RankState | None = None
-    last_event_at: float | None = None  # unix time of the last event of any kind
+    last_event_at: float | None = None  # monotonic time of the last event of any kind
     final_event: str | None = None  # error | terminated | done
     errors: list[Mapping[str, Any]] = field(default_factory=list)
 
     def update(self, event: Mapping[str, Any]) -> bool:
         """Add one event and return whether it shows progress of the rank."""
         kind = event["event"]
-        self.last_event_at = event["t"]
+        self.last_event_at = event["monotonic_s"]
         if kind == "start":
             self.pid = event["pid"]
             return True
         if kind in ("progress", "heartbeat"):
-            since = event.get("since", event["t"])
+            since = event.get("since", event["monotonic_s"])
             state = RankState(event["stage"], event.get("step"), event.get("of"), event.get("phase"), since)
             # Progress is a change of state: a heartbeat alone only shows that the process is alive.
             progressed = self.state is None or state[:4] != self.state[:4]

@@ -40,7 +40,7 @@ class GroupEnding:
     cause: Cause
     traces: tuple[Trace, ...]
     exit_code: int | None  # of a group that ended by itself
-    at: float  # unix time in seconds
+    at: float  # seconds of the monotonic clock
 
 
 def watch(job: Job, group: RankGroup, on_progress: Callable[[Sequence[Trace]], None], stop: Callable[[], bool]) -> GroupEnding:
@@ -56,7 +56,7 @@ def watch(job: Job, group: RankGroup, on_progress: Callable[[Sequence[Trace]], N
     for trace in traces:
         # Events report steps at once but phases only once a second; the state file is exact.
         trace.state = read_rank_state(job.rank_state(trace.rank)) or trace.state
-    return GroupEnding(cause, traces, exit_code, time.time())
+    return GroupEnding(cause, traces, exit_code, time.monotonic())
 
 
 def _follow(

@@ -125,7 +125,8 @@ def test_a_killed_server_takes_its_ranks_along_and_the_next_launch_has_another(
     options = {"launcher": launcher, "policy_dirs": [policy_dir]}
     killed = launch_cell(cell("sleeps"), MEASURE, launch=1, folder=tmp_path / "killed", on_progress=kill_server, **options)
     assert pids
-    assert (killed["status"], killed["error"]["type"]) == ("crash", "Killed")
+    assert (killed["status"], killed["error"]["type"], killed["error"]["rank"]) == ("crash", "Killed", None)
+    assert killed["error"]["message"].startswith("the launcher was ended by SIGKILL")
     wait_until(lambda: not any(map(psutil.pid_exists, pids)))  # init reaps them
     healthy = launch_cell(cell("healthy"), MEASURE, launch=1, folder=tmp_path / "healthy", **options)
     assert healthy["status"] == "ok", healthy["error"]

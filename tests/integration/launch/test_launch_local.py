@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,20 @@ def test_a_hang_shows_what_the_rank_was_doing(launch: Launch) -> None:
     record = launch("sleeps", ranks=1, launcher=DirectLauncher())
     assert record["status"] == "hang"
     assert "stand_in_worker.py" in record["error"]["traceback"]
+
+
+def test_a_launcher_that_is_killed_is_named_and_no_rank_is_blamed(launch: Launch, tmp_path: Path) -> None:
+    """The parent of the ranks: torchrun, or the leader of a forked group."""
+
+    def kill_parent(_: object) -> None:
+        files = [tmp_path / "launch-1" / f"pid{rank}" for rank in range(2)]
+        if all(file.exists() for file in files):
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(int(files[0].read_text())).parent().kill()
+
+    error = launch("sleeps", on_progress=kill_parent)["error"]
+    assert (error["type"], error["rank"]) == ("Killed", None)
+    assert error["message"].startswith("the launcher was ended by SIGKILL")
 
 
 def test_a_launch_can_be_stopped_while_it_runs(launch: Launch) -> None:

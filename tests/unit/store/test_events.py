@@ -15,8 +15,8 @@ def test_events_are_read_back_with_rank_and_time(tmp_path):
     writer = EventWriter(tmp_path / "launch-1" / "events-rank3.jsonl", rank=3)
     writer.write("progress", stage="measure", step=2, of=10, phase=None)
     events, _ = read_events(tmp_path / "launch-1" / "events-rank3.jsonl")
-    assert [{**event, "t": None} for event in events] == [
-        {"t": None, "rank": 3, "event": "progress", "stage": "measure", "step": 2, "of": 10, "phase": None}
+    assert [{**event, "t": None, "monotonic_s": None} for event in events] == [
+        {"t": None, "monotonic_s": None, "rank": 3, "event": "progress", "stage": "measure", "step": 2, "of": 10, "phase": None}
     ]
     assert events[0]["t"] > 1.7e9
 

@@ -14,16 +14,16 @@ NOW = 1000.0
 
 
 def progress(step: int | None, phase: str | None, *, stage: str = "measure", t: float = NOW) -> dict[str, Any]:
-    return {"t": t, "event": "progress", "stage": stage, "step": step, "of": 10, "phase": phase}
+    return {"monotonic_s": t, "event": "progress", "stage": stage, "step": step, "of": 10, "phase": phase}
 
 
 def error(*, t: float = NOW, secondary: bool = False, status: str = "crash", rank: int = 0) -> dict[str, Any]:
     fields = {"type": "SomeError", "message": "said so", "phase": "clip", "stage": "measure", "step": 3, "traceback": "..."}
-    return {"t": t, "rank": rank, "event": "error", "status": status, "secondary": secondary, **fields}
+    return {"monotonic_s": t, "rank": rank, "event": "error", "status": status, "secondary": secondary, **fields}
 
 
-DONE = {"t": NOW, "event": "done"}
-TERMINATED = {"t": NOW, "event": "terminated", "signal": 15}
+DONE = {"monotonic_s": NOW, "event": "done"}
+TERMINATED = {"monotonic_s": NOW, "event": "terminated", "signal": 15}
 
 
 def ending(cause: str, *ranks: list[Mapping[str, Any]], exit_code: int | None = None) -> GroupEnding:
@@ -96,6 +96,28 @@ def test_when_no_rank_started_the_message_is_the_end_of_the_log() -> None:
     outcome = classify_outcome(ending("ended", [], [], exit_code=1), log_tail="No module named benchbox")
     assert (outcome.status, outcome.error["type"]) == ("crash", "LaunchError")
     assert "No module named benchbox" in outcome.error["message"]
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        ([progress(2, "forward")], [progress(3, "forward")]),
+        ([error(secondary=True)], [progress(3, "forward")]),
+        ([], []),
+    ],
+    ids=["at work", "collective broke", "not started"],
+)
+def test_a_launcher_that_was_killed_is_the_cause_and_no_rank(ranks: Any) -> None:
+    """Its ranks end with it, the one at the earliest step first or last."""
+    outcome = classify_outcome(ending("ended", *ranks, exit_code=-9))
+    assert (outcome.status, outcome.error["type"], outcome.error["rank"]) == ("crash", "Killed", None)
+    assert outcome.error["message"] == "the launcher was ended by SIGKILL, and its ranks with it: no rank is at fault"
+
+
+def test_a_launcher_that_died_after_a_rank_had_failed_is_not_the_cause() -> None:
+    assert classify_outcome(ending("ended", [error(status="oom")], [progress(3, "sync")], exit_code=-9)).status == "oom"
+    stuck = ending("ended", [progress(2, "sync")], [progress(2, "sync")], exit_code=-9)
+    assert classify_outcome(stuck, [RankExit(1, -9, 100.0)]).error["rank"] == 1
 
 
 @pytest.mark.parametrize("cause", ["hang", "timeout"])

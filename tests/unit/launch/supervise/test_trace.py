@@ -11,7 +11,7 @@ from benchbox.registry.phases import RankState
 
 
 def event(kind: str, *, t: float = 1.0, **fields: Any) -> dict[str, Any]:
-    return {"t": t, "rank": 0, "event": kind, **fields}
+    return {"monotonic_s": t, "rank": 0, "event": kind, **fields}
 
 
 def test_only_a_change_of_state_is_progress_and_heartbeats_count_as_signs_of_life() -> None:
