@@ -1,4 +1,4 @@
-"""Run every script of the corpus alone and under the audit: `make audit-corpus`, or `python -m tests.audit_corpus --only NAME`.
+"""Run every script of the corpus alone and under the audit: `make audit-corpus`.
 
 Prints a table, and writes it as JSON and Markdown into `build/audit-corpus`. Exit code 1 when a verdict is wrong.
 """
@@ -30,17 +30,18 @@ def main() -> int:
     if not selected:
         parser.error(f"no case matches {', '.join(patterns)}")
     RESULTS.mkdir(parents=True, exist_ok=True)
-    pending = [case for case in selected if not (options.resume and (RESULTS / f"{case.name}.json").exists())]
-    for name in sorted({case.environment for case in pending}):
-        build_environment(name)
-    if any("deepspeed" in case.name for case in pending):
-        build_deepspeed_extension("base")
-    for case in pending:
+    for case in selected:
+        result = RESULTS / f"{case.name}.json"
+        if options.resume and result.exists():
+            continue
+        build_environment(case.environment)
+        if "deepspeed" in case.name:
+            build_deepspeed_extension(case.environment)
         alone = execute(case, case.command)
         audited = execute(case, [*AUDIT, *case.command])
         repeated = execute(case, case.command) if audited.checksums != alone.checksums else None
         verdict = compare(case, alone, audited, repeated)
-        (RESULTS / f"{case.name}.json").write_text(json.dumps(verdict.to_dict(), indent=1))
+        result.write_text(json.dumps(verdict.to_dict(), indent=1))
         print(f"{case.name}: {verdict.verdict}{'' if verdict.right else ' (wrong)'}", flush=True)
     known = {case.name: RESULTS / f"{case.name}.json" for case in CASES}
     verdicts = [Verdict.from_dict(json.loads(path.read_text())) for path in known.values() if path.exists()]

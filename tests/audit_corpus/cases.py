@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 TORCHRUN = ("torchrun", "--standalone", "--nproc_per_node", "2")
 ACCELERATE = (
-    *("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"),
+    *("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--main_process_port", "0"),
     *("--mixed_precision", "no", "--dynamo_backend", "no"),
 )
 # Consequences of 16-bit weights, which may be findings of their own or be listed under BXP101.
@@ -56,6 +56,14 @@ def mistaken(name: str, mistake: str, codes: str, *command: str, **options: obje
     return Case(name=name, command=command, mistake=mistake, codes=tuple(codes.split()), **options)  # type: ignore[arg-type]
 
 
-def cast(name: str, *command: str, **options: object) -> Case:
-    """Return a case with the commonest mistake: weights in bfloat16 without anything that keeps what rounding loses."""
-    return mistaken(name, "weights are stepped in bfloat16", "BXP101", *command, also=OF_16_BIT_WEIGHTS, **options)
+def cast(name: str, *command: str, opaque: bool = False, **options: object) -> Case:
+    """Return a case with the commonest mistake: weights in bfloat16 without anything that keeps what rounding loses.
+
+    Args:
+        name: of the case.
+        command: of the case.
+        opaque: whether an audit may say that the optimizer is unknown: it might keep what rounding loses.
+        options: further fields of the case.
+    """
+    codes = "BXP101 BXP604" if opaque else "BXP101"
+    return mistaken(name, "weights are stepped in bfloat16", codes, *command, also=OF_16_BIT_WEIGHTS, **options)

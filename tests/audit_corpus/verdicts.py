@@ -120,5 +120,7 @@ def _read_report(audited: Execution) -> dict[str, Any] | None:
 
 
 def _closing_line(text: str) -> str:
+    """Return the last line that names an error, or the last line."""
     lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no output"
+    errors = [line for line in lines if "Error: " in line or line.startswith("error: ")]
+    return (errors or lines or ["no output"])[-1]
