@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Bytecode is cached: otherwise every rank would compile its policy, and every command all of benchbox.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test lint docs gpu gpu-bundle
+.PHONY: run test lint docs audit-corpus gpu gpu-bundle
 
 # Measure matrices/fsdp_vs_zero2.yaml on this machine and write its report.
 run: $(VENV)/.installed
@@ -24,6 +24,11 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/lint_names.py
+
+# Audit training scripts of other libraries, each in an environment without benchbox: see docs/auditing.md. ONLY='lightning* ddp'
+# selects cases, and RESUME=1 keeps earlier results. The first run installs the libraries into build/audit-corpus.
+audit-corpus: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.audit_corpus $(foreach name,$(ONLY),--only '$(name)') $(if $(RESUME),--resume)
 
 # Regenerate docs/architecture.svg and docs/reference.md.
 docs: $(VENV)/.installed-dev
