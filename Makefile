@@ -11,11 +11,12 @@ unexport PYTHONDONTWRITEBYTECODE
 run: $(VENV)/.installed
 	$(BIN)/benchbox run matrices/fsdp_vs_zero2.yaml
 
-# Tests that need one process run in parallel. Those with process groups, a browser or a benchmark run one after another.
-ALONE := ranks or browser or perf
+# All tests run in parallel but those that compare times, which need the machine for themselves.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not ($(ALONE))" --numprocesses auto --maxprocesses 4 --dist loadfile
-	$(BIN)/python -m pytest --ignore tests/unit -m "$(ALONE)"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/perf $(PARALLEL)
+	$(BIN)/python -m pytest tests/perf
+# Files in the order of tests/conftest.py, each on one worker.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 # Style, types, import directions, names and docstrings.
 lint: $(VENV)/.installed-dev

@@ -1,17 +1,17 @@
-"""Fixtures of all tests."""
+"""Fixtures of all tests, the fork servers they share, and how pytest-xdist distributes them."""
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from tests.support.fork_servers import SharedForkServers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 # A shell starts background jobs with SIGINT ignored, children inherit that, and what ignores Ctrl-C cannot be tested by it.
@@ -20,24 +20,62 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-_servers: list[SharedForkServers] = []
+def _is_worker(config: pytest.Config) -> bool:
+    """Return whether this process is a worker of pytest-xdist."""
+    return hasattr(config, "workerinput")
+
+
+class _SharedServers:
+    """Plugin of the main process that starts the fork servers when a test needs ranks. Workers of pytest-xdist use them too."""
+
+    def __init__(self) -> None:
+        self._servers = SharedForkServers()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if not session.config.option.collectonly and any(item.get_closest_marker("ranks") for item in session.items):
+            self._servers.start()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        if any(test_id.endswith(_RANKS) for test_id in ids):
+            self._servers.start()
+
+    def pytest_unconfigure(self) -> None:
+        self._servers.close()
+
+
+_RANKS = "!ranks"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not _is_worker(config):
+        config.pluginmanager.register(_SharedServers())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of a file on one worker of pytest-xdist, and begin with those that take longest."""
+    if not _is_worker(config):
+        return
+    items.sort(key=lambda item: item.get_closest_marker("ranks") is None)
+    for item in items:
+        needs_ranks = item.get_closest_marker("ranks") is not None
+        group = item.nodeid.partition("::")[0] + (_RANKS if needs_ranks else "")
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start the shared fork servers if a test needs ranks."""
-    if not session.config.option.collectonly and any(item.get_closest_marker("ranks") for item in session.items):
-        _servers.append(SharedForkServers())
-
-
-def pytest_sessionfinish() -> None:
-    while _servers:
-        _servers.pop().close()
+    """Remove the variables of a worker of pytest-xdist, because a fork server is shared by those in one environment."""
+    if _is_worker(session.config):
+        for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+            os.environ.pop(name, None)
 
 
 @pytest.fixture
 def compiling() -> Iterator[None]:
     """The observer asks this process whether it has compiled anything, and would find that it has in every later test."""
     yield
+    import torch
+
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
 

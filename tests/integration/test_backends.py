@@ -14,7 +14,7 @@ from benchbox.observer.facts import RankFacts, all_stepped_tensors
 from benchbox.registry.backends import backends
 from benchbox.registry.recipes import recipe_by_name
 from benchbox.spec.cell import OptimSpec
-from tests.support.ranks import run_cells, tiny_cell
+from tests.support.ranks import CellRun, run_cells, tiny_cell
 
 pytestmark = pytest.mark.ranks
 
@@ -31,21 +31,22 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, st
     """(backend, recipe, batch x accumulation) -> the result of rank 0."""
     results_by_setup = {}
     for ranks in (1, 2, 4):
-        cells = []
+        runs: list[CellRun] = []
         for backend in (name for name, wanted in RANKS.items() if wanted == ranks):
             setup: dict[str, Any] = {"backend": backend, "world_size": ranks}
-            cells += [(tiny_cell(**setup, batch=4 // ranks, recipe=recipe), STEPS) for recipe in backends()[backend].recipes]
-            cells += [(tiny_cell(**setup, batch=4, recipe="fp32"), 3)] if ranks > 1 else []
-            cells.append((tiny_cell(**setup, batch=1, accumulation=4, recipe="fp32"), 3))
-            cells.append((tiny_cell(**setup, batch=4 // ranks, recipe="bf16_pure", optim=SLOW_DECAY), 3))
+            cells = [tiny_cell(**setup, batch=4 // ranks, recipe=recipe) for recipe in backends()[backend].recipes]
+            runs += [CellRun(cell, STEPS, "facts") for cell in cells]
+            runs += [CellRun(tiny_cell(**setup, batch=4, recipe="fp32"), 3, "collectives")] if ranks > 1 else []
+            runs.append(CellRun(tiny_cell(**setup, batch=1, accumulation=4, recipe="fp32"), 3, "collectives"))
+            runs.append(CellRun(tiny_cell(**setup, batch=4 // ranks, recipe="bf16_pure", optim=SLOW_DECAY), 6, "facts"))
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
-        for result in run_cells(cells, folder):
+        for result in run_cells(runs, folder):
             cell = result["cell"]
             split = f"{cell['batch']}x{cell['accumulation']}"
             if cell["recipe"] == "fp32":
                 result["gradient"] = torch.load(folder / f"{result['index']}.pt", weights_only=True)
             files = [folder / f"{result['index']}-facts-{rank}.json" for rank in range(ranks)]
-            result["facts"] = [RankFacts.from_dict(json.loads(file.read_text())) for file in files]
+            result["facts"] = [RankFacts.from_dict(json.loads(file.read_text())) for file in files if file.exists()]
             slow = cell["optim"]["betas"][1] == SLOW_DECAY.betas[1]
             results_by_setup[cell["backend"], cell["recipe"], "0.999" if slow else split] = result
     return results_by_setup

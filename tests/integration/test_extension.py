@@ -7,43 +7,56 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from benchbox.backends.extension import extension_file
 from benchbox.launch.launch import launch_cell
-from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.process.environment import host_variables
+from benchbox.launch.process.warm import ForkServerLauncher
 from benchbox.spec.cell import MeasureSpec
 from benchbox.store.events import read_events
 from tests.support.ranks import tiny_cell
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+MEASURE = MeasureSpec(warmup_steps=1, steps=1, launches=1, timeout_s=240.0)
+
+
+@pytest.fixture(scope="module")
+def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, ForkServerLauncher]]:
+    """The folder of extensions in the environment, and a launcher whose server has imported there."""
+    folder = tmp_path_factory.mktemp("extensions")
+    launcher = ForkServerLauncher()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
+        yield folder, launcher
+    launcher.close()
+
 
 @pytest.mark.ranks
-def test_a_lock_left_by_a_killed_build_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_left_by_a_killed_build_holds_nobody_up(extensions: tuple[Path, ForkServerLauncher], tmp_path: Path) -> None:
     """torch waits for ever for a build whose process is gone; ours does not, and the cell runs."""
-    built = Path(host_variables(os.environ)["TORCH_EXTENSIONS_DIR"])
-    folder = tmp_path / "extensions"
-    if built.is_dir():
-        shutil.copytree(built, folder)  # what is built already need not be compiled again
+    folder, launcher = extensions
+    _copy_extensions(folder)
     stale = folder / "deepspeed_shm_comm" / "lock"
     stale.parent.mkdir(parents=True, exist_ok=True)
     stale.touch()
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
-    measure = MeasureSpec(warmup_steps=1, steps=1, launches=1, timeout_s=240.0)
-    record = launch_cell(tiny_cell(backend="zero1"), measure, launch=1, folder=tmp_path / "launch", launcher=TorchrunLauncher())
+    record = launch_cell(tiny_cell(backend="zero1"), MEASURE, launch=1, folder=tmp_path / "launch", launcher=launcher)
     assert record["status"] == "ok", record["error"]
     assert not stale.exists()
 
 
 @pytest.mark.ranks
-def test_compiling_is_a_stage_of_the_launch_that_does_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_is_a_stage_of_the_launch_that_does_it(extensions: tuple[Path, ForkServerLauncher], tmp_path: Path) -> None:
     """Linking is all that is left to do here, so that the test does not take as long as compiling does."""
-    shared_object = _linkable_extension(tmp_path / "extensions")
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
-    measure = MeasureSpec(warmup_steps=1, steps=1, launches=1, timeout_s=240.0)
+    root, launcher = extensions
+    shared_object = _linkable_extension(root)
     folder = tmp_path / "launch"
-    record = launch_cell(tiny_cell(backend="zero1"), measure, launch=1, folder=folder, launcher=TorchrunLauncher())
+    record = launch_cell(tiny_cell(backend="zero1"), MEASURE, launch=1, folder=folder, launcher=launcher)
     assert record["status"] == "ok", record["error"]
     assert shared_object.exists()
     events = [read_events(folder / f"events-rank{rank}.jsonl", 0)[0] for rank in range(2)]
@@ -64,11 +77,17 @@ def test_doctor_compiles_the_extension_beforehand(tmp_path: Path) -> None:
     assert f"ok       extension      {shared_object}\n" in compiled
 
 
-def _linkable_extension(folder: Path) -> Path:
-    """Copy what is compiled in this environment, without the shared object. Return the path of the shared object."""
-    built = Path(host_variables(os.environ)["TORCH_EXTENSIONS_DIR"])
+def _copy_extensions(folder: Path) -> None:
+    """Copy what is compiled in this environment, so that it need not be compiled again."""
+    user = {name: value for name, value in os.environ.items() if name != "TORCH_EXTENSIONS_DIR"}
+    built = Path(host_variables(user)["TORCH_EXTENSIONS_DIR"])
     if built.is_dir():
         shutil.copytree(built, folder, dirs_exist_ok=True)
+
+
+def _linkable_extension(folder: Path) -> Path:
+    """Copy what is compiled in this environment, without the shared object. Return the path of the shared object."""
+    _copy_extensions(folder)
     shared_object = extension_file(folder)
     shared_object.unlink(missing_ok=True)
     return shared_object

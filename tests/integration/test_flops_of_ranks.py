@@ -9,7 +9,7 @@ import pytest
 
 from benchbox.analysis.invariants import verify_records
 from benchbox.launch.launch import launch_cell
-from benchbox.launch.process.cold import TorchrunLauncher
+from benchbox.launch.process.warm import ForkServerLauncher
 from benchbox.spec.cell import MeasureSpec
 from tests.support.ranks import tiny_cell
 
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.ranks
 
 def launched(folder: Path, *policy_dirs: Path, **cell: Any) -> dict[str, Any]:
     measure = MeasureSpec(warmup_steps=1, steps=1, launches=1)
-    record = launch_cell(
-        tiny_cell(**cell), measure, launch=1, folder=folder, launcher=TorchrunLauncher(), policy_dirs=policy_dirs
-    )
+    launcher = ForkServerLauncher()
+    record = launch_cell(tiny_cell(**cell), measure, launch=1, folder=folder, launcher=launcher, policy_dirs=policy_dirs)
+    launcher.close()
     assert record["status"] == "ok", record["error"]
     return record
 

@@ -18,7 +18,6 @@ from tests.support.ranks import RANK_SCRIPTS, run_ranks, tiny_cell
 
 pytestmark = pytest.mark.ranks
 
-STEPS = 3
 RANKS = {"single": 1, "ddp": 2, "fsdp1_full": 2, "fsdp1_grad_op": 2, "fsdp2": 2, "zero1": 2, "zero2": 2, "zero3": 2, "hsdp": 4}
 # Preset, recipe, checkpointing. Every two of the three occur in every combination.
 PLAIN = [("freeze_vision", "bf16_master", False), ("train_expert_only", "fp32", False)]
@@ -41,7 +40,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         cells = [tiny_cell(**dict(zip(names, key, strict=True)), world_size=ranks, batch=4 // ranks) for key in keys]
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
         job = folder / "job.json"
-        job.write_text(json.dumps({"cells": [cell.to_dict() for cell in cells], "steps": STEPS, "out": str(folder)}))
+        job.write_text(json.dumps({"cells": [cell.to_dict() for cell in cells], "out": str(folder)}))
         run_ranks(ranks, RANK_SCRIPTS / "freezing.py", str(job))
         for index, key in enumerate(keys):
             files = [folder / f"{index}-facts-{rank}.json" for rank in range(ranks)]

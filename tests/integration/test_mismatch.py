@@ -9,7 +9,7 @@ import pytest
 from benchbox.backends.observe import Observed
 from benchbox.errors import MismatchError
 from benchbox.launch.launch import launch_cell
-from benchbox.launch.process.cold import TorchrunLauncher
+from benchbox.launch.process.warm import ForkServerLauncher
 from benchbox.observer.facts import SteppedTensor
 from benchbox.registry.backends import BUILT_IN_BACKENDS
 from benchbox.spec.cell import MeasureSpec
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("backend", ["fsdp1_full", "fsdp2", "zero2", "zero3"])
 def test_a_set_up_that_silently_became_ddp_is_a_mismatch(backend: str, tmp_path: Path) -> None:
     """accelerate drops the plugin and runs DDP, at a speed of its own; the record says mismatch and names both."""
-    launcher = TorchrunLauncher(worker_module="tests.integration.trapped_worker")
+    launcher = ForkServerLauncher(worker_module="tests.integration.trapped_worker")
     measure = MeasureSpec(warmup_steps=1, steps=2, launches=1)
     record = launch_cell(tiny_cell(backend=backend), measure, launch=1, folder=tmp_path, launcher=launcher)
+    launcher.close()
     assert record["status"] == "mismatch", record["error"]
     assert record["error"]["type"] == "MismatchError"
     assert f"requested backend {backend}, observed ddp" in record["error"]["message"]

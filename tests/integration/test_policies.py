@@ -13,7 +13,7 @@ import torch
 
 from benchbox.registry.backends import backend_info
 from benchbox.registry.policies import find_policies
-from tests.support.ranks import run_cells, tiny_cell
+from tests.support.ranks import CellRun, run_cells, tiny_cell
 
 pytestmark = pytest.mark.ranks
 
@@ -64,9 +64,10 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Any, ...], d
     results = {}
     for ranks in (1, 2, 4):
         group = [cell for cell in cells_by_key.values() if RANKS[cell["backend"]] == ranks]
-        cells = [(tiny_cell(**cell, world_size=ranks, batch=4 // ranks, recipe="fp32"), 2) for cell in group]
+        cells = [tiny_cell(**cell, world_size=ranks, batch=4 // ranks, recipe="fp32") for cell in group]
+        runs = [CellRun(cell, 2, act=cell.size == "tiny") for cell in cells]
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
-        for cell, result in zip(group, run_cells(cells, folder, observer=False, act=True), strict=True):
+        for cell, result in zip(group, run_cells(runs, folder), strict=True):
             result["gradient"] = torch.load(folder / f"{result['index']}.pt", weights_only=True)
             results[tuple(cell.values())] = result
     return results

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchbox.launch.launch import launch_cell
-from benchbox.launch.process.cold import TorchrunLauncher
+from benchbox.launch.process.warm import ForkServerLauncher
 from benchbox.spec.cell import MeasureSpec
 from benchbox.spec.train import load_train
 
@@ -87,7 +87,9 @@ def test_benchmark_and_training_give_the_same_losses(straight: tuple[Path, Path]
     """`benchbox run` and `benchbox train` from one seed: losses and gradient norms are equal to the last bit."""
     config, out = straight
     measure = MeasureSpec(warmup_steps=2, steps=4, launches=1)
-    record = launch_cell(load_train(config).cell, measure, launch=1, folder=tmp_path / "launch", launcher=TorchrunLauncher())
+    launcher = ForkServerLauncher()
+    record = launch_cell(load_train(config).cell, measure, launch=1, folder=tmp_path / "launch", launcher=launcher)
+    launcher.close()
     assert record["status"] == "ok", record["error"]
     assert record["loss"] == [row["loss"] for row in metrics(out)]
     assert record["grad_norm"] == [row["grad_norm"] for row in metrics(out)]

@@ -1,4 +1,4 @@
-"""Fork servers that all tests share, so that only two processes import torch instead of every launch."""
+"""Fork servers that all tests share, so that only these processes import torch instead of every launch."""
 
 from __future__ import annotations
 
@@ -19,18 +19,24 @@ if TYPE_CHECKING:
 
 
 class SharedForkServers:
-    """Servers for groups of one rank and of several, which differ in their number of threads.
+    """Servers for groups of one rank and of several, which differ in their number of threads unless OMP_NUM_THREADS sets it.
 
-    They import in the background, and a client that connects meanwhile waits.
+    The folder of their sockets is in the environment from the beginning, so that workers of pytest-xdist inherit it.
     """
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="benchbox-servers-"))
         os.environ[SHARED_SERVERS_VARIABLE] = str(self._folder)
-        self._processes = [
-            start_shared_server(self._folder / f"{ranks}.sock", ranks=ranks, log=self._folder / f"{ranks}.log")
-            for ranks in (2, 1)
-        ]
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Start the servers once. They import in the background, and a client that connects meanwhile waits."""
+        if self._processes:
+            return
+        sizes = (2,) if "OMP_NUM_THREADS" in os.environ else (2, 1)
+        for ranks in sizes:
+            socket_file, log = self._folder / f"{ranks}.sock", self._folder / f"{ranks}.log"
+            self._processes.append(start_shared_server(socket_file, ranks=ranks, log=log))
 
     def close(self) -> None:
         """End the servers and all that they forked."""

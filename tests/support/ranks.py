@@ -3,15 +3,19 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
 from benchbox.launch.job import Job
 from benchbox.launch.process.warm import ForkServerLauncher
 from benchbox.spec.cell import Cell, DataSpec, OptimSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
 RANK_SCRIPTS = ROOT / "tests" / "integration" / "rank_scripts"
@@ -31,18 +35,29 @@ def tiny_cell(**changes: Any) -> Cell:
     return Cell(**(values | changes))
 
 
-def run_cells(cells: list[tuple[Cell, int]], folder: Path, *, observer: bool = True, act: bool = False) -> list[dict[str, Any]]:
-    """Run cells of one world size, each for its number of steps, in one process group of real ranks.
+@dataclass(frozen=True, slots=True)
+class CellRun:
+    """A cell and its number of steps.
 
-    With `observer`, further steps are observed; with `act`, the policy acts before it is trained.
+    The collectives of the last step are counted, or the last three steps are observed; with `act`, the policy acts before it
+    is trained.
     """
-    (ranks,) = {cell.world_size for cell, _ in cells}
+
+    cell: Cell
+    steps: int
+    watch: Literal["collectives", "facts"] | None = None
+    act: bool = False
+
+
+def run_cells(runs: Sequence[CellRun], folder: Path) -> list[dict[str, Any]]:
+    """Run cells of one world size in one process group of real ranks, and return their results."""
+    (ranks,) = {run.cell.world_size for run in runs}
     folder.mkdir(parents=True, exist_ok=True)
     job = folder / "job.json"
-    entries = [{"cell": cell.to_dict(), "steps": steps} for cell, steps in cells]
-    job.write_text(json.dumps({"cells": entries, "out": str(folder), "observer": observer, "act": act}))
+    entries = [asdict(run) | {"cell": run.cell.to_dict()} for run in runs]
+    job.write_text(json.dumps({"cells": entries, "out": str(folder)}))
     run_ranks(ranks, RANK_SCRIPTS / "cells.py", str(job))
-    return [json.loads((folder / f"{index}.json").read_text()) | {"index": index} for index in range(len(cells))]
+    return [json.loads((folder / f"{index}.json").read_text()) | {"index": index} for index in range(len(runs))]
 
 
 def run_ranks(ranks: int, script: Path, *arguments: str) -> None:

@@ -35,9 +35,9 @@ def foreign(tmp_path_factory):
         (folder / "bin" / name).write_text(f"#!{python}\n{script}")
         (folder / "bin" / name).chmod(0o755)
     variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    extensions = Path(host_variables({})["TORCH_EXTENSIONS_DIR"]).with_name("of-a-foreign-command")  # compiled once
+    extensions = host_variables({})["TORCH_EXTENSIONS_DIR"]  # compiled once
     path = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])  # ninja is in ours
-    variables |= {"PATH": path, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(extensions)}
+    variables |= {"PATH": path, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": extensions}
     # A test run that was killed while DeepSpeed compiled would make every later one wait for ever; `build_extension` does not.
     build = "from benchbox.backends.extension import build_extension; build_extension()"
     subprocess.run([sys.executable, "-c", build], env=os.environ | variables, check=True, timeout=300)

@@ -1,6 +1,6 @@
 """Runs scripts of `cases/` one after another in this process under an observer, each with its bug and repaired.
 
-`python run_cases.py OUT NAME ...`, or the same under `torch.distributed.run`. Every rank writes into the folder OUT, as
+`python run_cases.py OUT NAME ...`, in one process or as a rank. Every rank writes into the folder OUT, as
 `<name>-<variant>-<rank>.json`, the facts its observer gave, or `{"failed": traceback}`.
 """
 

@@ -17,6 +17,7 @@ from benchbox.audit.judge import Judgement, judge
 from benchbox.audit.rules import rules
 from benchbox.launch.process.environment import host_variables
 from benchbox.observer.facts import RankFacts
+from tests.support.ranks import run_ranks
 
 HERE = Path(__file__).parent
 
@@ -67,13 +68,17 @@ def facts_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 
 
 def run(names: list[str], ranks: int, out: Path) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(ranks)]
+    """Run cases on forked ranks, or in one process that has none of the variables of a rank."""
+    script = HERE / "run_cases.py"
+    if ranks > 1:
+        run_ranks(ranks, script, str(out), *names)
+        return
     environment = {**os.environ, **host_variables(os.environ), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, *(launcher if ranks > 1 else []), str(HERE / "run_cases.py"), str(out), *names]
+    command = [sys.executable, str(script), str(out), *names]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
     if done.returncode:
-        pytest.fail(f"{ranks} ranks failed:\n{done.stderr[-8000:]}")
+        pytest.fail(done.stderr[-8000:])
 
 
 def judge_variant(out: Path, case: Case, variant: str) -> Judgement:

@@ -1,5 +1,6 @@
 """Does what no observer expects, and stops at nothing: every warning is an error here. Ends with exit code 5."""
 
+import gc
 import os
 import sys
 import threading
@@ -10,6 +11,8 @@ import torch._dynamo  # some optimizers import it, and each child would anew
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+gc.collect()
+gc.freeze()  # or each child would visit all of torch when it ends, which takes a second
 warnings.simplefilter("error")
 torch.manual_seed(0)
 calls = []

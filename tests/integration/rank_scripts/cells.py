@@ -1,11 +1,11 @@
 """Runs several cells one after another in one process group, so that a test pays for starting ranks once.
 
-`python -m torch.distributed.run --nproc_per_node N rank_scripts/cells.py JOB.json`, the job being `{"cells": [{"cell": ...,
-"steps": n}, ...], "out": folder, "observer": bool, "act": bool}`. For each cell rank 0 writes `<index>.json`: the losses
-and gradient norms of every step, what was observed, and the collectives of one more step. With `observer` every rank
-writes `<index>-facts-<rank>.json`: what one saw of some more steps. With `act` the wrapped policy acts once before it
-is trained, on every rank on the same samples. Beside it stands `<index>.pt`, for cells in float32: the whole gradient
-of the first step by the name of each trained parameter, averaged over ranks and micro-steps, before clipping.
+`cells.py JOB.json`, the job being `{"cells": [{"cell": ..., "steps": n, "watch": ..., "act": bool}, ...], "out": folder}`.
+For each cell rank 0 writes `<index>.json`: the losses and gradient norms of every step, and what was observed. If `watch`
+is "collectives", those of the last step are counted; if it is "facts", the last three steps are observed, and every rank
+writes `<index>-facts-<rank>.json`. With `act` the wrapped policy acts once before it is trained, on every rank on the same
+samples. Beside it stands `<index>.pt`, for cells in float32: the whole gradient of the first step by the name of each
+trained parameter, averaged over ranks and micro-steps, before clipping.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import sys
 from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.utils.data import default_collate
 
+from benchbox.audit.subjects.session import STEPS as OBSERVED_STEPS
 from benchbox.audit.subjects.session import observe_session
 from benchbox.data.synthetic import SyntheticSamples
 from benchbox.errors import UnsupportedError
@@ -35,6 +37,10 @@ from benchbox.session import Session, build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell
 
+if TYPE_CHECKING:
+    from benchbox.measure.phases import Instrument
+    from benchbox.session import StepResult
+
 
 def main(job_file: str) -> None:
     torch.set_num_threads(1)
@@ -42,7 +48,7 @@ def main(job_file: str) -> None:
     rank = int(os.environ["RANK"])
     for index, planned in enumerate(job["cells"]):
         cell = Cell.from_dict(planned["cell"])
-        result, gradient, facts = run(cell, planned["steps"], rank, observer=job["observer"], act=job["act"])
+        result, gradient, facts = run(cell, planned["steps"], rank, watch=planned["watch"], act=planned["act"])
         if facts is not None:
             (Path(job["out"]) / f"{index}-facts-{rank}.json").write_text(json.dumps(facts.to_dict()))
         if rank == 0:
@@ -56,7 +62,7 @@ def main(job_file: str) -> None:
 
 
 def run(
-    cell: Cell, steps: int, rank: int, *, observer: bool, act: bool
+    cell: Cell, steps: int, rank: int, *, watch: str | None, act: bool
 ) -> tuple[dict, dict[str, torch.Tensor], RankFacts | None]:
     policy = build_cell_policy(cell)
     spec = policy.batch_spec()
@@ -65,14 +71,15 @@ def run(
         observed = session.backend.observe().to_dict()
         reader = GradientReader(session, wanted=cell.recipe == "fp32")
         actions = acted(session, spec) if act else None
-        step_results = [session.step(stream, reader)]
-        step_results += [session.step(stream) for _ in range(steps - 1)]
         probe, facts = StepProbe(session.model, (), session.device), None
-        if observer:
-            facts = observe_session(session, stream, recipe_by_name(cell.recipe), probe)
+        if watch == "facts":
+            step_results = [session.step(stream, reader) for _ in range(steps - OBSERVED_STEPS)]
+            observed_results, facts = observed_steps(session, stream, cell, probe, reader)
+            step_results += observed_results
         else:
-            with probe:
-                session.step(stream)
+            step_results = [session.step(stream, reader) for _ in range(steps - 1)]
+            with probe if watch else nullcontext():
+                step_results.append(session.step(stream, reader))
         collectives = probe.operations.collectives
     result = {
         "cell": cell.to_dict(),
@@ -91,6 +98,23 @@ def run(
         "actions": actions,
     }
     return result, reader.gradient, facts
+
+
+def observed_steps(
+    session: Session, stream: Any, cell: Cell, probe: StepProbe | None, instrument: Instrument
+) -> tuple[list[StepResult], RankFacts]:
+    """Take three steps under an observer and return their results, with the facts of this rank."""
+    step_results: list[StepResult] = []
+    step = session.step
+
+    def noting(*arguments: Any) -> StepResult:
+        step_results.append(step(*arguments))
+        return step_results[-1]
+
+    session.step = noting
+    facts = observe_session(session, stream, recipe_by_name(cell.recipe), probe, instrument)
+    session.step = step
+    return step_results, facts
 
 
 def acted(session: Session, spec: BatchSpec) -> list | None:
@@ -116,7 +140,7 @@ def forget() -> None:
 
 
 class GradientReader:
-    """An instrument that reads the gradient between the last backward and whatever comes next."""
+    """An instrument that reads the gradient of the first step between the last backward and whatever comes next."""
 
     def __init__(self, session: Session, *, wanted: bool) -> None:
         self._session = session
@@ -128,7 +152,7 @@ class GradientReader:
         return nullcontext()
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        if name == self._when and self._wanted:
+        if name == self._when and self._wanted and not self.gradient:
             self.gradient = {unwrapped_name(name): value for name, value in whole_gradients(self._session.model)}
         return nullcontext()
 

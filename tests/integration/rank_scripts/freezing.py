@@ -1,9 +1,9 @@
-"""Runs cells that freeze: `python -m torch.distributed.run --nproc-per-node N rank_scripts/freezing.py JOB.json`, the job being
-`{"cells": [cell, ...], "steps": n, "out": folder}`.
+"""Runs cells that freeze: `freezing.py JOB.json`, the job being `{"cells": [cell, ...], "out": folder}`.
 
 For each cell rank 0 writes `<index>.json`: the losses, what was observed, which parameters differ from the start, which had a
-gradient or master in the last step, the dtypes they are stored in, and how many elements are here of Adam's first moment.
-Where there may be masters every rank writes `<index>-facts-<rank>.json`, what an observer saw of some more steps.
+gradient or master in the last step, the dtypes they are stored in, and how many elements are here of Adam's first moment. It
+takes three steps. Where there may be masters it takes five, of which the last three are observed, and every rank writes what
+an observer saw as `<index>-facts-<rank>.json`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from benchbox.audit.subjects.session import observe_session
 from benchbox.observer.facts import RankFacts  # noqa: TC001
 from benchbox.observer.introspect.masters import declared_masters
 from benchbox.observer.introspect.names import live_parameters
@@ -28,7 +27,7 @@ from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import Session, build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell
-from tests.integration.rank_scripts.cells import forget
+from tests.integration.rank_scripts.cells import forget, observed_steps
 from tests.support.direct_construction import initial_parameters
 
 
@@ -37,7 +36,7 @@ def main(job_file: str) -> None:
     job = json.loads(Path(job_file).read_text())
     rank, out = int(os.environ["RANK"]), Path(job["out"])
     for index, values in enumerate(job["cells"]):
-        result, facts = run(Cell.from_dict(values), job["steps"], rank)
+        result, facts = run(Cell.from_dict(values), rank)
         if facts is not None:
             (out / f"{index}-facts-{rank}.json").write_text(json.dumps(facts.to_dict()))
         if rank == 0:
@@ -48,13 +47,17 @@ def main(job_file: str) -> None:
         dist.destroy_process_group()
 
 
-def run(cell: Cell, steps: int, rank: int) -> tuple[dict, RankFacts | None]:
+def run(cell: Cell, rank: int) -> tuple[dict, RankFacts | None]:
     start = initial_parameters(cell)
     policy = build_cell_policy(cell)
     with closing(open_cell_data(cell, policy, rank)) as stream:
         session = build_session(cell, policy, stream.statistics)
         reader = WithGradient(session)
-        step_results = [session.step(stream, reader) for _ in range(steps)]
+        masters = recipe_by_name(cell.recipe).masters
+        step_results, facts = [session.step(stream, reader) for _ in range(2 if masters else 3)], None
+        if masters:
+            observed_results, facts = observed_steps(session, stream, cell, None, reader)
+            step_results += observed_results
         after = whole_parameters(session.model)
         moments = session.backend.prepared.stepping.state.values()
         result = {
@@ -67,8 +70,6 @@ def run(cell: Cell, steps: int, rank: int) -> tuple[dict, RankFacts | None]:
             "with_gradient": sorted(reader.names),
             "first_moment_elements": sum(local(state["exp_avg"]).numel() for state in moments),
         }
-        recipe = recipe_by_name(cell.recipe)
-        facts = observe_session(session, stream, recipe) if recipe.masters else None
     return result, facts
 
 

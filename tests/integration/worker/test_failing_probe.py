@@ -8,7 +8,7 @@ import pytest
 
 from benchbox.analysis.invariants import verify_records
 from benchbox.launch.launch import launch_cell
-from benchbox.launch.process.cold import TorchrunLauncher
+from benchbox.launch.process.warm import ForkServerLauncher
 from benchbox.spec.cell import Cell, DataSpec, MeasureSpec
 
 POLICIES = Path(__file__).parents[1] / "policies"
@@ -36,7 +36,9 @@ def test_a_launch_whose_probe_fails_keeps_its_measured_steps_and_is_not_ok(
         batch=2,
         data=DataSpec(kind="synthetic", workers=0),
     )
-    record = launch_cell(cell, MEASURE, launch=1, folder=tmp_path, launcher=TorchrunLauncher(), policy_dirs=[POLICIES])
+    launcher = ForkServerLauncher()
+    record = launch_cell(cell, MEASURE, launch=1, folder=tmp_path, launcher=launcher, policy_dirs=[POLICIES])
+    launcher.close()
     assert record["error"] is not None
     assert (record["status"], record["error"]["type"], record["error"]["rank"]) == (status, error, rank)
     assert record["error"].get("stage") == "probe"
