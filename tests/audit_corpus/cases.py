@@ -39,7 +39,7 @@ class Case:
     unobserved: bool = False
     outputs: tuple[str, ...] = ()
     ci: bool = False
-    timeout_s: int = 240
+    timeout_s: int = 600
 
     def __post_init__(self) -> None:
         if bool(self.mistake) != bool(self.codes):

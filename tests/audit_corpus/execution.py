@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
-import signal
 import subprocess
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import psutil
 
 from tests.audit_corpus.environments import BUILD, HERE, variables
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 SCRIPTS = HERE / "scripts"
 _POLL_S = 0.02
+_GRACE_S = 10.0  # from SIGTERM to SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Execution:
     @property
     def checksums(self) -> list[str]:
         """Losses, weights and random numbers: the lines that scripts print for this purpose, and the files they wrote."""
-        printed = [line for line in (self.stdout + self.stderr).splitlines() if line.startswith("result ")]
+        printed = [line for text in (self.stdout, self.stderr) for line in text.splitlines() if line.startswith("result ")]
         return printed + [f"{name} {digest}" for name, digest in self.outputs.items()]
 
 
@@ -68,18 +71,29 @@ def execute(case: Case, command: Sequence[str]) -> Execution:
 
 
 def _wait(process: subprocess.Popen[bytes], deadline: float) -> tuple[int | None, float]:
-    """Return the exit code and processor time of a process and its descendants; kill its session at the deadline."""
+    """Return the exit code and processor time of a process and its descendants, which are ended at the deadline."""
     timed_out = False
     while True:
         pid, status, usage = os.wait4(process.pid, os.WNOHANG)
         if pid:
             process.returncode = os.waitstatus_to_exitcode(status)
-            break
+            return None if timed_out else process.returncode, usage.ru_utime + usage.ru_stime
         if not timed_out and time.monotonic() > deadline:
             timed_out = True
-            os.killpg(process.pid, signal.SIGKILL)
+            _end(psutil.Process(process.pid))
         time.sleep(_POLL_S)
-    return None if timed_out else process.returncode, usage.ru_utime + usage.ru_stime
+
+
+def _end(process: psutil.Process) -> None:
+    """End a process and its descendants, which may be in process groups of their own, and leave the first to be reaped."""
+    descendants = process.children(recursive=True)
+    for descendant in descendants:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            descendant.terminate()
+    _, alive = psutil.wait_procs(descendants, timeout=_GRACE_S)
+    for descendant in [*alive, process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            descendant.kill()
 
 
 def _hash_outputs(folder: Path, patterns: Sequence[str]) -> dict[str, str]:

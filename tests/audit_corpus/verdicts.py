@@ -78,12 +78,12 @@ def compare(case: Case, alone: Execution, audited: Execution, repeated: Executio
     verdict = judge_findings(case, findings)
     if alone.exit_code != 0:
         verdict = "failed"
-        remarks.append(f"without the audit it exits with {alone.exit_code}: {_closing_line(alone.stderr)}")
+        remarks.append(f"without the audit, {_describe_end(case, alone)}")
     elif audited.exit_code == _EXIT_NOT_OBSERVED and case.unobserved:
         remarks.append(_closing_line(audited.stderr))
     elif report is None or audited.exit_code not in (_EXIT_FINE, _EXIT_FINDINGS):
         verdict = "failed"
-        remarks.append(f"the audit exits with {audited.exit_code}: {_closing_line(audited.stderr)}")
+        remarks.append(f"under the audit, {_describe_end(case, audited)}")
     elif audited.exit_code == _EXIT_FINDINGS and verdict == "silent":
         verdict = "false alarm"
         remarks.append(f"exit code 4: {_closing_line(audited.stderr)}")
@@ -117,6 +117,12 @@ def _read_report(audited: Execution) -> dict[str, Any] | None:
         return dict(json.loads(audited.stdout))
     except ValueError:
         return None
+
+
+def _describe_end(case: Case, execution: Execution) -> str:
+    if execution.exit_code is None:
+        return f"it did not end within {case.timeout_s} s"
+    return f"it exits with {execution.exit_code}: {_closing_line(execution.stderr)}"
 
 
 def _closing_line(text: str) -> str:
