@@ -23,13 +23,18 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(matrix: MatrixArgument, sets: SetOption, policy_dirs: PolicyDirOption, only: OnlyOption) -> None:
-    """Print the cells of a matrix, and the skipped ones with reasons."""
+    """Print the cells of a matrix, and the skipped ones with reasons. The run may be for a larger machine than this one."""
+    from benchbox.cli.capacity import skip_beyond_capacity
     from benchbox.plan import join_expressions
     from benchbox.plan import plan as plan_cells
     from benchbox.spec import load_matrix, parse_overrides
 
     loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
-    print_plan(loaded, plan_cells(loaded, join_expressions(only)))
+    planned = plan_cells(loaded, join_expressions(only))
+    print_plan(loaded, planned)
+    refused = skip_beyond_capacity(planned).skipped[len(planned.skipped) :]
+    for reason in dict.fromkeys(skip.reason for skip in refused):
+        _print_wrapped(f"this machine cannot run {sum(skip.reason == reason for skip in refused)} of the cells: {reason}")
 
 
 def print_plan(matrix: "Matrix", planned: "Plan") -> None:

@@ -56,6 +56,7 @@ def run(
 
     Exit code 3 when a cell did not end ok, 130 when the run was stopped.
     """
+    from benchbox.cli.capacity import skip_beyond_capacity
     from benchbox.launch.process import make_launcher
     from benchbox.launch.process.lock import lock_run_directory
     from benchbox.launch.process.signals import stop_on_signals
@@ -70,7 +71,7 @@ def run(
     if launches is not None:
         sets = [*sets, f"measure.launches={launches}"]
     loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
-    planned, selected = plan(loaded), plan(loaded, join_expressions(only))
+    planned, selected = (skip_beyond_capacity(plan(loaded, only)) for only in ("", join_expressions(only)))
     if not selected.cells:
         reasons = "; ".join(dict.fromkeys(skip.reason for skip in selected.skipped))
         raise ConfigurationError(f"{matrix}: no cell can run: {reasons}")

@@ -81,6 +81,7 @@ def session_subject(request: SessionRequest) -> Subject:
 
 
 def _cell(request: SessionRequest) -> "Cell":
+    from benchbox.launch.capacity import capacity_refusal
     from benchbox.registry.backends import backend_info
     from benchbox.registry.names import did_you_mean
     from benchbox.registry.policies import policy_entry
@@ -94,6 +95,8 @@ def _cell(request: SessionRequest) -> "Cell":
     ranks = info.min_ranks if request.world_size is None else request.world_size
     if ranks_refusal := info.ranks_refusal(ranks):
         raise ConfigurationError(Problem("--world-size", ranks_refusal))
+    if too_many := capacity_refusal(ranks):
+        raise ConfigurationError(Problem("--world-size", too_many))
     if refusal := info.refusal(world_size=ranks, recipe=request.recipe, checkpointing=False):
         raise UnsupportedError(refusal)
     optim = OptimSpec()

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import ConfigurationError, Problem, UnsupportedError
+from benchbox.launch.capacity import capacity_refusal
 from benchbox.launch.job import Job
 from benchbox.launch.supervise.group import never_stop, run_group
 from benchbox.registry.backends import backend_info, backends
@@ -44,7 +45,8 @@ def launch_training(
         stop: see `run_group`.
 
     Raises:
-        ConfigurationError: the folder has checkpoints and `resume` is false, or they are of another configuration.
+        ConfigurationError: the folder has checkpoints and `resume` is false, they are of another configuration, or this machine
+            cannot run so many ranks.
         UnsupportedError: the backend cannot run this cell, or cannot save it.
     """
     cell = config.cell
@@ -75,6 +77,8 @@ def _check(config: TrainConfig, folder: Path, resume: bool) -> None:
     cell, info = config.cell, backend_info(config.cell.backend)
     if refusal := info.refusal(world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing):
         raise UnsupportedError(refusal)
+    if refusal := capacity_refusal(cell.world_size):
+        raise ConfigurationError(refusal)
     if config.checkpoint_every and not info.saves:
         names = " or ".join(name for name, backend in backends().items() if backend.saves)
         raise UnsupportedError(

@@ -6,6 +6,7 @@ columns, and because a walk can go on after the first mistake: every problem of 
 
 from __future__ import annotations
 
+import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -83,12 +84,14 @@ def read_source(path: Path) -> Source:
     """Read a YAML file whose root is a mapping.
 
     Raises:
-        ConfigurationError: there is no such file, it cannot be read, is not text, not YAML, or not a mapping.
+        ConfigurationError: there is no such regular file, it cannot be read, is not text, not YAML, or not a mapping.
     """
     label = str(path)
     try:
         if path.is_dir():
             raise ConfigurationError(Problem(label, "is a directory", _yaml_files_in(path)))
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for its writer
+            raise ConfigurationError(Problem(label, "is not a regular file", "save it as one"))
         with path.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:

@@ -93,5 +93,5 @@ def test_a_baseline_with_a_wrong_value_is_refused_with_its_file_and_key(tmp_path
 
 @pytest.mark.parametrize(("value", "declared"), [(1, float), ((1, 2), list[int]), ({"a": None}, dict[str, int | None])])
 def test_a_whole_number_is_a_number_and_a_tuple_a_list(value, declared):
-    """As they are once they have been written and read."""
+    """Both become so when they are written and read."""
     assert type_problem(value, declared) is None

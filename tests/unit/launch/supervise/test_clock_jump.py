@@ -55,11 +55,12 @@ def test_the_earlier_of_two_failures_is_the_cause_though_the_clock_was_set(
     assert outcome.error["rank"] == 1
 
 
+@pytest.mark.parametrize(("silent", "remark"), [(False, ""), (True, ", and had stopped sending heartbeats")])
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
 def test_a_rank_that_reports_is_not_silent_and_its_wait_has_its_true_length(
-    jump: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jump: float, silent: bool, remark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 waits in backward for rank 1, which has been in forward for two minutes; both send heartbeats."""
+    """Rank 0 waits in backward for rank 1, in forward for two minutes and silent for the last one or not."""
     with monkeypatch.context() as patch:
         clock = Clock(patch)
         writers = [EventWriter(tmp_path / str(rank), rank) for rank in range(2)]
@@ -67,10 +68,11 @@ def test_a_rank_that_reports_is_not_silent_and_its_wait_has_its_true_length(
         steps = [tracker.phase(phase) for tracker, phase in zip(trackers, ("backward", "forward"), strict=True)]
         for step in steps:
             step.__enter__()
-        for seconds, change in ((118.0, jump), (2.0, 0.0)):
-            clock.advance(seconds, jump=change)
-            for writer, tracker in zip(writers, trackers, strict=True):
+        for reporting in (2, 1 if silent else 2):
+            clock.advance(60.0, jump=jump)
+            for writer, tracker in list(zip(writers, trackers, strict=True))[:reporting]:
                 writer.write("heartbeat", **tracker.state._asdict())
         outcome = classify_outcome(GroupEnding("hang", traces(tmp_path), None, clock.monotonic_s))
     assert outcome.error is not None
-    assert outcome.error["message"] == "no rank made progress: rank 1 was in measure, forward for 120 s, the furthest behind"
+    location = "rank 1 was in measure, forward for 120 s, the furthest behind"
+    assert outcome.error["message"] == f"no rank made progress: {location}{remark}"

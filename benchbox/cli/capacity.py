@@ -1,0 +1,11 @@
+"""The part of a plan that this machine can run."""
+
+from benchbox.launch.capacity import capacity_refusal
+from benchbox.plan import Plan, Skip
+
+
+def skip_beyond_capacity(planned: Plan) -> Plan:
+    """Return a plan for this machine, in which cells of too many ranks are skipped."""
+    refusals = {cell: capacity_refusal(cell.world_size) for cell in planned.cells}
+    refused = tuple(Skip(cell, refusal) for cell, refusal in refusals.items() if refusal is not None)
+    return Plan(tuple(cell for cell, refusal in refusals.items() if refusal is None), (*planned.skipped, *refused))

@@ -1,0 +1,29 @@
+"""Cells of more ranks than this machine can run are skipped by a run, with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchbox.cli.capacity import skip_beyond_capacity
+from benchbox.launch import capacity
+from benchbox.launch.capacity import capacity_refusal
+from benchbox.plan import Plan, Skip
+from tests.support.example_run import CELL
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 8), (2, 16), (64, 512)])
+def test_eight_ranks_run_on_each_core_and_not_one_more(cores: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "usable_cores", lambda: cores)
+    assert capacity_refusal(most) is None
+    assert f"{most + 1} ranks are more than {most}, 8 for each of the {cores} usable cores" in str(capacity_refusal(most + 1))
+
+
+def test_only_the_cells_of_too_many_ranks_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "usable_cores", lambda: 1)
+    small, large = CELL, replace(CELL, world_size=9)
+    earlier = Skip(replace(CELL, batch=7), "some reason")
+    planned = skip_beyond_capacity(Plan((small, large), (earlier,)))
+    assert planned.cells == (small,)
+    assert planned.skipped == (earlier, Skip(large, str(capacity_refusal(9))))
