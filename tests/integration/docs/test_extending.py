@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+from benchbox.launch.process.warm import SHARED_SERVERS_VARIABLE
+from tests.support.fork_servers import start_shared_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[3]
 PAGES = ROOT / "docs" / "extending"
@@ -45,7 +53,22 @@ def read_command(line: str) -> tuple[list[str], int]:
     return shlex.split(command), int(expected[1]) if expected else 0
 
 
-def follow(page: Page, folder: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def on_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a link on PYTHONPATH, to be set to what a page installs, so that commands of all pages share a fork server."""
+    link = tmp_path_factory.mktemp("site") / "installed"
+    sockets = Path(tempfile.mkdtemp())  # the path of a socket must be short
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"PYTHONPATH": link, SHARED_SERVERS_VARIABLE: sockets, "COLUMNS": 200, "OMP_NUM_THREADS": 1}.items():
+            patch.setenv(name, str(value))
+        server = start_shared_server(sockets / "extending.sock", ranks=2, log=sockets / "log")
+        yield link
+        server.kill()
+        server.wait()
+    shutil.rmtree(sockets)
+
+
+def follow(page: Page, folder: Path, on_path: Path) -> dict[str, str]:
     """Write the files, run the commands, and return the output of each.
 
     `pip install .` installs into a folder of its own instead of the environment of the tests.
@@ -54,7 +77,9 @@ def follow(page: Page, folder: Path) -> dict[str, str]:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     site = folder / "installed"
-    environment = {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    site.mkdir()
+    on_path.unlink(missing_ok=True)
+    on_path.symlink_to(site)
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
     outputs = {}
     for words, expected in page.commands:
@@ -63,7 +88,7 @@ def follow(page: Page, folder: Path) -> dict[str, str]:
         else:
             assert words[0] == "benchbox", words
             command = [str(Path(sys.executable).parent / "benchbox"), *(_absolute(word) for word in words[1:])]
-        result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
         assert result.returncode == expected, f"{shlex.join(words)}\n{result.stdout}{result.stderr}"
         outputs[" ".join(words)] = result.stdout
     return outputs
@@ -86,8 +111,8 @@ def statuses(folder: Path, field: str) -> dict[str, set[str]]:
     return by_value
 
 
-def test_the_backend_page(tmp_path: Path) -> None:
-    outputs = follow(read_page("backend"), tmp_path)
+def test_the_backend_page(tmp_path: Path, on_path: Path) -> None:
+    outputs = follow(read_page("backend"), tmp_path, on_path)
     assert "\nddp_bf16\n" in outputs["benchbox list backends"]
     assert statuses(tmp_path, "backend") == {"ddp": {"ok"}, "ddp_bf16": {"ok"}}
     observed = {record["cell"]["backend"]: record["observed"]["backend"] for record in records_of(tmp_path)}
@@ -103,8 +128,8 @@ def test_the_backend_page(tmp_path: Path) -> None:
     assert reduced == {"ddp": {"float32"}, "ddp_bf16": {"bfloat16"}}
 
 
-def test_the_recipe_page(tmp_path: Path) -> None:
-    outputs = follow(read_page("recipe"), tmp_path)
+def test_the_recipe_page(tmp_path: Path, on_path: Path) -> None:
+    outputs = follow(read_page("recipe"), tmp_path, on_path)
     assert "\nfp32_amsgrad\n" in outputs["benchbox list recipes"]
     assert statuses(tmp_path, "recipe") == {"fp32": {"ok"}, "fp32_amsgrad": {"ok"}}
     with_amsgrad = {
@@ -115,8 +140,8 @@ def test_the_recipe_page(tmp_path: Path) -> None:
     assert with_amsgrad == {"fp32_amsgrad"}
 
 
-def test_the_rule_page(tmp_path: Path) -> None:
-    outputs = list(follow(read_page("rule"), tmp_path).values())
+def test_the_rule_page(tmp_path: Path, on_path: Path) -> None:
+    outputs = list(follow(read_page("rule"), tmp_path, on_path).values())
     explained, violated, clean = outputs[1:]
     assert "the second moment averages over fewer than 100 steps" in explained
     assert "ACME101 error" in violated
@@ -124,15 +149,15 @@ def test_the_rule_page(tmp_path: Path) -> None:
     assert clean.splitlines()[-1] == "clean: ACME101"
 
 
-def test_the_metric_page(tmp_path: Path) -> None:
-    outputs = follow(read_page("metric"), tmp_path)
+def test_the_metric_page(tmp_path: Path, on_path: Path) -> None:
+    outputs = follow(read_page("metric"), tmp_path, on_path)
     assert "\nsamples_per_s_per_rank\n" in outputs["benchbox list metrics"]
     assert "samples_per_s_per_rank" in outputs["benchbox check runs/my_matrix"]
     assert "samples_per_s_per_rank" in (tmp_path / "runs" / "my_matrix" / "report.html").read_text()
 
 
-def test_the_policy_page(tmp_path: Path) -> None:
-    outputs = follow(read_page("policy"), tmp_path)
+def test_the_policy_page(tmp_path: Path, on_path: Path) -> None:
+    outputs = follow(read_page("policy"), tmp_path, on_path)
     assert "terse\n" in outputs["benchbox list policies"]
     assert statuses(tmp_path, "policy") == {"terse": {"ok"}}
     assert {record["cell"]["backend"] for record in records_of(tmp_path)} == {"ddp", "fsdp2", "zero2"}
