@@ -125,10 +125,14 @@ class SteppedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpaqueOptimizer:
-    """Optimizer whose arithmetic cannot be observed, with the reason. Rules never pass the unknown."""
+    """Optimizer whose arithmetic cannot be observed, with the reason.
+
+    Rules pass it only if it is `lossless`: all that it steps are float32 or float64 parameters with which the model computes.
+    """
 
     optimizer: str
     reason: str
+    lossless: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +162,14 @@ class StepFacts:
     # By schedule, without those whose optimizer takes no part in this step.
     schedule_rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
     schedule_steps: dict[str, int] = field(default_factory=dict)  # steps of each schedule before this step
+    # Of several clippings in a step, the one whose limit is exceeded most:
     reported_norm: float | None = None  # what clipping returned for this step
     max_norm: float | None = None  # the limit passed to clipping
     # Norm of the local gradients that the optimizer read, of the clipped ones only if clipping got only some of them.
     stepped_norm: float | None = None
+    clip_scale: float | None = None  # the loss scale that the gradients were divided by after they were clipped
+    # Why the gradients that an optimizer computed an update from are unknown: they changed after they were observed.
+    changed_gradients: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

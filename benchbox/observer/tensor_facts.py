@@ -10,7 +10,7 @@ from torch import Tensor
 from .facts import LiveTensor, OpaqueOptimizer, SteppedTensor
 from .introspect.masters import declared_offload, has_known_arithmetic
 from .introspect.names import parameter_ndims, unwrapped_name
-from .introspect.tensors import dtype_name, local_shard
+from .introspect.tensors import dtype_name, is_plain, local_shard
 from .introspect.wrappers import optimizer_chain
 from .numerics.expected_update import adam_betas, has_decoupled_decay
 from .numerics.probes import TensorProbe, update_statistics
@@ -93,12 +93,23 @@ def opaque_facts(state: ObserverState, optimizers: Sequence[ObservedOptimizer]) 
     for observed in optimizers:
         is_compensated = all(snapshot.compensation for snapshot in observed.snapshots.values())
         if not has_known_arithmetic(observed.optimizer) and not is_compensated:
-            reason = "its arithmetic is unknown: it may hold masters or compensate rounding where nobody can see"
-            yield OpaqueOptimizer(optimizer=observed.name, reason=reason)
+            lossless = all(_takes_any_update(state, snapshot.tensor) for snapshot in observed.snapshots.values())
+            reason = (
+                "its arithmetic is unknown: lost updates, pinned parameters and clipping are not judged"
+                if lossless
+                else "its arithmetic is unknown: it may hold masters or compensate rounding where nobody can see"
+            )
+            yield OpaqueOptimizer(optimizer=observed.name, reason=reason, lossless=lossless)
     if not optimizers and state.outermost_optimizer is not None:
         innermost = optimizer_chain(state.outermost_optimizer)[-1]
         reason = "it made no step that torch's optimizer hooks saw"
         yield OpaqueOptimizer(optimizer=type(innermost).__name__, reason=reason)
+
+
+def _takes_any_update(state: ObserverState, tensor: Tensor) -> bool:
+    """Return whether a model computes with this very tensor, and it is stored in float32 or float64."""
+    shard = local_shard(tensor)
+    return state.is_live(tensor) and is_plain(shard) and dtype_name(shard) in ("float32", "float64")
 
 
 def parameter_facts(state: ObserverState) -> Iterator[LiveTensor]:

@@ -242,7 +242,11 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ),
         ("no requested dtype", ranks(contract=None, setup=None, products={"float32": 44})),
     ],
-    "BXP602": [("positions", ranks(buffers=(buffer("position_ids", "int64"), buffer("mask", "bfloat16"))))],
+    "BXP602": [
+        ("positions", ranks(buffers=(buffer("position_ids", "int64"), buffer("mask", "bfloat16")))),
+        ("a norm that is no normaliser", ranks(buffers=(buffer("layers.0.norm.scale", "bfloat16"),))),
+        ("a trained scale in a normaliser", ranks(parameters=(live("normalizer.scale"),))),
+    ],
     "BXP603": [("float32", ranks())],
     "BXP604": [
         ("a master in the state", ranks(stepped=(half(state=MOMENTS | {"master_param": "float32"}),))),

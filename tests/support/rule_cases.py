@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchbox.observer.facts import (
     Autocast,
     Contract,
@@ -77,6 +79,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ("16-bit weights at a low beta2", "warning", ranks_stepping(half(state=HALF_MOMENTS, betas=(0.9, 0.95)))),
         ("the first moment only", "warning", ranks_stepping(tensor(**moments(exp_avg="bfloat16")))),
         ("momentum", "warning", ranks_stepping(tensor(state={"momentum_buffer": "bfloat16"}, betas=None))),
+        ("8 bits in blocks", "info", ranks_stepping(tensor(**moments(exp_avg="uint8", exp_avg_sq="uint8")))),
         ("float32 weights at 0.995", "info", ranks_stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 0.995)))),
     ],
     "BXP203": [("a share of v", "error", ranks_stepping(tensor(**moments(exp_avg_sq="float16"), second_moment_zero=0.01)))],
@@ -214,12 +217,17 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
     "BXP602": [
         ("rotary", "warning", ranks(buffers=(buffer("layers.0.rotary.inv_freq", "bfloat16"),))),
         ("running", "warning", ranks(buffers=(buffer("bn.running_var", "float16"),))),
+        ("of observations", "warning", ranks(buffers=(buffer("obs_mean", "bfloat16"),))),
+        ("in a normaliser", "warning", ranks(buffers=(buffer("normalize_inputs.state.min", "bfloat16"),))),
+        ("in a module of that class", "warning", ranks(buffers=(replace(buffer("a.scale", "bfloat16"), module="Normalizer"),))),
+        ("a constant parameter", "warning", ranks(parameters=(live("unnormalize.action.offset", trainable=False),))),
     ],
     "BXP603": [("bfloat16", "warning", ranks(default_dtype="bfloat16"))],
     "BXP604": [
         ("stepped", "error", ranks(stepped=(half(),))),
         ("moments", "error", ranks(stepped=(tensor(state=HALF_MOMENTS),))),
         ("storage", "error", ranks(contract=Contract(source="a flag", storage="float32"))),
+        ("unknown, over float32", "info", ranks(opaque=(OpaqueOptimizer(optimizer="Own", reason="unknown", lossless=True),))),
         ("unreadable", "unknown", ranks(opaque=(OpaqueOptimizer(optimizer="Mystery", reason="its arithmetic is unknown"),))),
         (
             "the observer failed",

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from benchbox.audit.rules.base import SIXTEEN_BIT, Rule, RuleViolation, names_evidence
-from benchbox.observer.facts import all_stepped_tensors
+from benchbox.observer.facts import OpaqueOptimizer, all_stepped_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from benchbox.observer.facts import Contract, RankFacts, SteppedTensor
+    from benchbox.observer.facts import Contract, LiveTensor, RankFacts, SteppedTensor
 
 _MIXED_PRECISION_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "no": None}
 # Rounding these changes every output of the model: rotary angles, running and dataset statistics.
@@ -27,7 +28,13 @@ _SENSITIVE_BUFFERS = (
     "*stats*",
     "*statistics*",
     "*quantile*",
+    "*_mean",
+    "*_std",
+    "*_var",
 )
+# Statistics by their own name, if they are inside a module called a normaliser.
+_NORMALISER = re.compile(r"(un|de|re)?normali[sz]|standardi[sz]|whiten", re.IGNORECASE)
+_STATISTICS = frozenset({"mean", "std", "var", "min", "max", "scale", "offset", "shift", "q01", "q99", "q10", "q90"})
 # Least share of the matrix products of a forward pass; some may be float32 on purpose.
 _MIN_SHARE = 0.5
 
@@ -81,11 +88,8 @@ def _autocast_state(facts: RankFacts) -> str:
 
 def _low_precision_buffers(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     for rank_facts in facts:
-        buffers = [
-            buffer
-            for buffer in rank_facts.buffers
-            if buffer.dtype in SIXTEEN_BIT and any(fnmatchcase(buffer.name.lower(), glob) for glob in _SENSITIVE_BUFFERS)
-        ]
+        constants = [*rank_facts.buffers, *(parameter for parameter in rank_facts.parameters if not parameter.trainable)]
+        buffers = [tensor for tensor in constants if tensor.dtype in SIXTEEN_BIT and _is_sensitive(tensor)]
         if buffers:
             evidence = {
                 "buffers": len(buffers),
@@ -94,6 +98,15 @@ def _low_precision_buffers(facts: Sequence[RankFacts]) -> Iterator[RuleViolation
             }
             yield RuleViolation("warning", "buffers", rank_facts.rank, evidence)
             return
+
+
+def _is_sensitive(tensor: LiveTensor) -> bool:
+    name = tensor.name.lower()
+    if any(fnmatchcase(name, glob) for glob in _SENSITIVE_BUFFERS):
+        return True
+    path, _, own_name = name.rpartition(".")
+    inside_normaliser = _NORMALISER.search(path) or _NORMALISER.search(tensor.module or "")
+    return bool(inside_normaliser) and not _STATISTICS.isdisjoint(own_name.split("_"))
 
 
 def _low_precision_default(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
@@ -146,17 +159,22 @@ def _accumulation_dtype(tensor: SteppedTensor) -> str:
 
 
 def _unreadable_optimizers(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
-    ranks_by_reason: dict[tuple[str, str], list[int]] = {}
+    ranks_by_optimizer: dict[OpaqueOptimizer, list[int]] = {}
     for rank_facts in facts:
-        for opaque in rank_facts.opaque:
-            ranks_by_reason.setdefault((opaque.optimizer, opaque.reason), []).append(rank_facts.rank)
+        opaque = list(rank_facts.opaque)
         if rank_facts.problems and "stepped" in rank_facts.missing:
             reason = f"it failed before it could report: {rank_facts.problems[0]}"
-            ranks_by_reason.setdefault(("the observer", reason), []).append(rank_facts.rank)
-    for (optimizer, reason), ranks in ranks_by_reason.items():
-        evidence = {"reason": reason, "ranks": sorted(ranks)}
-        title = "what the optimizer does could not be read: it may lose precision"
-        yield RuleViolation("unknown", optimizer, min(ranks), evidence, title)
+            opaque.append(OpaqueOptimizer(optimizer="the observer", reason=reason))
+        for optimizer in opaque:
+            ranks_by_optimizer.setdefault(optimizer, []).append(rank_facts.rank)
+    for optimizer, ranks in ranks_by_optimizer.items():
+        evidence = {"reason": optimizer.reason, "ranks": sorted(ranks)}
+        if optimizer.lossless:
+            title = "the arithmetic of the optimizer is unknown; the float32 weights that it steps take any update"
+            yield RuleViolation("info", optimizer.optimizer, min(ranks), evidence, title)
+        else:
+            title = "what the optimizer does could not be read: it may lose precision"
+            yield RuleViolation("unknown", optimizer.optimizer, min(ranks), evidence, title)
 
 
 RULES = (
@@ -180,7 +198,7 @@ RULES = (
             "rotary frequencies rounded to bfloat16 are off by whole positions far along a sequence, running statistics stop "
             "running, and normalisation statistics shift every input"
         ),
-        measurement="dtype of buffers by name, on all ranks",
+        measurement="dtype of buffers, and of parameters that are not trained, by name and owner, on all ranks",
         repair="cast parameters, not modules: keep these buffers in float32, or compute them in float32 when they are used",
         references=("transformers#25681",),
         sections=("buffers",),

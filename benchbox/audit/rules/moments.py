@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _ALWAYS_STALLS = 2.0**-9
 _MAY_STALL = 2.0**-8
 _SECOND_MOMENT = "exp_avg_sq"
+# Stored in blocks that share a scale, as by bitsandbytes and torchao; "master_param" in int16 is half of a number instead.
+_QUANTISED = frozenset({"uint8", "int8", "uint4", "float8_e4m3fn", "float8_e5m2"})
 # bfloat16 moments beside float32 weights at this beta2 or less: DeepSeek-V3 (arXiv:2412.19437) trained so.
 _FAST_BETA2 = 0.995
 
@@ -56,7 +58,21 @@ def _sixteen_bit_moments(tensor: SteppedTensor) -> list[str]:
     return [name for name, dtype in tensor.state.items() if name != "step" and dtype in SIXTEEN_BIT]
 
 
+def _quantised_state(tensor: SteppedTensor) -> list[str]:
+    return [name for name, dtype in tensor.state.items() if dtype in _QUANTISED]
+
+
 def _low_precision_moments(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    yield from _sixteen_bit_violations(facts)
+    for violation in tensor_violations(
+        facts,
+        lambda tensor: "info" if _quantised_state(tensor) else None,
+        lambda tensors: {"state": abbreviate(f"{name} in {t.state[name]}" for t in tensors for name in _quantised_state(t))},
+    ):
+        yield violation._replace(title="the state of the optimizer is quantised, by its design")
+
+
+def _sixteen_bit_violations(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     def severity(tensor: SteppedTensor) -> Severity | None:
         if not _sixteen_bit_moments(tensor) or tensor.compensation is not None or _stall_severity(tensor) is not None:
             return None  # BXP201 reports those that stall

@@ -103,7 +103,13 @@ def _updates_uncomputed(facts: Sequence[RankFacts]) -> str | None:
     """Return a reason for optimizers whose updates were not computed: how many were lost is unknown."""
     by_optimizer = _lossy_tensors(facts).items()
     unknown = [name for name, lossy in by_optimizer if edq([tensor.numbers for _, tensor in lossy]) is None]
-    return f"{', '.join(unknown)}: {_UNCOMPUTED}" if unknown else None
+    unknown += [opaque.optimizer for rank_facts in facts for opaque in rank_facts.opaque]
+    return (_changed_gradients(facts) or f"{', '.join(dict.fromkeys(unknown))}: {_UNCOMPUTED}") if unknown else None
+
+
+def _changed_gradients(facts: Sequence[RankFacts]) -> str | None:
+    """Return why the gradients of a step are unknown, None if they are known."""
+    return next((step.changed_gradients for rank_facts in facts for step in rank_facts.steps if step.changed_gradients), None)
 
 
 def _pinned(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
@@ -126,7 +132,8 @@ def _too_few_steps(facts: Sequence[RankFacts]) -> str | None:
     stepped = [tensor for _, tensor in all_stepped_tensors(facts)]
     if max((len(rank_facts.steps) for rank_facts in facts), default=0) < _PINNED_STEPS:
         return f"fewer than {_PINNED_STEPS} steps were seen"
-    return _UNCOMPUTED if stepped and not any(tensor.numbers.updates for tensor in stepped) else None
+    uncomputed = stepped and not any(tensor.numbers.updates for tensor in stepped)
+    return (_changed_gradients(facts) or _UNCOMPUTED) if uncomputed else None
 
 
 def _live_differs(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:

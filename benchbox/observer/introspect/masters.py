@@ -23,7 +23,7 @@ _PARTITIONS = (
 )
 # Modules of optimizers that step exactly the tensors in their groups, in the tensors' own dtype. Any other optimizer may keep
 # masters or compensation that cannot be seen.
-_KNOWN_MODULES = ("torch.optim.", "deepspeed.ops.adam.")
+_KNOWN_MODULES = ("torch.optim.", "deepspeed.ops.adam.", "optimi.")
 
 
 class MasterLink(NamedTuple):
@@ -36,8 +36,12 @@ class MasterLink(NamedTuple):
 
 
 def has_known_arithmetic(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer is known to step only the tensors in its groups, in their own dtype."""
-    return f"{type(optimizer).__module__}.".startswith(_KNOWN_MODULES)
+    """Return whether an optimizer is known to step only the tensors in its groups, in their own dtype.
+
+    A subclass that leaves `step` to its base class is as known as that.
+    """
+    stepping = next((kind for kind in type(optimizer).__mro__ if "step" in vars(kind)), type(optimizer))
+    return f"{stepping.__module__}.".startswith(_KNOWN_MODULES)
 
 
 def declared_masters(chain: Sequence[Any], live: Mapping[int, str]) -> Iterator[MasterLink]:

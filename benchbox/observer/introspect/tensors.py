@@ -6,6 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+# torchao's tensors of quantised optimizer state, which claim the dtype that they are read in.
+_QUANTISED = {"OptimState8bit": "uint8", "OptimState4bit": "uint4", "OptimStateFp8": "float8_e4m3fn"}
+
 
 def has_class_named(instance: Any, *names: str) -> bool:
     """Return whether the class of an object, or one of its base classes, has one of these names.
@@ -29,5 +32,18 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """Return the dtype of a tensor without the prefix: `bfloat16`."""
-    return str(tensor.dtype).removeprefix("torch.")
+    """Return the dtype that a tensor is stored in, without the prefix: `bfloat16`."""
+    return _QUANTISED.get(type(tensor).__name__) or str(tensor.dtype).removeprefix("torch.")
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor has torch's own operations: others may be quantised, and refuse to be indexed."""
+    return type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor's elements; those of its parts where it is quantised."""
+    if type(tensor).__name__ in _QUANTISED:
+        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+        return sum(stored_bytes(getattr(tensor, name)) for name in names)
+    return tensor.numel() * tensor.element_size()

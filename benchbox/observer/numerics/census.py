@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from ..facts import CensusEntry
-from ..introspect.tensors import dtype_name, local_shard
+from ..introspect.tensors import dtype_name, local_shard, stored_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,7 @@ class TensorCensus:
             tensor: the tensor to count.
         """
         shard = local_shard(tensor)
-        size = _TensorSize(dtype_name(shard), str(shard.device), shard.numel(), shard.numel() * shard.element_size())
+        size = _TensorSize(dtype_name(shard), str(shard.device), shard.numel(), stored_bytes(shard))
         self._sizes[kind, id(owner)] = size
 
     def count_state(self, owner: Tensor, optimizer_state: Mapping[Any, Any]) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..facts import UpdateStatistics
-from ..introspect.tensors import dtype_name, local_shard
+from ..introspect.masters import detect_compensation, has_known_arithmetic
+from ..introspect.tensors import dtype_name, is_plain, local_shard
 from .expected_update import adam_betas, compensated_weight, differing_share, expected_update, sample
 from .rounding import bf16_valued_share, stalled_share
 
@@ -23,9 +24,9 @@ SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
 
 
 def can_probe(tensor: Tensor) -> bool:
-    """Return whether a tensor and its gradient can be compared elementwise: real floating point, dense, and not on meta."""
+    """Return whether a tensor and its gradient can be compared elementwise: plain floating point, dense, and not on meta."""
     return all(
-        shard.is_floating_point() and shard.layout == torch.strided and shard.device.type != "meta"
+        shard.is_floating_point() and shard.layout == torch.strided and shard.device.type != "meta" and is_plain(shard)
         for shard in (local_shard(part) for part in (tensor, tensor.grad) if part is not None)
     )
 
@@ -106,7 +107,9 @@ class TensorProbe:
         self._before = compensated_weight(sample(shard, MAX_ELEMENTS), state)
         if (count := optimizer_state.get("step")) is not None:
             state["step"] = count
-        self._update = expected_update(optimizer, group, state, self._before, gradient)
+        # The options of an unknown optimizer may be those of Adam, and its arithmetic another.
+        is_known = has_known_arithmetic(optimizer) or detect_compensation(optimizer, optimizer_state) is not None
+        self._update = expected_update(optimizer, group, state, self._before, gradient) if is_known else None
 
     def after_step(self, group: Mapping[str, Any], tensor: Tensor, optimizer_state: Mapping[str, Any], step: int) -> None:
         """Compare the stored tensor with the expected update, right after a probed step."""
@@ -194,7 +197,7 @@ def _elementwise_state(shard: Tensor, optimizer_state: Mapping[str, Any]) -> dic
         for name, value in optimizer_state.items()
         if isinstance(value, Tensor) and name != "step"
     }
-    return {name: value for name, value in shards.items() if value.shape == shard.shape and shard.numel()}
+    return {name: value for name, value in shards.items() if value.shape == shard.shape and shard.numel() and is_plain(value)}
 
 
 def _sampled_state(shard: Tensor, optimizer_state: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchbox.audit.judge import judge
 from benchbox.observer.observer import StepObserver
 from tests.support.observed_trainings import ELEMENTS, census_table, layers, observe_training, train
 
@@ -51,15 +52,45 @@ def test_a_parameter_without_a_gradient_is_not_stepped():
     assert census_table(facts)["parameter", "float32"][0] == 4
 
 
-def test_an_optimizer_of_unknown_arithmetic_is_opaque():
-    class Homemade(torch.optim.AdamW):
-        def step(self, closure=None):
-            return super().step(closure)
+class Homemade(torch.optim.AdamW):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+@pytest.mark.parametrize(("dtype", "lossless"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_an_optimizer_of_unknown_arithmetic_is_opaque_and_lossless_only_over_float32(dtype, lossless):
+    """No update is computed beside it: its options are those of Adam, and its arithmetic may be another."""
+    model = layers(dtype)
+    facts = observe_training(model, Homemade(model.parameters()))
+    assert [(opaque.optimizer, opaque.lossless) for opaque in facts.opaque] == [("Homemade", lossless)]
+    assert "unknown" in facts.opaque[0].reason
+    assert {tensor.numbers.updates for tensor in facts.stepped} == {0}
+    assert "BXP102" in judge([facts]).not_judged
+
+
+def test_an_optimizer_of_unknown_arithmetic_over_masters_is_not_lossless():
+    model = layers(torch.bfloat16)
+    masters = [parameter.detach().float().requires_grad_() for parameter in model.parameters()]
+    optimizer = Homemade(masters)
+    with StepObserver(source="command", steps=3) as observer:
+        for _ in range(3):
+            model(torch.ones(4, 8, dtype=torch.bfloat16)).square().mean().backward()
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                master.grad, parameter.grad = parameter.grad.float(), None
+            optimizer.step()
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                parameter.data.copy_(master)
+    assert [opaque.lossless for opaque in observer.facts().opaque] == [False]
+
+
+def test_a_subclass_that_leaves_the_step_to_adamw_is_no_unknown_optimizer():
+    class Renamed(torch.optim.AdamW):
+        pass
 
     model = layers()
-    facts = observe_training(model, Homemade(model.parameters()))
-    assert [opaque.optimizer for opaque in facts.opaque] == ["Homemade"]
-    assert "unknown" in facts.opaque[0].reason
+    facts = observe_training(model, Renamed(model.parameters()))
+    assert facts.opaque == ()
+    assert all(tensor.numbers.updates for tensor in facts.stepped)
 
 
 def test_an_optimizer_that_no_hook_sees_is_opaque():
