@@ -136,8 +136,12 @@ def command_subject(
 
 
 def _failure(result: "CommandResult", training: "Training") -> str | None:
-    """Return the failure of the command or of an observer in it, if any."""
-    return f"the command failed: {result.failure}" if result.failure else observer_failure(training.ranks)
+    """Return the failure of the command or of an observer in it, or why no step was seen, if any."""
+    from benchbox.audit.subjects.command.process_reports import explain_unseen_steps
+
+    if result.failure:
+        return f"the command failed: {result.failure}"
+    return observer_failure(training.ranks) or explain_unseen_steps(training)
 
 
 def observer_failure(ranks: Sequence["RankFacts"]) -> str | None:

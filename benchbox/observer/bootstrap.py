@@ -106,8 +106,6 @@ class _FactsWriter:
         import time
         import warnings
 
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
         from .observer import StepObserver
 
         # A compiled model warns about our global hooks, and the program may turn warnings into errors.
@@ -116,27 +114,39 @@ class _FactsWriter:
         self._process: int | None = None
         self._started_in = os.getpid()
         self._done = False
-        self._observer = StepObserver(source="command", steps=steps, on_done=self._on_done)
+        self._step = self._calls = self._written_calls = 0  # the latest probed step, and its calls of optimizers
+        self._observer = StepObserver(source="command", steps=steps, on_call=self._after_call, on_done=self._on_done)
         self._observer.install()
-        self._hook = register_optimizer_step_post_hook(self._after_step)
         atexit.register(self._at_exit)
 
-    def _after_step(self, *_: Any) -> None:
-        """Write after each probed step: a rank whose neighbour fails is killed and cannot write at exit."""
+    def _after_call(self, observer: StepObserver) -> None:
+        """Write after each probed step: a rank whose neighbour fails is killed and cannot write at exit.
+
+        One step may be hundreds of calls of optimizers, and which is its last is known only when the next step begins. Facts
+        are written after the first, the second, the fourth call and so on, and at the begin of the next step.
+        """
         if self._process is None:
             self._process = os.getpid()
-        if self._observer.probed_latest_step:
+        if observer.probed_latest_step:
+            if self._step != observer.steps_observed:
+                self._step, self._calls, self._written_calls = observer.steps_observed, 0, 0
+            self._calls += 1
+            if self._calls >= 2 * self._written_calls:
+                self._written_calls = self._calls
+                self._write()
+        elif self._calls > self._written_calls:
+            self._written_calls = self._calls
             self._write()
 
-    def _on_done(self, _: StepObserver) -> None:
+    def _on_done(self, observer: StepObserver) -> None:
         self._done = True
-        self._hook.remove()
         self._write()
         if self._process == os.getpid():
-            _touch("through-{}-{}".format(*self._observer.rank))
+            _touch("through-{}-{}".format(*observer.rank))
 
     def _at_exit(self) -> None:
-        if self._process is None and self._started_in == os.getpid() and self._observer.every_step_skipped:
+        unseen = self._observer.every_step_skipped or self._observer.step_is_compiled
+        if self._process is None and self._started_in == os.getpid() and unseen:
             self._process = os.getpid()
         if self._done or self._process != os.getpid():
             return

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .facts import REDUCTIONS, CensusEntry, RankFacts, Scaler, Schedule, StepFacts
+from .facts import REDUCTIONS, CensusEntry, OpaqueOptimizer, RankFacts, Scaler, Schedule, StepFacts
 from .introspect.tensors import local_shard
 from .introspect.wrappers import configured_reduction, read_prepared, read_setup
 from .state import named_schedules
@@ -27,13 +27,17 @@ if TYPE_CHECKING:
     from .state import ObservedOptimizer, ObserverState, StepObservation
 
 _NO_STEP = "no optimizer step was seen"
+_COMPILED = "the step is compiled: not observed"
 
 
-def build_facts(state: ObserverState, rank: int, world_size: int, problems: tuple[str, ...]) -> RankFacts:
+def build_facts(
+    state: ObserverState, rank: int, world_size: int, problems: tuple[str, ...], *, compiled: bool = False
+) -> RankFacts:
     """Return all observations in the form that rules read.
 
     Args:
         state: the state of the observer.
+        compiled: whether torch.compile has compiled an optimizer's step, which is then not observed.
         rank: the rank of this process.
         world_size: the number of ranks.
         problems: what the observer failed at.
@@ -51,7 +55,10 @@ def build_facts(state: ObserverState, rank: int, world_size: int, problems: tupl
         optimizer_chain=tuple(type(optimizer).__name__ for optimizer in chain),
         entries=(*state.census.entries(rank), *_operation_entries(state, rank, model)),
         stepped=tuple(stepped_tensor_facts(state, optimizers)),
-        opaque=tuple(opaque_facts(state, optimizers)),
+        opaque=(
+            *opaque_facts(state, optimizers),
+            *([OpaqueOptimizer(optimizer="a further optimizer", reason=_COMPILED)] if compiled and optimizers else []),
+        ),
         parameters=tuple(parameter_facts(state)),
         buffers=tuple(buffer_facts(state)),
         accumulated_in=tuple(sorted(state.forward_hooks.accumulated_in)),
@@ -72,7 +79,7 @@ def build_facts(state: ObserverState, rank: int, world_size: int, problems: tupl
         default_decay=_default_decay(optimizers[0]) if optimizers else None,
         default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
         contract=state.contract,
-        missing=_missing_sections(state, optimizers, model),
+        missing=_missing_sections(state, optimizers, model, _COMPILED if compiled else _NO_STEP),
         problems=problems,
     )
 
@@ -119,15 +126,19 @@ def _step_facts(observation: StepObservation, reached: Mapping[str, set[int]]) -
     """
     stepped = observation.rates.keys()
     waiting = {name for name, optimizers in reached.items() if optimizers and not optimizers & stepped}
+    norm = observation.norm
+    clip = None if norm is None else norm.clip
     return StepFacts(
         step=observation.step,
         micro_batches=observation.micro_batches,
         rates=observation.rates_by_name(),
         schedule_rates={name: rates for name, rates in observation.schedule_rates.items() if name not in waiting},
         schedule_steps=observation.schedule_steps,
-        reported_norm=None if observation.norm is None else float(observation.norm[0]),
-        max_norm=None if observation.norm is None else observation.norm[1],
-        stepped_norm=observation.stepped_norm,
+        reported_norm=None if clip is None else float(clip.norm),
+        max_norm=None if clip is None else clip.max_norm,
+        stepped_norm=None if norm is None else norm.stepped,
+        clip_scale=None if clip is None else clip.scale,
+        changed_gradients=next(iter(observation.changed_gradients.values()), None),
     )
 
 
@@ -167,21 +178,23 @@ def _default_decay(observed: ObservedOptimizer) -> float | None:
     return float_or_none(observed.optimizer.defaults.get("weight_decay"))
 
 
-def _missing_sections(state: ObserverState, optimizers: Sequence[ObservedOptimizer], model: nn.Module | None) -> dict[str, str]:
+def _missing_sections(
+    state: ObserverState, optimizers: Sequence[ObservedOptimizer], model: nn.Module | None, no_step: str
+) -> dict[str, str]:
     missing: dict[str, str] = {}
     if not optimizers:
         missing |= dict.fromkeys(
-            ("stepped", "options", "numbers", "links", "gradients", "steps", "schedule", "prepared"), _NO_STEP
+            ("stepped", "options", "numbers", "links", "gradients", "steps", "schedule", "prepared"), no_step
         )
         if state.calls.scaler is None:
-            missing["scaler"] = _NO_STEP
+            missing["scaler"] = no_step
     if model is None:
         missing |= dict.fromkeys(("links", "parameters", "buffers", "setup"), "no model was found around the optimizer")
     if state.operations.missing is not None:
         missing |= dict.fromkeys(("collectives", "products"), state.operations.missing)
     if state.forward_hooks.autocast is None:
         missing["autocast"] = "no forward pass was seen"
-    if all(observation.norm is None for observation in state.steps):
+    if not any(observation.clips or observation.reported for observation in state.steps):
         missing["clip"] = "no clipping was seen"
     if not state.objects.schedules:
         missing["schedule"] = "no learning-rate schedule was found"

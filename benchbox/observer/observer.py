@@ -38,8 +38,7 @@ def _guarded(method: Callable[..., None]) -> Callable[..., None]:
             with torch.no_grad():
                 method(self, *args)
         except Exception as error:  # noqa: BLE001 (no error of the observer may reach the training)
-            self._problems.append(f"{method.__name__}: {_describe(error)}")
-            self._stop()
+            self.fail(error, method.__name__)
 
     return guarded
 
@@ -69,6 +68,7 @@ class StepObserver:
         contract: the declared dtypes, for the facts.
         operations: operations of one step, recorded by the caller; the observer then neither records any nor probes the
             middle step.
+        on_call: called with this observer after each call of an optimizer that steps tensors itself.
         on_done: called once with this observer, after the last step.
     """
 
@@ -82,6 +82,7 @@ class StepObserver:
         schedules: Sequence[Any] | None = None,
         contract: Contract | None = None,
         operations: OperationRecorder | None = None,
+        on_call: Callable[[StepObserver], None] | None = None,
         on_done: Callable[[StepObserver], None] | None = None,
     ) -> None:
         state = ObserverState(source, contract, optimizer, TrainingObjects(schedules=list(schedules or ())))
@@ -89,7 +90,7 @@ class StepObserver:
             state.operations = operations
         self._recorder = StepRecorder(state, steps, model, optimizer, schedules)
         self._segmenter = StepSegmenter(self)
-        self._on_done = on_done
+        self._on_call, self._on_done = on_call, on_done
         self._problems: list[str] = []
         self._installed = False
         self._rank: tuple[int, int] | None = None
@@ -118,7 +119,7 @@ class StepObserver:
     def record_norm(self, norm: Any, max_norm: float) -> None:
         """Record the gradient norm that clipping returned for the latest step, and its limit."""
         if self._installed and self._state.steps:
-            self._state.steps[-1].norm = (norm, max_norm)
+            self._state.steps[-1].reported = (norm, max_norm)
 
     def facts(self) -> RankFacts:
         """Return the facts observed so far. They are final once the observer has stopped."""
@@ -136,6 +137,11 @@ class StepObserver:
     def every_step_skipped(self) -> bool:
         """True if a gradient scaler skipped all steps that it was asked for."""
         return not self._state.steps and self._state.calls.scaled_steps > 0
+
+    @property
+    def step_is_compiled(self) -> bool:
+        """True if torch.compile has compiled an optimizer's step, which is then not observed."""
+        return bool(self._segmenter.compiled)
 
     @property
     def forward_called(self) -> bool:
@@ -168,16 +174,23 @@ class StepObserver:
             self._recorder.before_call(optimizer, tensors)
 
     @_guarded
-    def after_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
+    def after_call(self, optimizer: Optimizer, tensors: SteppedTensors, closure_calls: int) -> None:
         """Record an optimizer after it stepped."""
         self._state.calls.steps_taken += 1
         if self._installed:
-            self._recorder.after_call(optimizer, tensors)
+            self._recorder.after_call(optimizer, tensors, closure_calls)
+            if self._on_call is not None:
+                self._on_call(self)
 
     @_guarded
     def end_step(self) -> None:
         """Record the end of a step."""
         self._recorder.end_step()
+
+    def fail(self, error: Exception, where: str = "hooks") -> None:
+        """Record a failure of the observer, and stop: the training continues."""
+        self._problems.append(f"{where}: {_describe(error)}")
+        self._stop()
 
     @property
     def _state(self) -> ObserverState:
@@ -199,7 +212,7 @@ class StepObserver:
     def _current_facts(self) -> RankFacts:
         for wrapper in self._segmenter.wrappers & self._state.optimizers.keys():
             del self._state.optimizers[wrapper]
-        return build_facts(self._state, *self.rank, tuple(self._problems))
+        return build_facts(self._state, *self.rank, tuple(self._problems), compiled=self.step_is_compiled)
 
     def _build_final_facts(self) -> RankFacts:
         try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from .gradients import GradientRecorder
 from .introspect.discovery import discover
 from .introspect.master_matching import match_masters
 from .introspect.masters import declared_masters
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from .hooks.steps import SteppedTensors
+    from .introspect.discovery import TrainingObjects
     from .introspect.masters import MasterLink
     from .state import ObserverState
 
@@ -46,6 +48,9 @@ class StepRecorder:
         self.last_step = steps
         self._middle_step = (steps + 1) // 2
         self._model, self._optimizer, self._schedules = model, optimizer, schedules
+        self._gradients = GradientRecorder(state)
+        self._discovered: TrainingObjects | None = None  # in this step
+        self._is_first_call = False  # of this step
 
     def install(self) -> None:
         """Patch torch's calls and count forward passes from now on."""
@@ -62,15 +67,14 @@ class StepRecorder:
         self.state.calls.remove()
 
     def begin_step(self, step: int) -> None:
-        """Begin a step: record its clipping, micro-batches and schedules."""
+        """Begin a step: record its micro-batches and schedules."""
         observation = StepObservation(step=step, is_probed=self._is_probed(step))
         self.state.steps.append(observation)
         self.state.calls.patch_fsdp1()
-        clips = self.state.calls.pop_clips()
+        self._gradients.begin_step()
+        self._discovered = None
+        self._is_first_call = True
         if observation.is_probed:
-            if len(clips) == 1:
-                norm, max_norm, observation.clipped = clips[0]
-                observation.norm = (norm, max_norm)
             observation.micro_batches, observation.called_modules = self.state.forward_hooks.remove()
         observation.record_schedules(self.state.objects.schedules)
 
@@ -79,9 +83,15 @@ class StepRecorder:
         observation = self.state.steps[-1]
         observed = self.state.optimizers.get(id(optimizer)) or self._register_optimizer(optimizer)
         observation.record_rates(optimizer, tensors)
-        if not observation.is_probed:
-            return
-        self._link_masters(optimizer, observed)
+        self.state.operations.note_call()
+        if observation.is_probed:
+            self._link_masters(optimizer, observed, tensors)
+            self._start_probes(optimizer, tensors)
+        self._gradients.before_call(optimizer, tensors)
+        self._is_first_call = False
+
+    def _start_probes(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
+        step = self.state.steps[-1].step
         for group, _, tensor in tensors:
             probe = self.state.probes.get(id(tensor))
             optimizer_state = optimizer.state.get(tensor, {})
@@ -89,23 +99,25 @@ class StepRecorder:
                 if not can_probe(tensor):
                     continue
                 probe = self.state.probes[id(tensor)] = TensorProbe()
-                probe.start(tensor, optimizer_state, group, observation.step)
+                probe.start(tensor, optimizer_state, group, step)
             link = self.state.links.get(id(tensor))
             if link is not None and link.live is not None:
-                probe.compare_live(tensor, link.live, before_first_step=observation.step == 1)
+                probe.compare_live(tensor, link.live, before_first_step=step == 1)
             probe.before_step(optimizer, group, tensor, optimizer_state)
             if tensor.grad is not None:
                 kind = "gradient" if self.state.is_live(tensor) else "master_gradient"
                 self.state.census.count(kind, tensor, tensor.grad)
 
-    def after_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
+    def after_call(self, optimizer: Optimizer, tensors: SteppedTensors, closure_calls: int) -> None:
         """Record stepped tensors in a probed step, and prepare what the next step needs."""
         observation = self.state.steps[-1]
+        self._gradients.after_call(optimizer, tensors, closure_calls)
         if observation.is_probed:
             observed = self.state.optimizers[id(optimizer)]
             for group, index, tensor in tensors:
                 optimizer_state = optimizer.state.get(tensor, {})
-                if (probe := self.state.probes.get(id(tensor))) is not None:
+                probe = self.state.probes.get(id(tensor))
+                if probe is not None and id(tensor) not in observation.changed_gradients:
                     probe.after_step(group, tensor, optimizer_state, observation.step)
                 observed.record(tensor, group, index, optimizer_state)
         if self._is_probed(observation.step + 1):
@@ -114,14 +126,8 @@ class StepRecorder:
             self.state.operations.enter()
 
     def end_step(self) -> None:
-        """Compute the norm of the gradients that were stepped in a probed step."""
-        observation = self.state.steps[-1]
-        if observation.is_probed:
-            probed = [tensor_id for tensor_id in observation.stepped if tensor_id in self.state.probes]
-            # A script may clip only some of the parameters it steps.
-            clipped = [tensor_id for tensor_id in probed if self._covered_ids(tensor_id) & observation.clipped]
-            probes = [self.state.probes[tensor_id] for tensor_id in clipped or probed]
-            observation.stepped_norm = sum(probe.gradient_squared or 0.0 for probe in probes) ** 0.5
+        """Compare the gradients that were stepped in a probed step with their clipping."""
+        self._gradients.end_step()
 
     def finish(self) -> None:
         """Compare live tensors with their masters after the last step, which no later step does."""
@@ -136,29 +142,34 @@ class StepRecorder:
             return False
         return step in (1, self._middle_step, self.last_step)
 
-    def _covered_ids(self, tensor_id: int) -> set[int]:
-        """Return the ids of a stepped tensor and of the parameters it stands for."""
-        link = self.state.links.get(tensor_id)
-        return {tensor_id} if link is None else {tensor_id, *(parameter_id for _, parameter_id in link.covers)}
-
     def _register_optimizer(self, optimizer: Optimizer) -> ObservedOptimizer:
         """Register an optimizer at its first step, and find its model, wrappers and schedules."""
-        if self._model is None:
-            optimizers = [*(observed.optimizer for observed in self.state.optimizers.values()), optimizer]
-            objects = discover(optimizers, [*self.state.objects.models, *self.state.steps[-1].called_modules])
-            if self._schedules is not None:
-                objects.schedules = list(self._schedules)
-            earlier = self.state.objects.schedules  # first in the list, they keep their names
-            earlier_ids = set(map(id, earlier))
-            objects.schedules = [*earlier, *(schedule for schedule in objects.schedules if id(schedule) not in earlier_ids)]
-            self.state.objects = objects
-            self._register_models()
-            chain = objects.chains[-1]
-            self.state.steps[-1].record_schedules(objects.schedules)
-        else:
+        if self._model is not None:
             chain = optimizer_chain(self._optimizer)
+        else:
+            # There may be one optimizer for each parameter: the objects of the process are searched once in a step.
+            if self._discovered is None or id(optimizer) not in self._discovered.wrappers:
+                self._discovered = self._discover(optimizer)
+            elif models := self._discovered.further_models(optimizer_tensors(optimizer)):
+                self.state.objects.models = [*self.state.objects.models, *models]
+                self._register_models()
+            chain = self._discovered.chain(optimizer)
         observed = self.state.optimizers[id(optimizer)] = ObservedOptimizer(optimizer, chain)
         return observed
+
+    def _discover(self, optimizer: Optimizer) -> TrainingObjects:
+        """Search the objects of the process around the optimizers that step, this one included."""
+        optimizers = [*(observed.optimizer for observed in self.state.optimizers.values()), optimizer]
+        objects = discover(optimizers, [*self.state.objects.models, *self.state.steps[-1].called_modules])
+        if self._schedules is not None:
+            objects.schedules = list(self._schedules)
+        earlier = self.state.objects.schedules  # first in the list, they keep their names
+        earlier_ids = set(map(id, earlier))
+        objects.schedules = [*earlier, *(schedule for schedule in objects.schedules if id(schedule) not in earlier_ids)]
+        self.state.objects = objects
+        self._register_models()
+        self.state.steps[-1].record_schedules(objects.schedules)
+        return objects
 
     def _register_models(self) -> None:
         for model in self.state.objects.models:
@@ -168,16 +179,19 @@ class StepRecorder:
         self.state.live_storages.discard(0)  # the address of all empty shards
         self.state.forward_hooks.roots = {id(model) for model in self.state.objects.models}
 
-    def _link_masters(self, optimizer: Optimizer, observed: ObservedOptimizer) -> None:
+    def _link_masters(self, optimizer: Optimizer, observed: ObservedOptimizer, tensors: SteppedTensors) -> None:
         """Link stepped tensors to live parameters. This is repeated in each probed step: DeepSpeed fills its groups late."""
         links = list(declared_masters(observed.chain, self.state.live_names)) or self._matched_masters(optimizer)
         for link in links:
             self.state.links[id(link.stepped)] = link
-        for model in self.state.objects.models:
-            for _, parameter in live_parameters(model):
-                if parameter.grad is not None:
-                    self.state.census.count("gradient", parameter, parameter.grad)
-        self._record_unstepped()
+        if self._is_first_call:
+            self._record_unstepped()
+        # Gradients of parameters that are stepped themselves are counted when they are.
+        if self._is_first_call or any(not self.state.is_live(tensor) for _, _, tensor in tensors):
+            for model in self.state.objects.models:
+                for _, parameter in live_parameters(model):
+                    if parameter.grad is not None:
+                        self.state.census.count("gradient", parameter, parameter.grad)
 
     def _matched_masters(self, optimizer: Optimizer) -> list[MasterLink]:
         stepped = optimizer_tensors(optimizer)
@@ -187,7 +201,7 @@ class StepRecorder:
         linked: set[int] = set()
         for tensor_id, link in self.state.links.items():
             if link.live is not None:
-                linked |= self._covered_ids(tensor_id)
+                linked |= self.state.covered_ids(tensor_id)
         return list(match_masters(stepped, live, linked))
 
     def _record_unstepped(self) -> None:

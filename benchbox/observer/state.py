@@ -26,9 +26,25 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from .facts import Contract
+    from .hooks.clips import Clip
     from .hooks.steps import SteppedTensors
     from .introspect.masters import MasterLink
     from .numerics.probes import TensorProbe
+
+
+@dataclass(frozen=True)
+class StepNorm:
+    """A clipping, if there was any, and the norm of the gradients that the optimizer then read; None if that is unknown."""
+
+    clip: Clip | None
+    stepped: float | None
+
+    @property
+    def excess(self) -> tuple[bool, float]:
+        """Sort key: how far the norm exceeds the limit of the clipping. A clipping of scaled gradients comes last."""
+        if self.clip is None:
+            return False, 0.0
+        return self.clip.scale is not None, (self.stepped or 0.0) / (self.clip.max_norm or 1.0)
 
 
 @dataclass
@@ -39,13 +55,15 @@ class StepObservation:
     is_probed: bool
     micro_batches: int | None = None
     called_modules: list[nn.Module] = field(default_factory=list)
-    norm: tuple[Any, float] | None = None  # the norm that clipping returned, and max_norm
-    clipped: frozenset[int] = frozenset()  # ids of the parameters passed to clipping
+    reported: tuple[Any, float] | None = None  # the norm and max_norm of a caller who clips by other means than torch's
+    clips: dict[Clip, set[int]] = field(default_factory=dict)  # with the ids of the stepped tensors that they clipped
+    # By id of the stepped tensor: why the gradient that was looked at is not the one the update was computed from.
+    changed_gradients: dict[int, str] = field(default_factory=dict)
     rates: dict[int, tuple[str, list[float]]] = field(default_factory=dict)  # by optimizer id: its class, and distinct rates
     schedule_rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
     schedule_steps: dict[str, int] = field(default_factory=dict)
     stepped: set[int] = field(default_factory=set)  # ids of tensors
-    stepped_norm: float | None = None
+    norm: StepNorm | None = None
 
     def record_rates(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
         """Record the learning rates of the tensors that are about to be stepped."""
@@ -54,6 +72,11 @@ class StepObservation:
             self.stepped.add(id(tensor))
             if isinstance(rate := group.get("lr"), (int, float, Tensor)) and float(rate) not in rates:
                 rates.append(float(rate))
+
+    def clips_of(self, tensor_ids: Iterable[int]) -> list[Clip]:
+        """Return the clippings of these stepped tensors."""
+        stepped = set(tensor_ids)
+        return [clip for clip, clipped in self.clips.items() if clipped & stepped]
 
     def rates_by_name(self) -> dict[str, tuple[float, ...]]:
         """Return the rates by optimizer class; optimizers of one class are numbered only if their rates differ."""
@@ -173,6 +196,15 @@ class ObserverState:
     def is_live(self, tensor: Tensor) -> bool:
         """Return whether a model computes with this very tensor."""
         return id(tensor) in self.live_names or storage_address(tensor) in self.live_storages
+
+    def covered_ids(self, tensor_id: int) -> set[int]:
+        """Return the ids of a stepped tensor and of the parameters it stands for."""
+        link = self.links.get(tensor_id)
+        return {tensor_id} if link is None else {tensor_id, *(parameter_id for _, parameter_id in link.covers)}
+
+    def is_unlinked(self, tensor: Tensor) -> bool:
+        """Return whether a stepped tensor is no parameter of a model, and stands for none that is known."""
+        return len(self.covered_ids(id(tensor))) == 1 and not self.is_live(tensor)
 
 
 def optimizer_tensors(optimizer: Optimizer) -> list[Tensor]:

@@ -79,15 +79,29 @@ def _ineffective_clipping(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]
     for rank_facts in facts:
         dtype = next((tensor.gradient_dtype for tensor in rank_facts.stepped if tensor.gradient_dtype), "float32")
         for step in rank_facts.steps:
-            if _is_unclipped(step, _NORM_SLACK.get(dtype, 0.01)):
+            is_scaled = _is_clipped_scaled(step)
+            if is_scaled or _is_unclipped(step, _NORM_SLACK.get(dtype, 0.01)):
                 evidence = {
                     "reported": step.reported_norm,
                     "clipped to": step.max_norm,
                     "norm the optimizer read": step.stepped_norm,
+                    **({"loss scale": step.clip_scale} if is_scaled else {}),
                     "step": step.step,
                 }
-                yield RuleViolation("error", ", ".join(step.rates) or "optimizer", rank_facts.rank, evidence)
+                title = (
+                    "gradients are clipped before they are unscaled: the limit is divided by the loss scale"
+                    if is_scaled
+                    else None
+                )
+                yield RuleViolation("error", ", ".join(step.rates) or "optimizer", rank_facts.rank, evidence, title)
                 return
+
+
+def _is_clipped_scaled(step: StepFacts) -> bool:
+    """Return whether clipping limited gradients that were multiplied by the loss scale. A limit above the scale is meant so."""
+    if step.clip_scale is None or step.max_norm is None or step.reported_norm is None:
+        return False
+    return step.reported_norm > step.max_norm and 1.0 < step.clip_scale > step.max_norm
 
 
 def _is_unclipped(step: StepFacts, slack: float) -> bool:
@@ -99,6 +113,15 @@ def _is_unclipped(step: StepFacts, slack: float) -> bool:
     clipped = step.stepped_norm <= step.max_norm * (1.0 + slack)
     # Clipping that read no gradients at all, or other ones, did not act on these.
     return not clipped or (step.reported_norm == 0.0 and step.stepped_norm > 0.0)
+
+
+def _norms_uncompared(facts: Sequence[RankFacts]) -> str | None:
+    clipped = [step for rank_facts in facts for step in rank_facts.steps if step.max_norm is not None]
+    if reason := next((step.changed_gradients for step in clipped if step.changed_gradients), None):
+        return reason
+    if clipped and all(step.stepped_norm is None for step in clipped):
+        return "no clipping could be compared with the gradients that an optimizer read"
+    return None
 
 
 def _unscaled_float16(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
@@ -183,12 +206,17 @@ RULES = (
             "were copied to the masters"
         ),
         measurement=(
-            "norm of the gradients inside the optimizer's step, compared with the norm that clipping reported and its limit"
+            "norm of the gradients inside the optimizer's step, compared with the norm that clipping reported and its limit; "
+            "whether a GradScaler unscaled the gradients after they were clipped"
         ),
-        repair="clip after the upcast to the masters (MasterWeightOptimizer.clip_grad_norm_), right before the step",
+        repair=(
+            "clip after the upcast to the masters (MasterWeightOptimizer.clip_grad_norm_), right before the step; with a "
+            "GradScaler, call scaler.unscale_(optimizer) before clipping"
+        ),
         references=("OpenTau#186",),
         sections=("steps", "clip", "numbers"),
         check=_ineffective_clipping,
+        missing_evidence=_norms_uncompared,
     ),
     Rule(
         code="BXP305",

@@ -1,4 +1,4 @@
-"""Patches of three torch functions that hooks do not reach: gradient clipping, loss scaling, loading optimizer state.
+"""Patches of torch functions that hooks do not reach: gradient clipping, loss scaling, loading optimizer state.
 
 Each function is replaced by a wrapper that calls the original with the same arguments and returns its result.
 """
@@ -16,6 +16,8 @@ from torch.optim import Optimizer
 
 from ..facts import StateLoad
 from ..introspect.tensors import dtype_name
+from .clips import Clip, PendingClips
+from .tracing import TraceWatch, note_traced_call
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,15 +35,20 @@ class PatchedCalls:
         self.scaled_steps = 0
         self.steps_taken = 0  # by optimizers, as the observer counts them
         self.skipped = 0
-        self._clips: list[tuple[Any, float, frozenset[int]]] = []
+        self.clips = PendingClips()
         self._patches: list[tuple[Any, str, Any]] = []
+        self._is_active = False
+        self._compiled = TraceWatch("call")
 
     def install(self) -> None:
         """Replace the functions."""
+        self._is_active = True
+        self._compiled = TraceWatch("call")
         for owner in (torch.nn.utils, clip_grad):
             self._patch(owner, "clip_grad_norm_", self._record_clip)
         self._patch(Optimizer, "load_state_dict", self._record_load)
         self._patch(torch.amp.GradScaler, "step", self._record_scaled_step)
+        self._patch(torch.amp.GradScaler, "unscale_", self._record_unscaling)
         self.patch_fsdp1()
 
     def patch_fsdp1(self) -> None:
@@ -52,23 +59,22 @@ class PatchedCalls:
             self._patch(fsdp1, "clip_grad_norm_", self._record_clip)
 
     def remove(self) -> None:
-        """Restore the originals, except where other code has replaced them meanwhile."""
+        """Restore the originals, except where other code has replaced them meanwhile, or compiled a call of them."""
+        self._is_active = False
         for owner, name, wrapper in reversed(self._patches):
-            if vars(owner).get(name) is wrapper:
+            if vars(owner).get(name) is wrapper and not self._compiled:
                 setattr(owner, name, wrapper.__wrapped__)
         self._patches.clear()
-
-    def pop_clips(self) -> list[tuple[float, float, frozenset[int]]]:
-        """Return (norm, max_norm, parameter ids) of each clipping since the last call. FSDP1 clips all, and has no ids."""
-        clips, self._clips = self._clips, []
-        return [(float(norm), max_norm, parameter_ids) for norm, max_norm, parameter_ids in clips]
 
     def _patch(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         original = vars(owner)[name]
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs)
+            if torch.compiler.is_compiling():
+                note_traced_call()
+                return original(*args, **kwargs)
+            return around(original, *args, **kwargs) if self._is_active else original(*args, **kwargs)
 
         wrapper.__wrapped__ = original
         setattr(owner, name, wrapper)
@@ -81,9 +87,15 @@ class PatchedCalls:
             args, kwargs = ((parameters, *args[1:]), kwargs) if args else (args, kwargs | {"parameters": parameters})
         norm = original(*args, **kwargs)
         arguments = dict(zip(("parameters", "max_norm", "norm_type"), args)) | kwargs  # noqa: B905 (the call has more)
-        if arguments.get("norm_type", 2.0) == 2.0 and len(self._clips) < _MAX_RECORDS:
-            self._clips.append((norm, float(arguments["max_norm"]), _parameter_ids(parameters)))
+        if arguments.get("norm_type", 2.0) == 2.0:
+            self.clips.add(Clip(norm, float(arguments["max_norm"])), _parameter_ids(parameters))
         return norm
+
+    def _record_unscaling(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if scaler.is_enabled():
+            for clip in self.clips.of(_parameter_ids(optimizer)):
+                clip.scale = scaler.get_scale()
+        return original(scaler, optimizer, *args, **kwargs)
 
     def _record_scaled_step(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         before = self.steps_taken
@@ -91,7 +103,9 @@ class PatchedCalls:
         if scaler.is_enabled():
             self.scaler = type(scaler).__name__
             self.scaled_steps += 1
-            self.skipped += self.steps_taken == before
+            if self.steps_taken == before:
+                self.skipped += 1
+                self.clips.pop(_parameter_ids(args[0] if args else kwargs.get("optimizer")))
         return result
 
     def _record_load(self, original: Any, optimizer: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
@@ -105,11 +119,15 @@ class PatchedCalls:
         return result
 
 
-def _parameter_ids(parameters: Any) -> frozenset[int]:
-    """Return the ids of the parameters passed to clipping: one tensor or several."""
-    if isinstance(parameters, torch.Tensor):
-        return frozenset({id(parameters)})
-    return frozenset(map(id, parameters)) if isinstance(parameters, Collection) else frozenset()
+def _parameter_ids(owner: Any) -> list[int]:
+    """Return the ids of parameters: of one, of several, of those of a module (FSDP1 clips itself) or of an optimizer."""
+    if isinstance(owner, torch.Tensor):
+        return [id(owner)]
+    if isinstance(owner, torch.nn.Module):
+        return [id(parameter) for parameter in owner.parameters()]
+    if (groups := getattr(owner, "param_groups", None)) is not None:
+        return [id(parameter) for group in groups for parameter in group["params"]]
+    return [id(parameter) for parameter in owner] if isinstance(owner, Collection) else []
 
 
 def _state_dtypes(optimizer_state: Mapping[Any, Any]) -> dict[str, tuple[str, ...]]:

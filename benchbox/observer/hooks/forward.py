@@ -11,6 +11,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from ..facts import Autocast
 from ..introspect.tensors import dtype_name, has_class_named
 from .dispatch import in_backward
+from .tracing import TraceWatch, note_traced_forward
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,11 +28,16 @@ class ForwardHooks:
         self.accumulated_in: set[str] = set()
         self._calls: dict[int, list[Any]] = {}  # by module id: the module, and how often it was called
         self._handle: Any = None
+        self._is_counting = False
+        self._compiled = TraceWatch("forward")
 
     def install(self) -> None:
         """Start to count, from zero, unless already installed."""
-        if self._handle is None:
+        if not self._is_counting:
+            self._is_counting = True
             self._calls.clear()
+        if self._handle is None:
+            self._compiled = TraceWatch("forward")
             self._handle = register_module_forward_pre_hook(self._before_forward)
 
     @property
@@ -41,10 +47,12 @@ class ForwardHooks:
 
     def remove(self) -> tuple[int | None, list[nn.Module]]:
         """Stop to count and return (micro-batches, modules that were called); (None, []) if not installed."""
-        if self._handle is None:
+        if not self._is_counting:
             return None, []
-        self._handle.remove()
-        self._handle = None
+        self._is_counting = False
+        if not self._compiled:  # else it stays, idle
+            self._handle.remove()
+            self._handle = None
         modules = [module for module, _ in self._calls.values()]
         children = {id(child) for module in modules for child in module.children()}
         counts = [count for module, count in self._calls.values() if id(module) not in children]
@@ -52,8 +60,10 @@ class ForwardHooks:
         return (max(counts) if counts else 0), modules
 
     def _before_forward(self, module: nn.Module, _: Any) -> None:
-        # A compiler that traces through this function must see no side effects.
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or in_backward():
+        if torch.compiler.is_compiling():
+            note_traced_forward()
+            return
+        if not self._is_counting or not torch.is_grad_enabled() or in_backward():
             return
         entry = self._calls.setdefault(id(module), [module, 0])
         entry[1] += 1

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .collectives import CollectiveCounter
-from .dispatch import OperationDispatchMode
+from .dispatch import OperationDispatchMode, in_backward
 from .matmuls import MatmulDtypes
 
 if TYPE_CHECKING:
@@ -32,10 +32,19 @@ class OperationRecorder:
         self.collectives, self.matmuls = collectives or CollectiveCounter(), matmuls or MatmulDtypes()
         self.missing: str | None = None if self.by_caller else _NOT_RECORDED
         self._mode: OperationDispatchMode | None = None
+        self._steps_in_backward = False
+
+    def note_call(self) -> None:
+        """Note where the program steps an optimizer."""
+        self._steps_in_backward |= in_backward()
 
     def enter(self) -> None:
         """Start to record, unless that was done before or would disturb the training."""
         if self._mode is not None or self.missing != _NOT_RECORDED:
+            return
+        if self._steps_in_backward:
+            # Autograd restores the modes of the forward pass when the backward pass ends: this one would get lost, or stay.
+            self.missing = "the training steps its optimizers inside the backward pass"
             return
         if (conflict := _conflict()) is not None:
             self.missing = conflict

@@ -2,25 +2,31 @@
 
 One step of a training loop may be many calls of torch optimizers: ZeRO-3 steps its sub-groups one by one, masters may be
 stepped bucket by bucket, and several optimizers may take turns. An optimizer that wraps another one runs the hooks too. Here a
-step ends when one of its tensors is about to be stepped again, and only the innermost optimizers count.
+step ends when one of its tensors is about to be stepped again, and only the innermost optimizers count. An optimizer that is
+passed a closure has no gradients before it calls it: its call begins when the closure has returned for the first time.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..introspect.tensors import local_shard
 from ..introspect.wrappers import optimizer_chain
 from ..numerics.probes import can_probe
+from .tracing import TraceWatch, note_traced_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import Tensor
     from torch.optim import Optimizer
+
+    Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call of `step`, the optimizer included
 
 SteppedTensors = list[tuple["Mapping[str, Any]", int, "Tensor"]]  # (group, index among the optimizer's tensors, tensor)
 
@@ -33,16 +39,20 @@ class StepListener(Protocol):
 
     def begin_step(self, step: int) -> None: ...
     def before_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None: ...
-    def after_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None: ...
+    def after_call(self, optimizer: Optimizer, tensors: SteppedTensors, closure_calls: int) -> None: ...
     def end_step(self) -> None: ...
+    def fail(self, error: Exception) -> None: ...
 
 
-@dataclass
+@dataclass(eq=False)
 class _OptimizerCall:
     optimizer: Optimizer
-    tensors: SteppedTensors
     wraps: bool = False
     initializes: bool = False
+    begun: bool = False
+    in_closure: bool = False
+    closure_calls: int = 0
+    tensors: SteppedTensors = field(default_factory=list)
     ids: set[int] = field(default_factory=set)
 
 
@@ -55,6 +65,7 @@ class StepSegmenter:
     def __init__(self, listener: StepListener) -> None:
         self.step = 0
         self.wrappers: set[int] = set()  # ids of optimizers that turned out to step others
+        self.compiled = TraceWatch("step")  # whether a step is compiled: it runs no hooks
         self._is_open = False
         self._listener = listener
         self._calls: list[_OptimizerCall] = []  # nested, outermost first
@@ -64,29 +75,46 @@ class StepSegmenter:
 
     def install(self) -> None:
         """Register the hooks."""
-        self._handles = [
-            register_optimizer_step_pre_hook(lambda optimizer, *_: self._run(0, self._before, optimizer)),
-            register_optimizer_step_post_hook(lambda optimizer, *_: self._run(1, self._after, optimizer)),
-        ]
+
+        def before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+            if torch.compiler.is_compiling():
+                note_traced_step()
+                return None
+            arguments: Arguments | None = self._run(0, lambda: self._before(optimizer, args, kwargs))
+            return arguments
+
+        def after(optimizer: Optimizer, *_: Any) -> None:
+            if torch.compiler.is_compiling():
+                note_traced_step()
+                return
+            self._run(1, lambda: self._after(optimizer))
+
+        self.compiled = TraceWatch("step")
+        self._handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
 
     def remove(self) -> None:
         """Call the listener no more, and remove the hooks.
 
         torch raises when a hook is removed while torch iterates over the hooks and others follow. A hook that is running
-        therefore stays registered, and does nothing.
+        therefore stays registered, and does nothing; so do hooks that were compiled.
         """
         for handle in self._handles:
-            if handle is not self._running or _is_last_hook(handle):
+            if not self.compiled and (handle is not self._running or _is_last_hook(handle)):
                 handle.remove()
         self._handles.clear()
 
-    def _run(self, index: int, hook: Callable[[Optimizer], None], optimizer: Optimizer) -> None:
-        if self._handles:
-            self._running = self._handles[index]
-            try:
-                hook(optimizer)
-            finally:
-                self._running = None
+    def _run(self, index: int | None, action: Callable[[], Any]) -> Any:
+        """Return the result of an action inside a hook, or outside of the hooks if `index` is None. No error gets out."""
+        if not self._handles:
+            return None
+        self._running = None if index is None else self._handles[index]
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001 (no error of the observer may reach the training)
+            self._listener.fail(error)
+            return None
+        finally:
+            self._running = None
 
     def close(self) -> None:
         """End the current step, if there is one."""
@@ -94,19 +122,48 @@ class StepSegmenter:
             self._is_open = False
             self._listener.end_step()
 
-    def _before(self, optimizer: Optimizer) -> None:
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+        """Begin a call. Return the arguments of the step if its closure is to be replaced."""
         self._drop_failed_calls(optimizer)
-        if self._calls:
+        if self._calls and not self._calls[-1].in_closure:
             self._calls[-1].wraps = True
             self.wrappers.add(id(self._calls[-1].optimizer))
-        call = _OptimizerCall(optimizer, _tensors_with_gradient(optimizer), wraps=self._is_wrapper(optimizer))
+        call = _OptimizerCall(optimizer, wraps=self._is_wrapper(optimizer))
         self._calls.append(call)
         if call.wraps:
-            return
-        if self._initializes_state(call.tensors):
+            return None
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._observed_closure(args[1], call), *args[2:]), kwargs
+        if callable(closure := kwargs.get("closure")):
+            return args, kwargs | {"closure": self._observed_closure(closure, call)}
+        self._begin(call, _tensors_with_gradient(optimizer))
+        return None
+
+    def _observed_closure(self, closure: Callable[..., Any], call: _OptimizerCall) -> Callable[..., Any]:
+        """Return a closure that begins the call when it has returned for the first time: gradients are there only then."""
+
+        def begin() -> None:
+            call.closure_calls += 1
+            if call.closure_calls == 1 and not call.wraps and call in self._calls:
+                self._begin(call, _tensors_with_gradient(call.optimizer))
+
+        @functools.wraps(closure)
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            call.in_closure = True
+            result = closure(*args, **kwargs)
+            call.in_closure = False
+            self._run(None, begin)
+            return result
+
+        return observed
+
+    def _begin(self, call: _OptimizerCall, tensors: SteppedTensors) -> None:
+        call.begun = True
+        call.tensors = tensors
+        if self._initializes_state(tensors):
             call.initializes = True
             return
-        call.ids = {id(tensor) for _, _, tensor in call.tensors} or {id(optimizer)}
+        call.ids = {id(tensor) for _, _, tensor in tensors} or {id(call.optimizer)}
         if call.ids & self._stepped:
             self.close()
         if not self._is_open:
@@ -114,15 +171,18 @@ class StepSegmenter:
             self.step += 1
             self._is_open = True
             self._listener.begin_step(self.step)
-        self._listener.before_call(optimizer, call.tensors)
+        self._listener.before_call(call.optimizer, tensors)
 
     def _after(self, optimizer: Optimizer) -> None:
         if not self._calls or self._calls[-1].optimizer is not optimizer:
             return  # the call began before the hooks were installed
         call = self._calls.pop()
-        if not (call.wraps or call.initializes):
-            self._stepped |= call.ids
-            self._listener.after_call(optimizer, call.tensors or _tensors_with_gradient(optimizer))
+        if call.wraps or call.initializes:
+            return
+        if not call.begun:  # its closure was not called: the tensors before the step are unknown
+            self._begin(call, [])
+        self._stepped |= call.ids
+        self._listener.after_call(optimizer, call.tensors or _tensors_with_gradient(optimizer), call.closure_calls)
 
     def _initializes_state(self, tensors: SteppedTensors) -> bool:
         """Return whether this call is no training step but only creates optimizer state.

@@ -7,7 +7,6 @@ running any code of the script.
 from __future__ import annotations
 
 import gc
-import types
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from .wrappers import optimizer_chain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from torch import Tensor
 
 _DEEPSPEED_SCHEDULES = "deepspeed.runtime.lr_schedules"
 _MAX_WRAPPERS = 4
@@ -28,9 +29,29 @@ class TrainingObjects:
     """The objects of a training around the optimizers that step."""
 
     models: list[nn.Module] = field(default_factory=list)  # outermost modules
-    chains: list[list[Any]] = field(default_factory=list)  # one per optimizer that steps, outermost wrapper first
     schedules: list[Any] = field(default_factory=list)
     accelerator: Any = None
+    owners: dict[int, nn.Module] = field(default_factory=dict)  # by parameter id: an outermost module that holds it
+    wrappers: dict[int, list[Any]] = field(default_factory=dict)  # by id of each optimizer: the objects that may wrap it
+
+    def chain(self, optimizer: Any) -> list[Any]:
+        """Return the optimizer and the objects around it that can step, outermost first."""
+        chain = [optimizer]
+        for _ in range(_MAX_WRAPPERS):
+            candidates = self.wrappers.get(id(chain[0]), ())
+            wrapper = next((candidate for candidate in candidates if all(candidate is not link for link in chain)), None)
+            if wrapper is None:
+                break
+            chain.insert(0, wrapper)
+        # The wrappers' own attributes may lead through more wrappers than these attributes do.
+        declared = [optimizer_chain(wrapper) for wrapper in chain]
+        return max([chain, *(candidate for candidate in declared if candidate[-1] is optimizer)], key=len)
+
+    def further_models(self, stepped: Iterable[Tensor]) -> list[nn.Module]:
+        """Return the outermost modules, beside the models, that hold a stepped tensor."""
+        known = set(map(id, self.models))
+        owners = {id(owner): owner for tensor in stepped if (owner := self.owners.get(id(tensor))) is not None}
+        return [owner for owner_id, owner in owners.items() if owner_id not in known]
 
 
 def discover(optimizers: Sequence[Any], called_modules: Iterable[nn.Module]) -> TrainingObjects:
@@ -43,6 +64,8 @@ def discover(optimizers: Sequence[Any], called_modules: Iterable[nn.Module]) -> 
     """
     objects = TrainingObjects()
     modules: list[nn.Module] = []
+    steppers: list[Any] = []
+    steps: dict[type, bool] = {}
     for candidate in gc.get_objects():
         kind = type(candidate)
         if issubclass(kind, nn.Module):
@@ -51,19 +74,35 @@ def discover(optimizers: Sequence[Any], called_modules: Iterable[nn.Module]) -> 
             objects.schedules.append(candidate)
         elif kind.__name__ == "Accelerator" and kind.__module__.startswith("accelerate."):
             objects.accelerator = candidate
+        else:
+            if kind not in steps:
+                steps[kind] = _has_step(kind)
+            if steps[kind]:
+                steppers.append(candidate)
     # SequentialLR and ChainedScheduler advance their parts and report the resulting rates themselves.
     parts = {id(part) for schedule in objects.schedules for part in getattr(schedule, "_schedulers", ())}
     objects.schedules = [schedule for schedule in objects.schedules if id(schedule) not in parts]
     stepped = {id(tensor) for optimizer in optimizers for group in optimizer.param_groups for tensor in group["params"]}
-    objects.models = _outermost_modules(modules, {id(module) for module in called_modules}, stepped)
-    objects.chains = [_wrapper_chain(optimizer) for optimizer in optimizers]
+    roots = _outermost_modules(modules)
+    objects.models = _training_models(roots, {id(module) for module in called_modules}, stepped)
+    objects.owners = {
+        id(parameter): root
+        for root in roots
+        for part in root.modules()
+        for parameter in part.__dict__.get("_parameters", {}).values()
+    }
+    objects.wrappers = _find_wrappers(steppers)
     return objects
 
 
-def _outermost_modules(modules: Sequence[nn.Module], called: set[int], stepped: set[int]) -> list[nn.Module]:
-    """Return the modules that no other module contains and that contain a called module or a stepped parameter."""
+def _outermost_modules(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Return the modules that no other module contains."""
     children = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
-    roots = [module for module in modules if id(module) not in children and "_modules" in module.__dict__]
+    return [module for module in modules if id(module) not in children and "_modules" in module.__dict__]
+
+
+def _training_models(roots: Sequence[nn.Module], called: set[int], stepped: set[int]) -> list[nn.Module]:
+    """Return the outermost modules that contain a called module or a stepped parameter."""
     return [root for root in roots if any(id(part) in called or _holds_any(part, stepped) for part in root.modules())]
 
 
@@ -71,35 +110,25 @@ def _holds_any(module: nn.Module, stepped: set[int]) -> bool:
     return any(id(parameter) in stepped for parameter in module.__dict__.get("_parameters", {}).values())
 
 
-def _wrapper_chain(optimizer: Any) -> list[Any]:
-    """Return the optimizer and the objects around it that can step, outermost first."""
-    chain = [optimizer]
-    for _ in range(_MAX_WRAPPERS):
-        wrapper = _find_wrapper(chain[0], chain)
-        if wrapper is None:
-            break
-        chain.insert(0, wrapper)
-    # The wrappers' own attributes may lead through more wrappers than the referrers do.
-    declared = [optimizer_chain(wrapper) for wrapper in chain]
-    return max([chain, *(candidate for candidate in declared if candidate[-1] is optimizer)], key=len)
+def _has_step(kind: type) -> bool:
+    """Return whether the instances of a class can step. Classes are not asked: their metaclasses may run any code."""
+    return any(callable(vars(base).get("step")) for base in kind.__mro__)
 
 
-def _find_wrapper(inner: Any, chain: Sequence[Any]) -> Any:
-    for referrer in gc.get_referrers(inner):
-        # An instance refers to its attributes directly or through its __dict__.
-        owners = gc.get_referrers(referrer) if type(referrer) is dict else [referrer]
-        for owner in owners:
-            if (
-                not _is_plain(owner)
-                and callable(getattr(type(owner), "step", None))
-                and all(owner is not wrapper for wrapper in chain)
-            ):
-                if type(referrer) is dict and referrer is not getattr(owner, "__dict__", None):
-                    continue
-                if not issubclass(type(owner), (LRScheduler, nn.Module)) and type(owner).__module__ != _DEEPSPEED_SCHEDULES:
-                    return owner
-    return None
+def _find_wrappers(steppers: Sequence[Any]) -> dict[int, list[Any]]:
+    """Return, by the id of each of these objects, those of them that have it in an attribute."""
+    wrappers: dict[int, list[Any]] = {id(stepper): [] for stepper in steppers}
+    for wrapper in steppers:
+        for value_id in {id(value) for value in _attribute_values(wrapper)} & wrappers.keys():
+            wrappers[value_id].append(wrapper)
+    return wrappers
 
 
-def _is_plain(candidate: Any) -> bool:
-    return isinstance(candidate, (dict, list, tuple, set, types.FrameType, types.ModuleType, types.FunctionType, type))
+def _attribute_values(instance: Any) -> Iterator[Any]:
+    """Yield the values of all attributes, without running properties."""
+    attributes = getattr(instance, "__dict__", {})
+    for referent in gc.get_referents(instance):
+        if referent is attributes:
+            yield from attributes.values()
+        else:
+            yield referent

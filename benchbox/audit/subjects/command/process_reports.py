@@ -91,6 +91,12 @@ def list_limitations(training: Training, *, trainings: int, steps: int) -> Itera
         yield f"{training.steps} of {steps} steps were seen: the command ended before the others"
 
 
+def explain_unseen_steps(training: Training) -> str | None:
+    """Explain why the ranks of a training reported no step; None if they did, or if a loss scaler skipped every one."""
+    reasons = [facts.missing["steps"] for facts in training.ranks if "steps" in facts.missing and facts.scaler is None]
+    return f"no optimizer step was seen: {reasons[0]}" if reasons else None
+
+
 def explain_no_steps(folder: Path) -> str:
     """Explain why no optimizer step was observed, from the marks that the processes of the command left."""
     for path in sorted(folder.glob("problem-*.json")):
