@@ -52,7 +52,7 @@ class Normaliser(nn.Module):
         """Load the statistics of every dataset, as statistic -> values; those that the mode does not use may be missing.
 
         Raises:
-            DataError: the number of datasets is wrong, or a statistic is missing or wider than `dim`.
+            DataError: the number of datasets is wrong, or a statistic is missing, wider than `dim` or not finite.
         """
         if len(feature_stats) != len(self.offset):
             raise DataError(f"statistics of {len(feature_stats)} dataset(s) for a policy built for {len(self.offset)}")
@@ -89,6 +89,23 @@ class Normaliser(nn.Module):
         return f"dim={self.dim}, mode={self.mode}, datasets={len(self.offset)}"
 
 
+def finite_statistic(values: object, where: str) -> Tensor:
+    """Return a statistic as float64, in its own shape.
+
+    Raises:
+        DataError: it holds anything but numbers that are finite in float32, in which they are used.
+    """
+    try:
+        statistic = torch.as_tensor(values, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise DataError(f"{where} holds {values!s:.60}, and a list of numbers is expected; recompute it") from None
+    if not bool((finite := statistic.float().isfinite()).all()):
+        dimension = int(finite.flatten().int().argmin())
+        number = statistic.flatten()[dimension].item()
+        raise DataError(f"{where} is {number} in dimension {dimension}, and no value can be normalised by it; recompute it")
+    return statistic
+
+
 def affine_parameters(
     stats: Mapping[str, Sequence[float]], mode: NormalisationMode, dim: int, where: str = "the dataset"
 ) -> tuple[Tensor, Tensor]:
@@ -97,7 +114,7 @@ def affine_parameters(
     They are the identity for dimensions without range and beyond the width of the feature.
 
     Raises:
-        DataError: a statistic that the mode uses is missing, or wider than `dim`.
+        DataError: a statistic that the mode uses is missing, wider than `dim`, or holds anything but finite numbers.
     """
     offset, scale = torch.zeros(dim), torch.ones(dim)
     values = []
@@ -108,7 +125,7 @@ def affine_parameters(
                 f"{where}: {mode} normalisation needs the statistic {name!r}, which is missing; "
                 f"recompute the dataset's statistics, or normalise by {' or '.join(usable_modes)}"
             )
-        value = torch.as_tensor(stats[name], dtype=torch.float64)
+        value = finite_statistic(stats[name], f"{where}: statistic {name!r}")
         if value.ndim != 1 or len(value) > dim:
             raise DataError(
                 f"{where}: statistic {name!r} has shape {tuple(value.shape)}, and the policy takes {dim} dimensions"

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from benchbox.data.fast import FastTokenizer
 from benchbox.data.lerobot import RESPONSE, LeRobotDataset
 from benchbox.data.metadata import ACTION, STATE
-from benchbox.data.normalisation import affine_parameters
+from benchbox.data.normalisation import REQUIRED_STATISTICS, affine_parameters, finite_statistic
 from benchbox.data.randomness import draw_random_fields
 from benchbox.data.text import encode_cues, encode_prompt, encode_target, pad_tokens, state_bins
 from benchbox.data.tokenizer import open_tokenizer
@@ -45,7 +45,7 @@ class DatasetSamples:
         tokenizer: a `tokenizer.json`; without one every byte is a token.
 
     Raises:
-        DataError: the dataset's state or action is wider than the policy's, or a statistic is missing.
+        DataError: the dataset's state or action is wider than the policy's, or a statistic is missing or not finite.
         ConfigurationError: the prompt or the actions do not fit the policy's vocabularies.
     """
 
@@ -56,6 +56,8 @@ class DatasetSamples:
         for name, dims in ((STATE, spec.state_dim), (ACTION, spec.action_dim)):
             if self._dims(name) > dims:
                 raise DataError(f"{dataset.root}: {name} has {self._dims(name)} dimensions, and the policy takes {dims}")
+        self._check_statistics(STATE, spec.state_normalisation)
+        self._check_statistics(ACTION, spec.action_normalisation)
         self._max_episode_length = max((episode.length for episode in dataset.episodes), default=1)
         self._tokenizer = open_tokenizer(tokenizer, spec.text_vocab)
         self._cue_tokens = encode_cues(spec, self._tokenizer)
@@ -178,6 +180,15 @@ class DatasetSamples:
         offset, scale = self._action_affine
         chunk: np.ndarray = (action - offset) / scale
         return chunk
+
+    def _check_statistics(self, name: str, mode: NormalisationMode) -> None:
+        """Check those that the dataset has, here, where the file is known. The policy says which ones it misses."""
+        where, stats = f"{self.dataset.root / 'meta/stats.json'}, {name}", self.dataset.statistics.get(name, {})
+        if not isinstance(stats, dict):
+            raise DataError(f"{where}: holds {stats!s:.60}, and statistics by name are expected; recompute it")
+        for statistic in REQUIRED_STATISTICS[mode]:
+            if statistic in stats:
+                finite_statistic(stats[statistic], f"{where}: statistic {statistic!r}")
 
     def _normalisation(self, name: str, mode: NormalisationMode) -> tuple[np.ndarray, np.ndarray]:
         stats = self.dataset.statistics.get(name, {})

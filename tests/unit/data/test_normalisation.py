@@ -91,8 +91,10 @@ def test_a_buffer_cast_behind_its_back_is_refused_and_not_used():
         ("quantile", {"mean": [0.0], "std": [1.0]}, "'q01'.*normalise by identity or mean_std"),
         ("mean_std", {"mean": [0.0] * 9, "std": [1.0] * 9}, "takes 5 dimensions"),
         ("mean_std", {"mean": [0.0], "std": [1.0, 1.0]}, "1 and 2 dimensions"),
+        ("min_max", {"min": [0.0], "max": [float("inf")]}, "dataset 0: statistic 'max' is inf in dimension 0"),
+        ("mean_std", {"mean": ["a"], "std": [1.0]}, "dataset 0: statistic 'mean' holds \\['a'\\], and a list of numbers"),
     ],
-    ids=["missing", "too wide", "unequal"],
+    ids=["missing", "too wide", "unequal", "infinite", "text"],
 )
 def test_statistics_that_cannot_be_used_are_named(mode, stats, says):
     with pytest.raises(DataError, match=says):

@@ -314,6 +314,41 @@ def test_a_damaged_file_met_in_a_worker_is_one_line_that_names_it(dataset_root, 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("feature", "statistic", "value", "says"),
+    [
+        ("action", "std", [1.0, float("nan")], "statistic 'std' is nan in dimension 1"),
+        ("action", "mean", [float("-inf"), 0.0], "statistic 'mean' is -inf in dimension 0"),
+        ("action", "mean", [0.0, 1e39], "statistic 'mean' is 1e+39 in dimension 1"),
+        ("observation.state", "q01", ["low", 0.0, 0.0], "statistic 'q01' holds ['low', 0.0, 0.0], and a list of numbers"),
+        ("observation.state", "q99", [None, 0.0, 0.0], "statistic 'q99' holds [None, 0.0, 0.0], and a list of numbers"),
+        ("observation.state", "q99", {"x": 1.0}, "statistic 'q99' holds {'x': 1.0}, and a list of numbers"),
+        ("observation.state", None, 5, "holds 5, and statistics by name are expected"),
+    ],
+)
+def test_a_statistic_that_is_no_finite_number_is_named_with_its_file_and_feature(
+    dataset_root, spec, tmp_path, feature, statistic, value, says
+):
+    root = shutil.copytree(dataset_root, tmp_path / "copy")
+    file = root / "meta/stats.json"
+    stats = json.loads(file.read_text())
+    stats[feature] = value if statistic is None else stats[feature] | {statistic: value}
+    file.write_text(json.dumps(stats))
+    with pytest.raises(DataError) as raised:
+        DatasetSamples(open_dataset(root), replace(spec, fast_tokens=0, state_in_prompt=False), seed=0)
+    assert str(raised.value).startswith(f"{file}, {feature}: {says}")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_statistic_that_no_mode_of_the_policy_uses_may_be_anything(dataset_root, spec, tmp_path):
+    root = shutil.copytree(dataset_root, tmp_path / "copy")
+    file = root / "meta/stats.json"
+    stats = json.loads(file.read_text())
+    stats["action"]["max"] = [float("inf"), None]
+    file.write_text(json.dumps(stats))
+    assert len(DatasetSamples(open_dataset(root), replace(spec, fast_tokens=0), seed=0)) > 0
+
+
 def test_statistics_for_the_policy_are_those_of_state_and_action(dataset_root, spec):
     (statistics,) = stream(dataset_root, spec, workers=0).statistics
     assert set(statistics) == {"observation.state", "action"}
