@@ -32,11 +32,7 @@ SELECTED = [case for case in CASES if case.ci]
 # Verdicts that are wrong today. Remove a line when its case passes.
 WRONG_TODAY = {
     "resume": "BXP104 compares with masters of the training before the resume",
-    "own_muon": "an optimizer outside torch is unknown, even with float32 weights",
-    "own_clipping": "a subclass of AdamW is unknown, even with float32 weights",
-    "gan_clips_late": "the clip is compared with the step of the other network",
-    "gan_swapped": "the clip is compared with the step of the other network, and weights that nothing moves are not reported",
-    "grad_scaler_clips_scaled": "a step smaller than the limit of its clip is not reported",
+    "gan_swapped": "weights that nothing moves are not reported",
     "accumulation_no_schedule": "weights that nothing moves are not reported",
     "ema_bf16": "there is no rule on averages in 16 bits",
     "wiring_old_model": "an old copy of the model is taken for masters",
