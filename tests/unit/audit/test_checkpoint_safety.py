@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import subprocess
+import zipfile
 
 import pytest
 import torch
@@ -143,6 +144,44 @@ def test_functions_of_other_libraries_are_not_called_either(tmp_path, trap):
     assert not trap.exists()
 
 
+HUGE = 10**12  # elements: no machine of the tests has the memory
+
+
+@pytest.mark.parametrize("write", [torch_file, old_torch_file, accelerate, zero])
+def test_a_view_that_repeats_one_number_is_refused_by_its_size(tmp_path, write):
+    """Its values would take 4 TB: without the check, reading them ends in an error of the allocator at best."""
+    path = write(tmp_path, torch.zeros(1).expand(HUGE))
+    assert f"the largest of {4 * HUGE}: not read" in refusal_line(path)
+
+
+def test_a_shard_that_repeats_one_number_is_refused_by_its_size(tmp_path):
+    assert f"the largest of {4 * HUGE}: not read" in refusal_line(shard_file(tmp_path, torch.zeros(1).expand(HUGE)))
+
+
+def test_many_views_of_one_number_are_refused_by_the_sum_of_their_sizes(tmp_path):
+    path = torch_file(tmp_path, [torch.zeros(1).expand(2**20) for _ in range(100)])
+    assert "claims tensors of 41943" in refusal_line(path)
+
+
+def test_weights_that_are_tied_or_expanded_in_a_small_way_are_read(tmp_path):
+    weight = torch.ones(4, 4)
+    torch.save({"model": {"a": weight, "b": weight, "positions": torch.arange(64).expand(1000, -1)}}, tmp_path / "a.pt")
+    (facts,) = read_checkpoint(tmp_path / "a.pt")
+    assert {"a", "b"} <= {parameter.name for parameter in facts.parameters}
+
+
+def test_an_archive_that_unpacks_to_more_than_it_holds_is_refused_by_its_size(tmp_path):
+    """One member is 80 MB of a single letter; `torch.save` never packs."""
+    torch.save({"model": WEIGHTS}, tmp_path / "plain.pt")
+    bomb = tmp_path / "bomb.pt"
+    with zipfile.ZipFile(tmp_path / "plain.pt") as plain, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as packed:
+        for member in plain.infolist():
+            packed.writestr(member.filename, plain.read(member))
+        packed.writestr("plain/extra", b"a" * 80_000_000)
+    assert bomb.stat().st_size < 100_000
+    assert "bytes that unpack to 8000" in refusal_line(bomb)
+
+
 @pytest.mark.parametrize("write", FORMATS)
 def test_a_file_that_ends_early_is_damaged(tmp_path, write):
     path = write(tmp_path, 1e-3)
@@ -183,6 +222,11 @@ def test_a_folder_without_a_checkpoint_says_what_is_there(tmp_path):
     (tmp_path / "step-00000100").mkdir()
     assert "folders: step-00000100" in refusal_line(tmp_path)
     assert "no such file or directory" in refusal_line(tmp_path / "nowhere")
+
+
+def test_a_pipe_is_no_checkpoint(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert refusal_line(tmp_path / "pipe").endswith("neither a file nor a folder")
 
 
 def test_a_missing_rank_of_zero_is_named(tmp_path):

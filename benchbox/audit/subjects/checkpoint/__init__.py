@@ -43,6 +43,8 @@ def _read_ranks(path: Path) -> list[RankCheckpoint]:
         raise DataError(f"{path}: no such file or directory")
     if path.is_file():
         return read_file(path)
+    if not path.is_dir():  # opening a pipe would wait for its writer
+        raise DataError(f"{path}: neither a file nor a folder")
     if (state := lerobot_folder(path)) is not None:
         return read_lerobot(state)
     if (zero := zero_folder(path)) is not None:

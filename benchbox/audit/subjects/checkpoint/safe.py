@@ -20,6 +20,7 @@ import torch
 from torch.distributed.checkpoint import metadata as dcp
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
+from benchbox.audit.subjects.checkpoint.sizes import check_archive_size, check_tensor_sizes
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
@@ -64,14 +65,16 @@ def load_torch_file(path: Path) -> Any:
     """Load a file of `torch.save`; tensors are mapped from the file, not read.
 
     Raises:
-        DataError: the file is damaged, is no such file, or could only be read by running code in it.
+        DataError: the file is damaged, is no such file, claims more than it holds, or could only be read by running code in it.
     """
-    mapped = _is_zip(path)
+    mapped, size = _is_zip(path), path.stat().st_size
+    if mapped:
+        check_archive_size(path, size, path)
     foreign = _foreign_classes(path) if mapped else []  # the old format is read at once, and only without foreign classes
     if calls := sorted(name for name in foreign if _is_code(name)):
         raise DataError(f"{path}: {_PROGRAM}: it calls {', '.join(calls)}")
     with safe_globals([(PlaceholderObject, name) for name in foreign]):
-        return _torch_load(path, path, mmap=mapped)
+        return _torch_load(path, path, size=size, mmap=mapped)
 
 
 def _foreign_classes(path: Path) -> list[str]:
@@ -95,16 +98,21 @@ def load_torch_bytes(buffer: io.BytesIO, path: Path) -> Any:
     Raises:
         DataError: see `load_torch_file`.
     """
-    return _torch_load(buffer, path, mmap=False)
+    size = buffer.getbuffer().nbytes
+    check_archive_size(buffer, size, path)
+    buffer.seek(0)
+    return _torch_load(buffer, path, size=size, mmap=False)
 
 
-def _torch_load(source: Path | io.BytesIO, path: Path, *, mmap: bool) -> Any:
+def _torch_load(source: Path | io.BytesIO, path: Path, *, size: int, mmap: bool) -> Any:
     try:
-        return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
+        value = torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         raise DataError(f"{path}: {_PROGRAM} ({_first_line(error)})") from error
     except Exception as error:
         raise DataError(f"{path}: damaged ({_first_line(error)})") from error
+    check_tensor_sizes(value, size, path)
+    return value
 
 
 def _is_zip(path: Path) -> bool:
