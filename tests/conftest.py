@@ -20,6 +20,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+# Ranks have limits of their own, without progress: on a busy machine a fixture of many of them takes longer than one test may.
+_RANKS_TIMEOUT_S = 3600
+
+
 def _is_worker(config: pytest.Config) -> bool:
     """Return whether this process is a worker of pytest-xdist."""
     return hasattr(config, "workerinput")
@@ -54,6 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of a file on one worker of pytest-xdist, and begin with those that take longest."""
+    for item in items:
+        if item.get_closest_marker("ranks") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_RANKS_TIMEOUT_S))
     if not _is_worker(config):
         return
     items.sort(key=lambda item: item.get_closest_marker("ranks") is None)

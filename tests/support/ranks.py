@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import psutil
 import pytest
 
 from benchbox.launch.job import Job
@@ -15,9 +17,13 @@ from benchbox.launch.process.warm import ForkServerLauncher
 from benchbox.spec.cell import Cell, DataSpec, OptimSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).parents[2]
+# Ranks that wait for each other for ever use next to no processor time; any that work get a second of it in this time.
+STALL_LIMIT_S = 300.0
+STALL_POLL_S = 1.0
+PROGRESS_CPU_S = 1.0
 RANK_SCRIPTS = ROOT / "tests" / "integration" / "rank_scripts"
 
 
@@ -66,17 +72,51 @@ def run_ranks(ranks: int, script: Path, *arguments: str) -> None:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.chdir(ROOT)
         config: Any = {"script": str(script), "arguments": arguments}
-        job = Job(config=config, ranks=ranks, folder=Path(folder) / "job", timeout_s=500.0, hang_after_s=500.0)
+        job = Job(config=config, ranks=ranks, folder=Path(folder) / "job", timeout_s=None, hang_after_s=STALL_LIMIT_S)
         job.prepare()
-        group = _launcher().start(job)
-        deadline = time.monotonic() + 500
+        group: Any = _launcher().start(job)
+        limit = StallLimit(lambda: cpu_time_s(group._leader))
         try:
-            while (code := group.poll()) is None and time.monotonic() < deadline:
+            while (code := group.poll()) is None and not limit.exceeded():
                 time.sleep(0.05)
         finally:
             group.end()
         if code != 0:
-            pytest.fail(f"ranks ended with {code}:\n{job.group_log.read_text()[-6000:]}")
+            ending = f"ended with {code}" if code is not None else f"made no progress for {STALL_LIMIT_S:.0f} s"
+            pytest.fail(f"ranks {ending}:\n{job.group_log.read_text()[-6000:]}")
+
+
+class StallLimit:
+    """Limit of the time without progress, which is processor time: on a busy machine work takes longer, but it goes on."""
+
+    def __init__(self, read_cpu_s: Callable[[], float], clock: Callable[[], float] = time.monotonic) -> None:
+        self._read_cpu_s = read_cpu_s
+        self._clock = clock
+        self._cpu_s = read_cpu_s()
+        self._progressed_at = self._checked_at = clock()
+
+    def exceeded(self) -> bool:
+        now = self._clock()
+        if now - self._checked_at < STALL_POLL_S:
+            return False
+        self._checked_at, cpu_s = now, self._read_cpu_s()
+        if abs(cpu_s - self._cpu_s) >= PROGRESS_CPU_S:  # less, when a process ended
+            self._cpu_s, self._progressed_at = cpu_s, now
+        return now - self._progressed_at > STALL_LIMIT_S
+
+
+def cpu_time_s(leader: int) -> float:
+    """Return the processor time of the processes below the leader of a group, as far as they live."""
+    try:
+        processes = psutil.Process(leader).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return 0.0
+    total_s = 0.0
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total_s += times.user + times.system
+    return total_s
 
 
 @cache
