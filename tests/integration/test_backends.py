@@ -21,25 +21,35 @@ pytestmark = pytest.mark.ranks
 STEPS = 10
 TWO_RANKS = ("ddp", "fsdp1_full", "fsdp1_grad_op", "fsdp2", "zero1", "zero2", "zero3")
 RANKS = {"single": 1, "hsdp": 4} | dict.fromkeys(TWO_RANKS, 2)
+# Those of a group share processes.
+GROUPS = (("single",), TWO_RANKS[:2], TWO_RANKS[2:4], TWO_RANKS[4:], ("hsdp",))
 # torch's default beta2, at which a bfloat16 second moment cannot decay
 SLOW_DECAY = OptimSpec(lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1)
 RUN = [(backend, recipe) for backend in RANKS for recipe in backends()[backend].recipes]
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """(backend, recipe, batch x accumulation) -> the result of rank 0."""
-    results_by_setup = {}
-    for ranks in (1, 2, 4):
+class Results(dict[tuple[str, str, str], dict[str, Any]]):
+    """(backend, recipe, batch x accumulation) -> the result of rank 0. Backends of a group run when one is first asked for."""
+
+    def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._tmp_path_factory = tmp_path_factory
+
+    def __missing__(self, key: tuple[str, str, str]) -> dict[str, Any]:
+        self._run(next(group for group in GROUPS if key[0] in group))
+        return dict.__getitem__(self, key)
+
+    def _run(self, group: tuple[str, ...]) -> None:
+        (ranks,) = {RANKS[backend] for backend in group}
         runs: list[CellRun] = []
-        for backend in (name for name, wanted in RANKS.items() if wanted == ranks):
+        for backend in group:
             setup: dict[str, Any] = {"backend": backend, "world_size": ranks}
             cells = [tiny_cell(**setup, batch=4 // ranks, recipe=recipe) for recipe in backends()[backend].recipes]
             runs += [CellRun(cell, STEPS, "facts") for cell in cells]
             runs += [CellRun(tiny_cell(**setup, batch=4, recipe="fp32"), 3, "collectives")] if ranks > 1 else []
             runs.append(CellRun(tiny_cell(**setup, batch=1, accumulation=4, recipe="fp32"), 3, "collectives"))
             runs.append(CellRun(tiny_cell(**setup, batch=4 // ranks, recipe="bf16_pure", optim=SLOW_DECAY), 6, "facts"))
-        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
+        folder = self._tmp_path_factory.mktemp(group[0])
         for result in run_cells(runs, folder):
             cell = result["cell"]
             split = f"{cell['batch']}x{cell['accumulation']}"
@@ -48,8 +58,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, st
             files = [folder / f"{result['index']}-facts-{rank}.json" for rank in range(ranks)]
             result["facts"] = [RankFacts.from_dict(json.loads(file.read_text())) for file in files if file.exists()]
             slow = cell["optim"]["betas"][1] == SLOW_DECAY.betas[1]
-            results_by_setup[cell["backend"], cell["recipe"], "0.999" if slow else split] = result
-    return results_by_setup
+            self[cell["backend"], cell["recipe"], "0.999" if slow else split] = result
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return Results(tmp_path_factory)
 
 
 def test_every_backend_is_covered() -> None:
