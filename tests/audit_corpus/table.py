@@ -79,6 +79,10 @@ TORCH = (
     clean("adafactor", "python", "optimizers.py", "adafactor"),
     cast("adafactor_bf16", "python", "optimizers.py", "adafactor", *HALF, opaque=True),
     clean("optimi_kahan", "python", "optimizers.py", "optimi", *HALF),
+    mistaken(
+        *("optimi_kahan_decay", "the weight decay is outside of the Kahan sum", "BXP106"),
+        *("python", "optimizers.py", "optimi", *HALF, "--weight-decay", "0.01"),
+    ),
     clean("torchao_8bit", "python", "optimizers.py", "torchao"),
     clean("torchao_4bit", "python", "optimizers.py", "torchao_4bit"),
     clean("torchao_stochastic", "python", "optimizers.py", "torchao_stochastic", *HALF),

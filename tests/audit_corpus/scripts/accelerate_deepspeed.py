@@ -1,6 +1,8 @@
 """DeepSpeed through accelerate: accelerate launch --use_deepspeed."""
 
 import argparse
+import json
+from pathlib import Path
 
 import torch
 from accelerate import Accelerator, DeepSpeedPlugin, InitProcessGroupKwargs
@@ -12,7 +14,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--deepspeed-config", default="ds_zero2.json")
 args = parser.parse_args()
 
-plugin = DeepSpeedPlugin(hf_ds_config=args.deepspeed_config)
+config = json.loads(Path(args.deepspeed_config).read_text())
+plugin = DeepSpeedPlugin(hf_ds_config={key: config[key] for key in config if key not in ("optimizer", "scheduler")})
 accelerator = Accelerator(deepspeed_plugin=plugin, kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
 set_seed(0)
 model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 4))

@@ -9,6 +9,7 @@ from torch import nn
 parser = argparse.ArgumentParser()
 parser.add_argument("name")
 parser.add_argument("--dtype", default="float32")
+parser.add_argument("--weight-decay", type=float, default=0.0, help="of optimi")
 args = parser.parse_args()
 dtype = getattr(torch, args.dtype)
 
@@ -38,7 +39,7 @@ elif args.name.startswith("torchao"):
 elif args.name == "optimi":
     import optimi
 
-    optimizer = optimi.AdamW(parameters, lr=3e-4)  # Kahan summation where weights are 16-bit
+    optimizer = optimi.AdamW(parameters, lr=3e-4, weight_decay=args.weight_decay)  # sums 16-bit weights by Kahan's method
 else:
     from transformers import Adafactor
 
