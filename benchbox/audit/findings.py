@@ -15,7 +15,10 @@ FAILING: frozenset[str] = frozenset({"error", "unknown"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A rule that fired. `rank` is the lowest affected rank; `evidence` holds plain JSON values, with all affected `ranks`."""
+    """A rule that fired. `rank` is the lowest affected rank; `evidence` holds plain JSON values, with all affected `ranks`.
+
+    `cause` is the code of another finding at the same place, of which this one is a consequence.
+    """
 
     code: str
     severity: Severity
@@ -24,6 +27,7 @@ class Finding:
     rank: int
     evidence: Mapping[str, Any]
     repair: str
+    cause: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -12,7 +12,7 @@ from benchbox.audit.rules.base import MAX_NAMES
 from benchbox.audit.selection import Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from benchbox.audit.findings import Finding
     from benchbox.audit.rules.base import Rule
@@ -41,10 +41,10 @@ class Judgement:
     not_judged: Mapping[str, str] = field(default_factory=dict)  # code: reason
     suppressed: tuple[AppliedSuppression, ...] = ()
 
-    @property
-    def failing(self) -> tuple[str, ...]:
-        """Codes that keep the audit from passing."""
-        return tuple(dict.fromkeys(finding.code for finding in self.findings if finding.severity in FAILING))
+    def failing(self, *, warnings: bool = False) -> tuple[str, ...]:
+        """Return the codes that keep the audit from passing, with `warnings` also those of warnings."""
+        severities = FAILING | {"warning"} if warnings else FAILING
+        return tuple(dict.fromkeys(finding.code for finding in self.findings if finding.severity in severities))
 
 
 def judge(facts: Sequence[RankFacts], selection: Selection | None = None) -> Judgement:
@@ -63,17 +63,31 @@ def judge(facts: Sequence[RankFacts], selection: Selection | None = None) -> Jud
         suppressed += [_apply_suppression(rule, facts, suppression, suppressions) for suppression in suppressions]
         for finding in findings:
             (baseline_findings if selection.in_baseline(finding) else new_findings).append(finding)
-        if not findings and (reason := rule.not_judged_reason(facts)) is not None:
+        if not findings and (reason := rule.not_judged_reason(facts) or _observer_failure(facts)) is not None:
             not_judged[code] = reason
         elif not findings:
             clean.append(code)
     return Judgement(
-        findings=tuple(new_findings),
+        findings=tuple(_with_causes(new_findings)),
         baseline_findings=tuple(baseline_findings),
         clean=tuple(clean),
         not_judged=not_judged,
         suppressed=tuple(suppressed),
     )
+
+
+def _with_causes(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield the findings, each with the code of its cause if that is among them: at the same place, and failing."""
+    places = {(finding.code, finding.where) for finding in findings if finding.severity in FAILING}
+    for finding in findings:
+        causes = (code for code in rules()[finding.code].consequence_of if (code, finding.where) in places)
+        yield replace(finding, cause=next(causes, None))
+
+
+def _observer_failure(facts: Sequence[RankFacts]) -> str | None:
+    """Return why nothing can be called clean, if an observer failed: it may have missed what a rule looks for."""
+    failures = [f"the observer failed on rank {rank.rank}: {rank.problems[0]}" for rank in facts if rank.problems]
+    return failures[0] if failures else None
 
 
 def _filter_tensors(facts: Sequence[RankFacts], predicate: Callable[[Any], bool]) -> list[RankFacts]:

@@ -32,6 +32,13 @@ class AuditFormat(StrEnum):
     junit = "junit"
 
 
+class FailOn(StrEnum):
+    """The mildest severity that fails an audit. An optimizer that cannot be read always does."""
+
+    error = "error"
+    warning = "warning"
+
+
 def register(app: typer.Typer) -> None:
     """Add the verb. The first argument that is not an option begins the command, and all following ones belong to it."""
     app.command("audit-precision", context_settings={"allow_interspersed_args": False})(audit_precision)
@@ -89,6 +96,7 @@ def audit_precision(
         Path | None,
         typer.Option(metavar="FILE", help="Output of an earlier --format json: its findings do not fail this audit."),
     ] = None,
+    fail_on: Annotated[FailOn, typer.Option(help="The mildest finding that fails the audit.")] = FailOn.error,
     output: Annotated[AuditFormat, typer.Option("--format", help="Output format.")] = AuditFormat.text,
 ) -> None:
     """Report the dtypes of parameters, gradients and optimizer state in training steps, and the precision errors among them.
@@ -96,8 +104,8 @@ def audit_precision(
     The subject is one of: a session of benchbox (--policy P --backend B --recipe R), a checkpoint (--checkpoint PATH), or any
     training command (-- torchrun --nproc_per_node 2 train.py ...), which runs unmodified and need not know benchbox.
 
-    Exit code 4 when a rule finds an error, or an optimizer that cannot be read; 3 when the steps themselves failed or were
-    not observed.
+    Exit code 4 when a rule finds an error (or a warning, with --fail-on warning), or an optimizer that cannot be read; 3 when
+    the steps themselves failed or were not observed.
     """
     session = {
         "policy": policy,
@@ -140,7 +148,7 @@ def audit_precision(
         )
     if command and output is AuditFormat.text:
         typer.echo()  # separates the report from the output of the command
-    _print_audit(subject, selection, output)
+    _print_audit(subject, selection, output, fail_on)
 
 
 def _check_subject(command: bool, checkpoint: bool, session: set[str], stop: bool) -> None:
@@ -176,7 +184,7 @@ def _selection(select: list[str], ignore: list[str], suppressions: Path | None, 
     )
 
 
-def _print_audit(subject: Subject, selection: "Selection", output: AuditFormat) -> None:
+def _print_audit(subject: Subject, selection: "Selection", output: AuditFormat, fail_on: FailOn) -> None:
     """Print the audit. Raise an error, shown as one line on stderr, if the subject or the audit failed."""
     from benchbox.audit.judge import judge
     from benchbox.report.audit import write_audit
@@ -185,5 +193,5 @@ def _print_audit(subject: Subject, selection: "Selection", output: AuditFormat) 
     write_audit(output.value, subject.title, subject.metadata, subject.facts, judgement)
     if subject.failure:
         raise CellFailedError(subject.failure)
-    if judgement.failing:
-        raise ThresholdError(f"{subject.name} does not pass {', '.join(judgement.failing)}")
+    if failing := judgement.failing(warnings=fail_on is FailOn.warning):
+        raise ThresholdError(f"{subject.name} does not pass {', '.join(failing)}")

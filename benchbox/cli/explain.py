@@ -19,12 +19,13 @@ def explain(
         str, typer.Argument(metavar="CODE", help="A rule, such as BXP101: see benchbox list rules.", show_default=False)
     ],
 ) -> None:
-    """Print the title, rationale, measurement and repair of a rule."""
+    """Print the title, severity, rationale, measurement and repair of a rule."""
     from benchbox.audit.rules import rule as rule_by_code
 
     rule = rule_by_code(code)
     typer.echo(f"{rule.code} {rule.severity}: {rule.title}")
     for name, text in (
+        ("severity", rule.conditions),
         ("why", rule.rationale),
         ("measured", rule.measurement),
         ("repair", rule.repair),

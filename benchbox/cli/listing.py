@@ -50,7 +50,9 @@ def list_registered(
         return
     if kind is Listing.rules:
         for row in rows:
-            print(f"{row['name']}  {row['severity']:<8} {row['title']}")
+            print(
+                f"{row['name']}  {row['severity']:<8} {row['title']}" + (f" ({row['conditions']})" if row["conditions"] else "")
+            )
         return
     for row in rows:
         name, *details = (", ".join(value) if isinstance(value, list) else value for value in row.values())
@@ -104,4 +106,7 @@ def _metrics() -> Rows:
 def _rules() -> Rows:
     from benchbox.audit.rules import rules
 
-    return [{"name": rule.code, "severity": rule.severity, "title": rule.title} for rule in rules().values()]
+    return [
+        {"name": rule.code, "severity": rule.severity, "conditions": rule.conditions, "title": rule.title}
+        for rule in rules().values()
+    ]

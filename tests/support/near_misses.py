@@ -252,6 +252,5 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("a master in the state", ranks(stepped=(half(state=MOMENTS | {"master_param": "float32"}),))),
         ("the lower half of one", ranks(stepped=(half(state=MOMENTS | {"master_param": "int16"}),))),
         ("nothing declared", ranks_stepping(half())),
-        ("the observer failed after the observed steps", ranks(problems=("end: KeyError",))),
     ],
 }

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchbox.audit.findings import Finding, Severity
+from benchbox.audit.names import fold_names
 from benchbox.observer.facts import SECTIONS, all_stepped_tensors
 
 if TYPE_CHECKING:
@@ -45,11 +46,13 @@ class Rule:
     code: str
     title: str
     severity: Severity  # the worst it can be
+    conditions: str = ""  # of each severity, where a finding may have another
     rationale: str
     measurement: str
     repair: str
     references: tuple[str, ...]
     sections: tuple[str, ...]
+    consequence_of: tuple[str, ...] = ()  # codes of rules: where one of them fires as well, it is the cause
     check: Callable[[Sequence[RankFacts]], Iterable[RuleViolation]]
     missing_evidence: Callable[[Sequence[RankFacts]], str | None] = lambda _: None
 
@@ -125,10 +128,18 @@ def stepped_evidence(tensors: Sequence[tuple[int, SteppedTensor]]) -> dict[str, 
 
 
 def names_evidence(names: Iterable[str]) -> dict[str, Any]:
-    """Return the evidence that names tensors: `names`, up to ten distinct ones, and in `more` the number of the others."""
+    """Return the evidence that names tensors: `names`, up to ten distinct ones, and in `more` the number of the others.
+
+    `folded` stands for all of them, where that is shorter.
+    """
     distinct = list(dict.fromkeys(names))
     more = len(distinct) - MAX_NAMES
-    return {"names": distinct[:MAX_NAMES]} | ({"more": more} if more > 0 else {})
+    folded = fold_names(distinct)
+    return (
+        {"names": distinct[:MAX_NAMES]}
+        | ({"more": more} if more > 0 else {})
+        | ({"folded": folded[:MAX_NAMES]} if len(folded) < min(len(distinct), MAX_NAMES + 1) else {})
+    )
 
 
 def abbreviate(texts: Iterable[str]) -> list[str]:

@@ -219,6 +219,7 @@ RULES = (
         code="BXP604",
         title="what was declared is not what runs",
         severity="error",
+        conditions="error; unknown where an optimizer cannot be read; info where it cannot and steps only float32 weights",
         rationale="a configured precision is not a measured one: one library warned that it would upcast, and did not",
         measurement=(
             "the declared recipe, compared with the dtypes of stepped tensors and their state; optimizers that cannot be read "

@@ -170,6 +170,7 @@ RULES = (
         code="BXP302",
         title="gradients are reduced over ranks in 16 bits",
         severity="warning",
+        conditions=f"info; warning from {_LARGE_WORLD} ranks on",
         rationale=(
             "usual, and harmless over few ranks; the error of a sum grows with the number of ranks that are added one by one: "
             "a run that was stable on 96 GPUs was unstable on 384, and stable again in float32 (pytorch#106395)"

@@ -147,6 +147,7 @@ RULES = (
         code="BXP201",
         title="the second moment is bfloat16 and cannot decay",
         severity="error",
+        conditions="error where no second moment can decay (1 - beta2 at most 2^-9), warning where some cannot (below 2^-8)",
         rationale=(
             "v * beta2 rounds back to v: v only ever rises, so after gradients fall the steps stay too small; "
             "at beta2 0.999 every mantissa is affected, at 0.998 most, at 0.996 none"
@@ -155,12 +156,14 @@ RULES = (
         repair="keep optimizer state in float32 (recipe bf16_master), or lower beta2 to 0.995 or less",
         references=("OpenTau#181", "AReaL#1292"),
         sections=("stepped", "options"),
+        consequence_of=("BXP101",),
         check=_second_moment_stalls,
     ),
     Rule(
         code="BXP202",
         title="moments are stored in 16 bits",
         severity="warning",
+        conditions="warning; info over float32 weights at a beta2 of at most 0.995, and for quantised state",
         rationale=(
             "rounding adds noise to the mean and bias to the square; with float32 weights and beta2 of 0.995 or less training "
             "has been shown to tolerate it (DeepSeek-V3), and optimizers that round stochastically are designed for it"
@@ -169,6 +172,7 @@ RULES = (
         repair="keep optimizer state in float32 unless the memory is needed, and then keep beta2 at 0.995 or less",
         references=("arXiv:2412.19437",),
         sections=("stepped", "options"),
+        consequence_of=("BXP101",),
         check=_low_precision_moments,
     ),
     Rule(

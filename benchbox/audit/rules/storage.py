@@ -199,6 +199,7 @@ RULES = (
         code="BXP101",
         title="the optimizer steps 16-bit tensors, and nothing keeps what rounding loses",
         severity="error",
+        conditions="error; of adapters a warning, and info where nearly every update arrives",
         rationale=(
             "bfloat16 keeps 8 significant bits: an update below 2^-9 of its weight is rounded away, however often it comes"
         ),
@@ -212,6 +213,7 @@ RULES = (
         code="BXP102",
         title="updates are lost: what arrives in the weights is not what the optimizer meant",
         severity="error",
+        conditions=f"error where the effective descent quality is below {EDQ_ERROR}, warning below {EDQ_WARNING}",
         rationale=(
             "a 16-bit weight takes an update only if it reaches half a unit in its last place; the effective descent quality "
             "(EDQ) <u, what arrived> / |u|^2 is 1 when every update arrives and 0 when none does"
@@ -224,6 +226,7 @@ RULES = (
         repair=f"{_MASTERS}; {RETUNE}",
         references=("arXiv:2405.03637", "AReaL#1634"),
         sections=("stepped", "numbers"),
+        consequence_of=("BXP101",),
         check=_lost_updates,
         missing_evidence=_updates_uncomputed,
     ),
@@ -241,6 +244,7 @@ RULES = (
         repair=f"{_MASTERS}, at least for this parameter; {RETUNE}",
         references=("OpenTau#181",),
         sections=("stepped", "numbers"),
+        consequence_of=("BXP101",),
         check=_pinned,
         missing_evidence=_too_few_steps,
     ),
@@ -284,6 +288,7 @@ RULES = (
         repair=f"{_MASTERS}; {RETUNE}",
         references=("OpenTau#181", "arXiv:2405.03637"),
         sections=("stepped", "options"),
+        consequence_of=("BXP101",),
         check=_decay_lost,
     ),
 )

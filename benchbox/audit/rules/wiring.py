@@ -224,6 +224,7 @@ RULES = (
         code="BXP402",
         title="an optimizer steps that accelerate does not know",
         severity="error",
+        conditions="error under gradient accumulation, otherwise warning",
         rationale=(
             "prepare() returns what it does not recognise unchanged: under accumulation it then steps on every micro-batch"
         ),
@@ -237,6 +238,7 @@ RULES = (
         code="BXP403",
         title="the schedule or the optimizer has the wrong cadence",
         severity="error",
+        conditions="error; info where accelerate advances a schedule once for every process",
         rationale=(
             "a schedule that advances with every micro-batch, or once for every process, ends its decay that many times too "
             "early"

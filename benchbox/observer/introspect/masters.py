@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
@@ -38,10 +39,21 @@ class MasterLink(NamedTuple):
 def has_known_arithmetic(optimizer: Optimizer) -> bool:
     """Return whether an optimizer is known to step only the tensors in its groups, in their own dtype.
 
-    A subclass that leaves `step` to its base class is as known as that.
+    A subclass that leaves the arithmetic to the `step` of its base class is as known as that.
     """
-    stepping = next((kind for kind in type(optimizer).__mro__ if "step" in vars(kind)), type(optimizer))
-    return f"{stepping.__module__}.".startswith(_KNOWN_MODULES)
+    for kind in type(optimizer).__mro__:
+        if (step := vars(kind).get("step")) is not None:
+            if f"{kind.__module__}.".startswith(_KNOWN_MODULES):
+                return True
+            if not _calls_base_step(step):
+                return False
+    return False
+
+
+def _calls_base_step(step: Any) -> bool:
+    """Return whether a method runs `super().step(...)`."""
+    code = getattr(inspect.unwrap(step), "__code__", None)
+    return code is not None and "__class__" in code.co_freevars and "step" in code.co_names
 
 
 def declared_masters(chain: Sequence[Any], live: Mapping[int, str]) -> Iterator[MasterLink]:

@@ -19,7 +19,7 @@ from benchbox.report.audit.view import (
 from benchbox.report.rows import print_rows, say
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import Console
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from benchbox.report.audit.view import Audit
 
 _STYLES: Mapping[str, str] = {"error": "bold red", "unknown": "bold magenta", "warning": "bold yellow", "info": "bold cyan"}
+_SHARED_EVIDENCE = frozenset({"ranks", "dtypes", "tensors", "elements", "names", "edq of these", "lr", "state"})
 _MIN_WIDTH = 40  # columns: on fewer, wrapping leaves one word on a line
 
 
@@ -44,10 +45,15 @@ def print_audit(console: Console, audit: Audit) -> None:
         say(console)
         _print_paragraph(console, summary, hanging=2)
     codes_by_repair: dict[str, str] = {}
-    for finding in sort_by_severity(judgement.findings):
+    findings = sort_by_severity(judgement.findings)
+    for finding in findings:
+        if finding.cause is not None:
+            continue
         say(console)
-        code = codes_by_repair.setdefault(finding.repair, finding.code)
-        _print_finding(console, finding, finding.repair if code == finding.code else f"as for {code}")
+        repair = f"as for {codes_by_repair[finding.repair]}" if finding.repair in codes_by_repair else finding.repair
+        codes_by_repair.setdefault(finding.repair, finding.code)
+        consequences = [f for f in findings if (f.cause, f.where) == (finding.code, finding.where)]
+        _print_finding(console, finding, consequences, repair)
     say(console)
     for line in _conclusion_lines(audit):
         _print_paragraph(console, line, hanging=2)
@@ -86,14 +92,25 @@ def _summarize_updates(audit: Audit) -> str:
     return f"over all tensors: {', '.join(parts)}" if parts else ""
 
 
-def _print_finding(console: Console, finding: Finding, repair: str) -> None:
+def _print_finding(console: Console, finding: Finding, consequences: Sequence[Finding], repair: str) -> None:
     heading = f"{finding.code} {finding.severity}: {escape_unprintable(finding.title)}"
     _print_paragraph(console, heading, style=_STYLES[finding.severity])
-    rows = [("where", escape_unprintable(finding.where)), *evidence_rows(finding), ("repair", repair)]
+    rows = [
+        ("where", escape_unprintable(finding.where)),
+        *evidence_rows(finding),
+        *(("consequence", _format_consequence(consequence)) for consequence in consequences),
+        ("repair", repair),
+    ]
     width = max(len(name) for name, _ in rows)
     for name, text in rows:
         style = "green" if name == "repair" else ""
         _print_paragraph(console, f"  {name:<{width}}  {text}", hanging=width + 4, style=style)
+
+
+def _format_consequence(finding: Finding) -> str:
+    """Format a finding as one line, without what it shares with its cause."""
+    evidence = "; ".join(f"{key}: {text}" for key, text in evidence_rows(finding) if key not in _SHARED_EVIDENCE)
+    return f"{finding.code} {finding.severity}: {escape_unprintable(finding.title)}" + (f" ({evidence})" if evidence else "")
 
 
 def _conclusion_lines(audit: Audit) -> Iterator[str]:

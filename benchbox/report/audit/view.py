@@ -78,7 +78,10 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
     more = finding.evidence.get("more")
     rows = []
     for key, value in finding.evidence.items():
-        if value is None or key == "more":
+        if value is None or key in ("more", "folded"):
+            continue
+        if key == "names" and "folded" in finding.evidence:
+            rows.append((key, f"{len(value) + (more or 0)} tensors: {format_value(finding.evidence['folded'])}"))
             continue
         text = format_ranks(value) if key == "ranks" else format_value(value)
         rows.append((key, _append_count(text, more) if key == "names" else text))

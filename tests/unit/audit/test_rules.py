@@ -11,6 +11,7 @@ from benchbox.audit.judge import judge
 from benchbox.audit.rules import rules
 from benchbox.observer.facts import SECTIONS, OpaqueOptimizer, RankFacts
 from tests.support.facts import (
+    HALF_MOMENTS,
     NORM,
     WEIGHT,
     edq,
@@ -139,6 +140,27 @@ def test_ten_tensors_are_named_and_the_others_counted() -> None:
 def test_an_optimizer_that_cannot_be_read_is_reported_once_for_all_ranks() -> None:
     (finding,) = judge(ranks(opaque=(OpaqueOptimizer(optimizer="Mystery", reason="unknown"),))).findings
     assert (finding.code, finding.where, finding.evidence["ranks"]) == ("BXP604", "Mystery", [0, 1])
+
+
+def test_what_follows_from_a_finding_at_the_same_place_names_it_as_its_cause() -> None:
+    lossy = half(state=HALF_MOMENTS, optimizer="AdamW", update_dot=0.0, updates_lost=3000)
+    other_place = tensor(NORM, state=HALF_MOMENTS, optimizer="SGD")
+    causes = {(finding.code, finding.where): finding.cause for finding in judge(ranks_stepping(lossy, other_place)).findings}
+    assert causes["BXP101", "AdamW"] is None
+    assert (causes["BXP102", "AdamW"], causes["BXP201", "AdamW"], causes["BXP201", "SGD"]) == ("BXP101", "BXP101", None)
+
+
+def test_after_a_failure_of_the_observer_nothing_is_clean() -> None:
+    judgement = judge(ranks(problems=("end: KeyError",)))
+    assert judgement.clean == ()
+    assert judgement.not_judged["BXP604"] == "the observer failed on rank 0: end: KeyError"
+
+
+@pytest.mark.parametrize("code", FIRES)
+def test_a_rule_whose_findings_differ_in_severity_says_when(code: str) -> None:
+    seen = {severity for _, severity, _ in FIRES[code]}
+    if seen != {rules()[code].severity}:
+        assert all(severity in rules()[code].conditions for severity in seen)
 
 
 def test_each_rule_has_a_rationale_a_measurement_and_a_repair() -> None:

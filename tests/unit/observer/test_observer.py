@@ -53,8 +53,13 @@ def test_a_parameter_without_a_gradient_is_not_stepped():
 
 
 class Homemade(torch.optim.AdamW):
+    """Signed gradients under the options of AdamW."""
+
+    @torch.no_grad()
     def step(self, closure=None):
-        return super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= group["lr"] * parameter.grad.sign()
 
 
 @pytest.mark.parametrize(("dtype", "lossless"), [(torch.float32, True), (torch.bfloat16, False)])
@@ -83,12 +88,20 @@ def test_an_optimizer_of_unknown_arithmetic_over_masters_is_not_lossless():
     assert [opaque.lossless for opaque in observer.facts().opaque] == [False]
 
 
-def test_a_subclass_that_leaves_the_step_to_adamw_is_no_unknown_optimizer():
-    class Renamed(torch.optim.AdamW):
-        pass
+class Renamed(torch.optim.AdamW):
+    pass
 
+
+class Counting(torch.optim.AdamW):
+    def step(self, closure=None):
+        self.count = getattr(self, "count", 0) + 1
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [Renamed, Counting])
+def test_a_subclass_that_leaves_the_arithmetic_to_adamw_is_no_unknown_optimizer(kind):
     model = layers()
-    facts = observe_training(model, Renamed(model.parameters()))
+    facts = observe_training(model, kind(model.parameters()))
     assert facts.opaque == ()
     assert all(tensor.numbers.updates for tensor in facts.stepped)
 
