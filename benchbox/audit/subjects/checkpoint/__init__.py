@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchbox.audit.subjects.checkpoint.distributed import distributed_folders, read_distributed
 from benchbox.audit.subjects.checkpoint.facts import checkpoint_facts
 from benchbox.audit.subjects.checkpoint.files import (
+    distributed_folders,
     lerobot_folder,
     model_files,
     optimizer_files,
@@ -50,6 +50,8 @@ def _read_ranks(path: Path) -> list[RankCheckpoint]:
     if (zero := zero_folder(path)) is not None:
         return read_zero(zero)
     if folders := distributed_folders(path):
+        from benchbox.audit.subjects.checkpoint.distributed import read_distributed  # imports much of torch
+
         return read_distributed(folders)
     if model_files(path) or optimizer_files(path):
         return read_folder(path)

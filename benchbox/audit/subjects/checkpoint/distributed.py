@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from benchbox.audit.subjects.checkpoint.files import build_rank_checkpoint
+from benchbox.audit.subjects.checkpoint.distributed_metadata import load_metadata
+from benchbox.audit.subjects.checkpoint.files import METADATA, build_rank_checkpoint
 from benchbox.audit.subjects.checkpoint.optimizers import merge_models
-from benchbox.audit.subjects.checkpoint.safe import load_metadata, load_torch_bytes
+from benchbox.audit.subjects.checkpoint.safe import load_torch_bytes
 from benchbox.audit.subjects.checkpoint.stored import ElementRange, RankCheckpoint, StoredArray, StoredSteppedTensor
 from benchbox.errors import DataError
 
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-METADATA = ".metadata"
-# accelerate's save_state under FSDP puts the model and the optimizer into separate folders.
-_PARTS = ("pytorch_model_fsdp_*", "optimizer_*")
 _WRITER = re.compile(r"^__(\d+)_\d+\.distcp$")
 # Keys that wrap a model or an optimizer, and do not identify it.
 _WRAPPERS = frozenset({"model", "app", "state_dict", "optimizer", "optim", "module"})
@@ -40,13 +38,6 @@ class _ShardedArray(StoredArray):
     """A tensor in shards: (writer, shard) by the offsets of the shard."""
 
     shards: dict[Offsets, tuple[int, StoredArray]]
-
-
-def distributed_folders(folder: Path) -> list[Path]:
-    """Return the folders that make up a distributed checkpoint: this one, or those that accelerate put into it."""
-    if (folder / METADATA).is_file():
-        return [folder]
-    return [part for pattern in _PARTS for part in sorted(folder.glob(pattern)) if (part / METADATA).is_file()]
 
 
 def read_distributed(folders: Sequence[Path]) -> list[RankCheckpoint]:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 _MODELS = ("model*.safetensors", "pytorch_model*.bin")
 _OPTIMIZERS = ("optimizer*.bin", "optimizer*.pt")
 _RANK = re.compile(r"_rank(\d+)$")
+METADATA = ".metadata"
+# accelerate's save_state under FSDP puts the model and the optimizer into separate folders.
+_PARTS = ("pytorch_model_fsdp_*", "optimizer_*")
 _LEROBOT_STATE = "optimizer_state.safetensors"
 _LEROBOT_GROUPS = "optimizer_param_groups.json"
 # A safetensors file begins with the length of its header in 8 bytes, and the header is JSON.
@@ -91,6 +94,13 @@ def read_folder(folder: Path) -> list[RankCheckpoint]:
 def _rank(path: Path) -> str:
     match = _RANK.search(path.stem)
     return match[1] if match else "0"
+
+
+def distributed_folders(folder: Path) -> list[Path]:
+    """Return the folders that make up a distributed checkpoint: this one, or those that accelerate put into it."""
+    if (folder / METADATA).is_file():
+        return [folder]
+    return [part for pattern in _PARTS for part in sorted(folder.glob(pattern)) if (part / METADATA).is_file()]
 
 
 def lerobot_folder(folder: Path) -> Path | None:

@@ -7,23 +7,19 @@ script's own configuration: each such class is replaced by an empty placeholder,
 
 from __future__ import annotations
 
-import io
 import pickle
 import sys
 from _compat_pickle import IMPORT_MAPPING
-from dataclasses import is_dataclass
-from enum import Enum
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.checkpoint import metadata as dcp
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from benchbox.audit.subjects.checkpoint.sizes import check_archive_size, check_tensor_sizes
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
+    import io
     from pathlib import Path
 
 # Modules of the standard library, also by their names in pickles for Python 2.
@@ -43,12 +39,7 @@ _RECORD_PREFIXES = (
 _RECORD_NAMES = frozenset({"functools.partial", "copy_reg._reconstructor"}) | {
     f"__builtin__.{name}" for name in ("complex", "frozenset", "getattr", "object", "slice", "xrange")
 }
-_PROGRAM = "a program, not read and not run"
-_CONTAINERS = {"collections": {"OrderedDict"}, "torch": {"Size", "device"}}
-# Records and enumerations: creating one runs nothing but their plain constructors.
-_DCP_RECORDS = frozenset(
-    name for name, kind in vars(dcp).items() if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, Enum))
-)
+PROGRAM = "a program, not read and not run"
 
 
 class PlaceholderObject:
@@ -72,7 +63,7 @@ def load_torch_file(path: Path) -> Any:
         check_archive_size(path, size, path)
     foreign = _foreign_classes(path) if mapped else []  # the old format is read at once, and only without foreign classes
     if calls := sorted(name for name in foreign if _is_code(name)):
-        raise DataError(f"{path}: {_PROGRAM}: it calls {', '.join(calls)}")
+        raise DataError(f"{path}: {PROGRAM}: it calls {', '.join(calls)}")
     with safe_globals([(PlaceholderObject, name) for name in foreign]):
         return _torch_load(path, path, size=size, mmap=mapped)
 
@@ -81,7 +72,7 @@ def _foreign_classes(path: Path) -> list[str]:
     try:
         return get_unsafe_globals_in_checkpoint(str(path))
     except Exception as error:
-        raise DataError(f"{path}: not a checkpoint file of torch, or damaged ({_first_line(error)})") from error
+        raise DataError(f"{path}: not a checkpoint file of torch, or damaged ({first_line(error)})") from error
 
 
 def _is_code(name: str) -> bool:
@@ -108,9 +99,9 @@ def _torch_load(source: Path | io.BytesIO, path: Path, *, size: int, mmap: bool)
     try:
         value = torch.load(source, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
-        raise DataError(f"{path}: {_PROGRAM} ({_first_line(error)})") from error
+        raise DataError(f"{path}: {PROGRAM} ({first_line(error)})") from error
     except Exception as error:
-        raise DataError(f"{path}: damaged ({_first_line(error)})") from error
+        raise DataError(f"{path}: damaged ({first_line(error)})") from error
     check_tensor_sizes(value, size, path)
     return value
 
@@ -120,46 +111,6 @@ def _is_zip(path: Path) -> bool:
         return file.read(4) == b"PK\x03\x04"
 
 
-class _MetadataUnpickler(pickle.Unpickler):
-    """Unpickler that admits only the plain records of the metadata of distributed checkpoints."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == dcp.__name__ and name in _DCP_RECORDS:
-            return getattr(dcp, name)
-        if name in _CONTAINERS.get(module, ()):
-            return super().find_class(module, name)
-        if module == "torch.serialization" and name == "_get_layout":
-            return {"torch.strided": torch.strided}.__getitem__
-        if module == "torch.distributed.checkpoint.filesystem" and name in {"_StorageInfo", "_StoragePrefix"}:
-            return super().find_class(module, name)
-        if module == "pathlib" and name in {"Path", "PosixPath", "WindowsPath"}:
-            return PurePosixPath
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
-        return _refuse(f"{module}.{name}")
-
-
-def _refuse(name: str) -> NoReturn:
-    raise pickle.UnpicklingError(name)
-
-
-def load_metadata(path: Path) -> dcp.Metadata:
-    """Load the `.metadata` of a distributed checkpoint.
-
-    Raises:
-        DataError: it is damaged, or is anything but such metadata.
-    """
-    try:
-        metadata = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
-    except pickle.UnpicklingError as error:
-        raise DataError(f"{path}: {_PROGRAM} ({_first_line(error)})") from error
-    except Exception as error:
-        raise DataError(f"{path}: damaged ({_first_line(error)})") from error
-    if not isinstance(metadata, dcp.Metadata):
-        raise DataError(f"{path}: not the metadata of a distributed checkpoint")
-    return metadata
-
-
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the first line of a library's message."""
     return str(error).strip().split("\n")[0][:200] or type(error).__name__

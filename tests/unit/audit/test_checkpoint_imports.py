@@ -1,0 +1,42 @@
+"""What an audit of a checkpoint imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+READ = """
+import pathlib, sys
+from benchbox.audit.subjects.checkpoint import read_checkpoint
+(facts,) = read_checkpoint(pathlib.Path(sys.argv[1]))
+assert [parameter.name for parameter in facts.parameters] == ["weight"]
+print("torch.distributed.checkpoint" in sys.modules)
+"""
+
+
+def save(path: Path, suffix: str) -> Path:
+    weights = {"weight": torch.ones(4, 4)}
+    if suffix == "distributed":
+        dcp.save({"model": weights}, checkpoint_id=path)
+    elif suffix == "safetensors":
+        save_file(weights, path)
+    else:
+        torch.save({"model": weights}, path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt", "distributed"])
+def test_only_a_distributed_checkpoint_imports_torchs_distributed_checkpoints(tmp_path: Path, suffix: str) -> None:
+    """They take longer to import than the rest of the audit."""
+    path = save(tmp_path / f"model.{suffix}", suffix)
+    done = subprocess.run([sys.executable, "-c", READ, path], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == str(suffix == "distributed")
