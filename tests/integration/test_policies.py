@@ -20,6 +20,8 @@ pytestmark = pytest.mark.ranks
 ENTRIES = find_policies()
 POLICIES = sorted(ENTRIES)
 RANKS = {"single": 1, "ddp": 2, "fsdp1_full": 2, "fsdp1_grad_op": 2, "fsdp2": 2, "zero1": 2, "zero2": 2, "zero3": 2, "hsdp": 4}
+# Those of a group share processes.
+GROUPS = (("single",), ("ddp", "fsdp1_full", "fsdp1_grad_op", "fsdp2"), ("zero1", "zero2", "zero3"), ("hsdp",))
 # Pairwise covering: every combination of two of the three axes occurs in these four.
 KERNELS = [("eager", False, 1), ("eager", True, 4), ("sdpa", False, 4), ("sdpa", True, 1)]
 
@@ -56,21 +58,37 @@ COVER = cover()
 CELLS = [*COVER, *modes()]
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Run two steps of each cell in float32, and of its reference, a single process with the same global batch of four."""
-    references = [dict(cell, backend="single") for cell in CELLS]
-    cells_by_key = {tuple(cell.values()): cell for cell in [*CELLS, *references]}
-    results = {}
-    for ranks in (1, 2, 4):
-        group = [cell for cell in cells_by_key.values() if RANKS[cell["backend"]] == ranks]
+class Results(dict[tuple[Any, ...], dict[str, Any]]):
+    """Results of two steps of each cell in float32, and of its reference, a single process with the same global batch of four.
+
+    Cells of a group of backends run when one is first asked for.
+    """
+
+    def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        super().__init__()
+        self._tmp_path_factory = tmp_path_factory
+
+    def __missing__(self, key: tuple[Any, ...]) -> dict[str, Any]:
+        backend = dict(zip(COVER[0], key, strict=True))["backend"]
+        self._run(next(group for group in GROUPS if backend in group))
+        return dict.__getitem__(self, key)
+
+    def _run(self, backends: tuple[str, ...]) -> None:
+        (ranks,) = {RANKS[backend] for backend in backends}
+        references = [dict(cell, backend="single") for cell in CELLS]
+        cells_by_key = {tuple(cell.values()): cell for cell in [*CELLS, *references]}
+        group = [cell for cell in cells_by_key.values() if cell["backend"] in backends]
         cells = [tiny_cell(**cell, world_size=ranks, batch=4 // ranks, recipe="fp32") for cell in group]
         runs = [CellRun(cell, 2, act=cell.size == "tiny") for cell in cells]
-        folder = tmp_path_factory.mktemp(f"ranks{ranks}")
+        folder = self._tmp_path_factory.mktemp(backends[0])
         for cell, result in zip(group, run_cells(runs, folder), strict=True):
             result["gradient"] = torch.load(folder / f"{result['index']}.pt", weights_only=True)
-            results[tuple(cell.values())] = result
-    return results
+            self[tuple(cell.values())] = result
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return Results(tmp_path_factory)
 
 
 def test_every_pair_of_values_occurs() -> None:
