@@ -53,6 +53,29 @@ def test_a_record_of_another_benchbox_is_measured_again(
     assert (outdated.reused, outdated.notes) == (0, [f"measuring 1 launch again: {reason}"])
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"status": "oom"}, "it ended oom last time"),
+        ({"warmup_steps": 7}, f"{MEASURE.steps} steps after 7 of warm-up were measured, and "),
+        ({"steps": 9}, f"9 steps after {MEASURE.warmup_steps} of warm-up were measured, and "),
+        ({"policy_sha256": "0" * 64}, "the sources of policy stand_in have changed since"),
+    ],
+)
+def test_a_record_that_differs_in_one_thing_from_what_is_asked_for_is_measured_again(
+    change: dict[str, object], reason: str, policy_dir: Path, tmp_path: Path
+) -> None:
+    store, healthy = RunStore(tmp_path / "run"), cell("healthy")
+    sources = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256("stand_in", [policy_dir])}
+    record = example_record(healthy) | {"warmup_steps": MEASURE.warmup_steps, "steps": MEASURE.steps}
+    record["environment"] = sources | {key: value for key, value in change.items() if key in sources}
+    record |= {key: value for key, value in change.items() if key not in sources}
+    store.write_record(cast("LaunchRecord", record))
+    pending = resume.pending_launches([(healthy, 1)], MEASURE, store, [policy_dir], fresh=False)
+    assert (pending.launches, pending.reused) == ([(healthy, 1)], 0)
+    assert pending.notes[0].startswith(f"measuring 1 launch again: {reason}")
+
+
 def test_of_other_policies_not_even_the_presets_are_read(policy_dir: Path) -> None:
     broken = policy_dir / "another"
     broken.mkdir()

@@ -13,7 +13,7 @@ import pytest
 from benchbox.errors import MismatchError
 from benchbox.measure.phases import ProgressTracker
 from benchbox.registry.phases import PHASES
-from benchbox.session import Session
+from benchbox.session import Session, build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell, DataSpec, MeasureSpec
 from benchbox.store.events import EventWriter
@@ -24,8 +24,8 @@ from benchbox.worker.measuring import measure
 CELL = Cell(
     policy="pi05",
     size="tiny",
-    backend="single",
-    world_size=1,
+    backend="ddp",
+    world_size=2,
     batch=3,
     recipe="fp32",
     attention="sdpa",
@@ -37,21 +37,22 @@ MEASURE = MeasureSpec(warmup_steps=1, steps=1, launches=1)
 
 @dataclass
 class Measurement:
-    """The error that ended it, the result in its file, and the steps that were taken whenever the peak was reset."""
+    """The error that ended it, the result in its file, the steps taken at each reset of the peak, and the checked backends."""
 
     error: Exception
     result: dict[str, Any]
     steps_at_resets: list[int]
+    checked_backends: list[str]
 
 
 @pytest.fixture(scope="module")
 def measurement(tmp_path_factory: pytest.TempPathFactory) -> Measurement:
-    """Measure a cell that asks for batches of three and sdpa, and gets one sample, eager and checkpointing."""
+    """Measure a cell that asks for DDP, batches of three and sdpa, and gets one process, one sample and eager."""
     folder = tmp_path_factory.mktemp("rank")
-    actual = replace(CELL, batch=1, attention="eager", checkpointing=True)
+    actual = replace(CELL, backend="single", world_size=1, batch=1, attention="eager", checkpointing=True)
     job: Any = {"cell": CELL.to_dict(), "measure": asdict(MEASURE), "policy_dirs": [], "out": str(folder), "launch": 1}
     tracker, events = ProgressTracker(), EventWriter(folder / "events", 0)
-    steps, steps_at_resets = [0], []
+    steps, steps_at_resets, checked_backends = [0], [], []
 
     def count_step(*arguments: Any) -> Any:
         steps[0] += 1
@@ -62,11 +63,13 @@ def measurement(tmp_path_factory: pytest.TempPathFactory) -> Measurement:
         patch.setattr(Session, "step", count_step)
         patch.setattr(measuring, "build_cell_policy", lambda _, directories: build_cell_policy(actual, directories))
         patch.setattr(measuring, "open_cell_data", lambda _, *arguments: open_cell_data(actual, *arguments))
+        patch.setattr(measuring, "build_session", lambda _, *arguments: build_session(actual, *arguments))
+        patch.setattr(measuring, "check_backend", lambda _, observed: checked_backends.append(observed.backend))
         patch.setattr(measuring, "reset_peak_memory", lambda _: steps_at_resets.append(steps[0]))
         with pytest.raises(MismatchError) as raised:
             measure(job, 0, tracker, events)
     events.close()
-    return Measurement(raised.value, read_json(folder / "rank0.json"), steps_at_resets)
+    return Measurement(raised.value, read_json(folder / "rank0.json"), steps_at_resets, checked_backends)
 
 
 def test_the_kernel_and_the_recomputed_modules_are_those_that_ran(measurement: Measurement) -> None:
@@ -74,6 +77,18 @@ def test_the_kernel_and_the_recomputed_modules_are_those_that_ran(measurement: M
     assert observed["attention_kernel"] == "eager"
     assert observed["checkpointed_modules"] > 0
     assert all(kernels == ["eager"] for kernels in observed["attention_sites"].values())
+
+
+def test_the_backend_and_its_ranks_are_observed_and_compared_with_the_request(measurement: Measurement) -> None:
+    observed = measurement.result["observed"]
+    assert (observed["backend"], observed["world_size"]) == ("single", 1)
+    assert measurement.checked_backends == ["single"]
+
+
+def test_losses_and_norms_are_those_of_every_step_from_the_first_of_the_warm_up(measurement: Measurement) -> None:
+    steps = MEASURE.warmup_steps + MEASURE.steps
+    assert (len(measurement.result["loss"]), len(measurement.result["grad_norm"])) == (steps, steps)
+    assert len(measurement.result["step_time_s"]) == MEASURE.steps
 
 
 def test_a_step_that_ran_another_kernel_than_requested_is_a_mismatch(measurement: Measurement) -> None:
