@@ -22,10 +22,13 @@ def run(scripts, arguments, printed):
     descriptor = os.open(printed, os.O_CREAT | os.O_WRONLY)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    script = str(scripts / arguments[0])
     sys.path[0] = str(scripts)
-    sys.argv = [script, *arguments[1:]]
-    runpy.run_path(script, run_name="__main__")
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [str(scripts / arguments[0]), *arguments[1:]]
+        runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 if __name__ == "__main__":
