@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 from benchbox.backends import observe as observe_module
-from benchbox.backends.observe import Observed, observe
+from benchbox.backends.observe import Observed, _stepped_numel, observe
 from benchbox.errors import ConfigurationError, MismatchError
 from benchbox.registry.backends import BUILT_IN_BACKENDS, BackendInfo
 from benchbox.worker.expected import check_backend
@@ -102,3 +103,15 @@ def test_a_recogniser_that_fails_is_named(register, recogniser: Callable, messag
     register(recogniser)
     with pytest.raises(ConfigurationError, match=message):
         look_at(nn.Linear(2, 1))
+
+
+def test_of_a_sharded_parameter_the_optimizer_holds_the_part_of_this_rank() -> None:
+    """A DTensor has the size of the whole, and steps its local tensor."""
+
+    class DTensor(torch.Tensor):
+        def to_local(self) -> torch.Tensor:
+            return torch.zeros(3)
+
+    sharded = torch.zeros(12).as_subclass(DTensor)
+    chain = [SimpleNamespace(param_groups=[{"params": [sharded, torch.zeros(5)]}])]
+    assert _stepped_numel(chain) == 3 + 5
