@@ -1,4 +1,4 @@
-"""What an audit of a checkpoint imports."""
+"""Imports of an audit of a checkpoint."""
 
 from __future__ import annotations
 
