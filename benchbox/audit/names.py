@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+_DIGITS = frozenset("0123456789{")
 _MIN_FOLDED = 3  # names: two are shorter as they are
 
 
@@ -41,16 +42,16 @@ def _fill(form: Sequence[str | None], numbers: Iterable[str]) -> str:
 
 
 def _format_numbers(numbers: Sequence[int]) -> str:
-    """Format sorted numbers as `0-3` if they are consecutive, as `0,2` otherwise."""
+    """Format sorted numbers as `0-3` if they are consecutive, as `{0,2}` otherwise."""
     if len(numbers) > 1 and numbers[-1] - numbers[0] + 1 == len(numbers):
         return f"{numbers[0]}-{numbers[-1]}"
-    return ",".join(map(str, numbers))
+    return "{" + ",".join(map(str, numbers)) + "}" if len(numbers) > 1 else str(numbers[0])
 
 
 def _folded_prefix(name: str) -> str | None:
     """Return the name up to its last range of numbers, or None if it has none."""
     parts = name.split(".")
-    ranges = [index for index, part in enumerate(parts) if part[:1].isdecimal() and not part.isdecimal()]
+    ranges = [index for index, part in enumerate(parts) if part[:1] in _DIGITS and not part.isdecimal()]
     return ".".join(parts[: ranges[-1] + 1]) if ranges else None
 
 

@@ -148,6 +148,8 @@ class LiveTensor:
     gradient: str | None = None  # dtype of its gradient after backward
     # Whether a stepped tensor stands for it. None is unknown: not observed, or it moves and no optimizer was seen to step it.
     linked: bool | None = None
+    # Steps that left it unchanged, although it had a gradient for the last of them; 0 of one that was seen to be stepped.
+    unmoved_steps: int = 0
     module: str | None = None  # class of the module that owns it
 
 

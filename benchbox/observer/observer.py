@@ -179,8 +179,15 @@ class StepObserver:
         self._state.calls.steps_taken += 1
         if self._installed:
             self._recorder.after_call(optimizer, tensors, closure_calls)
+            if self._recorder.expects_copies:
+                self._state.forward_hooks.before_next_call(self.before_forward)
             if self._on_call is not None:
                 self._on_call(self)
+
+    @_guarded
+    def before_forward(self) -> None:
+        """Compare masters with the live parameters that the next forward pass is about to use."""
+        self._recorder.compare_live()
 
     @_guarded
     def end_step(self) -> None:

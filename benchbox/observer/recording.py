@@ -17,8 +17,9 @@ from .numerics.probes import TensorProbe, can_probe
 from .state import ObservedOptimizer, StepObservation, optimizer_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from torch import Tensor
     from torch.optim import Optimizer
 
     from .hooks.steps import SteppedTensors
@@ -81,32 +82,47 @@ class StepRecorder:
     def before_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
         """Record rates, and in a probed step the tensors before an optimizer steps them."""
         observation = self.state.steps[-1]
-        observed = self.state.optimizers.get(id(optimizer)) or self._register_optimizer(optimizer)
+        is_new = id(optimizer) not in self.state.optimizers
+        observed = self._register_optimizer(optimizer) if is_new else self.state.optimizers[id(optimizer)]
+        if self._is_first_call and self._model is None and self._has_other_models(observation.called_modules):
+            self._discovered = self._discover(optimizer)  # the training goes on with another model
         observation.record_rates(optimizer, tensors)
         self.state.operations.note_call()
         if observation.is_probed:
             self._link_masters(optimizer, observed, tensors)
             self._start_probes(optimizer, tensors)
+        elif is_new:  # what it resumed from shows only before its first step
+            for group, _, tensor in tensors:
+                self._probe_of(optimizer, group, tensor)
         self._gradients.before_call(optimizer, tensors)
         self._is_first_call = False
 
     def _start_probes(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
         step = self.state.steps[-1].step
         for group, _, tensor in tensors:
-            probe = self.state.probes.get(id(tensor))
-            optimizer_state = optimizer.state.get(tensor, {})
+            probe = self._probe_of(optimizer, group, tensor)
             if probe is None:
-                if not can_probe(tensor):
-                    continue
-                probe = self.state.probes[id(tensor)] = TensorProbe()
-                probe.start(tensor, optimizer_state, group, step)
+                continue
             link = self.state.links.get(id(tensor))
             if link is not None and link.live is not None:
                 probe.compare_live(tensor, link.live, before_first_step=step == 1)
-            probe.before_step(optimizer, group, tensor, optimizer_state)
+            probe.before_step(optimizer, group, tensor, optimizer.state.get(tensor, {}))
             if tensor.grad is not None:
                 kind = "gradient" if self.state.is_live(tensor) else "master_gradient"
                 self.state.census.count(kind, tensor, tensor.grad)
+
+    def _probe_of(self, optimizer: Optimizer, group: Mapping[str, Any], tensor: Tensor) -> TensorProbe | None:
+        """Return the probe of a tensor, started if it is new; None if the tensor cannot be probed."""
+        probe = self.state.probes.get(id(tensor))
+        if probe is None and can_probe(tensor):
+            probe = self.state.probes[id(tensor)] = TensorProbe()
+            probe.start(tensor, optimizer.state.get(tensor, {}), group, self.state.steps[-1].step)
+        return probe
+
+    def _has_other_models(self, called: Sequence[nn.Module]) -> bool:
+        """Return whether one of the called modules is part of no known model."""
+        known = {id(module) for model in self.state.objects.models for module in model.modules()}
+        return any(id(module) not in known for module in called)
 
     def after_call(self, optimizer: Optimizer, tensors: SteppedTensors, closure_calls: int) -> None:
         """Record stepped tensors in a probed step, and prepare what the next step needs."""
@@ -132,9 +148,24 @@ class StepRecorder:
     def finish(self) -> None:
         """Compare live tensors with their masters after the last step, which no later step does."""
         self._record_unstepped()
-        for link in self.state.links.values():
-            probe = self.state.probes.get(id(link.stepped))
-            if probe is not None and link.live is not None and probe.steps and local_shard(link.live).numel():
+        if self.state.steps:
+            self.compare_live()
+
+    @property
+    def expects_copies(self) -> bool:
+        """True after a probed step of masters, which are copied into live parameters before the next forward pass."""
+        return bool(self.state.links) and self.state.steps[-1].is_probed and self.state.steps[-1].step < self.last_step
+
+    def compare_live(self) -> None:
+        """Compare live tensors with their masters, of those that the latest step stepped.
+
+        Between steps, but no later than the next forward pass: what is copied after that comes a step late.
+        """
+        for tensor_id in self.state.steps[-1].stepped:
+            link, probe = self.state.links.get(tensor_id), self.state.probes.get(tensor_id)
+            if link is None or link.live is None or probe is None:
+                continue
+            if probe.steps and local_shard(link.live).numel():
                 probe.compare_live(link.stepped, link.live, before_first_step=False)
 
     def _is_probed(self, step: int) -> bool:
@@ -205,7 +236,7 @@ class StepRecorder:
         return list(match_masters(stepped, live, linked))
 
     def _record_unstepped(self) -> None:
-        optimized = self.state.optimized_ids()
+        step, stepped = self.state.steps[-1].step if self.state.steps else 0, self.state.stepped_ids()
         for model in self.state.objects.models:
             trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-            self.state.unstepped.record(parameter for parameter in trainable if id(parameter) not in optimized)
+            self.state.unstepped.record((parameter for parameter in trainable if id(parameter) not in stepped), step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -140,6 +140,12 @@ class ObservedOptimizer:
         return [(decay, decays.count(decay)) for decay in dict.fromkeys(decays)]
 
 
+class _Unstepped(NamedTuple):
+    parameter: Tensor
+    values: Tensor  # a sample of those at the first step
+    first_step: int
+
+
 class UnsteppedParameters:
     """Trainable parameters that no observed optimizer steps, and which of them change all the same.
 
@@ -148,17 +154,24 @@ class UnsteppedParameters:
 
     def __init__(self) -> None:
         self.moved: set[int] = set()  # ids of parameters
-        self._initial: dict[int, tuple[Tensor, Tensor]] = {}  # the parameter, and a sample of its first recorded values
+        self._initial: dict[int, _Unstepped] = {}
+        self._unmoved_steps: dict[int, int] = {}
 
-    def record(self, parameters: Iterable[Tensor]) -> None:
-        """Compare parameters with their first recorded values."""
+    def record(self, parameters: Iterable[Tensor], step: int) -> None:
+        """Compare parameters with their first recorded values, before a step."""
         for parameter in parameters:
             if id(parameter) in self.moved or not can_probe(parameter):
                 continue
             values = sample(local_shard(parameter), MAX_ELEMENTS)
-            _, initial = self._initial.setdefault(id(parameter), (parameter, values))
-            if not torch.equal(initial, values):
+            initial = self._initial.setdefault(id(parameter), _Unstepped(parameter, values, step))
+            if not torch.equal(initial.values, values):
                 self.moved.add(id(parameter))
+            elif parameter.grad is not None and bool(sample(local_shard(parameter.grad), MAX_ELEMENTS).any()):
+                self._unmoved_steps[id(parameter)] = step - initial.first_step
+
+    def unmoved_steps(self, parameter: Tensor) -> int:
+        """Return the number of steps that left a parameter bit for bit unchanged until one for which it had a gradient."""
+        return 0 if id(parameter) in self.moved else self._unmoved_steps.get(id(parameter), 0)
 
 
 @dataclass
@@ -192,6 +205,11 @@ class ObserverState:
         held_ids = {id(tensor) for observed in self.optimizers.values() for tensor in optimizer_tensors(observed.optimizer)}
         stepped_ids = {tensor_id for observed in self.optimizers.values() for tensor_id in observed.snapshots}
         return held_ids | stepped_ids | {parameter_id for link in self.links.values() for _, parameter_id in link.covers}
+
+    def stepped_ids(self) -> set[int]:
+        """Return the ids of all tensors that optimizers were seen to step, and of the parameters these stand for."""
+        stepped = {tensor_id for observed in self.optimizers.values() for tensor_id in observed.snapshots}
+        return stepped.union(*(self.covered_ids(tensor_id) for tensor_id in stepped))
 
     def is_live(self, tensor: Tensor) -> bool:
         """Return whether a model computes with this very tensor."""

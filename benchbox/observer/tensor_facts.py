@@ -133,6 +133,7 @@ def parameter_facts(state: ObserverState) -> Iterator[LiveTensor]:
                     trainable=parameter.requires_grad,
                     gradient=state.census.dtype("gradient", parameter),
                     linked=id(parameter) in optimized or unstepped_link,
+                    unmoved_steps=state.unstepped.unmoved_steps(parameter),
                     module=type(module).__name__,
                 )
 

@@ -12,9 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from benchbox.audit.findings import Severity
-    from benchbox.observer.facts import RankFacts, StepFacts, SteppedTensor
+    from benchbox.observer.facts import LiveTensor, RankFacts, StepFacts, SteppedTensor
 
 _RATE_TOLERANCE = 1e-6  # relative: rates travel through float32
+# Half of the steps that a command is observed for by default.
+_UNMOVED_STEPS = 10
+_UNMOVED_TITLES: dict[Severity, str] = {
+    "error": "no step moves weights that have gradients: the optimizer holds others in their place",
+    "info": "weights have gradients, and no optimizer that steps holds them",
+}
 # Names of a backend in accelerate, and the names that the observer then gives it.
 _BACKEND_PREFIXES = {"fsdp": ("fsdp", "hsdp"), "zero": ("zero", "deepspeed")}
 # The default weight decay of AdamW: nobody asked for it.
@@ -145,6 +151,32 @@ def _unlinked(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
             }
             yield RuleViolation("error", " > ".join(rank_facts.optimizer_chain) or "optimizer", rank_facts.rank, evidence)
             return
+    yield from _unmoved(facts)
+
+
+def _unmoved(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    """Yield a violation for parameters with gradients that no step moves.
+
+    An optimizer that claims them, or steps others of their names and sizes, was meant to move them. Parameters of which no
+    optimizer knows may be frozen on purpose.
+    """
+    for rank_facts in facts:
+        where = " > ".join(rank_facts.optimizer_chain) or "optimizer"
+        parameters = [p for p in rank_facts.parameters if p.trainable and p.elements]
+        unmoved = [p for p in parameters if p.gradient is not None and p.unmoved_steps >= _UNMOVED_STEPS]
+        stepped_twins = {(p.name, p.elements) for p in parameters if p.linked and not p.unmoved_steps}
+        meant = [p for p in unmoved if p.linked or (p.name, p.elements) in stepped_twins]
+        unclaimed = [p for p in unmoved if p not in meant and p.linked is False]
+        graded: tuple[tuple[Severity, list[LiveTensor]], ...] = (("error", meant), ("info", unclaimed))
+        for severity, violating in graded:
+            if violating:
+                evidence = {
+                    "parameters": len(violating),
+                    **names_evidence(p.name for p in violating),
+                    "steps without a change": max(p.unmoved_steps for p in violating),
+                }
+                yield RuleViolation(severity, where, rank_facts.rank, evidence, _UNMOVED_TITLES[severity])
+                return
 
 
 def _orphans(facts: RankFacts) -> list[SteppedTensor]:
@@ -257,14 +289,14 @@ RULES = (
         code="BXP404",
         title="the optimizer holds tensors that are not the model's",
         severity="error",
+        conditions="error; info of weights with gradients that no optimizer knows of, as of a part frozen on purpose",
         rationale=(
             "wrapping, moving, casting or a new head replaces parameters: an optimizer built before keeps the old ones, and "
             "the new ones are never trained"
         ),
         measurement=(
             "identity and storage of the tensors in the optimizer, compared with the model's parameters; masters by the "
-            "parameters "
-            "they are copied into"
+            "parameters they are copied into; weights with gradients that stay the same over ten steps"
         ),
         repair="build the optimizer when the model is complete, wrapped, moved and cast",
         references=("pytorch#107843",),

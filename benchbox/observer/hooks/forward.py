@@ -14,7 +14,7 @@ from .dispatch import in_backward
 from .tracing import TraceWatch, note_traced_forward
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _DEVICES = ("cuda", "cpu")
 
@@ -29,6 +29,7 @@ class ForwardHooks:
         self._calls: dict[int, list[Any]] = {}  # by module id: the module, and how often it was called
         self._handle: Any = None
         self._is_counting = False
+        self._before_next_call: Callable[[], None] | None = None
         self._compiled = TraceWatch("forward")
 
     def install(self) -> None:
@@ -36,9 +37,22 @@ class ForwardHooks:
         if not self._is_counting:
             self._is_counting = True
             self._calls.clear()
+        self._register()
+
+    def before_next_call(self, action: Callable[[], None]) -> None:
+        """Run an action once, before the next call of a module that records gradients."""
+        self._before_next_call = action
+        self._register()
+
+    def _register(self) -> None:
         if self._handle is None:
             self._compiled = TraceWatch("forward")
             self._handle = register_module_forward_pre_hook(self._before_forward)
+
+    def _unregister(self) -> None:
+        if self._handle is not None and not self._compiled:  # else it stays, idle
+            self._handle.remove()
+            self._handle = None
 
     @property
     def called(self) -> bool:
@@ -47,12 +61,12 @@ class ForwardHooks:
 
     def remove(self) -> tuple[int | None, list[nn.Module]]:
         """Stop to count and return (micro-batches, modules that were called); (None, []) if not installed."""
+        self._before_next_call = None
         if not self._is_counting:
+            self._unregister()
             return None, []
         self._is_counting = False
-        if not self._compiled:  # else it stays, idle
-            self._handle.remove()
-            self._handle = None
+        self._unregister()
         modules = [module for module, _ in self._calls.values()]
         children = {id(child) for module in modules for child in module.children()}
         counts = [count for module, count in self._calls.values() if id(module) not in children]
@@ -63,7 +77,13 @@ class ForwardHooks:
         if torch.compiler.is_compiling():
             note_traced_forward()
             return
-        if not self._is_counting or not torch.is_grad_enabled() or in_backward():
+        if not torch.is_grad_enabled() or in_backward():
+            return
+        if self._before_next_call is not None:
+            action, self._before_next_call = self._before_next_call, None
+            action()
+        if not self._is_counting:
+            self._unregister()
             return
         entry = self._calls.setdefault(id(module), [module, 0])
         entry[1] += 1

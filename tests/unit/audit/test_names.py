@@ -13,7 +13,7 @@ from benchbox.audit.names import fold_names
         ([f"blocks.{i}.norm.weight" for i in range(12)], ["blocks.0-11.norm.weight"]),
         ([f"blocks.{i}.{leaf}" for i in range(2) for leaf in ("a", "b", "c")] + ["head"], ["blocks.0-1.*", "head"]),
         ([f"blocks.{i}.{leaf}" for i in range(2) for leaf in ("a", "b")], ["blocks.0-1.a", "blocks.0-1.b"]),
-        (["a.0.w", "a.2.w", "a.3.w"], ["a.0,2,3.w"]),
+        (["a.0.w", "a.2.w", "a.3.w"], ["a.{0,2,3}.w"]),
         ([f"a.{i}.b.{j}.w" for i in range(2) for j in range(3)], ["a.0-1.b.0-2.w"]),
         (["a.0.b.0.w", "a.1.b.1.w"], ["a.0.b.0.w", "a.1.b.1.w"]),
         (["head.weight", "head.bias"], ["head.weight", "head.bias"]),

@@ -19,6 +19,8 @@ from benchbox.observer.observer import StepObserver
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+pytestmark = pytest.mark.usefixtures("compiling")
+
     from benchbox.observer.facts import RankFacts
 
 STEPS = 4
