@@ -35,14 +35,16 @@ def environment_folder(name: str) -> Path:
 
 
 def build_environment(name: str) -> None:
-    """Build an environment, or return at once if its requirements are unchanged since it was built.
+    """Build an environment, or return at once if nothing that it depends on has changed since it was built.
 
     Raises:
         subprocess.CalledProcessError: a package could not be installed.
     """
     folder = environment_folder(name)
     requirements = REQUIREMENTS / f"{name}.txt"
-    digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode() + str(_PACKAGES).encode()).hexdigest()
+    # Scripts of an environment name its path.
+    inputs = f"{requirements.read_text()} {sys.version} {_PACKAGES} {folder}"
+    digest = hashlib.sha256(inputs.encode()).hexdigest()
     stamp = folder / "built"
     if stamp.exists() and stamp.read_text() == digest:
         return
