@@ -31,13 +31,8 @@ STEPS = 20
 SELECTED = [case for case in CASES if case.ci]
 # Verdicts that are wrong today. Remove a line when its case passes.
 WRONG_TODAY = {
-    "resume": "BXP104 compares with masters of the training before the resume",
-    "gan_swapped": "weights that nothing moves are not reported",
     "accumulation_no_schedule": "weights that nothing moves are not reported",
     "ema_bf16": "there is no rule on averages in 16 bits",
-    "wiring_old_model": "an old copy of the model is taken for masters",
-    "wiring_no_head": "trainable parameters that no optimizer holds are not reported",
-    "resume_without_masters": "a resume inside the process is not observed; BXP104 is reported instead",
 }
 
 
