@@ -61,6 +61,7 @@ def build_facts(
         ),
         parameters=tuple(parameter_facts(state)),
         buffers=tuple(buffer_facts(state)),
+        averages=tuple(state.averages.facts(len(state.steps))),
         accumulated_in=tuple(sorted(state.forward_hooks.accumulated_in)),
         collectives=tuple(state.operations.collectives.by_dtype()),
         reduction=configured_reduction(model) if model is not None else None,
@@ -196,6 +197,8 @@ def _missing_sections(
         missing["autocast"] = "no forward pass was seen"
     if not any(observation.clips or observation.reported for observation in state.steps):
         missing["clip"] = "no clipping was seen"
+    if not state.averages:
+        missing["averages"] = "no average of the weights in 16 bits was found"
     if not state.objects.schedules:
         missing["schedule"] = "no learning-rate schedule was found"
     return missing

@@ -34,6 +34,7 @@ SECTIONS = {
     "loads": "optimizer state that was loaded",
     "setup": "who shards and reduces, as found and as asked for",
     "prepared": "what was passed to accelerate's prepare",
+    "averages": "averages of the weights beside the model",
     "process": "torch's process-wide defaults",
 }
 
@@ -151,6 +152,25 @@ class LiveTensor:
     # Steps that left it unchanged, although it had a gradient for the last of them; 0 of one that was seen to be stepped.
     unmoved_steps: int = 0
     module: str | None = None  # class of the module that owns it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightAverage:
+    """A 16-bit tensor beside the model that may follow a parameter, as an EMA's does, after `steps` observed steps.
+
+    `name` is that of the average, `parameter` that of the parameter. In a sample of its elements, `lagging` counts those eight
+    units in the last place or more from the parameter, and `stuck` those of them that no step changed. `written` means that
+    the tensor was written to.
+    """
+
+    name: str
+    parameter: str
+    dtype: str
+    elements: int
+    lagging: int
+    stuck: int
+    written: bool
+    steps: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +294,7 @@ class RankFacts:
     opaque: tuple[OpaqueOptimizer, ...] = ()
     parameters: tuple[LiveTensor, ...] = ()
     buffers: tuple[LiveTensor, ...] = ()
+    averages: tuple[WeightAverage, ...] = ()
     accumulated_in: tuple[str, ...] = ()  # dtypes that gradients of several micro-batches are summed in
     collectives: tuple[CollectiveUse, ...] = ()
     reduction: ConfiguredReduction | None = None
@@ -317,6 +338,7 @@ _TUPLE_FIELDS: dict[str, Any] = {
     "opaque": OpaqueOptimizer,
     "parameters": LiveTensor,
     "buffers": LiveTensor,
+    "averages": WeightAverage,
     "collectives": CollectiveUse,
     "steps": StepFacts,
     "schedules": Schedule,

@@ -86,6 +86,8 @@ class StepRecorder:
         observed = self._register_optimizer(optimizer) if is_new else self.state.optimizers[id(optimizer)]
         if self._is_first_call and self._model is None and self._has_other_models(observation.called_modules):
             self._discovered = self._discover(optimizer)  # the training goes on with another model
+        if self._is_first_call and observation.step == self._middle_step:
+            self.state.averages.begin_again(observation.step)
         observation.record_rates(optimizer, tensors)
         self.state.operations.note_call()
         if observation.is_probed:
@@ -199,6 +201,7 @@ class StepRecorder:
         objects.schedules = [*earlier, *(schedule for schedule in objects.schedules if id(schedule) not in earlier_ids)]
         self.state.objects = objects
         self._register_models()
+        self.state.averages.record(objects.models, objects.others, self.state.steps[-1].step)
         self.state.steps[-1].record_schedules(objects.schedules)
         return objects
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from .hooks.calls import PatchedCalls
 from .hooks.forward import ForwardHooks
 from .hooks.operations import OperationRecorder
+from .introspect.averages import AverageWatch
 from .introspect.discovery import TrainingObjects
 from .introspect.masters import detect_compensation
 from .introspect.names import storage_address
@@ -196,6 +197,7 @@ class ObserverState:
     optimizers: dict[int, ObservedOptimizer] = field(default_factory=dict)  # by optimizer id: those that step tensors
     probes: dict[int, TensorProbe] = field(default_factory=dict)  # by id of the stepped tensor
     links: dict[int, MasterLink] = field(default_factory=dict)  # by id of the stepped tensor
+    averages: AverageWatch = field(default_factory=AverageWatch)
     unstepped: UnsteppedParameters = field(default_factory=UnsteppedParameters)
     live_names: dict[int, str] = field(default_factory=dict)  # names of the models' parameters by id
     live_storages: set[int] = field(default_factory=set)

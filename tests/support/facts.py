@@ -21,6 +21,7 @@ from benchbox.observer.facts import (
     StepFacts,
     SteppedTensor,
     UpdateStatistics,
+    WeightAverage,
 )
 
 WEIGHT, NORM = "backbone.weight", "norm.weight"
@@ -93,6 +94,12 @@ def live(name: str = WEIGHT, **changes: Any) -> LiveTensor:
 
 def buffer(name: str, dtype: str) -> LiveTensor:
     return LiveTensor(name=name, dtype=dtype, device="cpu", elements=16, ndim=1)
+
+
+def average(**changes: Any) -> WeightAverage:
+    """Return an average that was written to for eleven steps, and in which most elements that lag stayed as they were."""
+    values = {"name": "EMA", "parameter": WEIGHT, "dtype": "bfloat16", "elements": 1000, "lagging": 800, "stuck": 700}
+    return WeightAverage(**({**values, "written": True, "steps": 11} | changes))
 
 
 def one_step_facts(step: int, **changes: Any) -> StepFacts:

@@ -18,6 +18,7 @@ from tests.support.facts import (
     NORM,
     STOCHASTIC,
     WEIGHT,
+    average,
     buffer,
     edq,
     flattened,
@@ -71,6 +72,12 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("rounded stochastically", ranks_stepping(half(**STOCHASTIC))),
         ("decay that is added to the gradient", ranks_stepping(half(decoupled_decay=False))),
         ("SGD of an old checkpoint", ranks_stepping(half(decoupled_decay=None, betas=None))),
+    ],
+    "BXP107": [
+        ("nobody writes to it", ranks(averages=(average(written=False),))),
+        ("less than half stays", ranks(averages=(average(stuck=399),))),
+        ("few elements lag", ranks(averages=(average(lagging=31, stuck=31),))),
+        ("seen for few steps", ranks(averages=(average(steps=9),))),
     ],
     "BXP201": [
         ("0.995", ranks_stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 0.995)))),

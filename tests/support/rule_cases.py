@@ -16,6 +16,7 @@ from tests.support.facts import (
     KAHAN,
     MOMENTS,
     NORM,
+    average,
     buffer,
     edq,
     flattened,
@@ -68,6 +69,10 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ("bfloat16", "warning", ranks_stepping(half())),
         ("a Kahan sum without the weight decay", "warning", ranks_stepping(half(**KAHAN))),
         ("an unknown kind of decay", "warning", ranks_stepping(half(decoupled_decay=None))),
+    ],
+    "BXP107": [
+        ("most elements", "error", ranks(averages=(average(),))),
+        ("half of them, over two tensors", "error", ranks(averages=(average(stuck=0), average(stuck=800)))),
     ],
     "BXP201": [
         ("0.999", "error", ranks_stepping(tensor(state=HALF_MOMENTS))),

@@ -35,6 +35,8 @@ _MAX_TRIVIAL_ELEMENTS = 1
 _FLOAT32_EFFECTIVE = 2.0**-20
 # optimi and torchdistx compensate for the rounding of an update, and decay weights outside of that sum.
 _KAHAN = "Kahan"
+# Of an average that follows the weights, in a sample of elements, over so many steps.
+_AVERAGED_STEPS, _MIN_LAGGING, _STUCK_SHARE = 10, 32, 0.5
 _UNCOMPUTED = "no update was computed beside the real one: the observer knows the arithmetic of Adam, AdamW and SGD"
 
 
@@ -192,6 +194,21 @@ def _decay_lost(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     return tensor_violations(facts, severity, evidence)
 
 
+def _stuck_averages(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    for rank_facts in facts:
+        watched = [a for a in rank_facts.averages if a.written and a.lagging and a.steps >= _AVERAGED_STEPS]
+        stuck, lagging = sum(average.stuck for average in watched), sum(average.lagging for average in watched)
+        if lagging >= _MIN_LAGGING and stuck >= _STUCK_SHARE * lagging:
+            evidence = {
+                "share that no step changed, of elements that lag": round_share(stuck / lagging),
+                "steps": max(average.steps for average in watched),
+                "dtypes": sorted({average.dtype for average in watched}),
+                **names_evidence(average.parameter for average in watched),
+            }
+            yield RuleViolation("error", watched[0].name, rank_facts.rank, evidence)
+            return
+
+
 _MASTERS = "let the optimizer step float32 masters (recipe bf16_master) or float32 parameters under autocast (fp32_autocast)"
 
 RULES = (
@@ -290,5 +307,22 @@ RULES = (
         sections=("stepped", "options"),
         consequence_of=("BXP101",),
         check=_decay_lost,
+    ),
+    Rule(
+        code="BXP107",
+        title="an average of the weights stands still: its updates are below the precision of 16 bits",
+        severity="error",
+        rationale=(
+            "an EMA moves by (1 - decay) of the difference to the weights: at a decay of 0.999 a bfloat16 average takes no "
+            "update until the weight is 250 to 500 units in the last place away"
+        ),
+        measurement=(
+            "16-bit averages beside the model, before and after the observed steps: elements eight units in the last place or "
+            "more from their weight that no step changed, although the average was written to"
+        ),
+        repair="keep the average in float32, and cast it only to evaluate or to save it",
+        references=("arXiv:2405.03637",),
+        sections=("averages",),
+        check=_stuck_averages,
     ),
 )

@@ -10,15 +10,14 @@ import gc
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from .wrappers import optimizer_chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-    from torch import Tensor
 
 _DEEPSPEED_SCHEDULES = "deepspeed.runtime.lr_schedules"
 _MAX_WRAPPERS = 4
@@ -33,6 +32,8 @@ class TrainingObjects:
     accelerator: Any = None
     owners: dict[int, nn.Module] = field(default_factory=dict)  # by parameter id: an outermost module that holds it
     wrappers: dict[int, list[Any]] = field(default_factory=dict)  # by id of each optimizer: the objects that may wrap it
+    # Parameters of outermost modules that are not trained, and lists of tensors, each with a name: they may average weights.
+    others: list[tuple[str, list[Tensor]]] = field(default_factory=list)
 
     def chain(self, optimizer: Any) -> list[Any]:
         """Return the optimizer and the objects around it that can step, outermost first."""
@@ -92,6 +93,9 @@ def discover(optimizers: Sequence[Any], called_modules: Iterable[nn.Module]) -> 
         for parameter in part.__dict__.get("_parameters", {}).values()
     }
     objects.wrappers = _find_wrappers(steppers)
+    trained = set(map(id, objects.models))
+    objects.others = [(type(root).__name__, list(root.parameters())) for root in roots if id(root) not in trained]
+    objects.others += _tensor_lists(steppers)
     return objects
 
 
@@ -122,6 +126,16 @@ def _find_wrappers(steppers: Sequence[Any]) -> dict[int, list[Any]]:
         for value_id in {id(value) for value in _attribute_values(wrapper)} & wrappers.keys():
             wrappers[value_id].append(wrapper)
     return wrappers
+
+
+def _tensor_lists(steppers: Iterable[Any]) -> Iterator[tuple[str, list[Tensor]]]:
+    """Yield the lists of tensors that objects with a `step` have as attributes, as an EMA of plain tensors does."""
+    for stepper in steppers:
+        if isinstance(stepper, Optimizer):
+            continue
+        for name, value in getattr(stepper, "__dict__", {}).items():
+            if type(value) in (list, tuple) and value and all(isinstance(item, Tensor) for item in value):
+                yield f"{type(stepper).__name__}.{name}", list(value)
 
 
 def _attribute_values(instance: Any) -> Iterator[Any]:

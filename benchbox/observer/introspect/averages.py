@@ -1,0 +1,99 @@
+"""Averages of weights beside the model, such as an EMA or a target network, and whether their updates arrive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..facts import WeightAverage
+from ..numerics.expected_update import sample
+from ..numerics.probes import MAX_ELEMENTS, SIXTEEN_BIT, can_probe
+from .names import live_parameters
+from .tensors import dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+# Significant bits of a number, the hidden one included.
+_SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11}
+# An average that takes a tenth of the difference moves long before it is so far away.
+_LAGGING_UNITS = 8.0
+
+
+class _Pair(NamedTuple):
+    name: str
+    parameter: str
+    average: Tensor
+    live: Tensor
+
+
+class _Record(NamedTuple):
+    pair: _Pair
+    values: Tensor  # a sample of the average
+    version: int  # torch's count of writes
+    step: int
+
+
+class AverageWatch:
+    """Compares 16-bit averages of the weights with the weights, before and after a number of steps."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, _Record] = {}
+
+    def record(self, models: Sequence[nn.Module], others: Iterable[tuple[str, Sequence[Tensor]]], step: int) -> None:
+        """Begin to watch the averages among other tensors: those of 16 bits with the shapes of a model's parameters, in order.
+
+        Args:
+            models: the models that are trained.
+            others: modules beside them, and lists of tensors, each by its name.
+        """
+        for name, tensors in others:
+            if any(dtype_name(tensor) in SIXTEEN_BIT for tensor in tensors):
+                for pair in _pairs(name, tensors, models):
+                    self._records.setdefault(id(pair.average), _record(pair, step))
+
+    def __bool__(self) -> bool:
+        return bool(self._records)
+
+    def begin_again(self, step: int) -> None:
+        """Compare with the averages before this step instead: the first update may copy the weights."""
+        self._records = {key: _record(record.pair, step) for key, record in self._records.items()}
+
+    def facts(self, last_step: int) -> Iterator[WeightAverage]:
+        """Yield what became of each average."""
+        for pair, values, version, step in self._records.values():
+            now, live = sample(pair.average, MAX_ELEMENTS), sample(pair.live, MAX_ELEMENTS)
+            difference = (live.float() - now.float()).abs()
+            lagging = difference >= _LAGGING_UNITS * _unit_in_last_place(now)
+            stuck = now == values
+            yield WeightAverage(
+                name=pair.name,
+                parameter=pair.parameter,
+                dtype=dtype_name(pair.average),
+                elements=pair.average.numel(),
+                lagging=int(lagging.sum()),
+                stuck=int((lagging & stuck).sum()),
+                written=pair.average._version > version or not bool(stuck.all()),  # noqa: SLF001 (no public name)
+                steps=last_step - step + 1,
+            )
+
+
+def _record(pair: _Pair, step: int) -> _Record:
+    return _Record(pair, sample(pair.average, MAX_ELEMENTS), pair.average._version, step)  # noqa: SLF001 (no public name)
+
+
+def _pairs(name: str, tensors: Sequence[Tensor], models: Sequence[nn.Module]) -> Iterator[_Pair]:
+    for model in models:
+        live = list(live_parameters(model))
+        if [tensor.shape for tensor in tensors] == [parameter.shape for _, parameter in live]:
+            for tensor, (own_name, parameter) in zip(tensors, live, strict=True):
+                if dtype_name(tensor) in SIXTEEN_BIT and can_probe(tensor) and can_probe(parameter):
+                    yield _Pair(name, own_name, tensor, parameter.detach())
+            return
+
+
+def _unit_in_last_place(values: Tensor) -> Tensor:
+    _, exponent = torch.frexp(values.float())
+    return torch.ldexp(torch.ones_like(exponent, dtype=torch.float32), exponent - _SIGNIFICANT_BITS[dtype_name(values)])
