@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from benchbox.observer.facts import (
     Autocast,
     ConfiguredReduction,
@@ -134,6 +136,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("rounding", ranks(steps=step_facts(stepped_norm=1.005))),
         ("bfloat16 gradients", ranks_stepping(half(), steps=step_facts(stepped_norm=1.02))),
         ("no gradient at all", ranks(steps=step_facts(reported_norm=0.0, stepped_norm=0.0))),
+        ("gradients that are not finite", ranks(steps=step_facts(reported_norm=math.nan, stepped_norm=math.nan))),
     ],
     "BXP305": [
         ("scaled", ranks_stepping(tensor(gradient_dtype="float16"), scaler=scaler(8, 1))),
@@ -142,6 +145,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("a single skipped step", ranks(scaler=scaler(1, 1))),
     ],
     "BXP401": [
+        ("a warm-up that begins at zero", ranks(steps=(*step_facts(rates={"AdamW": (0.0,)}, schedule_rates={}), *step_facts()))),
         ("one group of several", ranks(steps=step_facts(schedule_rates=lambda step: {"LambdaLR": (1e-3 / step, 5e-4 / step)}))),
         (
             "left over from a discarded optimizer",

@@ -114,6 +114,7 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ("all steps skipped, so none was seen", "error", ranks(scaler=scaler(8, 8), stepped=(), missing={"stepped": "none"})),
     ],
     "BXP401": [
+        ("a rate of zero that stays", "error", ranks(steps=step_facts(rates={"AdamW": (0.0,)}, schedule_rates={}) * 2)),
         ("a rate that stays", "error", ranks(steps=step_facts(rates={"AdamW": (1e-3,)}))),
         (
             "the schedule of a discarded optimizer",

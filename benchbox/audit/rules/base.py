@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from benchbox.observer.facts import RankFacts, SteppedTensor, UpdateStatistics
 
 MAX_NAMES = 10
+_FEW_NAMES = 4  # read best as they are
 SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
 # Part of every repair that lets lost updates arrive: it changes the training.
 RETUNE = (
@@ -138,7 +139,7 @@ def names_evidence(names: Iterable[str]) -> dict[str, Any]:
     return (
         {"names": distinct[:MAX_NAMES]}
         | ({"more": more} if more > 0 else {})
-        | ({"folded": folded[:MAX_NAMES]} if len(folded) < min(len(distinct), MAX_NAMES + 1) else {})
+        | ({"folded": folded} if 2 * len(folded) <= len(distinct) > _FEW_NAMES and len(folded) <= MAX_NAMES else {})
     )
 
 

@@ -54,6 +54,19 @@ def _ineffective_schedule(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]
             }
             yield RuleViolation("error", schedule.name, rank_facts.rank, evidence)
             return
+    yield from _zero_rates(facts)
+
+
+def _zero_rates(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    """Yield a violation if every rate of every observed step is zero, as of a warm-up that never advances."""
+    for rank_facts in facts:
+        rates = [rate for step in rank_facts.steps for rates in step.rates.values() for rate in rates]
+        if len(rank_facts.steps) >= _UNMOVED_STEPS and rates and not any(rates):
+            where = ", ".join(sorted({name for step in rank_facts.steps for name in step.rates}))
+            evidence = {"steps": len(rank_facts.steps), "schedules": [schedule.name for schedule in rank_facts.schedules]}
+            title = "the learning rate is zero in every observed step: nothing is trained"
+            yield RuleViolation("error", where, rank_facts.rank, evidence, title)
+            return
 
 
 def _rates_from_schedules(step: StepFacts) -> bool:

@@ -29,11 +29,6 @@ if TYPE_CHECKING:
 
 STEPS = 20
 SELECTED = [case for case in CASES if case.ci]
-# Verdicts that are wrong today. Remove a line when its case passes.
-WRONG_TODAY = {
-    "accumulation_no_schedule": "weights that nothing moves are not reported",
-    "ema_bf16": "there is no rule on averages in 16 bits",
-}
 
 
 @dataclass(frozen=True)
@@ -81,8 +76,7 @@ def over(*, mistaken: bool) -> pytest.MarkDecorator:
     parameters = []
     for case in SELECTED:
         if bool(case.mistake) is mistaken:
-            marks = [pytest.mark.xfail(reason=WRONG_TODAY[case.name])] if case.name in WRONG_TODAY else []
-            parameters.append(pytest.param(case, id=case.name, marks=marks))
+            parameters.append(pytest.param(case, id=case.name))
     return pytest.mark.parametrize("case", parameters)
 
 
