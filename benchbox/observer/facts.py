@@ -156,7 +156,7 @@ class LiveTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightAverage:
-    """A 16-bit tensor beside the model that may follow a parameter, as an EMA's does, after `steps` observed steps.
+    """A tensor beside the model that may follow a parameter, as an EMA's does, after `steps` observed steps.
 
     `name` is that of the average, `parameter` that of the parameter. In a sample of its elements, `lagging` counts those eight
     units in the last place or more from the parameter, and `stuck` those of them that no step changed. `written` means that

@@ -56,9 +56,7 @@ TORCH = (
         ci=True,
     ),
     clean("ema", "python", "ema.py", ci=True),
-    mistaken(
-        "ema_bf16", "an EMA in bfloat16 never moves", "BXP107", "python", "ema.py", "--ema-dtype", "bfloat16", ci=True
-    ),
+    mistaken("ema_bf16", "an EMA in bfloat16 never moves", "BXP107", "python", "ema.py", "--ema-dtype", "bfloat16", ci=True),
     clean("wiring", "python", "wiring.py", ci=True),
     mistaken("wiring_old_model", OPTIMIZER_OVER_A_COPY, "BXP404", "python", "wiring.py", "--optimizer-first", ci=True),
     mistaken(

@@ -79,7 +79,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("nobody writes to it", ranks(averages=(average(written=False),))),
         ("less than half stays", ranks(averages=(average(stuck=399),))),
         ("few elements lag", ranks(averages=(average(lagging=31, stuck=31),))),
-        ("seen for few steps", ranks(averages=(average(steps=9),))),
+        ("seen for one step", ranks(averages=(average(steps=1),))),
     ],
     "BXP201": [
         ("0.995", ranks_stepping(tensor(state=HALF_MOMENTS, betas=(0.9, 0.995)))),
@@ -145,7 +145,10 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("a single skipped step", ranks(scaler=scaler(1, 1))),
     ],
     "BXP401": [
-        ("a warm-up that begins at zero", ranks(steps=(*step_facts(rates={"AdamW": (0.0,)}, schedule_rates={}), *step_facts()))),
+        (
+            "a warm-up that begins at zero",
+            ranks(steps=(*step_facts(rates={"AdamW": (0.0,)}, schedule_rates={}), *step_facts())),
+        ),
         ("one group of several", ranks(steps=step_facts(schedule_rates=lambda step: {"LambdaLR": (1e-3 / step, 5e-4 / step)}))),
         (
             "left over from a discarded optimizer",

@@ -35,8 +35,8 @@ _MAX_TRIVIAL_ELEMENTS = 1
 _FLOAT32_EFFECTIVE = 2.0**-20
 # optimi and torchdistx compensate for the rounding of an update, and decay weights outside of that sum.
 _KAHAN = "Kahan"
-# Of an average that follows the weights, in a sample of elements, over so many steps.
-_AVERAGED_STEPS, _MIN_LAGGING, _STUCK_SHARE = 10, 32, 0.5
+# Of an average that is written to, in a sample of elements, over so many steps.
+_AVERAGED_STEPS, _MIN_LAGGING, _STUCK_SHARE = 2, 32, 0.5
 _UNCOMPUTED = "no update was computed beside the real one: the observer knows the arithmetic of Adam, AdamW and SGD"
 
 
@@ -317,7 +317,7 @@ RULES = (
             "update until the weight is 250 to 500 units in the last place away"
         ),
         measurement=(
-            "16-bit averages beside the model, before and after the observed steps: elements eight units in the last place or "
+            "averages beside the model, before and after observed steps: elements eight units in the last place or "
             "more from their weight that no step changed, although the average was written to"
         ),
         repair="keep the average in float32, and cast it only to evaluate or to save it",

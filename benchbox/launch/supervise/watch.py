@@ -69,8 +69,10 @@ def _follow(
     offsets = [0] * len(traces)
     start = last_progress = time.monotonic()
     failing_since: float | None = None
+    timeout_s = 0.0  # a stop that was asked for before is noticed at once
     while True:
-        exit_code = group.poll(_POLL_S)  # before reading, so that everything written until the end is read
+        exit_code = group.poll(timeout_s)  # before reading, so that everything written until the end is read
+        timeout_s = _POLL_S
         now = time.monotonic()
         if _read_new_events(job, traces, offsets):
             last_progress = now

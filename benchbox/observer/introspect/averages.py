@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..facts import WeightAverage
 from ..numerics.expected_update import sample
-from ..numerics.probes import MAX_ELEMENTS, SIXTEEN_BIT, can_probe
+from ..numerics.probes import MAX_ELEMENTS, can_probe
 from .names import live_parameters
 from .tensors import dtype_name
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 # Significant bits of a number, the hidden one included.
-_SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11}
+_SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
 # An average that takes a tenth of the difference moves long before it is so far away.
 _LAGGING_UNITS = 8.0
 
@@ -37,22 +37,21 @@ class _Record(NamedTuple):
 
 
 class AverageWatch:
-    """Compares 16-bit averages of the weights with the weights, before and after a number of steps."""
+    """Compares averages of the weights with the weights, before and after a number of steps."""
 
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}
 
     def record(self, models: Sequence[nn.Module], others: Iterable[tuple[str, Sequence[Tensor]]], step: int) -> None:
-        """Begin to watch the averages among other tensors: those of 16 bits with the shapes of a model's parameters, in order.
+        """Begin to watch the averages among other tensors: those with the shapes of a model's parameters, in order.
 
         Args:
             models: the models that are trained.
             others: modules beside them, and lists of tensors, each by its name.
         """
         for name, tensors in others:
-            if any(dtype_name(tensor) in SIXTEEN_BIT for tensor in tensors):
-                for pair in _pairs(name, tensors, models):
-                    self._records.setdefault(id(pair.average), _record(pair, step))
+            for pair in _pairs(name, tensors, models):
+                self._records.setdefault(id(pair.average), _record(pair, step))
 
     def __bool__(self) -> bool:
         return bool(self._records)
@@ -89,7 +88,7 @@ def _pairs(name: str, tensors: Sequence[Tensor], models: Sequence[nn.Module]) ->
         live = list(live_parameters(model))
         if [tensor.shape for tensor in tensors] == [parameter.shape for _, parameter in live]:
             for tensor, (own_name, parameter) in zip(tensors, live, strict=True):
-                if dtype_name(tensor) in SIXTEEN_BIT and can_probe(tensor) and can_probe(parameter):
+                if dtype_name(tensor) in _SIGNIFICANT_BITS and can_probe(tensor) and can_probe(parameter):
                     yield _Pair(name, own_name, tensor, parameter.detach())
             return
 

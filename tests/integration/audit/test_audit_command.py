@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -48,6 +49,11 @@ def foreign(tmp_path_factory):
     return variables
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
 @pytest.fixture
 def run(foreign, tmp_path):
     def run(*command, **variables):
@@ -88,14 +94,16 @@ def test_a_ddp_script_that_casts_its_model_gets_its_losses_and_the_repair(run):
         (*TORCHRUN, SCRIPTS / "several_ranks.py", "ddp"),
         (
             *("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"),
-            *("--dynamo_backend", "no", SCRIPTS / "several_ranks.py", "accelerate"),
+            *("--main_process_port", "{port}", "--dynamo_backend", "no", SCRIPTS / "several_ranks.py", "accelerate"),
         ),
-        ("deepspeed", "--num_gpus", "2", SCRIPTS / "several_ranks.py", "deepspeed"),
+        ("deepspeed", "--num_gpus", "2", "--master_port", "{port}", SCRIPTS / "several_ranks.py", "deepspeed"),
     ],
     ids=["python", "torchrun", "accelerate", "deepspeed"],
 )
 def test_losses_weights_and_random_numbers_are_bit_for_bit_those_of_the_command_alone(run, command):
     """With dropout, data workers, closures, clipping and a compiled model in one process, and on two ranks of each launcher."""
+    # The default port of these launchers may be taken, by another test run on this machine for example.
+    command = [str(part).format(port=free_port()) for part in command]
     alone = run(*command)
     assert alone.returncode == 0, alone.stderr
     audited = run(*AUDIT, "--steps", "5", "--format", "json", "--", *command)

@@ -73,11 +73,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 def over(*, mistaken: bool) -> pytest.MarkDecorator:
     """Parametrise over the selected cases with or without a mistake."""
-    parameters = []
-    for case in SELECTED:
-        if bool(case.mistake) is mistaken:
-            parameters.append(pytest.param(case, id=case.name))
-    return pytest.mark.parametrize("case", parameters)
+    cases = [pytest.param(case, id=case.name) for case in SELECTED if bool(case.mistake) is mistaken]
+    return pytest.mark.parametrize("case", cases)
 
 
 def verdict(case: Case, runs: Runs) -> tuple[str, list[tuple[str, str]]]:
