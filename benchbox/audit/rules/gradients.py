@@ -111,7 +111,7 @@ def _is_unclipped(step: StepFacts, slack: float) -> bool:
     """
     if step.max_norm is None or step.reported_norm is None or step.stepped_norm is None or step.stepped_norm == 0.0:
         return False
-    if not (math.isfinite(step.reported_norm) and math.isfinite(step.stepped_norm)):
+    if math.isnan(step.reported_norm) or not math.isfinite(step.stepped_norm):
         return False  # no clipping mends such gradients, and a scaler skips the step
     clipped = step.stepped_norm <= step.max_norm * (1.0 + slack)
     # Clipping that read no gradients at all, or other ones, did not act on these.

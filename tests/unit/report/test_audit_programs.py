@@ -155,7 +155,7 @@ def test_json_is_the_baseline_of_the_next_audit(tmp_path):
 
 
 def test_an_infinite_norm_is_valid_json():
-    facts = ranks(steps=step_facts(reported_norm=float("inf"), stepped_norm=float("inf")))
+    facts = ranks(steps=step_facts(reported_norm=float("inf"), stepped_norm=2.0))
     (finding,) = parse_strict(json_report(audit(facts)))["findings"]
     assert (finding["code"], finding["evidence"]["reported"]) == ("BXP304", "inf")
     sarif(facts)
