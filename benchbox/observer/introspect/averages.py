@@ -11,7 +11,7 @@ from ..facts import WeightAverage
 from ..numerics.expected_update import sample
 from ..numerics.probes import MAX_ELEMENTS, can_probe
 from .names import live_parameters
-from .tensors import dtype_name
+from .tensors import dtype_name, local_shard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -63,7 +63,9 @@ class AverageWatch:
     def facts(self, last_step: int) -> Iterator[WeightAverage]:
         """Yield what became of each average."""
         for pair, values, version, step in self._records.values():
-            now, live = sample(pair.average, MAX_ELEMENTS), sample(pair.live, MAX_ELEMENTS)
+            now, live = _values(pair.average), _values(pair.live)
+            if now.shape != live.shape:  # the parameter was sharded, or freed, in the meantime
+                continue
             difference = (live.float() - now.float()).abs()
             lagging = difference >= _LAGGING_UNITS * _unit_in_last_place(now)
             stuck = now == values
@@ -80,17 +82,25 @@ class AverageWatch:
 
 
 def _record(pair: _Pair, step: int) -> _Record:
-    return _Record(pair, sample(pair.average, MAX_ELEMENTS), pair.average._version, step)  # noqa: SLF001 (no public name)
+    return _Record(pair, _values(pair.average), pair.average._version, step)  # noqa: SLF001 (no public name)
+
+
+def _values(tensor: Tensor) -> Tensor:
+    return sample(local_shard(tensor), MAX_ELEMENTS)
 
 
 def _pairs(name: str, tensors: Sequence[Tensor], models: Sequence[nn.Module]) -> Iterator[_Pair]:
     for model in models:
         live = list(live_parameters(model))
-        if [tensor.shape for tensor in tensors] == [parameter.shape for _, parameter in live]:
+        if _local_shapes(tensors) == _local_shapes(parameter for _, parameter in live):
             for tensor, (own_name, parameter) in zip(tensors, live, strict=True):
                 if dtype_name(tensor) in _SIGNIFICANT_BITS and can_probe(tensor) and can_probe(parameter):
                     yield _Pair(name, own_name, tensor, parameter.detach())
             return
+
+
+def _local_shapes(tensors: Iterable[Tensor]) -> list[torch.Size]:
+    return [local_shard(tensor).shape for tensor in tensors]
 
 
 def _unit_in_last_place(values: Tensor) -> Tensor:

@@ -150,7 +150,7 @@ def test_programs_get_one_complete_document(checkpoint, audit_checkpoint, form, 
             "--launcher: goes with a session of benchbox; leave it out: a checkpoint is audited as it is",
         ),
         ("--recipe fp23 -- python y", "--recipe: unknown recipe 'fp23'; did you mean 'fp32'?"),
-        ("--select BXP109 -- python y", "--select: no rule is called 'BXP109'; did you mean 'BXP106'?"),
+        ("--select BXP109 -- python y", "--select: no rule is called 'BXP109'; did you mean 'BXP107'?"),
         ("--checkpoint nowhere", "nowhere: no such file or directory"),
     ],
 )
