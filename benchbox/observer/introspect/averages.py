@@ -63,8 +63,9 @@ class AverageWatch:
     def facts(self, last_step: int) -> Iterator[WeightAverage]:
         """Yield what became of each average."""
         for pair, values, version, step in self._records.values():
-            now, live = _values(pair.average), _values(pair.live)
-            if now.shape != live.shape:  # the parameter was sharded, or freed, in the meantime
+            now = _values(pair.average)
+            live = _values(pair.live).to(now.device)
+            if not now.shape == live.shape == values.shape:  # one was sharded, or freed, in the meantime
                 continue
             difference = (live.float() - now.float()).abs()
             lagging = difference >= _LAGGING_UNITS * _unit_in_last_place(now)
@@ -94,7 +95,8 @@ def _pairs(name: str, tensors: Sequence[Tensor], models: Sequence[nn.Module]) ->
         live = list(live_parameters(model))
         if _local_shapes(tensors) == _local_shapes(parameter for _, parameter in live):
             for tensor, (own_name, parameter) in zip(tensors, live, strict=True):
-                if dtype_name(tensor) in _SIGNIFICANT_BITS and can_probe(tensor) and can_probe(parameter):
+                is_counted = not tensor.is_inference()  # others have no count of writes
+                if is_counted and dtype_name(tensor) in _SIGNIFICANT_BITS and can_probe(tensor) and can_probe(parameter):
                     yield _Pair(name, own_name, tensor, parameter.detach())
             return
 
