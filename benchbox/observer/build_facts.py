@@ -198,7 +198,7 @@ def _missing_sections(
     if not any(observation.clips or observation.reported for observation in state.steps):
         missing["clip"] = "no clipping was seen"
     if not state.averages:
-        missing["averages"] = "no average of the weights was found"
+        missing["averages"] = "no average of the weights was " + ("found" if state.averages.searched else "searched for")
     if not state.objects.schedules:
         missing["schedule"] = "no learning-rate schedule was found"
     return missing

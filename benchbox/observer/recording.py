@@ -123,8 +123,8 @@ class StepRecorder:
 
     def _has_other_models(self, called: Sequence[nn.Module]) -> bool:
         """Return whether one of the called modules is part of no known model."""
-        known = {id(module) for model in self.state.objects.models for module in model.modules()}
-        return any(id(module) not in known for module in called)
+        part_ids = {id(module) for model in self.state.objects.models for module in model.modules()}
+        return any(id(module) not in part_ids for module in called)
 
     def after_call(self, optimizer: Optimizer, tensors: SteppedTensors, closure_calls: int) -> None:
         """Record stepped tensors in a probed step, and prepare what the next step needs."""

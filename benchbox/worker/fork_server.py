@@ -138,7 +138,7 @@ def preload(modules: tuple[str, ...]) -> dict[str, str]:
     assert torch is None or not torch.cuda.is_initialized(), "CUDA was initialised before the fork"
     assert threading.active_count() == 1, f"threads were started before the fork: {threading.enumerate()}"
     assert _count_threads() == threads, "a library has started a thread before the fork"
-    # A garbage collection would visit, and so copy, all that was imported: 0.2 s and 200 MB in every rank.
+    # A garbage collection would visit, and so copy, all that was imported, 0.2 s in every rank.
     gc.collect()
     gc.freeze()
     return missing

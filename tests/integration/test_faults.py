@@ -122,20 +122,21 @@ def test_a_second_run_keeps_what_is_ok_and_runs_the_failed_again(faults: Any) ->
 @pytest.fixture
 def stopped(tmp_path: Path) -> Iterator[tuple[Path, subprocess.CompletedProcess[str]]]:
     """Stop a run of three cells by Ctrl-C in the second one, after an attempt to start it a second time."""
-    text = MATRIX.replace("ddp", "single").replace("world_size: 2", "world_size: 1")
-    (tmp_path / "faults.yaml").write_text(
-        text.replace("size: [raises, killed, sleeps, out_of_memory, healthy]", "seed: [0, 1, 2]")
+    text = (
+        MATRIX.replace("ddp", "single")
+        .replace("world_size: 2", "world_size: 1")
+        .replace("hang_after_s: 10", "hang_after_s: 200")
     )
-    (tmp_path / "faults.yaml").write_text((tmp_path / "faults.yaml").read_text() + "size: healthy\n")
+    text = text.replace("[raises, killed, sleeps, out_of_memory, healthy]", "[healthy, waits, healthy_too]")
+    (tmp_path / "faults.yaml").write_text(text)
+    (tmp_path / "gate").touch()
     process = subprocess.Popen(
         command(tmp_path / "faults.yaml"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
     )
     try:
         events = "runs/faults/cells/*/launch-1/events-rank0.jsonl"
-        wait_until(lambda: len(list(tmp_path.glob(events))) == 1)
-        second = benchbox_run(tmp_path / "faults.yaml")
-        # At once: a forked launch of this policy takes two or three seconds.
         wait_until(lambda: len(list(tmp_path.glob(events))) == 2)
+        second = benchbox_run(tmp_path / "faults.yaml")
         os.kill(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=120)
         assert process.returncode == 130, out + err
@@ -152,7 +153,8 @@ def test_ctrl_c_ends_the_group_and_the_same_command_resumes(stopped: Any) -> Non
     assert "another run (process " in second.stderr
     assert survivors(folder) == []
     before = records(run)
-    assert sorted(record["status"] for record in before.values()) == ["interrupted", "ok"]
+    assert {name: record["status"] for name, record in before.items()} == {"healthy 0": "ok", "waits 0": "interrupted"}
+    (folder / "gate").unlink()
     done = benchbox_run(folder / "faults.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
     after = records(run)

@@ -40,6 +40,7 @@ class AverageWatch:
     """Compares averages of the weights with the weights, before and after a number of steps."""
 
     def __init__(self) -> None:
+        self.searched = False
         self._records: dict[int, _Record] = {}
 
     def record(self, models: Sequence[nn.Module], others: Iterable[tuple[str, Sequence[Tensor]]], step: int) -> None:
@@ -49,6 +50,7 @@ class AverageWatch:
             models: the models that are trained.
             others: modules beside them, and lists of tensors, each by its name.
         """
+        self.searched = True
         for name, tensors in others:
             for pair in _pairs(name, tensors, models):
                 self._records.setdefault(id(pair.average), _record(pair, step))

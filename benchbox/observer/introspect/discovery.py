@@ -50,9 +50,9 @@ class TrainingObjects:
 
     def further_models(self, stepped: Iterable[Tensor]) -> list[nn.Module]:
         """Return the outermost modules, beside the models, that hold a stepped tensor."""
-        known = set(map(id, self.models))
+        model_ids = set(map(id, self.models))
         owners = {id(owner): owner for tensor in stepped if (owner := self.owners.get(id(tensor))) is not None}
-        return [owner for owner_id, owner in owners.items() if owner_id not in known]
+        return [owner for owner_id, owner in owners.items() if owner_id not in model_ids]
 
 
 def discover(optimizers: Sequence[Any], called_modules: Iterable[nn.Module]) -> TrainingObjects:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.ranks
 
 WORKER = """\
-import json, os, pathlib, psutil, random, sys
+import gc, json, os, pathlib, psutil, random, sys
 out = pathlib.Path(json.loads(pathlib.Path(sys.argv[1]).read_text())["out"])
 report = {
     "random": random.random(),
@@ -39,6 +39,7 @@ report = {
     "arguments": sys.argv[1:],
     "rank": os.environ["RANK"],
     "pid": os.getpid(),
+    "frozen": gc.get_freeze_count(),
 }
 written = out / f"report{os.environ['RANK']}.json"
 written.with_suffix(".part").write_text(json.dumps(report))
@@ -80,6 +81,19 @@ def test_ranks_differ_in_what_is_random_and_agree_in_where_they_run(launcher: Fo
     for report in reports:
         assert report["folder"] == str(Path.cwd())
         assert report["arguments"] == [str(tmp_path / "job" / "job.json")]
+
+
+def test_no_collection_of_a_rank_visits_what_its_server_imported(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+    assert all(report["frozen"] > 0 for report in run(launcher, tmp_path / "job"))
+
+
+@pytest.mark.parametrize("kind", [ForkServerLauncher, TorchrunLauncher])
+def test_one_poll_waits_for_the_end_of_a_group(launcher: ForkServerLauncher, tmp_path: Path, kind: type) -> None:
+    job = Job(config={"kind": "report"}, ranks=1, folder=tmp_path / "job", timeout_s=60.0, hang_after_s=60.0)
+    job.prepare()
+    group = launcher.start(job) if kind is ForkServerLauncher else kind(worker_module="reporting_worker").start(job)
+    assert group.poll(60.0) == 0, job.group_log.read_text()
+    group.end()
 
 
 def test_launches_share_a_server_unless_their_environment_differs(

@@ -104,3 +104,13 @@ def test_averages_in_float32_are_clean(average) -> None:
 def test_without_an_average_there_is_none_to_judge() -> None:
     judgement = audited(lambda *_: lambda: None, FULL, 1e-3)
     assert judgement.not_judged["BXP107"] == "no average of the weights was found"
+
+
+def test_where_the_model_is_passed_no_average_is_searched_for() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with StepObserver(source="session", steps=3, model=model, optimizer=optimizer) as observer:
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    assert judge([observer.facts()]).not_judged["BXP107"] == "no average of the weights was searched for"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +49,8 @@ class Faulty(nn.Module):
             os.kill(os.getpid(), signal.SIGKILL)
         if self._fault == "sleep":
             time.sleep(3600)
+        while self._fault == "wait" and Path("gate").exists():
+            time.sleep(0.05)
 
     def layer_units(self) -> tuple[type[nn.Module], ...]:
         return (Layer,)
