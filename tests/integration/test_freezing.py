@@ -93,4 +93,4 @@ def test_the_audit_raises_no_alarm_over_what_is_frozen(results: Results, key: tu
     """Parameters without gradient, state or master are what was asked for."""
     judgement = judge(results[key]["facts"])
     assert [finding for finding in judgement.findings if finding.severity != "info"] == []
-    assert judgement.not_judged == {"BXP503": "no optimizer state was loaded"}
+    assert judgement.not_judged.keys() == {"BXP107", "BXP503"}  # on averages and loads: there are none
