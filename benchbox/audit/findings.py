@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from benchbox.observer.facts import Place
+
 # "unknown" is not a mild warning: the rule could not be judged, so the set-up has not passed it.
 Severity = Literal["error", "warning", "info", "unknown"]
 FAILING: frozenset[str] = frozenset({"error", "unknown"})
@@ -17,7 +19,8 @@ FAILING: frozenset[str] = frozenset({"error", "unknown"})
 class Finding:
     """A rule that fired. `rank` is the lowest affected rank; `evidence` holds plain JSON values, with all affected `ranks`.
 
-    `cause` is the code of another finding at the same place, of which this one is a consequence.
+    `cause` is the code of another finding at the same place, of which this one is a consequence. `places` are lines of the
+    training's code that led to it, the nearest to the cause first.
     """
 
     code: str
@@ -28,6 +31,7 @@ class Finding:
     evidence: Mapping[str, Any]
     repair: str
     cause: str | None = None
+    places: tuple[Place, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

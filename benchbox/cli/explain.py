@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 WIDTH = 100
-INDENT = 11
+INDENT = 16
 
 
 def register(app: typer.Typer) -> None:
@@ -19,7 +19,7 @@ def explain(
         str, typer.Argument(metavar="CODE", help="A rule, such as BXP101: see benchbox list rules.", show_default=False)
     ],
 ) -> None:
-    """Print the title, severity, rationale, measurement and repair of a rule."""
+    """Print the title, severity, rationale, measurement and repair of a rule, and the repairs in libraries that it knows."""
     from benchbox.audit.rules import rule as rule_by_code
 
     rule = rule_by_code(code)
@@ -29,6 +29,8 @@ def explain(
         ("why", rule.rationale),
         ("measured", rule.measurement),
         ("repair", rule.repair),
+        *((f"  {library}", repair) for library, repair in rule.repairs.items()),
+        ("afterwards", rule.afterwards.removeprefix("then ")),
         ("seen in", ", ".join(rule.references)),
     ):
         if text:

@@ -80,9 +80,15 @@ def build_facts(
         default_decay=_default_decay(optimizers[0]) if optimizers else None,
         default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
         contract=state.contract,
+        libraries=state.libraries,
+        places=tuple(state.places.places(_constructed(state, optimizers), state.objects.models)),
         missing=_missing_sections(state, optimizers, model, _COMPILED if compiled else _NO_STEP),
         problems=problems,
     )
+
+
+def _constructed(state: ObserverState, optimizers: Sequence[ObservedOptimizer]) -> list[Any]:
+    return [*(observed.optimizer for observed in optimizers), *state.objects.schedules]
 
 
 def _operation_entries(state: ObserverState, rank: int, model: nn.Module | None) -> Iterator[CensusEntry]:

@@ -271,6 +271,23 @@ class PreparedByAccelerate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Line of the training's code that made something the audit met.
+
+    `kind` is optimizer or schedule (constructed there; `name` is the class), cast (a module was cast there) or default dtype
+    (16 bits became the default of new modules there). The line is the innermost one outside of installed packages, if there is
+    one. `stack` holds the calls that led there, innermost first, each as `file:line in function`.
+    """
+
+    kind: str
+    name: str
+    file: str
+    line: int
+    function: str
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
     """Declared dtypes, None where nothing is declared. `source` is the origin of the declaration (a recipe, a flag)."""
 
@@ -311,6 +328,8 @@ class RankFacts:
     default_decay: float | None = None  # the optimizer's default weight decay
     default_dtype: str | None = None
     contract: Contract | None = None
+    libraries: tuple[str, ...] = ()  # training libraries that take part in the first step, by package
+    places: tuple[Place, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()  # failures of the observer itself
 
@@ -326,7 +345,7 @@ class RankFacts:
             values[name] = tuple(_from_json(kind, item) for item in values.get(name, ()))
         for name, kind in _OPTIONAL_FIELDS.items():
             values[name] = None if values.get(name) is None else _from_json(kind, values[name])
-        for name in ("optimizer_chain", "accumulated_in", "strangers", "problems"):
+        for name in ("optimizer_chain", "accumulated_in", "strangers", "libraries", "problems"):
             values[name] = tuple(values.get(name, ()))
         values["groups"] = tuple((decay, tensors) for decay, tensors in values.get("groups", ()))
         return cls(**values)
@@ -343,6 +362,7 @@ _TUPLE_FIELDS: dict[str, Any] = {
     "steps": StepFacts,
     "schedules": Schedule,
     "loads": StateLoad,
+    "places": Place,
 }
 _OPTIONAL_FIELDS: dict[str, Any] = {
     "reduction": ConfiguredReduction,

@@ -8,6 +8,7 @@ from torch import nn
 
 from .gradients import GradientRecorder
 from .introspect.discovery import discover
+from .introspect.libraries import calling_libraries
 from .introspect.master_matching import match_masters
 from .introspect.masters import declared_masters
 from .introspect.names import live_parameters, storage_address
@@ -60,11 +61,14 @@ class StepRecorder:
         if isinstance(self._model, nn.Module):
             self.state.objects.models = [self._model]
             self._register_models()
+        else:
+            self.state.places.install()
 
     def remove(self) -> None:
         """Remove all that was installed."""
         self.state.operations.leave()
         self.state.forward_hooks.remove()
+        self.state.places.remove()
         self.state.calls.remove()
 
     def begin_step(self, step: int) -> None:
@@ -82,6 +86,8 @@ class StepRecorder:
     def before_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
         """Record rates, and in a probed step the tensors before an optimizer steps them."""
         observation = self.state.steps[-1]
+        if self._is_first_call and observation.step == 1 and self._model is None:
+            self.state.libraries = calling_libraries()
         is_new = id(optimizer) not in self.state.optimizers
         observed = self._register_optimizer(optimizer) if is_new else self.state.optimizers[id(optimizer)]
         if self._is_first_call and self._model is None and self._has_other_models(observation.called_modules):

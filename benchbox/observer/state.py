@@ -11,6 +11,7 @@ from torch import Tensor
 from .hooks.calls import PatchedCalls
 from .hooks.forward import ForwardHooks
 from .hooks.operations import OperationRecorder
+from .hooks.places import PlaceRecorder
 from .introspect.averages import AverageWatch
 from .introspect.discovery import TrainingObjects
 from .introspect.masters import detect_compensation
@@ -190,6 +191,8 @@ class ObserverState:
     outermost_optimizer: Any = None
     objects: TrainingObjects = field(default_factory=TrainingObjects)
     calls: PatchedCalls = field(default_factory=PatchedCalls)
+    places: PlaceRecorder = field(default_factory=PlaceRecorder)
+    libraries: tuple[str, ...] = ()
     census: TensorCensus = field(default_factory=TensorCensus)
     forward_hooks: ForwardHooks = field(default_factory=ForwardHooks)
     operations: OperationRecorder = field(default_factory=OperationRecorder)

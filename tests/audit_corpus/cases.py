@@ -23,6 +23,7 @@ class Case:
         also: rules that may report it as well. Any other finding is a false alarm.
         info: the mistake may be reported as information only.
         unobserved: the audit may say that it could not observe the steps (exit code 3).
+        repair: a part of the repair that the report must propose, in the words of the library that trains.
         outputs: patterns of files whose bytes must be the same with and without the audit.
         ci: whether the plain test suite audits it, in one process with the others that it selects.
         timeout_s: of one run.
@@ -37,6 +38,7 @@ class Case:
     also: tuple[str, ...] = ()
     info: bool = False
     unobserved: bool = False
+    repair: str = ""
     outputs: tuple[str, ...] = ()
     ci: bool = False
     timeout_s: int = 600

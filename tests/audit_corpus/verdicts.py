@@ -24,7 +24,7 @@ class Verdict:
     environment: str
     mistake: str | None
     expected: tuple[str, ...]
-    verdict: str  # found, silent, missed, false alarm, failed
+    verdict: str  # found, silent, missed, another repair, false alarm, failed
     findings: tuple[str, ...]  # lines "BXP101 error: title"
     checksums_equal: bool | None
     cpu_alone_s: float
@@ -60,7 +60,10 @@ def judge_findings(case: Case, findings: Sequence[Mapping[str, Any]]) -> str:
         return "false alarm"
     if not case.codes:
         return "silent"
-    return "found" if loud_codes(findings, info=case.info) & set(case.codes) else "missed"
+    if not loud_codes(findings, info=case.info) & set(case.codes):
+        return "missed"
+    repairs = [finding["repair"] for finding in findings if finding["code"] in case.codes]
+    return "found" if any(case.repair in repair for repair in repairs) else "another repair"
 
 
 def compare(case: Case, alone: Execution, audited: Execution, repeated: Execution | None) -> Verdict:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchbox.audit.findings import Finding, Severity
 from benchbox.audit.names import fold_names
+from benchbox.audit.repairs import select_repair
 from benchbox.observer.facts import SECTIONS, all_stepped_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from benchbox.observer.facts import RankFacts, SteppedTensor, UpdateStatistics
+    from benchbox.observer.facts import Place, RankFacts, SteppedTensor, UpdateStatistics
 
 MAX_NAMES = 10
 _FEW_NAMES = 4  # read best as they are
+_MAX_PLACES = 3
+# Kinds of places that decide in which dtype weights and their state are stored.
+CAST_OR_BUILT = ("cast", "default dtype", "optimizer")
 SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
-# Part of every repair that lets lost updates arrive: it changes the training.
-RETUNE = (
-    "then tune the learning rate again: updates that were lost now arrive (AReaL#1634 scored 0.733 at the old rate of 1.7e-5 "
-    "after such a repair, and 0.838 at 6e-6)"
-)
 
 
 class RuleViolation(NamedTuple):
@@ -54,6 +53,9 @@ class Rule:
     references: tuple[str, ...]
     sections: tuple[str, ...]
     consequence_of: tuple[str, ...] = ()  # codes of rules: where one of them fires as well, it is the cause
+    repairs: Mapping[str, str] = field(default_factory=dict)  # by library, as in `benchbox.audit.repairs`
+    afterwards: str = ""  # what is left to do after any of these repairs
+    places: tuple[str, ...] = ()  # kinds of places that may be the cause, the likeliest first
     check: Callable[[Sequence[RankFacts]], Iterable[RuleViolation]]
     missing_evidence: Callable[[Sequence[RankFacts]], str | None] = lambda _: None
 
@@ -61,6 +63,8 @@ class Rule:
         assert set(self.sections) <= SECTIONS.keys(), f"{self.code} reads unknown sections of the facts"
 
     def findings(self, facts: Sequence[RankFacts]) -> Iterator[Finding]:
+        """Yield what the rule finds, with the repair for the library that trains."""
+        repair = "; ".join(filter(None, (select_repair(self.repairs, facts) or self.repair, self.afterwards)))
         for severity, where, rank, evidence, title in self.check(facts):
             yield Finding(
                 code=self.code,
@@ -69,8 +73,14 @@ class Rule:
                 where=where,
                 rank=rank,
                 evidence=evidence,
-                repair=self.repair,
+                repair=repair,
+                places=tuple(self._places(facts)),
             )
+
+    def _places(self, facts: Sequence[RankFacts]) -> Iterator[Place]:
+        """Yield up to three places that may have led to a finding; ranks run the same code."""
+        places = dict.fromkeys(place for rank_facts in facts for place in rank_facts.places if place.kind in self.places)
+        yield from sorted(places, key=lambda place: self.places.index(place.kind))[:_MAX_PLACES]
 
     def not_judged_reason(self, facts: Sequence[RankFacts]) -> str | None:
         """Return why this rule cannot be judged from these facts; None if it can."""

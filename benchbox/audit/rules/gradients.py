@@ -5,6 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from benchbox.audit.repairs import (
+    ACCUMULATION_BY_LIBRARY,
+    CLIPPING_BY_LIBRARY,
+    MASTERS_BY_LIBRARY,
+    REDUCTION_BY_LIBRARY,
+    SCALING_BY_LIBRARY,
+)
 from benchbox.audit.rules.base import SIXTEEN_BIT, Rule, RuleViolation, abbreviate
 from benchbox.observer.facts import REDUCTIONS
 
@@ -165,6 +172,8 @@ RULES = (
         ),
         measurement="dtype of the gradients that the second and later micro-batches of a step add to",
         repair="accumulate in float32 (float32 parameters or shards, DeepSpeed's data_types.grad_accum_dtype: fp32)",
+        repairs=MASTERS_BY_LIBRARY | ACCUMULATION_BY_LIBRARY,
+        places=("cast", "default dtype"),
         references=("pytorch#106395",),
         sections=("steps", "gradients"),
         check=_accumulation,
@@ -180,6 +189,7 @@ RULES = (
         ),
         measurement="dtype of every reduction of one complete step, on all ranks",
         repair="reduce in float32 (FSDP: reduce_dtype; DeepSpeed: communication_data_type; DDP: float32 gradients)",
+        repairs=REDUCTION_BY_LIBRARY,
         references=("pytorch#106395",),
         sections=("collectives",),
         check=_low_precision_reduction,
@@ -217,6 +227,8 @@ RULES = (
             "clip after the upcast to the masters (MasterWeightOptimizer.clip_grad_norm_), right before the step; with a "
             "GradScaler, call scaler.unscale_(optimizer) before clipping"
         ),
+        repairs=CLIPPING_BY_LIBRARY,
+        places=("optimizer",),
         references=("OpenTau#186",),
         sections=("steps", "clip", "numbers"),
         check=_ineffective_clipping,
@@ -234,6 +246,8 @@ RULES = (
             "train in bfloat16, or scale the loss (torch.amp.GradScaler); if every step is skipped the scaled loss "
             "overflows: lower init_scale"
         ),
+        repairs=SCALING_BY_LIBRARY,
+        places=("cast", "default dtype"),
         references=("arXiv:1710.03740",),
         sections=("stepped", "scaler"),
         check=_unscaled_float16,

@@ -6,6 +6,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.rules.base import (
+    CAST_OR_BUILT,
     SIXTEEN_BIT,
     Rule,
     RuleViolation,
@@ -154,6 +155,7 @@ RULES = (
         ),
         measurement="dtype of exp_avg_sq after the step, and beta2 of the parameter group it belongs to, on all ranks",
         repair="keep optimizer state in float32 (recipe bf16_master), or lower beta2 to 0.995 or less",
+        places=CAST_OR_BUILT,
         references=("OpenTau#181", "AReaL#1292"),
         sections=("stepped", "options"),
         consequence_of=("BXP101",),
@@ -170,6 +172,7 @@ RULES = (
         ),
         measurement="dtype of every state tensor after the step, on all ranks",
         repair="keep optimizer state in float32 unless the memory is needed, and then keep beta2 at 0.995 or less",
+        places=CAST_OR_BUILT,
         references=("arXiv:2412.19437",),
         sections=("stepped", "options"),
         consequence_of=("BXP101",),
@@ -185,6 +188,7 @@ RULES = (
         ),
         measurement="float16 exp_avg_sq after the step, where the gradient of that step is not zero",
         repair="keep optimizer state in float32; loss scaling cannot help, because it is undone before the moments",
+        places=CAST_OR_BUILT,
         references=("pytorch#147437",),
         sections=("stepped", "numbers"),
         check=_underflow,
@@ -199,6 +203,7 @@ RULES = (
         ),
         measurement="eps of the parameter group, cast to the dtype of the second moment",
         repair="keep optimizer state in float32, or raise eps to 1e-7 or more",
+        places=CAST_OR_BUILT,
         references=("pytorch#147437",),
         sections=("stepped", "options"),
         check=_lost_epsilon,
@@ -215,6 +220,7 @@ RULES = (
             "keep the counter in float32 or as an integer, and cast models by parameters and buffers, not their "
             "optimizer's state"
         ),
+        places=CAST_OR_BUILT,
         references=("speculators#899",),
         sections=("stepped",),
         check=_lossy_counter,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from benchbox.audit.repairs import MASTERS, MASTERS_BY_LIBRARY, RETUNE
 from benchbox.audit.rules.base import (
+    CAST_OR_BUILT,
     MAX_NAMES,
-    RETUNE,
     Rule,
     RuleViolation,
     abbreviate,
@@ -209,8 +210,6 @@ def _stuck_averages(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
             return
 
 
-_MASTERS = "let the optimizer step float32 masters (recipe bf16_master) or float32 parameters under autocast (fp32_autocast)"
-
 RULES = (
     Rule(
         code="BXP101",
@@ -221,7 +220,10 @@ RULES = (
             "bfloat16 keeps 8 significant bits: an update below 2^-9 of its weight is rounded away, however often it comes"
         ),
         measurement="dtype of every tensor the innermost optimizer updates, read on all ranks inside its step",
-        repair=f"{_MASTERS}; {RETUNE}",
+        repair=MASTERS,
+        repairs=MASTERS_BY_LIBRARY,
+        afterwards=RETUNE,
+        places=CAST_OR_BUILT,
         references=("OpenTau#181", "accelerate#3979", "accelerate#2624", "transformers#42805", "AReaL#1292"),
         sections=("stepped",),
         check=_sixteen_bit_steps,
@@ -240,7 +242,10 @@ RULES = (
             "stored weight "
             "in the probed steps; elements without a gradient do not count"
         ),
-        repair=f"{_MASTERS}; {RETUNE}",
+        repair=MASTERS,
+        repairs=MASTERS_BY_LIBRARY,
+        afterwards=RETUNE,
+        places=CAST_OR_BUILT,
         references=("arXiv:2405.03637", "AReaL#1634"),
         sections=("stepped", "numbers"),
         consequence_of=("BXP101",),
@@ -258,7 +263,10 @@ RULES = (
         measurement=(
             "the stored tensor before the first and after the last observed step, bit by bit, and the updates in between"
         ),
-        repair=f"{_MASTERS}, at least for this parameter; {RETUNE}",
+        repair=f"{MASTERS}, at least for this parameter",
+        repairs=MASTERS_BY_LIBRARY,
+        afterwards=RETUNE,
+        places=CAST_OR_BUILT,
         references=("OpenTau#181",),
         sections=("stepped", "numbers"),
         consequence_of=("BXP101",),
@@ -272,6 +280,7 @@ RULES = (
         rationale="the model then computes with weights that are not the trained ones",
         measurement="local shards of live parameters, compared with the masters cast to their dtype, after steps",
         repair="copy the masters into the live parameters after every step, and change weights nowhere else",
+        places=("optimizer",),
         references=("OpenTau#186",),
         sections=("stepped", "links"),
         check=_live_differs,
@@ -288,6 +297,7 @@ RULES = (
         repair=(
             "make masters after the model is on its device, or declare the offload to the backend that does it asynchronously"
         ),
+        places=("optimizer",),
         references=("OpenTau#186",),
         sections=("stepped", "links"),
         missing_evidence=_live_device_unknown,
@@ -302,7 +312,10 @@ RULES = (
             "weight; Kahan summation does not help where weights are decayed outside of it, as optimi and torchdistx do"
         ),
         measurement="learning rate and decoupled weight decay of 16-bit tensors that are stepped",
-        repair=f"{_MASTERS}; {RETUNE}",
+        repair=MASTERS,
+        repairs=MASTERS_BY_LIBRARY,
+        afterwards=RETUNE,
+        places=CAST_OR_BUILT,
         references=("OpenTau#181", "arXiv:2405.03637"),
         sections=("stepped", "options"),
         consequence_of=("BXP101",),

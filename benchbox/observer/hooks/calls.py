@@ -5,7 +5,6 @@ Each function is replaced by a wrapper that calls the original with the same arg
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,10 +16,10 @@ from torch.optim import Optimizer
 from ..facts import StateLoad
 from ..introspect.tensors import dtype_name
 from .clips import Clip, PendingClips
-from .tracing import TraceWatch, note_traced_call
+from .patches import FunctionPatches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 # Scripts repeat these calls; more records of them add nothing.
 _MAX_RECORDS = 64
@@ -36,49 +35,28 @@ class PatchedCalls:
         self.steps_taken = 0  # by optimizers, as the observer counts them
         self.skipped = 0
         self.clips = PendingClips()
-        self._patches: list[tuple[Any, str, Any]] = []
-        self._is_active = False
-        self._compiled = TraceWatch("call")
+        self._patches = FunctionPatches()
 
     def install(self) -> None:
         """Replace the functions."""
-        self._is_active = True
-        self._compiled = TraceWatch("call")
+        self._patches = FunctionPatches()
         for owner in (torch.nn.utils, clip_grad):
-            self._patch(owner, "clip_grad_norm_", self._record_clip)
-        self._patch(Optimizer, "load_state_dict", self._record_load)
-        self._patch(torch.amp.GradScaler, "step", self._record_scaled_step)
-        self._patch(torch.amp.GradScaler, "unscale_", self._record_unscaling)
+            self._patches.patch(owner, "clip_grad_norm_", self._record_clip)
+        self._patches.patch(Optimizer, "load_state_dict", self._record_load)
+        self._patches.patch(torch.amp.GradScaler, "step", self._record_scaled_step)
+        self._patches.patch(torch.amp.GradScaler, "unscale_", self._record_unscaling)
         self.patch_fsdp1()
 
     def patch_fsdp1(self) -> None:
         """Replace FSDP1's own clipping method, once the script has imported FSDP1."""
         fsdp = sys.modules.get("torch.distributed.fsdp")
         fsdp1 = getattr(fsdp, "FullyShardedDataParallel", None)
-        if fsdp1 is not None and all(owner is not fsdp1 for owner, _, _ in self._patches):
-            self._patch(fsdp1, "clip_grad_norm_", self._record_clip)
+        if fsdp1 is not None and not self._patches.has(fsdp1):
+            self._patches.patch(fsdp1, "clip_grad_norm_", self._record_clip)
 
     def remove(self) -> None:
-        """Restore the originals, except where other code has replaced them meanwhile, or compiled a call of them."""
-        self._is_active = False
-        for owner, name, wrapper in reversed(self._patches):
-            if vars(owner).get(name) is wrapper and not self._compiled:
-                setattr(owner, name, wrapper.__wrapped__)
-        self._patches.clear()
-
-    def _patch(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        original = vars(owner)[name]
-
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
-                note_traced_call()
-                return original(*args, **kwargs)
-            return around(original, *args, **kwargs) if self._is_active else original(*args, **kwargs)
-
-        wrapper.__wrapped__ = original
-        setattr(owner, name, wrapper)
-        self._patches.append((owner, name, wrapper))
+        """Restore the functions."""
+        self._patches.remove()
 
     def _record_clip(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         parameters = args[0] if args else kwargs.get("parameters")

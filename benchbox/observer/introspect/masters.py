@@ -42,8 +42,10 @@ def has_known_arithmetic(optimizer: Optimizer) -> bool:
     A subclass that leaves the arithmetic to the `step` of its base class is as known as that.
     """
     for kind in type(optimizer).__mro__:
-        if (step := vars(kind).get("step")) is not None:
-            if f"{kind.__module__}.".startswith(_KNOWN_MODULES):
+        if "step" in vars(kind):
+            # torch gives a subclass a wrapped copy of its base's step: the function tells where it comes from.
+            step = inspect.unwrap(vars(kind)["step"])
+            if f"{getattr(step, '__module__', '')}.".startswith(_KNOWN_MODULES):
                 return True
             if not _calls_base_step(step):
                 return False
@@ -52,7 +54,7 @@ def has_known_arithmetic(optimizer: Optimizer) -> bool:
 
 def _calls_base_step(step: Any) -> bool:
     """Return whether a method runs `super().step(...)`."""
-    code = getattr(inspect.unwrap(step), "__code__", None)
+    code = getattr(step, "__code__", None)
     return code is not None and "__class__" in code.co_freevars and "step" in code.co_names
 
 

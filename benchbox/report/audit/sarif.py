@@ -15,6 +15,7 @@ from benchbox.report.audit.view import (
     format_finding,
     format_suppression,
     group_by_reason,
+    place_rows,
     sort_by_severity,
     tensor_names,
     to_json,
@@ -76,7 +77,10 @@ def _subject_file(subject: Mapping[str, Any]) -> str | None:
         files = [argument for argument in subject.get("command", ()) if argument.endswith(".py")]
     if not files:
         return None
-    path = Path(files[0])
+    return _uri(Path(files[0]))
+
+
+def _uri(path: Path) -> str:
     if path.is_absolute() and path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())
     return path.as_uri() if path.is_absolute() else quote(os.fsencode(path.as_posix()))
@@ -85,26 +89,71 @@ def _subject_file(subject: Mapping[str, Any]) -> str | None:
 def _result(finding: Finding, file: str | None, state: str | None) -> dict[str, Any]:
     """Return a finding as a result. `state` compares it to the baseline: if one result has a state, all must."""
     values = finding.to_dict()
-    return {
-        "ruleId": finding.code,
-        "ruleIndex": list(rules()).index(finding.code),
-        "level": _LEVELS[finding.severity],
-        "message": {"text": f"{format_finding(finding)}. Repair: {finding.repair}."},
-        "locations": _locations(tensor_names(finding), escape_unprintable(finding.where), file),
-        "partialFingerprints": {"finding/v1": _fingerprint(finding)},
-        "properties": {key: values[key] for key in ("severity", "where", "rank", "evidence")},
-    } | _baseline_state(state)
+    return (
+        {
+            "ruleId": finding.code,
+            "ruleIndex": list(rules()).index(finding.code),
+            "level": _LEVELS[finding.severity],
+            "message": {"text": f"{format_finding(finding)}. Repair: {finding.repair}."},
+            "locations": _locations(
+                tensor_names(finding), escape_unprintable(finding.where), _physical_location(finding, file)
+            ),
+            "partialFingerprints": {"finding/v1": _fingerprint(finding)},
+            "properties": {key: values[key] for key in ("severity", "where", "rank", "evidence")},
+        }
+        | _related_places(finding)
+        | _baseline_state(state)
+    )
 
 
 def _baseline_state(state: str | None) -> dict[str, str]:
     return {} if state is None else {"baselineState": state}
 
 
-def _locations(names: list[str], where: str, file: str | None) -> list[dict[str, Any]]:
+def _locations(names: list[str], where: str, physical: dict[str, Any] | None) -> list[dict[str, Any]]:
     """Return one location for each named parameter, all of which have to change; without names, one for `where`."""
     logical = [{"fullyQualifiedName": name, "kind": "member"} for name in names] or [{"fullyQualifiedName": where}]
-    in_file = {} if file is None else {"physicalLocation": {"artifactLocation": {"uri": file}}}
+    in_file = {} if physical is None else {"physicalLocation": physical}
     return [{**in_file, "logicalLocations": [location]} for location in logical]
+
+
+def _physical_location(finding: Finding, file: str | None) -> dict[str, Any] | None:
+    """Return the likeliest line, or the subject's file; None if neither is known."""
+    if finding.places:
+        return _line(finding.places[0].file, finding.places[0].line)
+    return None if file is None else _file(file)
+
+
+def _file(uri: str) -> dict[str, Any]:
+    return {"artifactLocation": {"uri": uri}}
+
+
+def _line(file: str, line: int) -> dict[str, Any]:
+    return _file(_uri(Path(file))) | {"region": {"startLine": line}}
+
+
+def _related_places(finding: Finding) -> dict[str, Any]:
+    """Return all places of a finding as related locations, and the calls that led to each as a stack."""
+    if not finding.places:
+        return {}
+    labels = [f"{label} {text}" for label, text in place_rows(finding)]
+    related = [
+        {"id": index, "physicalLocation": _line(place.file, place.line), "message": {"text": label}}
+        for index, (place, label) in enumerate(zip(finding.places, labels, strict=True))
+    ]
+    stacks = [
+        {"message": {"text": label}, "frames": [_frame(call) for call in place.stack]}
+        for place, label in zip(finding.places, labels, strict=True)
+    ]
+    return {"relatedLocations": related, "stacks": stacks}
+
+
+def _frame(call: str) -> dict[str, Any]:
+    """Return the stack frame of a call, `file:line in function`."""
+    where, _, function = call.rpartition(" in ")
+    file, _, line = where.rpartition(":")
+    function = escape_unprintable(function)
+    return {"location": {"physicalLocation": _line(file, int(line)), "logicalLocations": [{"fullyQualifiedName": function}]}}
 
 
 def _fingerprint(finding: Finding) -> str:
@@ -122,7 +171,7 @@ def _suppressed_result(suppressed: AppliedSuppression, file: str | None, state: 
         "ruleIndex": list(rules()).index(rule.code),
         "level": _LEVELS[rule.severity],
         "message": {"text": f"{rule.title}. Suppressed for {parameters}"},
-        "locations": _locations(names, parameters, file),
+        "locations": _locations(names, parameters, None if file is None else _file(file)),
         "suppressions": [{"kind": "external", "status": "accepted", "justification": reason}],
     } | _baseline_state(state)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,9 +13,15 @@ if TYPE_CHECKING:
 
     from benchbox.audit.findings import Finding
     from benchbox.audit.judge import AppliedSuppression, Judgement
-    from benchbox.observer.facts import RankFacts
+    from benchbox.observer.facts import Place, RankFacts
 
 _SEVERITY_ORDER = ("error", "unknown", "warning", "info")
+_PLACE_LABELS = {
+    "optimizer": "optimizer built at",
+    "schedule": "schedule built at",
+    "cast": "cast at",
+    "default dtype": "default dtype set at",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +95,28 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
     return rows
 
 
+def place_rows(finding: Finding) -> list[tuple[str, str]]:
+    """Return (what happened there, `file:line in function (name)`) of a finding's places."""
+    return [(_PLACE_LABELS[place.kind], escape_unprintable(_format_place(place))) for place in finding.places]
+
+
+def _format_place(place: Place) -> str:
+    return f"{relative_path(place.file)}:{place.line} in {place.function} ({place.name})"
+
+
+def relative_path(file: str) -> str:
+    """Return a path below the working directory without it, and any other unchanged."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
 def _append_count(names: str, more: int | None) -> str:
     return f"{names} and {more} more" if more else names
 
 
 def format_finding(finding: Finding) -> str:
     """Format a finding as one line."""
-    rows = [("where", escape_unprintable(finding.where)), *evidence_rows(finding)]
+    rows = [("where", escape_unprintable(finding.where)), *evidence_rows(finding), *place_rows(finding)]
     return f"{escape_unprintable(finding.title)} ({'; '.join(f'{key}: {text}' for key, text in rows)})"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import socket
 import subprocess
 import sys
@@ -80,11 +81,23 @@ def test_a_ddp_script_that_casts_its_model_gets_its_losses_and_the_repair(run):
     assert done.returncode == 4, done.stderr
     assert len(results(done.stdout)) == 12, "the command runs to its end"
     report = done.stdout[done.stdout.index("BXP101") :]
-    for expected in ("BXP201", "0.weight, 0.bias, 2.weight, 2.bias", "2,128", "0.999", "exp_avg_sq", "float32 masters"):
+    for expected in ("BXP201", "0.weight, 0.bias, 2.weight, 2.bias", "2,128", "0.999", "exp_avg_sq", "torch.autocast"):
         assert expected in report
+    script = (SCRIPTS / "casts_its_model.py").read_text().splitlines()
+    for what, code in (("cast at", "model.bfloat16()"), ("optimizer built at", "torch.optim.AdamW(")):
+        (line,) = [number for number, text in enumerate(script, 1) if code in text]
+        assert re.search(rf"{what} +{re.escape(str(SCRIPTS))}/casts_its_model.py:{line} in train ", report), report
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert "BXP101" in done.stderr
     assert "BXP201" in done.stderr
+
+
+def test_a_subclass_that_leaves_the_arithmetic_to_adamw_is_as_known_as_adamw(run):
+    done = run(*AUDIT, "--steps", "6", "--format", "json", "--", "python", SCRIPTS / "subclasses_adamw.py")
+    report = json.loads(done.stdout)
+    assert {finding["where"] for finding in report["findings"]} == {"PolicyAdamW"}
+    assert "BXP102" in codes(report)
+    assert "BXP604" in report["clean"]
 
 
 @pytest.mark.parametrize(

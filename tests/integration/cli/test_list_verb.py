@@ -69,5 +69,5 @@ def test_rules_are_listed_one_a_line_and_each_can_be_explained(benchbox):
 
 
 def test_an_unknown_rule_is_one_line_with_a_suggestion(benchbox):
-    done = benchbox("explain", "BXP109")
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: unknown rule 'BXP109'; did you mean 'BXP106'?\n")
+    done = benchbox("explain", "BXP1O1")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "error: unknown rule 'BXP1O1'; did you mean 'BXP101'?\n")

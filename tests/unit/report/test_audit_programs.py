@@ -12,6 +12,7 @@ import pytest
 from benchbox.audit.judge import judge
 from benchbox.audit.rules import rules
 from benchbox.audit.selection import Selection, load_baseline
+from benchbox.observer.facts import Place
 from benchbox.report.audit import write_audit
 from benchbox.report.audit.as_json import json_report
 from benchbox.report.audit.junit import junit_report
@@ -56,13 +57,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "ruleIndex": int,
         "level": {"none", "note", "warning", "error"},
         "locations": ["location"],
+        "relatedLocations": ["location"],
+        "stacks": ["stack"],
         "partialFingerprints": dict,
         "suppressions": ["suppression"],
         "baselineState": {"new", "unchanged", "updated", "absent"},
         "properties": dict,
     },
-    "location": {"physicalLocation": "physical", "logicalLocations": ["logical"]},
-    "physical": {"artifactLocation": "artifact"},
+    "location": {"id": int, "physicalLocation": "physical", "logicalLocations": ["logical"], "message": "text"},
+    "physical": {"artifactLocation": "artifact", "region": "region"},
+    "region": {"startLine": int},
+    "stack": {"message": "text", "frames!": ["frame"]},
+    "frame": {"location": "location"},
     "artifact": {"uri": str},
     "logical": {"fullyQualifiedName": str, "kind": str},
     "suppression": {
@@ -131,7 +137,7 @@ def test_json_is_one_object_of_version_1():
     assert report["schema_version"] == 1
     assert report["subject"]["kind"] == "command"
     assert report["subject"]["optimizer_chain"] == "AcceleratedOptimizer > AdamW"
-    parts = {"code", "severity", "title", "where", "rank", "evidence", "repair", "cause"}
+    parts = {"code", "severity", "title", "where", "rank", "evidence", "repair", "cause", "places"}
     assert [finding.keys() for finding in report["findings"]] == [parts] * 3
     causes = [(finding["code"], finding["cause"]) for finding in report["findings"]]
     assert causes == [("BXP101", None), ("BXP201", "BXP101"), ("BXP106", "BXP101")]
@@ -183,6 +189,33 @@ def test_sarif_names_the_parameters_and_the_script_they_are_in():
     assert uris(run) == {"train.py"}
     assert "edq: 1" in run["results"][0]["message"]["text"]
     assert run["results"][0]["properties"]["evidence"]["ranks"] == [0, 1]
+
+
+CAST = Place(
+    kind="cast",
+    name="Net to bfloat16",
+    file=str(Path.cwd() / "my nets" / "net.py"),
+    line=8,
+    function="__init__",
+    stack=("/far/in in/net.py:8 in <lambda>", "/far/train.py:30 in main"),
+)
+BUILT = Place(kind="optimizer", name="AdamW", file="/far/train.py", line=31, function="main")
+
+
+def test_sarif_points_at_the_line_of_the_cast_and_relates_the_others_with_their_stacks():
+    result = results(pure(places=(BUILT, CAST)))["BXP101"]
+    assert {str(location["physicalLocation"]) for location in result["locations"]} == {
+        str({"artifactLocation": {"uri": "my%20nets/net.py"}, "region": {"startLine": 8}})
+    }
+    assert [item["message"]["text"] for item in result["relatedLocations"]] == [
+        "cast at my nets/net.py:8 in __init__ (Net to bfloat16)",
+        "optimizer built at /far/train.py:31 in main (AdamW)",
+    ]
+    assert result["relatedLocations"][1]["physicalLocation"]["region"] == {"startLine": 31}
+    frames = [frame["location"] for frame in result["stacks"][0]["frames"]]
+    assert [frame["logicalLocations"][0]["fullyQualifiedName"] for frame in frames] == ["<lambda>", "main"]
+    lines = [(at["artifactLocation"]["uri"], at["region"]["startLine"]) for at in (f["physicalLocation"] for f in frames)]
+    assert lines == [("file:///far/in%20in/net.py", 8), ("file:///far/train.py", 30)]
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.console import Console
 
 from benchbox.audit.selection import Selection
-from benchbox.observer.facts import CensusEntry
+from benchbox.observer.facts import CensusEntry, Place
 from benchbox.report.audit.text import print_audit
 from tests.support.audits import audit, hostile, pure, suppressing, unreadable, with_baseline
 from tests.support.facts import half, rank, ranks, ranks_stepping, reduction
@@ -93,10 +94,24 @@ def test_a_finding_has_its_place_its_numbers_and_the_repair():
     ]
 
 
+def test_a_finding_has_the_lines_that_led_to_it_relative_to_the_working_directory():
+    places = (
+        Place(kind="optimizer", name="AdamW", file=str(Path.cwd() / "train.py"), line=18, function="build"),
+        Place(kind="cast", name="Net to bfloat16", file="/far/net.py", line=8, function="__init__"),
+        Place(kind="schedule", name="LinearLR", file="/far/net.py", line=9, function="__init__"),
+    )
+    text = lines(audit(pure(places=places)))
+    found = [re.split(r"  +", line.strip(), maxsplit=1) for line in text if " at  " in line]
+    assert found == [
+        ["cast at", "/far/net.py:8 in __init__ (Net to bfloat16)"],
+        ["optimizer built at", "train.py:18 in build (AdamW)"],
+    ]
+
+
 def test_a_repair_that_several_findings_share_is_printed_once():
     two_optimizers = [replace(facts, stepped=(*facts.stepped, half("head", optimizer="SGD"))) for facts in pure()]
     text = printed(audit(two_optimizers))
-    assert text.count("let the optimizer step float32 masters") == 1
+    assert text.count("shard float32 parameters") == 1
     assert "as for BXP101" in text
 
 
@@ -175,13 +190,13 @@ def test_lines_fit_a_terminal_of_any_width_and_lose_no_word(width):
 def test_wrapped_lines_are_indented():
     text = printed(audit(pure()), force_terminal=True, width=80, color_system=None).splitlines()
     start = next(index for index, line in enumerate(text) if line.startswith("  repair "))
-    column = text[start].index("let the")
+    column = text[start].index("shard")
     assert text[start + 1][:column].isspace()
     assert not text[start + 1][column].isspace()
 
 
 def test_output_that_is_no_terminal_is_not_wrapped():
-    long = [line for line in lines(audit(pure())) if line.startswith("  repair") and "float32 masters" in line]
+    long = [line for line in lines(audit(pure())) if line.startswith("  repair") and "float32 parameters" in line]
     assert long[0].endswith("0.838 at 6e-6)")
 
 

@@ -1,0 +1,142 @@
+"""Places in the training's code where optimizers and schedules are constructed, and where weights are cast to 16 bits."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ..facts import Place
+from ..introspect.tensors import dtype_name
+from .patches import FunctionPatches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import FrameType
+
+_CASTS = ("to", "type", "half", "bfloat16", "float", "double")
+_SIXTEEN_BIT = (torch.bfloat16, torch.float16)
+_MAX_CALLS = 8
+_MAX_CASTS = 64
+_TORCH = str(Path(torch.__file__).parent)
+_OBSERVER = str(Path(__file__).parent.parent)
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+class _Call(NamedTuple):
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_installed(self) -> bool:
+        """True for the code of a package, False for that of the user."""
+        return self.file.startswith((_STANDARD_LIBRARY, "<")) or any(folder in Path(self.file).parts for folder in _INSTALLED)
+
+
+class _Cast(NamedTuple):
+    module: weakref.ref[nn.Module]
+    place: Place
+
+
+class PlaceRecorder:
+    """Records, while installed, the calls that construct optimizers and schedules, and those that cast modules to 16 bits."""
+
+    def __init__(self) -> None:
+        self._patches = FunctionPatches()
+        self._constructed: weakref.WeakKeyDictionary[Any, Place] = weakref.WeakKeyDictionary()
+        self._casts: list[_Cast] = []
+        self._default_dtypes: dict[Place, None] = {}
+
+    def install(self) -> None:
+        """Begin to record."""
+        self._patches = FunctionPatches()
+        self._patches.patch(Optimizer, "__init__", self._construct_optimizer)
+        self._patches.patch(LRScheduler, "__init__", self._construct_schedule)
+        for name in _CASTS:
+            self._patches.patch(nn.Module, name, self._cast)
+        self._patches.patch(torch, "set_default_dtype", self._set_default_dtype)
+
+    def remove(self) -> None:
+        """Record no more."""
+        self._patches.remove()
+
+    def places(self, constructed: Iterable[Any], models: Sequence[nn.Module]) -> Iterator[Place]:
+        """Yield the places of these optimizers and schedules, and of the casts of modules in these models.
+
+        Where none of these was cast, it yields the places that made a 16-bit dtype the default for new modules instead.
+        """
+        found = {self._constructed[instance]: None for instance in constructed if instance in self._constructed}
+        parts = {id(module) for model in models for module in model.modules()}
+        casts = {cast.place: None for cast in self._casts if (module := cast.module()) is not None and id(module) in parts}
+        yield from [*found, *(casts or self._default_dtypes)]
+
+    def _construct_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self._construct("optimizer", original, optimizer, *args, **kwargs)
+
+    def _construct_schedule(self, original: Any, schedule: Any, *args: Any, **kwargs: Any) -> None:
+        self._construct("schedule", original, schedule, *args, **kwargs)
+
+    def _construct(self, kind: str, original: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
+        original(instance, *args, **kwargs)
+        if (place := _calling_place(kind, type(instance).__name__, instance)) is not None:
+            self._constructed[instance] = place
+
+    def _cast(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        before = [tensor.dtype for tensor in _stored_tensors(module)]
+        result = original(module, *args, **kwargs)
+        changed = {
+            tensor.dtype: dtype_name(tensor)
+            for tensor, dtype in zip(_stored_tensors(module), before, strict=False)
+            if tensor.dtype != dtype
+        }
+        if changed:
+            parts = {id(part) for part in module.modules()}
+            self._casts = [cast for cast in self._casts if id(cast.module()) not in parts]
+            for dtype, name in changed.items():
+                place = _calling_place("cast", f"{type(module).__name__} to {name}")
+                if dtype in _SIXTEEN_BIT and place is not None and len(self._casts) < _MAX_CASTS:
+                    self._casts.append(_Cast(weakref.ref(module), place))
+        return result
+
+    def _set_default_dtype(self, original: Callable[..., Any], dtype: Any) -> Any:
+        result = original(dtype)
+        name = str(dtype).removeprefix("torch.")
+        place = _calling_place("default dtype", name) if dtype in _SIXTEEN_BIT else None
+        if place is not None and len(self._default_dtypes) < _MAX_CASTS:
+            self._default_dtypes[place] = None
+        return result
+
+
+def _stored_tensors(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _calling_place(kind: str, name: str, constructed: Any = None) -> Place | None:
+    """Return the place of the running call: the innermost line of the user's code, or of any outside of torch.
+
+    The constructor of the constructed object is no such place: it constructs its base class.
+    """
+    calls = list(_outer_calls(sys._getframe(2), constructed))  # noqa: SLF001 (`inspect` reads every source file)
+    own = next((call for call in calls if not call.is_installed), calls[0] if calls else None)
+    if own is None:
+        return None
+    stack = tuple(f"{call.file}:{call.line} in {call.function}" for call in calls[:_MAX_CALLS])
+    return Place(kind=kind, name=name, file=own.file, line=own.line, function=own.function, stack=stack)
+
+
+def _outer_calls(frame: FrameType | None, constructed: Any) -> Iterator[_Call]:
+    while frame is not None:
+        code = frame.f_code
+        is_own = constructed is not None and code.co_name == "__init__" and frame.f_locals.get("self") is constructed
+        if not is_own and not code.co_filename.startswith((_TORCH, _OBSERVER, "<frozen")):
+            yield _Call(code.co_filename, frame.f_lineno, code.co_name)
+        frame = frame.f_back
