@@ -15,8 +15,8 @@ run: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/perf $(PARALLEL)
 	$(BIN)/python -m pytest tests/perf
-# Files in the order of tests/conftest.py, each on one worker.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+# Files in the order of tests/conftest.py, each on one worker, which sets up its fixtures once.
+PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Style, types, import directions, names and docstrings.
 lint: $(VENV)/.installed-dev

@@ -41,14 +41,14 @@ class _SharedServers:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        if any(test_id.endswith(_RANKS) for test_id in ids):
+        if any(test_id.startswith(_WITH_RANKS) for test_id in ids):  # markers stay in the workers
             self._servers.start()
 
     def pytest_unconfigure(self) -> None:
         self._servers.close()
 
 
-_RANKS = "!ranks"
+_WITH_RANKS = "tests/integration/"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,17 +57,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of a file on one worker of pytest-xdist, and begin with those that take longest."""
+    """Begin with the tests that take longest, so that no worker of pytest-xdist is left with one of them in the end."""
     for item in items:
         if item.get_closest_marker("ranks") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_RANKS_TIMEOUT_S))
-    if not _is_worker(config):
-        return
-    items.sort(key=lambda item: item.get_closest_marker("ranks") is None)
-    for item in items:
-        needs_ranks = item.get_closest_marker("ranks") is not None
-        group = item.nodeid.partition("::")[0] + (_RANKS if needs_ranks else "")
-        item.add_marker(pytest.mark.xdist_group(group))
+    if _is_worker(config):
+        with_ranks = {item.path for item in items if item.get_closest_marker("ranks")}
+        items.sort(key=lambda item: item.path not in with_ranks)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -98,7 +99,7 @@ def test_benchmark_and_training_give_the_same_losses(straight: tuple[Path, Path]
 
 def test_a_resumed_training_is_the_same_training(straight: tuple[Path, Path], tmp_path: Path) -> None:
     """Stopped after three steps and resumed, a training has the metrics of one that never stopped, and in the end the same
-    weights, moments, masters and schedule, bit for bit."""
+    weights, moments, masters, schedule and generators of every rank, bit for bit."""
     config, out = straight
     interrupted = train(config, tmp_path / "cut", "--set", "steps=3")
     assert interrupted.returncode == 0, interrupted.stderr
@@ -112,6 +113,10 @@ def test_a_resumed_training_is_the_same_training(straight: tuple[Path, Path], tm
     for part in ("optimizer.pt", "schedule.pt"):
         expected, resumed = (torch.load(folder / name / part, weights_only=True) for folder in (out, tmp_path / "cut"))
         assert flat(expected) == flat(resumed)
+    generators = [sorted((folder / name).glob("rng-rank*.pt")) for folder in (out, tmp_path / "cut")]
+    states = [[torch.load(path, weights_only=True)["cpu"].tolist() for path in paths] for paths in generators]
+    assert states[0] == states[1]
+    assert all(first != second for first, second in itertools.pairwise(states[0])), "each rank draws numbers of its own"
     masters = torch.load(out / name / "optimizer.pt", weights_only=True)["masters"]
     held_in_bf16 = [torch.equal(master, master.bfloat16().float()) for master in masters if master.numel() > 100]
     assert not any(held_in_bf16), "masters hold what bfloat16 cannot: they were saved, not derived from live weights"
