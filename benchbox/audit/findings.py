@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from benchbox.observer.facts import Place
+    from benchbox.observer.facts import SourceLocation
 
 # "unknown" is not a mild warning: the rule could not be judged, so the set-up has not passed it.
 Severity = Literal["error", "warning", "info", "unknown"]
@@ -19,7 +19,7 @@ FAILING: frozenset[str] = frozenset({"error", "unknown"})
 class Finding:
     """A rule that fired. `rank` is the lowest affected rank; `evidence` holds plain JSON values, with all affected `ranks`.
 
-    `cause` is the code of another finding at the same place, of which this one is a consequence. `places` are lines of the
+    `cause` is the code of another finding at the same place, of which this one is a consequence. `locations` are lines of the
     training's code that led to it, the nearest to the cause first.
     """
 
@@ -31,7 +31,7 @@ class Finding:
     evidence: Mapping[str, Any]
     repair: str
     cause: str | None = None
-    places: tuple[Place, ...] = ()
+    locations: tuple[SourceLocation, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -81,7 +81,7 @@ def build_facts(
         default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
         contract=state.contract,
         libraries=state.libraries,
-        places=tuple(state.places.places(_constructed(state, optimizers), state.objects.models)),
+        locations=tuple(state.locations.locations(_constructed(state, optimizers), state.objects.models)),
         missing=_missing_sections(state, optimizers, model, _COMPILED if compiled else _NO_STEP),
         problems=problems,
     )

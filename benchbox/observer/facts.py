@@ -271,7 +271,7 @@ class PreparedByAccelerate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SourceLocation:
     """Line of the training's code that made something the audit met.
 
     `kind` is optimizer or schedule (constructed there; `name` is the class), cast (a module was cast there) or default dtype
@@ -329,7 +329,7 @@ class RankFacts:
     default_dtype: str | None = None
     contract: Contract | None = None
     libraries: tuple[str, ...] = ()  # training libraries that take part in the first step, by package
-    places: tuple[Place, ...] = ()
+    locations: tuple[SourceLocation, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()  # failures of the observer itself
 
@@ -362,7 +362,7 @@ _TUPLE_FIELDS: dict[str, Any] = {
     "steps": StepFacts,
     "schedules": Schedule,
     "loads": StateLoad,
-    "places": Place,
+    "locations": SourceLocation,
 }
 _OPTIONAL_FIELDS: dict[str, Any] = {
     "reduction": ConfiguredReduction,

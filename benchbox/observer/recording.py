@@ -62,13 +62,13 @@ class StepRecorder:
             self.state.objects.models = [self._model]
             self._register_models()
         else:
-            self.state.places.install()
+            self.state.locations.install()
 
     def remove(self) -> None:
         """Remove all that was installed."""
         self.state.operations.leave()
         self.state.forward_hooks.remove()
-        self.state.places.remove()
+        self.state.locations.remove()
         self.state.calls.remove()
 
     def begin_step(self, step: int) -> None:

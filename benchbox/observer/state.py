@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .hooks.calls import PatchedCalls
 from .hooks.forward import ForwardHooks
+from .hooks.locations import LocationRecorder
 from .hooks.operations import OperationRecorder
-from .hooks.places import PlaceRecorder
 from .introspect.averages import AverageWatch
 from .introspect.discovery import TrainingObjects
 from .introspect.masters import detect_compensation
@@ -191,7 +191,7 @@ class ObserverState:
     outermost_optimizer: Any = None
     objects: TrainingObjects = field(default_factory=TrainingObjects)
     calls: PatchedCalls = field(default_factory=PatchedCalls)
-    places: PlaceRecorder = field(default_factory=PlaceRecorder)
+    locations: LocationRecorder = field(default_factory=LocationRecorder)
     libraries: tuple[str, ...] = ()
     census: TensorCensus = field(default_factory=TensorCensus)
     forward_hooks: ForwardHooks = field(default_factory=ForwardHooks)

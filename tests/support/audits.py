@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.judge import judge
 from benchbox.audit.selection import BaselineFinding, Selection, Suppression
-from benchbox.observer.facts import OpaqueOptimizer, Place
+from benchbox.observer.facts import OpaqueOptimizer, SourceLocation
 from benchbox.report.audit.view import Audit
 from tests.support.facts import HALF_MOMENTS, NORM, half, ranks, ranks_stepping, tensor
 
@@ -49,8 +49,10 @@ def hostile() -> list[RankFacts]:
         stepped=(half(HOSTILE, optimizer=HOSTILE, state=HALF_MOMENTS), tensor()),
         optimizer_chain=(HOSTILE,),
         missing={"loads": HOSTILE},
-        places=(
-            Place(kind="cast", name=HOSTILE, file=HOSTILE, line=1, function=HOSTILE, stack=(f"{HOSTILE}:1 in {HOSTILE}",)),
+        locations=(
+            SourceLocation(
+                kind="cast", name=HOSTILE, file=HOSTILE, line=1, function=HOSTILE, stack=(f"{HOSTILE}:1 in {HOSTILE}",)
+            ),
         ),
         problems=(HOSTILE,),
     )

@@ -14,12 +14,12 @@ from benchbox.observer.facts import SECTIONS, all_stepped_tensors
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from benchbox.observer.facts import Place, RankFacts, SteppedTensor, UpdateStatistics
+    from benchbox.observer.facts import RankFacts, SourceLocation, SteppedTensor, UpdateStatistics
 
 MAX_NAMES = 10
 _FEW_NAMES = 4  # read best as they are
-_MAX_PLACES = 3
-# Kinds of places that decide in which dtype weights and their state are stored.
+_MAX_LOCATIONS = 3
+# Kinds of locations that decide in which dtype weights and their state are stored.
 CAST_OR_BUILT = ("cast", "default dtype", "optimizer")
 SIXTEEN_BIT = frozenset({"bfloat16", "float16"})
 
@@ -55,7 +55,7 @@ class Rule:
     consequence_of: tuple[str, ...] = ()  # codes of rules: where one of them fires as well, it is the cause
     repairs: Mapping[str, str] = field(default_factory=dict)  # by library, as in `benchbox.audit.repairs`
     afterwards: str = ""  # what is left to do after any of these repairs
-    places: tuple[str, ...] = ()  # kinds of places that may be the cause, the likeliest first
+    locations: tuple[str, ...] = ()  # kinds of locations that may be the cause, the likeliest first
     check: Callable[[Sequence[RankFacts]], Iterable[RuleViolation]]
     missing_evidence: Callable[[Sequence[RankFacts]], str | None] = lambda _: None
 
@@ -74,13 +74,15 @@ class Rule:
                 rank=rank,
                 evidence=evidence,
                 repair=repair,
-                places=tuple(self._places(facts)),
+                locations=tuple(self._locations(facts)),
             )
 
-    def _places(self, facts: Sequence[RankFacts]) -> Iterator[Place]:
-        """Yield up to three places that may have led to a finding; ranks run the same code."""
-        places = dict.fromkeys(place for rank_facts in facts for place in rank_facts.places if place.kind in self.places)
-        yield from sorted(places, key=lambda place: self.places.index(place.kind))[:_MAX_PLACES]
+    def _locations(self, facts: Sequence[RankFacts]) -> Iterator[SourceLocation]:
+        """Yield up to three locations that may have led to a finding; ranks run the same code."""
+        locations = dict.fromkeys(
+            location for rank_facts in facts for location in rank_facts.locations if location.kind in self.locations
+        )
+        yield from sorted(locations, key=lambda location: self.locations.index(location.kind))[:_MAX_LOCATIONS]
 
     def not_judged_reason(self, facts: Sequence[RankFacts]) -> str | None:
         """Return why this rule cannot be judged from these facts; None if it can."""
@@ -165,5 +167,5 @@ def rms_update(numbers: UpdateStatistics) -> float | None:
 
 
 def round_share(share: float) -> float:
-    """Round a share to four places, but never to 0 or 1 unless it is exactly that."""
+    """Round a share to four locations, but never to 0 or 1 unless it is exactly that."""
     return min(max(round(share, 4), 0.0001), 0.9999) if 0.0 < share < 1.0 else share

@@ -173,7 +173,7 @@ RULES = (
         measurement="dtype of the gradients that the second and later micro-batches of a step add to",
         repair="accumulate in float32 (float32 parameters or shards, DeepSpeed's data_types.grad_accum_dtype: fp32)",
         repairs=MASTERS_BY_LIBRARY | ACCUMULATION_BY_LIBRARY,
-        places=("cast", "default dtype"),
+        locations=("cast", "default dtype"),
         references=("pytorch#106395",),
         sections=("steps", "gradients"),
         check=_accumulation,
@@ -228,7 +228,7 @@ RULES = (
             "GradScaler, call scaler.unscale_(optimizer) before clipping"
         ),
         repairs=CLIPPING_BY_LIBRARY,
-        places=("optimizer",),
+        locations=("optimizer",),
         references=("OpenTau#186",),
         sections=("steps", "clip", "numbers"),
         check=_ineffective_clipping,
@@ -247,7 +247,7 @@ RULES = (
             "overflows: lower init_scale"
         ),
         repairs=SCALING_BY_LIBRARY,
-        places=("cast", "default dtype"),
+        locations=("cast", "default dtype"),
         references=("arXiv:1710.03740",),
         sections=("stepped", "scaler"),
         check=_unscaled_float16,

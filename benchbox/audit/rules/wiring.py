@@ -262,7 +262,7 @@ RULES = (
         measurement="rates in force inside the step, compared with the rates of each schedule, step by step",
         repair="build the schedule on the optimizer that steps, after everything is wrapped, and replace neither afterwards",
         repairs=SCHEDULE_BY_LIBRARY,
-        places=("schedule", "optimizer"),
+        locations=("schedule", "optimizer"),
         references=("OpenTau#182", "OpenTau#186"),
         sections=("steps", "schedule"),
         check=_ineffective_schedule,
@@ -278,7 +278,7 @@ RULES = (
         ),
         measurement="optimizers that step, compared with those that the Accelerator wrapped",
         repair="make the wrapper a subclass of torch.optim.Optimizer and hand it to prepare",
-        places=("optimizer",),
+        locations=("optimizer",),
         references=("OpenTau#182",),
         sections=("prepared", "stepped"),
         check=_unprepared,
@@ -297,7 +297,7 @@ RULES = (
             "step the schedule once for each optimizer step; with accelerate, let it be prepared with "
             "step_scheduler_with_optimizer"
         ),
-        places=("schedule", "optimizer"),
+        locations=("schedule", "optimizer"),
         references=("OpenTau#186",),
         sections=("steps",),
         check=_wrong_cadence,
@@ -317,7 +317,7 @@ RULES = (
             "parameters they are copied into; weights with gradients that stay the same over ten steps"
         ),
         repair="build the optimizer when the model is complete, wrapped, moved and cast",
-        places=("optimizer",),
+        locations=("optimizer",),
         references=("pytorch#107843",),
         sections=("stepped", "links", "parameters"),
         check=_unlinked,
@@ -345,7 +345,7 @@ RULES = (
             "weight decay of all stepped tensors, their shapes as stepped and unsharded, and groups that were meant to decay"
         ),
         repair="choose the decayed parameters by name and shape before the model is wrapped (benchbox.optim.plan_groups)",
-        places=("optimizer",),
+        locations=("optimizer",),
         references=("VITRA fsdp.py",),
         sections=("stepped", "options"),
         check=_decay_by_shape,

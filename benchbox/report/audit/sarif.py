@@ -15,7 +15,7 @@ from benchbox.report.audit.view import (
     format_finding,
     format_suppression,
     group_by_reason,
-    place_rows,
+    location_rows,
     sort_by_severity,
     tensor_names,
     to_json,
@@ -101,7 +101,7 @@ def _result(finding: Finding, file: str | None, state: str | None) -> dict[str, 
             "partialFingerprints": {"finding/v1": _fingerprint(finding)},
             "properties": {key: values[key] for key in ("severity", "where", "rank", "evidence")},
         }
-        | _related_places(finding)
+        | _related_locations(finding)
         | _baseline_state(state)
     )
 
@@ -119,8 +119,8 @@ def _locations(names: list[str], where: str, physical: dict[str, Any] | None) ->
 
 def _physical_location(finding: Finding, file: str | None) -> dict[str, Any] | None:
     """Return the likeliest line, or the subject's file; None if neither is known."""
-    if finding.places:
-        return _line(finding.places[0].file, finding.places[0].line)
+    if finding.locations:
+        return _line(finding.locations[0].file, finding.locations[0].line)
     return None if file is None else _file(file)
 
 
@@ -132,18 +132,18 @@ def _line(file: str, line: int) -> dict[str, Any]:
     return _file(_uri(Path(file))) | {"region": {"startLine": line}}
 
 
-def _related_places(finding: Finding) -> dict[str, Any]:
-    """Return all places of a finding as related locations, and the calls that led to each as a stack."""
-    if not finding.places:
+def _related_locations(finding: Finding) -> dict[str, Any]:
+    """Return all locations of a finding as related locations, and the calls that led to each as a stack."""
+    if not finding.locations:
         return {}
-    labels = [f"{label} {text}" for label, text in place_rows(finding)]
+    labels = [f"{label} {text}" for label, text in location_rows(finding)]
     related = [
-        {"id": index, "physicalLocation": _line(place.file, place.line), "message": {"text": label}}
-        for index, (place, label) in enumerate(zip(finding.places, labels, strict=True))
+        {"id": index, "physicalLocation": _line(location.file, location.line), "message": {"text": label}}
+        for index, (location, label) in enumerate(zip(finding.locations, labels, strict=True))
     ]
     stacks = [
-        {"message": {"text": label}, "frames": [_frame(call) for call in place.stack]}
-        for place, label in zip(finding.places, labels, strict=True)
+        {"message": {"text": label}, "frames": [_frame(call) for call in location.stack]}
+        for location, label in zip(finding.locations, labels, strict=True)
     ]
     return {"relatedLocations": related, "stacks": stacks}
 

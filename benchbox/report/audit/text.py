@@ -14,7 +14,7 @@ from benchbox.report.audit.view import (
     format_ranks,
     format_suppression,
     group_by_reason,
-    place_rows,
+    location_rows,
     sort_by_severity,
 )
 from benchbox.report.rows import print_rows, say
@@ -99,7 +99,7 @@ def _print_finding(console: Console, finding: Finding, consequences: Sequence[Fi
     rows = [
         ("where", escape_unprintable(finding.where)),
         *evidence_rows(finding),
-        *place_rows(finding),
+        *location_rows(finding),
         *(("consequence", _format_consequence(consequence)) for consequence in consequences),
         ("repair", repair),
     ]

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
     from benchbox.audit.findings import Finding
     from benchbox.audit.judge import AppliedSuppression, Judgement
-    from benchbox.observer.facts import Place, RankFacts
+    from benchbox.observer.facts import RankFacts, SourceLocation
 
 _SEVERITY_ORDER = ("error", "unknown", "warning", "info")
-_PLACE_LABELS = {
+_LOCATION_LABELS = {
     "optimizer": "optimizer built at",
     "schedule": "schedule built at",
     "cast": "cast at",
@@ -95,13 +95,13 @@ def evidence_rows(finding: Finding) -> list[tuple[str, str]]:
     return rows
 
 
-def place_rows(finding: Finding) -> list[tuple[str, str]]:
-    """Return (what happened there, `file:line in function (name)`) of a finding's places."""
-    return [(_PLACE_LABELS[place.kind], escape_unprintable(_format_place(place))) for place in finding.places]
+def location_rows(finding: Finding) -> list[tuple[str, str]]:
+    """Return (what happened there, `file:line in function (name)`) of a finding's locations."""
+    return [(_LOCATION_LABELS[location.kind], escape_unprintable(_format_location(location))) for location in finding.locations]
 
 
-def _format_place(place: Place) -> str:
-    return f"{relative_path(place.file)}:{place.line} in {place.function} ({place.name})"
+def _format_location(location: SourceLocation) -> str:
+    return f"{relative_path(location.file)}:{location.line} in {location.function} ({location.name})"
 
 
 def relative_path(file: str) -> str:
@@ -116,7 +116,7 @@ def _append_count(names: str, more: int | None) -> str:
 
 def format_finding(finding: Finding) -> str:
     """Format a finding as one line."""
-    rows = [("where", escape_unprintable(finding.where)), *evidence_rows(finding), *place_rows(finding)]
+    rows = [("where", escape_unprintable(finding.where)), *evidence_rows(finding), *location_rows(finding)]
     return f"{escape_unprintable(finding.title)} ({'; '.join(f'{key}: {text}' for key, text in rows)})"
 
 

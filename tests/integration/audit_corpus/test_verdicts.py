@@ -14,7 +14,8 @@ from tests.audit_corpus.table import CASES
 from tests.audit_corpus.verdicts import compare
 
 CLEAN = clean("clean", "python", "plain.py")
-CAST = cast("cast", "python", "plain.py")
+CAST = cast("cast", "python", "plain.py", repair="torch.autocast")
+CAST_IN_LIGHTNING = cast("cast", "python", "plain.py", repair="bf16-mixed")
 RESUMED = mistaken("resumed", "masters are lost", "BXP501", "python", "resume.py")
 
 
@@ -23,7 +24,8 @@ def execution(exit_code: int | None = 0, *, weights: str = "0a", findings: list[
     lines = f"result weights {weights}\n"
     if findings is None:
         return Execution(exit_code, 2.0, lines, "", {})
-    report = {"findings": [{"code": code, "severity": severity, "title": "", "evidence": {}} for code, severity in findings]}
+    common = {"title": "", "evidence": {}, "repair": "use torch.autocast"}
+    report = {"findings": [{"code": code, "severity": severity, **common} for code, severity in findings]}
     return Execution(exit_code, 3.0, json.dumps(report), lines, {})
 
 
@@ -36,6 +38,7 @@ def execution(exit_code: int | None = 0, *, weights: str = "0a", findings: list[
         (CLEAN, 4, [("BXP604", "unknown")], "false alarm"),
         (CLEAN, 1, [], "failed"),
         (CAST, 4, [("BXP101", "error"), ("BXP201", "error")], "found"),
+        (CAST_IN_LIGHTNING, 4, [("BXP101", "error")], "another repair"),
         (CAST, 0, [("BXP101", "info")], "missed"),
         (CAST, 4, [("BXP201", "error")], "missed"),
         (CAST, 4, [("BXP101", "error"), ("BXP401", "error")], "false alarm"),

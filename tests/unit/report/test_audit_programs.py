@@ -12,7 +12,7 @@ import pytest
 from benchbox.audit.judge import judge
 from benchbox.audit.rules import rules
 from benchbox.audit.selection import Selection, load_baseline
-from benchbox.observer.facts import Place
+from benchbox.observer.facts import SourceLocation
 from benchbox.report.audit import write_audit
 from benchbox.report.audit.as_json import json_report
 from benchbox.report.audit.junit import junit_report
@@ -137,7 +137,7 @@ def test_json_is_one_object_of_version_1():
     assert report["schema_version"] == 1
     assert report["subject"]["kind"] == "command"
     assert report["subject"]["optimizer_chain"] == "AcceleratedOptimizer > AdamW"
-    parts = {"code", "severity", "title", "where", "rank", "evidence", "repair", "cause", "places"}
+    parts = {"code", "severity", "title", "where", "rank", "evidence", "repair", "cause", "locations"}
     assert [finding.keys() for finding in report["findings"]] == [parts] * 3
     causes = [(finding["code"], finding["cause"]) for finding in report["findings"]]
     assert causes == [("BXP101", None), ("BXP201", "BXP101"), ("BXP106", "BXP101")]
@@ -191,7 +191,7 @@ def test_sarif_names_the_parameters_and_the_script_they_are_in():
     assert run["results"][0]["properties"]["evidence"]["ranks"] == [0, 1]
 
 
-CAST = Place(
+CAST = SourceLocation(
     kind="cast",
     name="Net to bfloat16",
     file=str(Path.cwd() / "my nets" / "net.py"),
@@ -199,11 +199,11 @@ CAST = Place(
     function="__init__",
     stack=("/far/in in/net.py:8 in <lambda>", "/far/train.py:30 in main"),
 )
-BUILT = Place(kind="optimizer", name="AdamW", file="/far/train.py", line=31, function="main")
+BUILT = SourceLocation(kind="optimizer", name="AdamW", file="/far/train.py", line=31, function="main")
 
 
 def test_sarif_points_at_the_line_of_the_cast_and_relates_the_others_with_their_stacks():
-    result = results(pure(places=(BUILT, CAST)))["BXP101"]
+    result = results(pure(locations=(BUILT, CAST)))["BXP101"]
     assert {str(location["physicalLocation"]) for location in result["locations"]} == {
         str({"artifactLocation": {"uri": "my%20nets/net.py"}, "region": {"startLine": 8}})
     }

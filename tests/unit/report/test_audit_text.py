@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from benchbox.audit.selection import Selection
-from benchbox.observer.facts import CensusEntry, Place
+from benchbox.observer.facts import CensusEntry, SourceLocation
 from benchbox.report.audit.text import print_audit
 from tests.support.audits import audit, hostile, pure, suppressing, unreadable, with_baseline
 from tests.support.facts import half, rank, ranks, ranks_stepping, reduction
@@ -95,12 +95,12 @@ def test_a_finding_has_its_place_its_numbers_and_the_repair():
 
 
 def test_a_finding_has_the_lines_that_led_to_it_relative_to_the_working_directory():
-    places = (
-        Place(kind="optimizer", name="AdamW", file=str(Path.cwd() / "train.py"), line=18, function="build"),
-        Place(kind="cast", name="Net to bfloat16", file="/far/net.py", line=8, function="__init__"),
-        Place(kind="schedule", name="LinearLR", file="/far/net.py", line=9, function="__init__"),
+    locations = (
+        SourceLocation(kind="optimizer", name="AdamW", file=str(Path.cwd() / "train.py"), line=18, function="build"),
+        SourceLocation(kind="cast", name="Net to bfloat16", file="/far/net.py", line=8, function="__init__"),
+        SourceLocation(kind="schedule", name="LinearLR", file="/far/net.py", line=9, function="__init__"),
     )
-    text = lines(audit(pure(places=places)))
+    text = lines(audit(pure(locations=locations)))
     found = [re.split(r"  +", line.strip(), maxsplit=1) for line in text if " at  " in line]
     assert found == [
         ["cast at", "/far/net.py:8 in __init__ (Net to bfloat16)"],

@@ -1,4 +1,4 @@
-"""Places in the training's code where optimizers and schedules are constructed, and where weights are cast to 16 bits."""
+"""Locations in the training's code where optimizers and schedules are constructed, and where weights are cast to 16 bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..facts import Place
+from ..facts import SourceLocation
 from ..introspect.tensors import dtype_name
 from .patches import FunctionPatches
 
@@ -44,17 +44,17 @@ class _Call(NamedTuple):
 
 class _Cast(NamedTuple):
     module: weakref.ref[nn.Module]
-    place: Place
+    location: SourceLocation
 
 
-class PlaceRecorder:
+class LocationRecorder:
     """Records, while installed, the calls that construct optimizers and schedules, and those that cast modules to 16 bits."""
 
     def __init__(self) -> None:
         self._patches = FunctionPatches()
-        self._constructed: weakref.WeakKeyDictionary[Any, Place] = weakref.WeakKeyDictionary()
+        self._constructed: weakref.WeakKeyDictionary[Any, SourceLocation] = weakref.WeakKeyDictionary()
         self._casts: list[_Cast] = []
-        self._default_dtypes: dict[Place, None] = {}
+        self._default_dtypes: dict[SourceLocation, None] = {}
 
     def install(self) -> None:
         """Begin to record."""
@@ -69,14 +69,14 @@ class PlaceRecorder:
         """Record no more."""
         self._patches.remove()
 
-    def places(self, constructed: Iterable[Any], models: Sequence[nn.Module]) -> Iterator[Place]:
-        """Yield the places of these optimizers and schedules, and of the casts of modules in these models.
+    def locations(self, constructed: Iterable[Any], models: Sequence[nn.Module]) -> Iterator[SourceLocation]:
+        """Yield the locations of these optimizers and schedules, and of the casts of modules in these models.
 
-        Where none of these was cast, it yields the places that made a 16-bit dtype the default for new modules instead.
+        Where none of these was cast, it yields the locations that made a 16-bit dtype the default for new modules instead.
         """
         found = {self._constructed[instance]: None for instance in constructed if instance in self._constructed}
         parts = {id(module) for model in models for module in model.modules()}
-        casts = {cast.place: None for cast in self._casts if (module := cast.module()) is not None and id(module) in parts}
+        casts = {cast.location: None for cast in self._casts if (module := cast.module()) is not None and id(module) in parts}
         yield from [*found, *(casts or self._default_dtypes)]
 
     def _construct_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -87,8 +87,8 @@ class PlaceRecorder:
 
     def _construct(self, kind: str, original: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         original(instance, *args, **kwargs)
-        if (place := _calling_place(kind, type(instance).__name__, instance)) is not None:
-            self._constructed[instance] = place
+        if (location := _calling_location(kind, type(instance).__name__, instance)) is not None:
+            self._constructed[instance] = location
 
     def _cast(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         before = [tensor.dtype for tensor in _stored_tensors(module)]
@@ -102,17 +102,17 @@ class PlaceRecorder:
             parts = {id(part) for part in module.modules()}
             self._casts = [cast for cast in self._casts if id(cast.module()) not in parts]
             for dtype, name in changed.items():
-                place = _calling_place("cast", f"{type(module).__name__} to {name}")
-                if dtype in _SIXTEEN_BIT and place is not None and len(self._casts) < _MAX_CASTS:
-                    self._casts.append(_Cast(weakref.ref(module), place))
+                location = _calling_location("cast", f"{type(module).__name__} to {name}")
+                if dtype in _SIXTEEN_BIT and location is not None and len(self._casts) < _MAX_CASTS:
+                    self._casts.append(_Cast(weakref.ref(module), location))
         return result
 
     def _set_default_dtype(self, original: Callable[..., Any], dtype: Any) -> Any:
         result = original(dtype)
         name = str(dtype).removeprefix("torch.")
-        place = _calling_place("default dtype", name) if dtype in _SIXTEEN_BIT else None
-        if place is not None and len(self._default_dtypes) < _MAX_CASTS:
-            self._default_dtypes[place] = None
+        location = _calling_location("default dtype", name) if dtype in _SIXTEEN_BIT else None
+        if location is not None and len(self._default_dtypes) < _MAX_CASTS:
+            self._default_dtypes[location] = None
         return result
 
 
@@ -120,17 +120,17 @@ def _stored_tensors(module: nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def _calling_place(kind: str, name: str, constructed: Any = None) -> Place | None:
-    """Return the place of the running call: the innermost line of the user's code, or of any outside of torch.
+def _calling_location(kind: str, name: str, constructed: Any = None) -> SourceLocation | None:
+    """Return the location of the running call: the innermost line of the user's code, or of any outside of torch.
 
-    The constructor of the constructed object is no such place: it constructs its base class.
+    The constructor of the constructed object is no such location: it constructs its base class.
     """
     calls = list(_outer_calls(sys._getframe(2), constructed))  # noqa: SLF001 (`inspect` reads every source file)
     own = next((call for call in calls if not call.is_installed), calls[0] if calls else None)
     if own is None:
         return None
     stack = tuple(f"{call.file}:{call.line} in {call.function}" for call in calls[:_MAX_CALLS])
-    return Place(kind=kind, name=name, file=own.file, line=own.line, function=own.function, stack=stack)
+    return SourceLocation(kind=kind, name=name, file=own.file, line=own.line, function=own.function, stack=stack)
 
 
 def _outer_calls(frame: FrameType | None, constructed: Any) -> Iterator[_Call]:

@@ -1,4 +1,4 @@
-"""Places in the training's code where optimizers and schedules are built and weights are cast."""
+"""Locations in the training's code where optimizers and schedules are built and weights are cast."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class CastsItself(nn.Module):
         return self.layer(inputs)
 
 
-def observed_places(build, inputs_dtype=torch.bfloat16):
-    """Train what `build` returns, a model, its optimizer and what else must stay alive, and return the facts' places."""
+def observed_locations(build, inputs_dtype=torch.bfloat16):
+    """Train what `build` returns, a model, its optimizer and what else must stay alive, and return the facts' locations."""
     with StepObserver(source="command", steps=2) as observer:
         model, optimizer, *_others = build()
         for _ in range(2):
             model(torch.ones(2, 8, dtype=inputs_dtype)).float().sum().backward()
             optimizer.step()
-    return observer.facts().places
+    return observer.facts().locations
 
 
 def line_of(text, function):
@@ -53,19 +53,19 @@ def build_cast_model():
     return model, optimizer, schedule
 
 
-def test_each_place_is_the_line_that_called_and_its_stack_leads_on_to_the_callers():
-    places = {place.kind: place for place in observed_places(build_cast_model)}
-    assert {kind: place.name for kind, place in places.items()} == {
+def test_each_location_is_the_line_that_called_and_its_stack_leads_on_to_the_callers():
+    locations = {location.kind: location for location in observed_locations(build_cast_model)}
+    assert {kind: location.name for kind, location in locations.items()} == {
         "optimizer": "OwnAdamW",
         "schedule": "LinearLR",
         "cast": "Sequential to bfloat16",
     }
     for kind, text in (("optimizer", "OwnAdamW("), ("schedule", "LinearLR("), ("cast", ".bfloat16()")):
-        place = places[kind]
-        assert (Path(place.file), place.function) == (Path(__file__), "build_cast_model")
-        assert place.line == line_of(text, build_cast_model)
-        assert place.stack[0] == f"{__file__}:{place.line} in build_cast_model"
-        assert place.stack[1].endswith(" in observed_places")
+        location = locations[kind]
+        assert (Path(location.file), location.function) == (Path(__file__), "build_cast_model")
+        assert location.line == line_of(text, build_cast_model)
+        assert location.stack[0] == f"{__file__}:{location.line} in build_cast_model"
+        assert location.stack[1].endswith(" in observed_locations")
 
 
 def test_a_cast_in_a_constructor_is_found():
@@ -73,11 +73,11 @@ def test_a_cast_in_a_constructor_is_found():
         model = CastsItself()
         return model, OwnAdamW(model.parameters())
 
-    (cast,) = [place for place in observed_places(build) if place.kind == "cast"]
+    (cast,) = [location for location in observed_locations(build) if location.kind == "cast"]
     assert (cast.function, cast.line) == ("__init__", line_of("self.to", CastsItself))
 
 
-def test_a_cast_that_was_undone_is_no_place_and_neither_is_one_of_another_model():
+def test_a_cast_that_was_undone_is_no_location_and_neither_is_one_of_another_model():
     def build():
         nn.Linear(8, 8).half()
         other = nn.Linear(8, 8).half()
@@ -86,7 +86,7 @@ def test_a_cast_that_was_undone_is_no_place_and_neither_is_one_of_another_model(
         model.float()
         return model, OwnAdamW(model.parameters()), other
 
-    assert {place.kind for place in observed_places(build, torch.float32)} == {"optimizer"}
+    assert {location.kind for location in observed_locations(build, torch.float32)} == {"optimizer"}
 
 
 @pytest.fixture
@@ -96,15 +96,15 @@ def default_dtype():
 
 
 @pytest.mark.usefixtures("default_dtype")
-def test_without_a_cast_the_line_that_set_the_default_dtype_is_the_place():
+def test_without_a_cast_the_line_that_set_the_default_dtype_is_the_location():
     def build():
         torch.set_default_dtype(torch.bfloat16)
         model = nn.Linear(8, 8)
         torch.set_default_dtype(torch.float32)
         return model, OwnAdamW(model.parameters())
 
-    (place,) = [place for place in observed_places(build) if place.kind == "default dtype"]
-    assert (place.name, place.line) == ("bfloat16", line_of("set_default_dtype(torch.bfloat16)", build))
+    (location,) = [location for location in observed_locations(build) if location.kind == "default dtype"]
+    assert (location.name, location.line) == ("bfloat16", line_of("set_default_dtype(torch.bfloat16)", build))
 
 
 def test_functions_are_restored_when_the_observer_is_done():
@@ -114,13 +114,13 @@ def test_functions_are_restored_when_the_observer_is_done():
     assert (torch.optim.Optimizer.__init__, nn.Module.to, nn.Module.half, torch.set_default_dtype) == before
 
 
-def test_findings_have_the_places_that_may_have_caused_them_nearest_first():
+def test_findings_have_the_locations_that_may_have_caused_them_nearest_first():
     with StepObserver(source="command", steps=3) as observer:
         model, optimizer, _ = build_cast_model()
         for _ in range(3):
             model(torch.ones(2, 8, dtype=torch.bfloat16)).float().sum().backward()
             optimizer.step()
     findings = {finding.code: finding for finding in judge([observer.facts()]).findings}
-    assert [place.kind for place in findings["BXP101"].places] == ["cast", "optimizer"]
-    assert findings["BXP101"].to_dict()["places"][0]["function"] == "build_cast_model"
+    assert [location.kind for location in findings["BXP101"].locations] == ["cast", "optimizer"]
+    assert findings["BXP101"].to_dict()["locations"][0]["function"] == "build_cast_model"
     assert "torch.autocast" in findings["BXP101"].repair
