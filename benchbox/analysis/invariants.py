@@ -75,12 +75,10 @@ def _all_ranks_present(record: LaunchRecord) -> Iterable[str] | None:
         return None
     world_size = record["cell"]["world_size"]
     step_time, memory = record["step_time_s"], record["memory"]
-    sizes = {
-        "step_time_s": len(step_time["per_rank"]) if step_time else 0,
-        "memory": len(memory["per_rank"]) if memory else 0,
-    }
+    sizes = {"step_time_s": len(step_time["per_rank"])} if step_time else {}  # what is missing has a rule of its own
+    sizes |= {"memory": len(memory["per_rank"])} if memory else {}
     sizes |= {f"phases_s.{name}": len(phase["per_rank"]) for name, phase in (record["phases_s"] or {}).items()}
-    return [f"{name} has {size} of {world_size} ranks" for name, size in sizes.items() if size and size != world_size]
+    return [f"{name} has {size} of {world_size} ranks" for name, size in sizes.items() if size != world_size]
 
 
 def _world_size(record: LaunchRecord) -> Iterable[str] | None:

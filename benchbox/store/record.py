@@ -61,3 +61,16 @@ def check_record(value: Mapping[str, Any], where: str, remedy: str = "delete it 
         raise RecordError(f"{where}: {problem}; {remedy}")
     if value["status"] not in STATUSES:
         raise RecordError(f"{where}: unknown status {value['status']!r}")
+    if empty := _empty_measurement(value):
+        raise RecordError(f"{where}: {empty}: empty, and values of every rank are expected; {remedy}")
+
+
+def _empty_measurement(value: Mapping[str, Any]) -> str | None:
+    """Return the first key of a record that holds lists of measurements, one of which is empty."""
+    for key in ("step_time_s", "memory"):
+        if value[key] is not None and not all(value[key]["per_rank"] or [None]):
+            return f"{key}.per_rank"
+    if value["step_time_s"] is not None and not value["step_time_s"]["slowest"]:
+        return "step_time_s.slowest"
+    phases = value["phases_s"] or {}
+    return next((f"phases_s.{name}.per_rank" for name, phase in phases.items() if not all(phase["per_rank"] or [None])), None)

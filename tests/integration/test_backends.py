@@ -18,7 +18,7 @@ from tests.support.ranks import CellRun, run_cells, tiny_cell
 
 pytestmark = pytest.mark.ranks
 
-STEPS = 10
+STEPS = 6
 TWO_RANKS = ("ddp", "fsdp1_full", "fsdp1_grad_op", "fsdp2", "zero1", "zero2", "zero3")
 RANKS = {"single": 1, "hsdp": 4} | dict.fromkeys(TWO_RANKS, 2)
 # Those of a group share processes.

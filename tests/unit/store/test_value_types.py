@@ -50,6 +50,11 @@ def change(value: Any, path: str, item: object) -> Any:
         ("cell", "ddp", "cell: text, and an object is expected"),
         ("cell.batch", "2", "cell.batch: text, and a whole number is expected"),
         ("started_at", 0, "started_at: a whole number, and text is expected"),
+        ("step_time_s.per_rank", [], "step_time_s.per_rank: empty, and values of every rank are expected"),
+        ("step_time_s.per_rank.1", [], "step_time_s.per_rank: empty, and values of every rank are expected"),
+        ("step_time_s.slowest", [], "step_time_s.slowest: empty, and values of every rank are expected"),
+        ("phases_s.forward.per_rank", [], "phases_s.forward.per_rank: empty, and values of every rank are expected"),
+        ("memory.per_rank", [], "memory.per_rank: empty, and values of every rank are expected"),
     ],
 )
 def test_a_record_with_a_wrong_value_is_refused_with_its_file_and_key(tmp_path, path, value, problem):
