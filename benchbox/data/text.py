@@ -60,8 +60,11 @@ class ByteTokenizer:
 
 
 def state_bins(state: np.ndarray, bins: int) -> np.ndarray:
-    """Return the bin numbers of a normalised state (D,): equal bins over [-1, 1]; the outer bins include all values outside."""
-    return np.clip(np.floor((state + 1) / 2 * bins), 0, bins - 1).astype(np.int64)
+    """Return the bin numbers of a normalised state (D,): equal bins over [-1, 1], the last one also for values above.
+
+    Values below -1 have the number -1, as in openpi and LeRobot, on whose prompts the published weights were trained.
+    """
+    return np.clip(np.floor((state + 1) / 2 * bins), -1, bins - 1).astype(np.int64)
 
 
 def encode_cues(spec: BatchSpec, tokenizer: Tokenizer) -> dict[str, Tensor]:
@@ -72,17 +75,16 @@ def encode_cues(spec: BatchSpec, tokenizer: Tokenizer) -> dict[str, Tensor]:
 def encode_prompt(tokenizer: Tokenizer, spec: BatchSpec, task: str, state: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     r"""Return the tokens (P,) int64 of the task and, if given, of the binned state (D,), and their mask.
 
-    The text is that of openpi: `task\n` as in pi0 if there are neither a state nor cues, otherwise as in pi05
-    `Task: task, State: 12 255;\n`, or `Task: task\n` without the state. pi05's "Action: " is not part of it, because it is a
-    cue of the policy. If the text is too long, the end of the task is cut: cutting the end of the text would remove the state,
-    which changes in every frame.
+    The text is that of openpi: `task\n` as in pi0 if there are neither a state nor fixed texts, otherwise as in pi05
+    `Task: task, State: 12 255;\n`, or `Task: task\n` without the state, and the spec's `prompt_end`. If the text is too
+    long, the end of the task is cut: cutting the end of the text would remove the state, which changes in every frame.
 
     Raises:
         ConfigurationError: `prompt_tokens` is too small even for an empty task.
     """
     task = " ".join(task.replace("_", " ").split())
-    prefix = "" if state is None and not spec.cues else "Task: "
-    suffix = "\n" if state is None else f", State: {' '.join(map(str, state))};\n"
+    prefix = "Task: " if spec.cues or spec.prompt_end or state is not None else ""
+    suffix = ("\n" if state is None else f", State: {' '.join(map(str, state))};\n") + spec.prompt_end
     bos = [] if tokenizer.bos is None else [tokenizer.bos]
     ids = bos + tokenizer.encode(prefix + task + suffix)
     if len(ids) > spec.prompt_tokens:

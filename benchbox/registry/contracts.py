@@ -66,6 +66,7 @@ class BatchSpec:
     text_vocab: int
     state_in_prompt: bool = False
     state_bins: int = 256
+    prompt_end: str = ""  # a fixed text at the end of the prompt
     response_tokens: int = 0
     memory_tokens: int = 0
     metadata: tuple[int, int] = (0, 0)  # fields, tokens of each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -17,7 +18,7 @@ from .._layers.sequence.token_sequence import concat_blocks
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from benchbox.registry.contracts import Axes, Batch
+    from benchbox.registry.contracts import Axes, Batch, BatchSpec
 
     from .._layers.cost.flops import FlopTally
     from .._layers.sequence.token_sequence import Block, TokenSequence
@@ -39,6 +40,9 @@ class Pi0(FlowPolicy):
 
     def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:  # noqa: ARG002
         return [self.model.images("images", batch["images"], batch["image_mask"]), self.text("prompt", batch, "continue")]
+
+    def batch_spec(self) -> BatchSpec:
+        return replace(super().batch_spec(), state_normalisation="mean_std", action_normalisation="mean_std")
 
     def suffix(self, batch: Batch, x_t: Tensor, time: Tensor) -> tuple[TokenSequence, None]:
         state = self.state_in(self.normalised_states(batch)[:, -1:])

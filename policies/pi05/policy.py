@@ -1,4 +1,8 @@
-"""pi05: state as text; FAST tokens train the backbone, flow matching trains the expert (arXiv:2504.16054)."""
+"""pi05: state as text; FAST tokens train the backbone, flow matching trains the expert (arXiv:2504.16054).
+
+The presets `full_flow` and `tiny_flow` are the policy that openpi and LeRobot train: without FAST tokens and response, with
+"Action: " at the end of the prompt, where the expert reads it, and a backbone that the flow loss trains.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class Pi05(FlowPolicy):
-    """Images and prompt, which contains the state, attend to one another; response, "Action: " and FAST tokens are causal."""
+    """Images and prompt, which contains the state, attend to one another; response, "Action: " and FAST tokens are causal.
+
+    The expert attends to none of the last two (as in OpenTau).
+    """
 
     optional: ClassVar[dict[str, str]] = {"response": "response_mask"}
 
@@ -24,11 +31,16 @@ class Pi05(FlowPolicy):
             self.model.images("images", batch["images"], batch["image_mask"]),
             self.text("prompt", batch, "continue"),
             *([self.text("response", batch, "causal")] if "response" in present else []),
-            self.cue("action", batch),
         ]
 
     def batch_spec(self) -> BatchSpec:
-        return replace(super().batch_spec(), state_in_prompt=True)
+        return replace(
+            super().batch_spec(),
+            state_in_prompt=True,
+            prompt_end="" if self.config.fast_tokens else "Action: ",
+            state_normalisation="quantile",
+            action_normalisation="quantile",
+        )
 
 
 build = builder(Pi05, FlowConfig)

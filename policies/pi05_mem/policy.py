@@ -28,7 +28,6 @@ class Pi05Mem(MemoryPolicy):
             self.text("prompt", batch, "continue"),
             self.state_block(batch, "continue"),
             *([self.text("response", batch, "causal")] if "response" in present else []),
-            self.cue("action", batch),
         ]
 
 

@@ -24,7 +24,6 @@ class Pi06(FlowPolicy):
             self.model.images("images", batch["images"], batch["image_mask"]),
             self.text("prompt", batch, "causal"),
             *([self.text("response", batch, "causal")] if "response" in present else []),
-            self.cue("action", batch),
         ]
 
     def batch_spec(self) -> BatchSpec:

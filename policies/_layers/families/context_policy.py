@@ -58,7 +58,7 @@ class ContextPolicy(MemoryPolicy):
         ]
         if "subgoal" in present:
             blocks.append(self.model.images("subgoal", batch["subgoal_images"][:, None], batch["subgoal_mask"][:, None]))
-        return [*blocks, self.cue("action", batch)]
+        return blocks
 
     def drop_inputs(self, batch: Batch) -> Batch:
         drops = self.config.drops

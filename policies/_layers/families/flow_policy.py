@@ -52,7 +52,7 @@ class FlowPolicy(PrefixPolicy):
 
     def __init__(self, config: FlowConfig, axes: Axes) -> None:
         super().__init__(config, axes)
-        predicts_text = bool(self.predicted) or config.fast_tokens > 0
+        predicts_text = bool(self.predicted_texts) or config.fast_tokens > 0
         self.model = VisionLanguageAction(
             config.model,
             axes,
@@ -82,7 +82,7 @@ class FlowPolicy(PrefixPolicy):
         if act:
             return self.select_actions(batch)
         batch, present = self.prepare_batch(batch)
-        prefix = concat_blocks([*self.blocks(batch, present), *self._fast_blocks(batch)])
+        prefix = concat_blocks([*self.blocks(batch, present), *self._discrete_blocks(batch)])
         action = self.action_normaliser.normalise(batch["action"], batch["dataset_index"])
         time = time_from_uniform(batch["uniform"][:, 0])
         x_t, u_t = interpolate(action, batch["noise"][:, 0].float(), time)
@@ -91,7 +91,7 @@ class FlowPolicy(PrefixPolicy):
 
         v_t = self.action_out(expert_hidden[:, -self.config.horizon :])
         terms = {"flow": flow_loss(v_t, u_t, batch["action_is_pad"], batch["action_dim_mask"])}
-        terms |= text_losses(prefix, self.predicted, lambda name: self.logits(name, prefix, hidden))
+        terms |= text_losses(prefix, self.predicted_texts, lambda name: self.logits(name, prefix, hidden))
         losses = combine_losses(terms, per_sample=per_sample)
         if self.discrete is not None:
             # The backbone is never trained on truncated tokens, so every step reports their number.
@@ -113,13 +113,14 @@ class FlowPolicy(PrefixPolicy):
         action = denoise(velocity, batch["noise"][:, 0], self.config.denoising_steps)
         return self.action_normaliser.denormalise(action, batch["dataset_index"])
 
-    def _fast_blocks(self, batch: Batch) -> list[Block]:
-        """Return the block of FAST tokens, to which the expert must not attend."""
+    def _discrete_blocks(self, batch: Batch) -> list[Block]:
+        """Return "Action: " and the FAST tokens, to which the expert must not attend: neither is there when the policy acts."""
         if self.discrete is None:
             return []
         tokens, valid = batch["fast_tokens"], batch["fast_mask"]
         hidden = self.discrete(tokens)
-        return [Block(name="fast", hidden=hidden, valid=valid, attention="causal", visible_to_suffix=False, targets=tokens)]
+        fast = Block(name="fast", hidden=hidden, valid=valid, attention="causal", visible_to_suffix=False, targets=tokens)
+        return [replace(self.cue("action", batch), visible_to_suffix=False), fast]
 
     def logits(self, name: str, sequence: TokenSequence, hidden: Tensor) -> Tensor:
         if name != "fast" or self.discrete is None:

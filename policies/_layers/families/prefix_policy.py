@@ -88,7 +88,7 @@ class PrefixPolicy(nn.Module):
         fields = self.spec.fields(acting=acting)
         if self.training and not acting and all(field in batch for field in fields):
             batch = self.drop_inputs(batch)
-        return batch, agree_on_presence(batch, fields, self.optional)
+        return batch, agree_on_presence(batch, fields, {name: mask for name, mask in self.optional.items() if mask in fields})
 
     def text(self, name: str, batch: Batch, attention: Attention) -> Block:
         """Return the block of a text of the batch; a `predicted` text has its tokens as targets."""
@@ -99,6 +99,12 @@ class PrefixPolicy(nn.Module):
         """Return the block of a fixed text, which announces the block that follows."""
         tokens = batch[f"{name}_cue_tokens"]
         return self.model.text(f"{name} cue", tokens, torch.ones_like(tokens, dtype=torch.bool), "causal")
+
+    @property
+    def predicted_texts(self) -> tuple[str, ...]:
+        """The `predicted` texts that batches have: their number of tokens is not zero."""
+        fields = self.spec.fields()
+        return tuple(name for name in self.predicted if f"{name}_tokens" in fields)
 
     def normalised_states(self, batch: Batch) -> Tensor:
         """Return normalised states (B, T, S) float32."""

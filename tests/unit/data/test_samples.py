@@ -103,7 +103,7 @@ def test_the_prompt_is_the_task_and_the_state_in_quantile_bins(samples):
     stats = samples.dataset.statistics["observation.state"]
     low, high = np.array(stats["q01"]), np.array(stats["q99"])
     state = samples.dataset[13]["observation.state"].numpy()
-    bins = np.clip(np.floor((state - low) / (high - low) * 256), 0, 255).astype(int)
+    bins = np.clip(np.floor((state - low) / (high - low) * 256), -1, 255).astype(int)
     assert text == f"Task: open the drawer, State: {bins[0]} {bins[1]} {bins[2]};\n"
     assert sample["prompt_tokens"][~sample["prompt_mask"]].unique().tolist() == [0]
 

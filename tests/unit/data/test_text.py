@@ -21,33 +21,39 @@ def test_a_vocabulary_without_room_for_every_byte_is_refused():
         ByteTokenizer(258)
 
 
-def test_bins_divide_minus_one_to_one_and_hold_what_lies_outside():
+def test_bins_divide_minus_one_to_one_and_what_lies_below_them_is_minus_one():
     state = np.array([-5, -1, -1 + 1e-6, -0.001, 0, 0.999, 1, 5])
-    assert state_bins(state, 256).tolist() == [0, 0, 0, 127, 128, 255, 255, 255]
+    assert state_bins(state, 256).tolist() == [-1, 0, 0, 127, 128, 255, 255, 255]
+    states = np.random.default_rng(0).uniform(-1.5, 1.5, 1000)
+    edges = np.linspace(-1, 1, 257)[:-1]
+    assert (state_bins(states, 256) == np.digitize(states, edges) - 1).all(), "as openpi and LeRobot count"
 
 
 @pytest.mark.parametrize(
-    ("cues", "state", "text"),
+    ("texts", "state", "text"),
     [
         ({}, None, "pick up the cup\n"),  # as pi0 of openpi
-        ({}, [12, 255], "Task: pick up the cup, State: 12 255;\n"),  # as pi05 of openpi, whose "Action: " is a cue here
-        ({"action": "Action: "}, [12, 255], "Task: pick up the cup, State: 12 255;\n"),
-        ({"action": "Action: "}, None, "Task: pick up the cup\n"),
+        ({"prompt_end": "Action: "}, [12, 255], "Task: pick up the cup, State: 12 255;\nAction: "),  # as pi05 of openpi
+        ({"cues": {"action": "Action: "}}, [12, 255], "Task: pick up the cup, State: 12 255;\n"),
+        ({"cues": {"action": "Action: "}}, None, "Task: pick up the cup\n"),
+        ({"prompt_end": "Action: "}, None, "Task: pick up the cup\nAction: "),
     ],
 )
-def test_the_words_of_a_prompt_follow_from_what_the_policy_asks_for(spec, cues, state, text):
-    tokens, mask = encode_prompt(ByteTokenizer(259), replace(spec, cues=cues), "pick_up the\ncup", state and np.array(state))
+def test_the_words_of_a_prompt_follow_from_what_the_policy_asks_for(spec, texts, state, text):
+    spec = replace(spec, **{"cues": {}, **texts})
+    tokens, mask = encode_prompt(ByteTokenizer(259), spec, "pick_up the\ncup", state and np.array(state))
     assert tokens[mask].tolist() == [BOS, *ByteTokenizer(259).encode(text)]
 
 
 def test_a_long_task_gives_way_to_the_state(spec):
     tokenizer = ByteTokenizer(259)
-    tokens, mask = encode_prompt(tokenizer, replace(spec, prompt_tokens=64), "pick  up\nthe_cup " * 20, np.array([12, 255]))
+    spec = replace(spec, prompt_tokens=64, prompt_end="Action: ")
+    tokens, mask = encode_prompt(tokenizer, spec, "pick  up\nthe_cup " * 20, np.array([12, 255]))
     text = tokenizer.decode(tokens[mask].tolist())
     assert len(tokens) == 64
     assert mask.all()
     assert text.startswith("Task: pick up the cup pick")
-    assert text.endswith(", State: 12 255;\n")
+    assert text.endswith(", State: 12 255;\nAction: ")
 
 
 def test_a_prompt_without_room_for_the_state_is_refused(spec):

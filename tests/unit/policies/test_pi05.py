@@ -43,7 +43,22 @@ def test_images_and_prompt_are_one_group_and_every_later_token_is_its_own():
     together, causal = 2 * 16 + 128, 8 + len("Action: ") + 32
     assert prefixes[0].groups.tolist() == [1] * together + list(range(2, 2 + causal))
     assert list(prefixes[0].spans) == ["images", "prompt", "response", "action cue", "fast"]
-    assert not prefixes[0].visible_to_suffix[:, prefixes[0].spans["fast"]].any()
+    for name, visible in (("response", True), ("action cue", False), ("fast", False)):
+        assert prefixes[0].visible_to_suffix[:, prefixes[0].spans[name]].any() == visible, name
+
+
+def test_acting_reads_what_the_expert_read_in_training():
+    """The prefix without "Action: " and FAST tokens, which train the backbone only."""
+    policy, batch = awake()
+    trained, acted = [], []
+    policy.model.register_forward_pre_hook(lambda _, arguments: trained.append(arguments[0]))
+    policy(batch)
+    prefill = policy.model.prefill
+    policy.model.prefill = lambda prefix: acted.append(prefix) or prefill(prefix)
+    policy.select_actions(batch)
+    assert list(acted[0].spans) == ["images", "prompt", "response"]
+    read = trained[0].visible_to_suffix.sum(dim=1)
+    assert torch.equal(acted[0].valid.sum(dim=1), read)
 
 
 def test_every_parameter_of_a_new_policy_is_in_the_graph_and_finite():
@@ -181,7 +196,8 @@ def test_autocast_computes_in_bfloat16_and_leaves_gradients_in_float32(checkpoin
 def test_actions_are_normalised_by_the_statistics_of_their_dataset():
     policy, batch = awake()
     before = policy(batch).total
-    policy.load_statistics([{"action": {"mean": [0.5] * 7, "std": [2.0] * 7}, "observation.state": {}}])
+    quantiles = {"q01": [-1.5] * 7, "q99": [2.5] * 7}
+    policy.load_statistics([{"action": quantiles, "observation.state": quantiles}])
     assert not torch.equal(policy(batch).total, before)
     raw = dict(batch, action=batch["action"].clone())
     raw["action"][..., :7] = raw["action"][..., :7] * 2.0 + 0.5
