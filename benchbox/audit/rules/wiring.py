@@ -166,6 +166,19 @@ def _unlinked(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
             yield RuleViolation("error", " > ".join(rank_facts.optimizer_chain) or "optimizer", rank_facts.rank, evidence)
             return
     yield from _unmoved(facts)
+    yield from _untrained_in_checkpoint(facts)
+
+
+def _untrained_in_checkpoint(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
+    """Yield a violation for trainable parameters in a checkpoint that no optimizer holds: they are as they were initialised."""
+    for rank_facts in facts:
+        untrained = [p for p in rank_facts.parameters if p.trainable and p.linked is False]
+        if rank_facts.source == "checkpoint" and untrained:
+            evidence = {"parameters": len(untrained), **names_evidence(p.name for p in untrained)}
+            where = " > ".join(rank_facts.optimizer_chain) or "optimizer"
+            title = "the checkpoint has trainable parameters that no optimizer holds"
+            yield RuleViolation("warning", where, rank_facts.rank, evidence, title)
+            return
 
 
 def _unmoved(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
@@ -307,7 +320,10 @@ RULES = (
         code="BXP404",
         title="the optimizer holds tensors that are not the model's",
         severity="error",
-        conditions="error; info of weights with gradients that no optimizer knows of, as of a part frozen on purpose",
+        conditions=(
+            "error; of weights that no optimizer knows of warning in a checkpoint that tells them from frozen ones "
+            "(DeepSpeed), and info in training, where a part may be left out on purpose"
+        ),
         rationale=(
             "wrapping, moving, casting or a new head replaces parameters: an optimizer built before keeps the old ones, and "
             "the new ones are never trained"

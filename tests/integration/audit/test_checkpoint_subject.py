@@ -56,6 +56,13 @@ def test_zero_steps_float32_masters_of_bfloat16_parameters(saved, name):
     assert {"BXP101", "BXP201", "BXP501", "BXP502"} <= set(judge(ranks, Selection()).clean)
 
 
+def test_a_head_that_no_optimizer_of_a_checkpoint_holds_is_a_warning_and_frozen_and_tied_weights_are_not(saved):
+    (finding,) = judge(read_checkpoint(saved / "zero2-no-head")).findings
+    assert (finding.code, finding.severity, finding.evidence["names"]) == ("BXP404", "warning", ["head.weight"])
+    assert finding.title == "the checkpoint has trainable parameters that no optimizer holds"
+    assert fired(read_checkpoint(saved / "zero2-head")) == set()
+
+
 @pytest.mark.parametrize("name", ["zero1", "zero2"])
 def test_zeros_live_weights_are_its_rounded_masters_element_by_element(saved, name):
     """A wrong layout of the partitions would make them differ."""

@@ -83,6 +83,34 @@ def zero(folder: Path, stage: int, *, pure: bool = False) -> None:
     engine.save_checkpoint(str(folder / f"zero{stage}-moments"))
 
 
+class Headed(nn.Module):
+    """A trunk that is trained, a frozen layer, an output tied to the trunk, and a head that no optimizer gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.frozen, self.tied, self.head = (nn.Linear(16, 16, bias=False) for _ in range(4))
+        self.frozen.requires_grad_(requires_grad=False)
+        self.tied.weight = self.trunk.weight
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.tied(self.frozen(self.trunk(inputs))))
+
+
+def headed(folder: Path) -> None:
+    """Save a ZeRO-2 checkpoint of a model whose head is in no optimizer, and one of the same model with it."""
+    for name in ("zero2-no-head", "zero2-head"):
+        layers = Headed()
+        trained = [layers.trunk.weight, *([layers.head.weight] if name == "zero2-head" else [])]
+        config = {"train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
+        config |= {"zero_allow_untested_optimizer": True, "steps_per_print": 2**31}
+        engine, *_ = deepspeed.initialize(model=layers, optimizer=torch.optim.AdamW(trained, lr=1e-3), config=config)
+        for step in range(STEPS):
+            engine.backward(engine(batch(step, torch.bfloat16)).float().square().mean())
+            engine.step()
+        engine.save_checkpoint(str(folder / name))
+
+
 def sharded(version: int, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.Optimizer]:
     layers = model().to(dtype)
     if version == 1:
@@ -145,6 +173,7 @@ def main(folder: Path) -> None:
     for stage in (1, 2, 3):
         zero(folder, stage)
     zero(folder, 2, pure=True)
+    headed(folder)
     for version in (1, 2):
         fsdp(folder, version)
     accelerate(folder)

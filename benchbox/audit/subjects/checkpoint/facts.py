@@ -96,8 +96,8 @@ def _live_tensors(checkpoint: RankCheckpoint, *, buffers: bool) -> Iterator[Live
                 device=_DEVICE,
                 elements=array.elements,
                 ndim=array.ndim,
-                trainable=name in stepped,
-                linked=True if name in stepped else None,
+                trainable=name in stepped or name in checkpoint.unoptimized,
+                linked=name in stepped if name in stepped or name in checkpoint.unoptimized else None,
             )
 
 

@@ -90,7 +90,11 @@ class StoredSteppedTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCheckpoint:
-    """The part of a checkpoint that one rank saved. `buffers` names the buffers of the model, None where nothing lists them."""
+    """The part of a checkpoint that one rank saved.
+
+    `buffers` names the buffers of the model, None where nothing lists them. `unoptimized` names the trainable parameters that
+    no optimizer holds, where the checkpoint tells them from frozen ones.
+    """
 
     rank: int = 0
     world_size: int = 1
@@ -100,6 +104,7 @@ class RankCheckpoint:
     opaque: Sequence[OpaqueOptimizer] = ()
     groups: Sequence[tuple[float, int]] = ()
     buffers: frozenset[str] | None = None
+    unoptimized: frozenset[str] = frozenset()
 
     def is_buffer(self, name: str) -> bool:
         return name in self.buffers if self.buffers is not None else is_buffer_name(name)

@@ -30,7 +30,7 @@ from benchbox.observer.facts import OpaqueOptimizer
 from benchbox.observer.introspect.names import unwrapped_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from benchbox.audit.subjects.checkpoint.layout import Shapes
@@ -101,7 +101,8 @@ def _read_group(
     for rank, file in enumerate(files):
         module = _read_model_file(models[rank])["module"] if rank in models else metadata["module"]
         model = merge_models({"": module})
-        common: dict[str, Any] = {"model": model, "buffers": _buffer_names(metadata)}
+        unoptimized = _unoptimized_names(metadata, model) if rank == 0 else frozenset()
+        common: dict[str, Any] = {"model": model, "buffers": _buffer_names(metadata), "unoptimized": unoptimized}
         if file is None:
             opaque = OpaqueOptimizer(optimizer="DeepSpeed", reason=f"the layout of {optimizers[rank].name} is not supported")
             checkpoints.append(RankCheckpoint(stepped=(), opaque=(opaque,), **common))
@@ -133,6 +134,17 @@ def _read_model_file(path: Path) -> Mapping[str, Any]:
 def _buffer_names(metadata: Mapping[str, Any]) -> frozenset[str] | None:
     names = metadata.get("buffer_names")
     return frozenset(unwrapped_name(str(name)) for name in names) if isinstance(names, list) else None
+
+
+def _unoptimized_names(metadata: Mapping[str, Any], model: Collection[str]) -> frozenset[str]:
+    """Return the parameters that DeepSpeed lists neither among those it optimizes nor among frozen or shared ones."""
+    optimized, frozen, shared = (metadata.get(key) for key in ("param_shapes", "frozen_param_shapes", "shared_params"))
+    buffers = _buffer_names(metadata)
+    if not optimized or not isinstance(frozen, dict) or not isinstance(shared, dict) or buffers is None:
+        return frozenset()
+    listed = {str(name) for group in (*optimized, frozen) for name in group}
+    listed |= {str(name) for pair in shared.items() for name in pair}
+    return frozenset(model) - {unwrapped_name(name) for name in listed} - buffers
 
 
 def _read_optimizer_file(path: Path) -> _OptimizerFile | None:
