@@ -20,6 +20,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+_VARIABLES = frozenset(os.environ)
+# Libraries set these two when they are imported or first used, in a worker of pytest-xdist.
+_OF_WORKERS = {"TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR"} - _VARIABLES
+
 # Ranks have limits of their own, without progress: on a busy machine a fixture of many of them takes longer than one test may.
 _RANKS_TIMEOUT_S = 3600
 
@@ -67,9 +71,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Remove the variables of a worker of pytest-xdist, because a fork server is shared by those in one environment."""
+    """Note the variables of a worker of pytest-xdist, and those that libraries set when test modules import them."""
     if _is_worker(session.config):
-        for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+        _OF_WORKERS.update(os.environ.keys() - _VARIABLES)
+        _OF_WORKERS.update(name for name in os.environ if name.startswith("PYTEST_XDIST_"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Remove these variables: a shared fork server imported without them, and serves only those in the same environment."""
+    if _is_worker(item.config):
+        for name in _OF_WORKERS:
             os.environ.pop(name, None)
 
 
