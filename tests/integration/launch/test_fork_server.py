@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -16,7 +17,8 @@ from benchbox.errors import BenchboxError
 from benchbox.launch.job import Job
 from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.cold import TorchrunLauncher
-from benchbox.launch.process.warm import SHARED_SERVERS_VARIABLE, ForkServerLauncher
+from benchbox.launch.process.environment import host_variables
+from benchbox.launch.process.warm import SHARED_SERVERS_VARIABLE, ForkServerLauncher, _OwnServer
 from benchbox.spec.cell import MeasureSpec
 from tests.support.fork_servers import start_shared_server
 from tests.support.launchers import MEASURE, cell
@@ -94,6 +96,15 @@ def test_one_poll_waits_for_the_end_of_a_group(launcher: ForkServerLauncher, tmp
     group = launcher.start(job) if kind is ForkServerLauncher else kind(worker_module="reporting_worker").start(job)
     assert group.poll(60.0) == 0, job.group_log.read_text()
     group.end()
+
+
+def test_the_tests_of_this_run_share_servers() -> None:
+    """Otherwise every launch of every test imports torch, and nothing but the time tells."""
+    launcher = ForkServerLauncher()
+    environment = {**os.environ, **host_variables(os.environ), **launcher.variables(2)}
+    assert launcher._server(environment).greeting is not None
+    assert not isinstance(launcher._server(environment), _OwnServer)
+    launcher.close()
 
 
 def test_launches_share_a_server_unless_their_environment_differs(

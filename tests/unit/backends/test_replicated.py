@@ -12,7 +12,7 @@ from benchbox.session.build import build_cell_policy, build_session
 from benchbox.spec.cell import Cell, DataSpec
 from tests.support.direct_construction import initial_parameters
 
-STATISTICS = [{"action": {"mean": [0.0] * 7, "std": [1.0] * 7}}]
+STATISTICS = [{"action": {"q01": [-1.0] * 7, "q99": [1.0] * 7}}]
 SETUP = {"policy": "pi05", "size": "tiny", "batch": 1, "recipe": "bf16_master", "data": DataSpec(kind="synthetic")}
 
 

@@ -20,7 +20,7 @@ from tests.support.direct_construction import initial_parameters
 if TYPE_CHECKING:
     from pathlib import Path
 
-STATISTICS = {"mean": [0.0] * 7, "std": [1.0] * 7}
+STATISTICS = {"q01": [-1.0] * 7, "q99": [1.0] * 7}
 
 
 def cell(**changes: object) -> Cell:
