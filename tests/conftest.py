@@ -20,9 +20,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-_VARIABLES = frozenset(os.environ)
-# Libraries set these two when they are imported or first used, in a worker of pytest-xdist.
-_OF_WORKERS = {"TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_CACHE_DIR"} - _VARIABLES
+# Libraries set such variables in this process when they are imported or first compile something.
+_OF_LIBRARIES = ("TOKENIZERS_PARALLELISM", "TORCHINDUCTOR_", "_TORCHINDUCTOR_")
+_variables = set(os.environ)  # those that the shared fork servers had when they imported
 
 # Ranks have limits of their own, without progress: on a busy machine a fixture of many of them takes longer than one test may.
 _RANKS_TIMEOUT_S = 3600
@@ -71,18 +71,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Note the variables of a worker of pytest-xdist, and those that libraries set when test modules import them."""
+    """Note the variables that shared fork servers have: those of the main process, which starts them now."""
     if _is_worker(session.config):
-        _OF_WORKERS.update(os.environ.keys() - _VARIABLES)
-        _OF_WORKERS.update(name for name in os.environ if name.startswith("PYTEST_XDIST_"))
+        _variables.difference_update([name for name in os.environ if name.startswith("PYTEST_XDIST_")])
+    else:
+        _variables.update(os.environ)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Remove these variables: a shared fork server imported without them, and serves only those in the same environment."""
-    if _is_worker(item.config):
-        for name in _OF_WORKERS:
-            os.environ.pop(name, None)
+def pytest_runtest_setup() -> None:
+    """Remove other variables of libraries and workers: a server serves only processes in the environment it imported in."""
+    for name in os.environ.keys() - _variables:
+        if name.startswith((*_OF_LIBRARIES, "PYTEST_XDIST_")):
+            del os.environ[name]
 
 
 @pytest.fixture
