@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from benchbox.audit.judge import judge
-from benchbox.observer.facts import RankFacts, all_stepped_tensors, edq
+from benchbox.observer.facts import RankFacts
+from benchbox.observer.stepped_tensors import all_stepped_tensors, edq
 from benchbox.store.files import read_json
 
 if TYPE_CHECKING:

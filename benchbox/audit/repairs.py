@@ -75,15 +75,15 @@ SCHEDULE_BY_LIBRARY = {
 
 def select_repair(repairs: Mapping[str, str], facts: Sequence[RankFacts]) -> str | None:
     """Return the repair for the library that drives the training; None if there is none, or the library is not known."""
-    found = set(_libraries(facts))
-    return next((repairs[library] for library in _LIBRARIES if library in found and library in repairs), None)
+    usable = repairs.keys() & set(_libraries(facts))
+    return next((repairs[library] for library in _LIBRARIES if library in usable), None)
 
 
 def _libraries(facts: Sequence[RankFacts]) -> Iterator[str]:
     for rank_facts in facts:
         if rank_facts.source != "command":
             continue
-        yield from ("transformers" if library == "trl" else library for library in rank_facts.libraries)
+        yield from rank_facts.libraries
         if rank_facts.setup is not None and rank_facts.setup.backend.startswith(("fsdp", "hsdp")):
             yield "fsdp"
         yield "torch"

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from benchbox.audit.judge import judge
-from benchbox.observer.facts import RankFacts, all_stepped_tensors
+from benchbox.observer.facts import RankFacts
+from benchbox.observer.stepped_tensors import all_stepped_tensors
 from benchbox.registry.backends import backends
 from benchbox.registry.recipes import recipe_by_name
 from benchbox.spec.cell import OptimSpec

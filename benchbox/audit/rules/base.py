@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from benchbox.audit.findings import Finding, Severity
 from benchbox.audit.names import fold_names
 from benchbox.audit.repairs import select_repair
-from benchbox.observer.facts import SECTIONS, all_stepped_tensors
+from benchbox.observer.facts import SECTIONS
+from benchbox.observer.stepped_tensors import all_stepped_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

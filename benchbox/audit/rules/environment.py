@@ -7,7 +7,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from benchbox.audit.rules.base import SIXTEEN_BIT, Rule, RuleViolation, names_evidence
-from benchbox.observer.facts import OpaqueOptimizer, all_stepped_tensors
+from benchbox.observer.facts import OpaqueOptimizer
+from benchbox.observer.stepped_tensors import all_stepped_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,7 +15,7 @@ from benchbox.audit.rules.base import (
     round_share,
     tensor_violations,
 )
-from benchbox.observer.facts import all_stepped_tensors
+from benchbox.observer.stepped_tensors import all_stepped_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchbox.audit.rules.base import Rule, RuleViolation, abbreviate, rms_update, round_share, tensor_violations
-from benchbox.observer.facts import all_stepped_tensors
+from benchbox.observer.stepped_tensors import all_stepped_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -18,7 +18,7 @@ from benchbox.audit.rules.base import (
     tensor_violations,
 )
 from benchbox.audit.thresholds import EDQ_ERROR, EDQ_WARNING
-from benchbox.observer.facts import all_stepped_tensors, edq
+from benchbox.observer.stepped_tensors import all_stepped_tensors, edq
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

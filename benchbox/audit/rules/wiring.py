@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.audit.repairs import SCHEDULE_BY_LIBRARY
 from benchbox.audit.rules.base import Rule, RuleViolation, abbreviate, names_evidence
-from benchbox.observer.facts import all_stepped_tensors
+from benchbox.observer.stepped_tensors import all_stepped_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

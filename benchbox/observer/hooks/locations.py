@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,18 +43,21 @@ class _Call(NamedTuple):
         return self.file.startswith((_STANDARD_LIBRARY, "<")) or any(folder in Path(self.file).parts for folder in _INSTALLED)
 
 
-class _Cast(NamedTuple):
-    module: weakref.ref[nn.Module]
+class _Record(NamedTuple):
+    instance: weakref.ref[Any]
     location: SourceLocation
 
 
 class LocationRecorder:
-    """Records, while installed, the calls that construct optimizers and schedules, and those that cast modules to 16 bits."""
+    """Records, while installed, the calls that construct optimizers and schedules, and those that cast modules to 16 bits.
+
+    What cannot be recorded has no location: no failure of this class reaches the training, and no judgement depends on it.
+    """
 
     def __init__(self) -> None:
         self._patches = FunctionPatches()
-        self._constructed: weakref.WeakKeyDictionary[Any, SourceLocation] = weakref.WeakKeyDictionary()
-        self._casts: list[_Cast] = []
+        self._constructed: dict[int, _Record] = {}  # by id: an optimizer need not be hashable
+        self._casts: list[_Record] = []
         self._default_dtypes: dict[SourceLocation, None] = {}
 
     def install(self) -> None:
@@ -74,10 +78,11 @@ class LocationRecorder:
 
         Where none of these was cast, it yields the locations that made a 16-bit dtype the default for new modules instead.
         """
-        found = {self._constructed[instance]: None for instance in constructed if instance in self._constructed}
+        records = [self._constructed.get(id(instance)) for instance in constructed]
+        constructions = {record.location: None for record in records if record is not None and record.instance() is not None}
         parts = {id(module) for model in models for module in model.modules()}
-        casts = {cast.location: None for cast in self._casts if (module := cast.module()) is not None and id(module) in parts}
-        yield from [*found, *(casts or self._default_dtypes)]
+        casts = {cast.location: None for cast in self._casts if id(cast.instance()) in parts}
+        yield from [*constructions, *(casts or self._default_dtypes)]
 
     def _construct_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         self._construct("optimizer", original, optimizer, *args, **kwargs)
@@ -87,32 +92,41 @@ class LocationRecorder:
 
     def _construct(self, kind: str, original: Any, instance: Any, *args: Any, **kwargs: Any) -> None:
         original(instance, *args, **kwargs)
-        if (location := _calling_location(kind, type(instance).__name__, instance)) is not None:
-            self._constructed[instance] = location
+        with suppress(Exception):
+            if (location := _calling_location(kind, type(instance).__name__, instance)) is not None:
+                self._constructed[id(instance)] = _Record(weakref.ref(instance), location)
 
     def _cast(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        before = [tensor.dtype for tensor in _stored_tensors(module)]
+        before: list[torch.dtype] = []
+        with suppress(Exception):
+            before = [tensor.dtype for tensor in _stored_tensors(module)]
         result = original(module, *args, **kwargs)
+        with suppress(Exception):
+            self._record_cast(module, before)
+        return result
+
+    def _record_cast(self, module: nn.Module, before: Sequence[torch.dtype]) -> None:
         changed = {
             tensor.dtype: dtype_name(tensor)
             for tensor, dtype in zip(_stored_tensors(module), before, strict=False)
             if tensor.dtype != dtype
         }
-        if changed:
-            parts = {id(part) for part in module.modules()}
-            self._casts = [cast for cast in self._casts if id(cast.module()) not in parts]
-            for dtype, name in changed.items():
-                location = _calling_location("cast", f"{type(module).__name__} to {name}")
-                if dtype in _SIXTEEN_BIT and location is not None and len(self._casts) < _MAX_CASTS:
-                    self._casts.append(_Cast(weakref.ref(module), location))
-        return result
+        if not changed:
+            return
+        replaced = {id(None), *(id(part) for part in module.modules())}  # casts of these, and of modules that are gone
+        self._casts = [cast for cast in self._casts if id(cast.instance()) not in replaced]
+        for dtype, name in changed.items():
+            location = _calling_location("cast", f"{type(module).__name__} to {name}")
+            if dtype in _SIXTEEN_BIT and location is not None and len(self._casts) < _MAX_CASTS:
+                self._casts.append(_Record(weakref.ref(module), location))
 
     def _set_default_dtype(self, original: Callable[..., Any], dtype: Any) -> Any:
         result = original(dtype)
-        name = str(dtype).removeprefix("torch.")
-        location = _calling_location("default dtype", name) if dtype in _SIXTEEN_BIT else None
-        if location is not None and len(self._default_dtypes) < _MAX_CASTS:
-            self._default_dtypes[location] = None
+        with suppress(Exception):
+            name = str(dtype).removeprefix("torch.")
+            location = _calling_location("default dtype", name) if dtype in _SIXTEEN_BIT else None
+            if location is not None and len(self._default_dtypes) < _MAX_CASTS:
+                self._default_dtypes[location] = None
         return result
 
 
@@ -126,11 +140,11 @@ def _calling_location(kind: str, name: str, constructed: Any = None) -> SourceLo
     The constructor of the constructed object is no such location: it constructs its base class.
     """
     calls = list(_outer_calls(sys._getframe(2), constructed))  # noqa: SLF001 (`inspect` reads every source file)
-    own = next((call for call in calls if not call.is_installed), calls[0] if calls else None)
-    if own is None:
+    if not calls:
         return None
+    caller = next((call for call in calls if not call.is_installed), calls[0])
     stack = tuple(f"{call.file}:{call.line} in {call.function}" for call in calls[:_MAX_CALLS])
-    return SourceLocation(kind=kind, name=name, file=own.file, line=own.line, function=own.function, stack=stack)
+    return SourceLocation(kind=kind, name=name, file=caller.file, line=caller.line, function=caller.function, stack=stack)
 
 
 def _outer_calls(frame: FrameType | None, constructed: Any) -> Iterator[_Call]:

@@ -86,17 +86,18 @@ def discover(optimizers: Sequence[Any], called_modules: Iterable[nn.Module]) -> 
     stepped = {id(tensor) for optimizer in optimizers for group in optimizer.param_groups for tensor in group["params"]}
     roots = _outermost_modules(modules)
     objects.models = _training_models(roots, {id(module) for module in called_modules}, stepped)
-    objects.owners = {
-        id(parameter): root
-        for root in roots
-        for part in root.modules()
-        for parameter in part.__dict__.get("_parameters", {}).values()
-    }
+    objects.owners = {id(parameter): root for root in roots for parameter in _parameters(root)}
     objects.wrappers = _find_wrappers(steppers)
     trained = set(map(id, objects.models))
-    objects.others = [(type(root).__name__, list(root.parameters())) for root in roots if id(root) not in trained]
+    objects.others = [(type(root).__name__, _parameters(root)) for root in roots if id(root) not in trained]
     objects.others += _tensor_lists(steppers)
     return objects
+
+
+def _parameters(root: nn.Module) -> list[Tensor]:
+    """Return the parameters of a module and its parts, each once, without running a `parameters` of the script."""
+    held = [parameter for part in root.modules() for parameter in part.__dict__.get("_parameters", {}).values()]
+    return list({id(parameter): parameter for parameter in held if parameter is not None}.values())
 
 
 def _outermost_modules(modules: Sequence[nn.Module]) -> list[nn.Module]:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _LIBRARIES = {"pytorch_lightning": "lightning"} | {
-    name: name for name in ("accelerate", "deepspeed", "lerobot", "lightning", "torchtune", "transformers", "trl")
+    name: name for name in ("accelerate", "deepspeed", "lerobot", "lightning", "transformers")
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch.distributed as dist
@@ -43,13 +42,24 @@ def has_known_arithmetic(optimizer: Optimizer) -> bool:
     """
     for kind in type(optimizer).__mro__:
         if "step" in vars(kind):
-            # torch gives a subclass a wrapped copy of its base's step: the function tells where it comes from.
-            step = inspect.unwrap(vars(kind)["step"])
-            if f"{getattr(step, '__module__', '')}.".startswith(_KNOWN_MODULES):
+            step = _without_wrappers_of_torch(vars(kind)["step"])
+            if f"{_defining_module(step)}.".startswith(_KNOWN_MODULES):
                 return True
             if not _calls_base_step(step):
                 return False
     return False
+
+
+def _without_wrappers_of_torch(step: Any) -> Any:
+    """Return the function that torch's hooks and no_grad wrap; a subclass gets a wrapped copy of the step that it inherits."""
+    while _defining_module(step).startswith("torch.") and hasattr(step, "__wrapped__"):
+        step = step.__wrapped__
+    return step
+
+
+def _defining_module(function: Any) -> str:
+    """Return the module whose code a function is. Its `__module__` may be copied from the function that it wraps."""
+    return str(getattr(function, "__globals__", {}).get("__name__", ""))
 
 
 def _calls_base_step(step: Any) -> bool:

@@ -27,7 +27,7 @@ def facts(*libraries: str, backend: str = "single", source: str = "command") -> 
         (("accelerate",), "fsdp2", 'Accelerator(mixed_precision="bf16")'),
         (("deepspeed", "accelerate"), "zero2", "DeepSpeed config"),
         (("accelerate", "transformers"), "ddp", "TrainingArguments"),
-        (("accelerate", "transformers", "trl"), "ddp", "TrainingArguments"),
+        (("accelerate", "transformers"), "fsdp1_full", "TrainingArguments"),
         (("lightning",), "fsdp1_full", 'precision="bf16-mixed"'),
         (("accelerate", "lerobot"), "single", "accelerate launch --mixed_precision=bf16"),
     ],

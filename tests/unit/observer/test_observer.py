@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -60,6 +62,20 @@ class Homemade(torch.optim.AdamW):
         for group in self.param_groups:
             for parameter in group["params"]:
                 parameter -= group["lr"] * parameter.grad.sign()
+
+
+class Disguised(torch.optim.AdamW):
+    """The arithmetic of `Homemade` under the name and module of torch's step."""
+
+    @functools.wraps(torch.optim.AdamW.step)
+    def step(self, closure=None):
+        Homemade.step(self, closure)
+
+
+@pytest.mark.parametrize("kind", [Homemade, Disguised])
+def test_arithmetic_is_known_by_the_code_that_runs_and_not_by_its_name(kind):
+    model = layers(torch.bfloat16)
+    assert [opaque.optimizer for opaque in observe_training(model, kind(model.parameters())).opaque] == [kind.__name__]
 
 
 @pytest.mark.parametrize(("dtype", "lossless"), [(torch.float32, True), (torch.bfloat16, False)])

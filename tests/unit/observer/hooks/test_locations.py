@@ -124,3 +124,32 @@ def test_findings_have_the_locations_that_may_have_caused_them_nearest_first():
     assert [location.kind for location in findings["BXP101"].locations] == ["cast", "optimizer"]
     assert findings["BXP101"].to_dict()["locations"][0]["function"] == "build_cast_model"
     assert "torch.autocast" in findings["BXP101"].repair
+
+
+class Incomparable(torch.optim.AdamW):
+    def __eq__(self, other):
+        raise RuntimeError("optimizers are not compared")
+
+
+class Secretive(nn.Linear):
+    def parameters(self, recurse=True):
+        raise RuntimeError("nobody lists these")
+
+
+def test_no_object_of_the_training_can_make_the_recorder_fail_it():
+    def build():
+        model = nn.Linear(8, 8).bfloat16()
+        return model, Incomparable(model.parameters()), Secretive(4, 4).half()
+
+    assert {location.kind for location in observed_locations(build)} == {"cast", "optimizer"}
+
+
+def test_casts_of_modules_that_are_gone_leave_room_for_later_ones():
+    def build():
+        for _ in range(200):
+            nn.Linear(2, 2).half()
+        model = nn.Linear(8, 8).bfloat16()
+        return model, OwnAdamW(model.parameters())
+
+    (cast,) = [location for location in observed_locations(build) if location.kind == "cast"]
+    assert cast.name == "Linear to bfloat16"

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from benchbox.observer.facts import edq
 from benchbox.observer.numerics.expected_update import expected_update
 from benchbox.observer.observer import StepObserver
+from benchbox.observer.stepped_tensors import edq
 from tests.support.observed_trainings import layers, observe_training, train
 
 
