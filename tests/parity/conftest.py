@@ -1,0 +1,17 @@
+"""The parity table that all comparisons write to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.parity.table import ParityTable
+
+
+@pytest.fixture(scope="session")
+def parity() -> ParityTable:
+    """The table. Its rows are written to the file in the variable BENCHBOX_PARITY_ROWS, if there is one."""
+    path = os.environ.get("BENCHBOX_PARITY_ROWS")
+    return ParityTable(Path(path) if path else None)
