@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
 
@@ -37,7 +38,7 @@ class ParityTable:
     def compare(self, policy: str, peer: str, quantity: str, ours: Tensor, theirs: Tensor, *, bound: float = 1e-5) -> None:
         """Assert that two tensors of one shape differ by at most `bound`, relative to the peer's largest magnitude."""
         assert ours.shape == theirs.shape, (
-            f"{quantity} of {policy}: {tuple(ours.shape)} against {tuple(theirs.shape)} of {peer}"
+            f"{quantity} of {policy}: shape {tuple(ours.shape)} against {tuple(theirs.shape)} of {peer}"
         )
         assert theirs.numel(), f"{quantity} of {policy}: nothing to compare"
         ours, theirs = ours.detach().double(), theirs.detach().double()
