@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +16,12 @@ def has_class_named(instance: Any, *names: str) -> bool:
 
     FSDP2 and DTensor moved between torch versions, and an isinstance check against a class of DeepSpeed would import DeepSpeed.
     """
-    return any(base.__name__ in names for base in type(instance).__mro__)
+    return not _class_names(type(instance)).isdisjoint(names)
+
+
+@lru_cache(maxsize=512)
+def _class_names(kind: type[Any]) -> frozenset[str]:
+    return frozenset(base.__name__ for base in kind.__mro__)
 
 
 def local_shard(tensor: Tensor) -> Tensor:

@@ -117,9 +117,14 @@ def _sgd(weight: Tensor, gradient: Tensor, group: Mapping[str, Any], state: Mapp
 
 def sample(tensor: Tensor, max_elements: int) -> Tensor:
     """Return a copy of at most `max_elements` evenly spaced elements of a tensor: flat, on its device."""
+    return sample_view(tensor, max_elements).clone()
+
+
+def sample_view(tensor: Tensor, max_elements: int) -> Tensor:
+    """Return the elements of `sample`, to be read at once: of a tensor that is not larger they are its own memory."""
     flat = tensor.detach().reshape(-1)
-    stride = -(-flat.numel() // max_elements) if flat.numel() > max_elements else 1
-    return flat[::stride].clone()
+    size = flat.numel()
+    return flat if size <= max_elements else flat[:: -(-size // max_elements)].clone()
 
 
 def differing_share(a: Tensor, b: Tensor) -> float:

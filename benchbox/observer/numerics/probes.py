@@ -11,8 +11,8 @@ from torch import Tensor
 from ..facts import UpdateStatistics
 from ..introspect.masters import detect_compensation, has_known_arithmetic
 from ..introspect.tensors import dtype_name, is_plain, local_shard
-from .expected_update import adam_betas, compensated_weight, differing_share, expected_update, sample
-from .rounding import bf16_valued_share, stalled_share
+from .expected_update import adam_betas, compensated_weight, differing_share, expected_update, sample, sample_view
+from .rounding import is_bf16_valued, stalled_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -76,16 +76,19 @@ class TensorProbe:
         self.first_step = step
         shard = local_shard(tensor).detach()
         self._initial = sample(shard, MAX_ELEMENTS)
-        states = _elementwise_state(shard, optimizer_state)
-        for name, value in {"weight": shard, **states}.items():
-            if dtype_name(value) == "float32":
-                values = sample(value, MAX_ELEMENTS)
-                trained = values[(values != 0) & _had_gradient(states, values)]
-                self.bf16_valued[name].add(bf16_valued_share(trained), trained.numel())
+        states = _sampled_state(shard, optimizer_state)
+        had_gradient = _had_gradient(states)
+        read = {name: values for name, values in {"weight": self._initial, **states}.items() if dtype_name(values) == "float32"}
+        if read:
+            values = torch.stack(list(read.values()))
+            counted = values != 0 if had_gradient is None else (values != 0) & had_gradient
+            counts = torch.stack([(is_bf16_valued(values) & counted).sum(dim=1), counted.sum(dim=1)], dim=1).tolist()
+            for name, (exact, count) in zip(read, counts, strict=True):
+                self.bf16_valued[name].add(exact / count if count else None, count)
 
     def compare_live(self, tensor: Tensor, live: Tensor, *, before_first_step: bool) -> None:
         """Compare the live tensor, between steps, with the stepped tensor rounded to its dtype."""
-        stepped_values, live_values = sample(local_shard(tensor), MAX_ELEMENTS), sample(local_shard(live), MAX_ELEMENTS)
+        stepped_values, live_values = (sample_view(local_shard(part), MAX_ELEMENTS) for part in (tensor, live))
         if stepped_values.numel() != live_values.numel() or live_values.device.type == "meta":
             return
         share = differing_share(stepped_values.to(device=live_values.device, dtype=live_values.dtype), live_values)
@@ -101,7 +104,7 @@ class TensorProbe:
         precision = torch.promote_types(full_gradient.dtype, torch.float32)
         norm = torch.linalg.vector_norm(full_gradient, dtype=precision).item() if full_gradient.numel() else 0.0
         self.gradient_squared = norm**2
-        gradient = sample(full_gradient, MAX_ELEMENTS)
+        gradient = sample_view(full_gradient, MAX_ELEMENTS)
         self._with_gradient = gradient != 0
         state = _sampled_state(shard, optimizer_state)
         self._before = compensated_weight(sample(shard, MAX_ELEMENTS), state)
@@ -115,22 +118,23 @@ class TensorProbe:
         """Compare the stored tensor with the expected update, right after a probed step."""
         shard = local_shard(tensor).detach()
         self.last_step = step
-        stored = sample(shard, MAX_ELEMENTS)
+        stored = sample_view(shard, MAX_ELEMENTS)
         if self._initial is None or self._before is None or self._with_gradient is None:
             return
         self.steps += 1
         state = _sampled_state(shard, optimizer_state)
         movement = compensated_weight(stored, state).float() - self._before.float()
-        self._moved |= bool((stored != self._initial).any())
+        self._moved = self._moved or not torch.equal(stored, self._initial)
         if self._update is not None:
             is_updated = self._with_gradient & (self._update != 0)
-            updates = int(is_updated.sum())
-            self.updates += updates
-            self.updates_lost += int((is_updated & (movement == 0)).sum())
             update = torch.where(is_updated, self._update, 0.0).double()
-            self.update_squared += float(update.square().sum())
-            self.update_dot += float((update * movement.double()).sum())
-            self._had_step_without_update |= updates == 0
+            sums = is_updated.sum(), (is_updated & (movement == 0)).sum(), update @ update, update @ movement.double()
+            updates, lost, squared, dot = torch.stack([value.double() for value in sums]).tolist()  # one read of the device
+            self.updates += int(updates)
+            self.updates_lost += int(lost)
+            self.update_squared += squared
+            self.update_dot += dot
+            self._had_step_without_update |= not updates
         self._record_second_moment(group, state.get("exp_avg_sq"))
         self._before = self._update = self._with_gradient = None
 
@@ -181,13 +185,13 @@ def update_statistics(probes: Iterable[TensorProbe]) -> UpdateStatistics:
     )
 
 
-def _had_gradient(states: Mapping[str, Tensor], values: Tensor) -> Tensor:
-    """Return a mask of the elements that ever had a gradient, as far as the optimizer state shows it.
+def _had_gradient(states: Mapping[str, Tensor]) -> Tensor | None:
+    """Return a mask of the elements that ever had a gradient, or None if no optimizer state shows it.
 
     Rows of an embedding may wait long for their first gradient.
     """
     moment = next((states[name] for name in ("exp_avg_sq", "exp_avg", "momentum_buffer") if name in states), None)
-    return torch.ones_like(values, dtype=torch.bool) if moment is None else sample(moment, MAX_ELEMENTS) != 0
+    return None if moment is None else moment != 0
 
 
 def _elementwise_state(shard: Tensor, optimizer_state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -201,4 +205,5 @@ def _elementwise_state(shard: Tensor, optimizer_state: Mapping[str, Any]) -> dic
 
 
 def _sampled_state(shard: Tensor, optimizer_state: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: sample(value, MAX_ELEMENTS) for name, value in _elementwise_state(shard, optimizer_state).items()}
+    """Return samples of `_elementwise_state`, to be read at once."""
+    return {name: sample_view(value, MAX_ELEMENTS) for name, value in _elementwise_state(shard, optimizer_state).items()}

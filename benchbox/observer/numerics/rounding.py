@@ -8,18 +8,20 @@ from torch import Tensor
 _CHUNK_ELEMENTS = 2**22
 
 
-def bf16_valued_share(tensor: Tensor) -> float | None:
-    """Return the share of elements of a float32 tensor that bfloat16 represents exactly, or None for an empty tensor.
+def is_bf16_valued(tensor: Tensor) -> Tensor:
+    """Return which elements of a float32 tensor bfloat16 represents exactly: those whose lower 16 bits are zero.
 
-    These are the elements whose lower 16 bits are zero. Weights and moments trained in float32 have almost none of them; after
-    a round trip through bfloat16 all elements are of this kind.
+    Weights and moments trained in float32 have almost none of them; after a round trip through bfloat16 all are of this kind.
     """
+    return (tensor.view(torch.int32) & 0xFFFF) == 0
+
+
+def bf16_valued_share(tensor: Tensor) -> float | None:
+    """Return the share of elements that are `is_bf16_valued`, or None for an empty tensor."""
     if not tensor.numel():
         return None
-    exact = 0
-    for chunk in tensor.detach().reshape(-1).split(_CHUNK_ELEMENTS):
-        exact += int(((chunk.view(torch.int32) & 0xFFFF) == 0).sum())
-    return exact / tensor.numel()
+    chunks = tensor.detach().reshape(-1).split(_CHUNK_ELEMENTS)
+    return sum(int(is_bf16_valued(chunk).sum()) for chunk in chunks) / tensor.numel()
 
 
 def stalled_share(second_moment: Tensor, beta2: float) -> float:
