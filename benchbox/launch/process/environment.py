@@ -73,7 +73,7 @@ def group_variables(ranks: int, user: Mapping[str, str]) -> dict[str, str]:
     cells of different shapes are compared by their reserved memory.
     """
     added: dict[str, str] = {}
-    if "OMP_NUM_THREADS" not in user:
+    if not user.get("OMP_NUM_THREADS"):  # accelerate cannot read an empty one
         added["OMP_NUM_THREADS"] = str(max(1, usable_cores() // ranks))
     if not any(name in user for name in _ALLOCATOR_VARIABLES):
         added["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"

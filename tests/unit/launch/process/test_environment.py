@@ -27,6 +27,11 @@ def test_variables_of_the_user_are_left_alone(monkeypatch: pytest.MonkeyPatch) -
     assert TorchrunLauncher().variables(2) == {}
 
 
+def test_an_empty_number_of_threads_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    assert TorchrunLauncher().variables(10_000)["OMP_NUM_THREADS"] == "1"
+
+
 def test_compiled_extensions_are_kept_apart_by_environment_unless_the_user_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two environments that shared a cache would compile for each other's headers by turns."""
     here = host_variables({"XDG_CACHE_HOME": "/cache"})["TORCH_EXTENSIONS_DIR"]
