@@ -57,6 +57,7 @@ def run(
     Exit code 3 when a cell did not end ok, 130 when the run was stopped.
     """
     from benchbox.cli.capacity import skip_beyond_capacity
+    from benchbox.cli.statistics import prepare_statistics
     from benchbox.launch.process import make_launcher
     from benchbox.launch.process.lock import lock_run_directory
     from benchbox.launch.process.signals import stop_on_signals
@@ -92,6 +93,7 @@ def run(
     with lock_run_directory(folder):
         store.write_run(_build_run(loaded, planned, matrix_file=str(matrix)))
         console.print(loaded.data.reading, markup=False, soft_wrap=True)
+        prepare_statistics(loaded.data, console)
         with stop_on_signals() as stop:
             summary = run_matrix(
                 selected_launches,

@@ -48,6 +48,9 @@ def train(
 
     Exit code 3 when a rank failed, 130 when it was stopped.
     """
+    from rich.console import Console
+
+    from benchbox.cli.statistics import prepare_statistics
     from benchbox.launch.process import make_launcher
     from benchbox.launch.process.lock import lock_run_directory
     from benchbox.launch.process.signals import stop_on_signals
@@ -57,6 +60,7 @@ def train(
 
     loaded = load_train(config, parse_overrides(sets), policy_dirs)
     folder = out or Path("runs") / "train" / loaded.name
+    prepare_statistics(loaded.cell.data, Console(highlight=False))
     printer = _MetricsPrinter(loaded)
     with lock_run_directory(folder), stop_on_signals() as stop:
         outcome = launch_training(

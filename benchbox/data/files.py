@@ -1,4 +1,4 @@
-"""Writers of the data and video files of a v3.0 dataset, which begin another file once one has reached its size limit."""
+"""Writers of the data and video files of a dataset: one file per episode, or shared ones up to a size limit."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchbox.data import statistics
-from benchbox.data.metadata import V30_DATA, V30_VIDEO
+from benchbox.data.layouts.layout import WrittenVideo
 from benchbox.data.video import VideoWriter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-FILES_PER_CHUNK = 1000  # LeRobot's `chunks_size`
+    from benchbox.data.layouts.layout import Layout
+
 MIB = 2**20
 
 ARROW_TYPES = {"float32": pa.float32(), "float64": pa.float64(), "int64": pa.int64(), "bool": pa.bool_()}
@@ -26,9 +27,10 @@ ARROW_TYPES = {"float32": pa.float32(), "float64": pa.float64(), "int64": pa.int
 class DataFiles:
     """Writer of the Parquet tables with the values of every frame, one row group per episode."""
 
-    def __init__(self, root: Path, columns: Mapping[str, Mapping[str, Any]], limit_mib: float) -> None:
+    def __init__(self, root: Path, columns: Mapping[str, Mapping[str, Any]], layout: Layout, limit_mib: float) -> None:
         self._root = root
-        self._limit_bytes = limit_mib * MIB
+        self._layout = layout
+        self._limit_bytes = limit_mib * MIB if layout.shares_files else 0
         self._file_number = -1
         self._path = root
         self._writer: pq.ParquetWriter | None = None
@@ -40,12 +42,12 @@ class DataFiles:
             for name, column in columns.items()
         }
 
-    def append(self, values: Mapping[str, np.ndarray]) -> dict[str, int]:
-        """Store the values of an episode, (frames, D) by column, and return its file as columns of the episode table."""
+    def append(self, values: Mapping[str, np.ndarray]) -> int:
+        """Store the values of an episode, (frames, D) by column, and return the number of its file."""
         if self._writer is None or self._path.stat().st_size >= self._limit_bytes:
             self.close()
             self._file_number += 1
-            self._path = self._root / V30_DATA.format(**_file_indices(self._file_number))
+            self._path = self._root / self._layout.data_path.format(**self._layout.file_names(self._file_number))
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = pq.ParquetWriter(self._path, pa.schema(list(self._types.items())))
         arrays = {}
@@ -54,7 +56,7 @@ class DataFiles:
             is_list = pa.types.is_fixed_size_list(arrow_type)
             arrays[name] = pa.FixedSizeListArray.from_arrays(array, type=arrow_type) if is_list else array
         self._writer.write_table(pa.table(arrays, schema=pa.schema(list(self._types.items()))))
-        return {f"data/{key}": value for key, value in _file_indices(self._file_number).items()}
+        return self._file_number
 
     def close(self) -> None:
         if self._writer is not None:
@@ -68,12 +70,15 @@ class CameraFiles:
     Frames of the current episode are stored uncompressed in a temporary file until its end, so that it can be discarded.
     """
 
-    def __init__(self, root: Path, feature: str, *, shape: tuple[int, int, int], fps: int, limit_mib: float) -> None:
+    def __init__(
+        self, root: Path, feature: str, *, shape: tuple[int, int, int], fps: int, layout: Layout, limit_mib: float
+    ) -> None:
         self._root = root
+        self._layout = layout
         self._feature = feature
         self._shape = shape
         self._fps = fps
-        self._limit_bytes = limit_mib * MIB
+        self._limit_bytes = limit_mib * MIB if layout.shares_files else 0
         self._file_number = -1
         self._writer: VideoWriter | None = None
         self._raw_frames = tempfile.TemporaryFile(dir=root)  # noqa: SIM115  # lives as long as this object
@@ -88,12 +93,13 @@ class CameraFiles:
         self._raw_frames.seek(0)
         self._raw_frames.truncate()
 
-    def save_episode(self) -> tuple[dict[str, Any], np.ndarray]:
-        """Encode the current episode, and return its columns of the episode table and the histogram of its pixels."""
+    def save_episode(self) -> tuple[WrittenVideo, np.ndarray]:
+        """Encode the current episode, and return its video and the histogram of its pixels."""
         if self._writer is None or self._writer.encoded_bytes >= self._limit_bytes:
             self._close_video()
             self._file_number += 1
-            path = self._root / V30_VIDEO.format(video_key=self._feature, **_file_indices(self._file_number))
+            names = self._layout.file_names(self._file_number)
+            path = self._root / self._layout.video_path.format(video_key=self._feature, **names)
             self._writer = VideoWriter(path, fps=self._fps, height=self._shape[0], width=self._shape[1])
         counts = np.zeros_like(self.histogram)
         start_s = self._writer.time_s
@@ -106,8 +112,7 @@ class CameraFiles:
             key_frame = False
         self.discard()
         self.histogram += counts
-        span = {**_file_indices(self._file_number), "from_timestamp": start_s, "to_timestamp": self._writer.time_s}
-        return {f"videos/{self._feature}/{key}": value for key, value in span.items()}, counts
+        return WrittenVideo(self._file_number, start_s, self._writer.time_s), counts
 
     def close(self) -> None:
         """Finish the current file; frames of an unfinished episode are dropped."""
@@ -118,8 +123,3 @@ class CameraFiles:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-
-def _file_indices(number: int) -> dict[str, int]:
-    chunk, index = divmod(number, FILES_PER_CHUNK)
-    return {"chunk_index": chunk, "file_index": index}

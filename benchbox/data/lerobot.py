@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from benchbox.data.metadata import ACTION, IMAGE_PREFIX, STATE, DatasetMetadata, Episode, Statistics, read_metadata
+from benchbox.data.images import ImageColumns
+from benchbox.data.layouts.reading import read_metadata
+from benchbox.data.metadata import ACTION, IMAGE_PREFIX, STATE, DatasetMetadata, Episode, Statistics
+from benchbox.data.missing_statistics import complete_statistics, ignore_progress
 from benchbox.data.tables import TableCache
 from benchbox.data.video import VideoCache
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -24,12 +28,28 @@ SUBTASK = "subtask_index"
 
 
 def open_dataset(root: Path | str) -> LeRobotDataset:
-    """Open a LeRobot dataset (v3.0) on disk.
+    """Open a LeRobot dataset (v2.0, v2.1 or v3.0) on disk.
 
     Raises:
         DataError: it is not a dataset, has an unsupported version, is damaged, or lacks state or action.
     """
     return LeRobotDataset(read_metadata(Path(root)))
+
+
+def open_training_dataset(
+    root: Path | str, on_progress: Callable[[int, int], None] = ignore_progress
+) -> tuple[LeRobotDataset, Path | None]:
+    """Open a dataset whose state and action have the statistics of every normalisation: see `complete_statistics`.
+
+    Returns:
+        The dataset, and the file in which the statistics that it does not have stored are cached, if there are any.
+
+    Raises:
+        DataError: as `open_dataset`, or a data file is missing or damaged.
+    """
+    dataset = open_dataset(root)
+    statistics, cached_in = complete_statistics(dataset.metadata, on_progress)
+    return LeRobotDataset(replace(dataset.metadata, statistics=statistics)), cached_in
 
 
 class LeRobotDataset:
@@ -39,37 +59,36 @@ class LeRobotDataset:
     """
 
     def __init__(self, metadata: DatasetMetadata) -> None:
-        self._metadata = metadata
+        self.metadata = metadata
         self._starts = [episode.from_index for episode in metadata.episodes]
         self._length = metadata.episodes[-1].to_index if metadata.episodes else 0
-        for name, feature in metadata.features.items():
-            if feature["dtype"] == "image":
-                raise DataError(f"{metadata.root}: {name} is stored as images in the table; only video can be read")
         for name in (STATE, ACTION):
             if name not in metadata.features:
                 raise DataError(f"{metadata.root / 'meta/info.json'}: the dataset has no feature {name!r}")
-        self._camera_features = {
-            name.removeprefix(IMAGE_PREFIX): name for name, feature in metadata.features.items() if feature["dtype"] == "video"
-        }
+        camera_features = [name for name, feature in metadata.features.items() if feature["dtype"] in ("video", "image")]
+        self._camera_features = {name.removeprefix(IMAGE_PREFIX): name for name in camera_features}
         self._tables = TableCache(metadata.features)
         self._videos = VideoCache(metadata.fps)
+        self._images = ImageColumns(
+            metadata.root, [name for name in camera_features if metadata.features[name]["dtype"] == "image"]
+        )
 
     @property
     def root(self) -> Path:
-        return self._metadata.root
+        return self.metadata.root
 
     @property
     def info(self) -> dict[str, Any]:
         """Content of `meta/info.json`."""
-        return self._metadata.info
+        return self.metadata.info
 
     @property
     def fps(self) -> float:
-        return self._metadata.fps
+        return self.metadata.fps
 
     @property
     def features(self) -> dict[str, dict[str, Any]]:
-        return self._metadata.features
+        return self.metadata.features
 
     @property
     def cameras(self) -> tuple[str, ...]:
@@ -84,21 +103,21 @@ class LeRobotDataset:
     @property
     def tasks(self) -> tuple[str, ...]:
         """Task texts, in the order of their index."""
-        return tuple(text for _, text in sorted(self._metadata.tasks.items()))
+        return tuple(text for _, text in sorted(self.metadata.tasks.items()))
 
     @property
     def subtasks(self) -> tuple[str, ...]:
         """Subtask texts, in the order of their index; none in most datasets."""
-        return tuple(text for _, text in sorted(self._metadata.subtasks.items()))
+        return tuple(text for _, text in sorted(self.metadata.subtasks.items()))
 
     @property
     def episodes(self) -> tuple[Episode, ...]:
-        return self._metadata.episodes
+        return self.metadata.episodes
 
     @property
     def statistics(self) -> Statistics:
         """Feature -> statistic -> values; image statistics are shaped (3, 1, 1) on the scale [0, 1]."""
-        return self._metadata.statistics
+        return self.metadata.statistics
 
     def __len__(self) -> int:
         return self._length
@@ -131,7 +150,7 @@ class LeRobotDataset:
 
     def task(self, index: int) -> str:
         """Return the task text of frame `index`."""
-        return self._look_up_text("task", self._metadata.tasks, int(self.column("task_index", index, index + 1)[0, 0]), index)
+        return self._look_up_text("task", self.metadata.tasks, int(self.column("task_index", index, index + 1)[0, 0]), index)
 
     def text(self, name: str, index: int) -> str:
         """Return the text feature `name` of frame `index`, or an empty string if there is no such feature.
@@ -145,7 +164,7 @@ class LeRobotDataset:
         if name != RESPONSE or SUBTASK not in self.features:
             return ""
         number = int(self.column(SUBTASK, index, index + 1)[0, 0])
-        return self._look_up_text("subtask", self._metadata.subtasks, number, index) if number >= 0 else ""
+        return self._look_up_text("subtask", self.metadata.subtasks, number, index) if number >= 0 else ""
 
     def subtask_end(self, index: int) -> int:
         """Return the last frame of the consecutive frames from `index` on with the same response, which must not be empty."""
@@ -160,21 +179,26 @@ class LeRobotDataset:
         State and action are float32.
         """
         episode = self.episode_of(start)
-        rows = self._tables.rows(episode.data_file, name, start, stop)
+        first_row = episode.first_row + start - episode.from_index
+        rows = self._tables.rows(episode.data_file, name, first_row, first_row + stop - start)
         if len(rows) != stop - start:
             raise DataError(f"{episode.data_file}: ends before frame {stop - 1}, which episode {episode.index} lists")
         return rows
 
     def image(self, camera: str, index: int) -> Tensor:
         """Return frame `index` of a camera, (3, H, W) uint8 RGB."""
-        episode = self.episode_of(index)
-        span = episode.videos[self._camera_features[camera]]
-        time_s = span.from_s + float(self.column("timestamp", index, index + 1)[0, 0])
-        pixels = self._videos.open(span.path).frame_at(time_s)
+        episode, feature = self.episode_of(index), self._camera_features[camera]
+        if feature in episode.videos:
+            span = episode.videos[feature]
+            time_s = span.from_s + float(self.column("timestamp", index, index + 1)[0, 0])
+            pixels = self._videos.open(span.path).frame_at(time_s)
+        else:
+            row = episode.first_row + index - episode.from_index
+            pixels = self._images.image(episode.data_file, feature, row)
         return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
     def __reduce__(self) -> tuple[type[LeRobotDataset], tuple[DatasetMetadata]]:
-        return LeRobotDataset, (self._metadata,)
+        return LeRobotDataset, (self.metadata,)
 
     def _look_up_text(self, kind: str, texts: dict[int, str], text_index: int, frame: int) -> str:
         if text_index not in texts:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from benchbox.data.lerobot import open_dataset
+from benchbox.data.lerobot import open_dataset, open_training_dataset
 from benchbox.data.order import MicroBatchSampler, SampleKey
 from benchbox.data.sample import sample_path
 from benchbox.data.samples import DatasetSamples
@@ -126,5 +126,6 @@ def _open_samples(data: DataSpec, spec: BatchSpec, seed: int) -> SampleSource:
     if data.kind == "lerobot":
         if data.path is None:
             raise ConfigurationError("data of kind lerobot needs the path of a dataset")
-        return DatasetSamples(open_dataset(data.path), spec, seed, data.tokenizer_file)
+        dataset, _ = open_training_dataset(data.path)
+        return DatasetSamples(dataset, spec, seed, data.tokenizer_file)
     raise ConfigurationError(Problem("", f"unknown kind of data {data.kind!r}", "one of sample, lerobot, synthetic"))

@@ -23,42 +23,50 @@ class TableCache:
 
     def __init__(self, features: Mapping[str, Mapping[str, Any]]) -> None:
         self._features = features
-        self._tables: OrderedDict[Path, tuple[int, dict[str, np.ndarray]]] = OrderedDict()  # index of the first row, columns
+        self._tables: OrderedDict[Path, dict[str, np.ndarray]] = OrderedDict()  # columns
 
     def rows(self, path: Path, name: str, start: int, stop: int) -> np.ndarray:
-        """Return the values (frames, D) of a column from frame `start` up to `stop` (exclusive).
+        """Return the values (rows, D) of a column from row `start` of the file up to `stop` (exclusive).
 
         There are fewer if the file ends earlier. State and action are float32.
 
         Raises:
             DataError: the file is missing or damaged, or its values do not have the shape of the feature.
         """
-        file_start, columns = self._open(path)
+        columns = self._open(path)
         if name not in columns:
-            columns[name] = self._read_column(path, name)
-        return columns[name][start - file_start : stop - file_start]
+            columns[name] = read_column(path, name, self._features[name])
+        return columns[name][start:stop]
 
-    def _open(self, path: Path) -> tuple[int, dict[str, np.ndarray]]:
+    def _open(self, path: Path) -> dict[str, np.ndarray]:
         if path not in self._tables:
-            index = self._read_column(path, "index")[:, 0]
-            if len(index) == 0 or not np.array_equal(index, np.arange(index[0], index[0] + len(index))):
-                raise DataError(f"{path}: its rows are not consecutive frames")
-            self._tables[path] = (int(index[0]), {})
+            index = read_column(path, "index", self._features["index"])
+            gaps = np.flatnonzero(np.diff(index[:, 0]) != 1)
+            if len(gaps) or not len(index):
+                where = f"row {gaps[0] + 1} does not follow the one before it" if len(gaps) else "it has no rows"
+                raise DataError(f"{path}: its rows are not consecutive frames: {where}")
+            self._tables[path] = {"index": index}
         self._tables.move_to_end(path)
         while len(self._tables) > MAX_CACHED_TABLES:
             self._tables.popitem(last=False)
         return self._tables[path]
 
-    def _read_column(self, path: Path, name: str) -> np.ndarray:
-        column = read_table(path, [name]).column(name).combine_chunks()
-        feature = self._features[name]
-        if feature["dtype"] == "string":
-            column = column.fill_null("")
-        if column.null_count:
-            raise DataError(f"{path}: column {name!r} has missing values")
-        is_nested = pa.types.is_nested(column.type)
-        values: np.ndarray = (column.flatten() if is_nested else column).to_numpy(zero_copy_only=False)
-        if values.size != len(column) * int(np.prod(feature["shape"])):
-            raise DataError(f"{path}: the values of {name!r} do not have the shape {feature['shape']} given in info.json")
-        rows = values.reshape(len(column), -1)
-        return rows.astype(np.float32) if name in (STATE, ACTION) else rows
+
+def read_column(path: Path, name: str, feature: Mapping[str, Any]) -> np.ndarray:
+    """Read a column of a data file: the values (rows, D) of a feature, float32 those of state and action.
+
+    Raises:
+        DataError: the file is missing or damaged, or its values are missing or do not have the shape of the feature.
+    """
+    column = read_table(path, [name]).column(name).combine_chunks()
+    if feature["dtype"] == "string":
+        column = column.fill_null("")
+    if column.null_count:
+        row = column.is_null().index(True).as_py()
+        raise DataError(f"{path}: column {name!r} has no value in row {row}")
+    is_nested = pa.types.is_nested(column.type)
+    values: np.ndarray = (column.flatten() if is_nested else column).to_numpy(zero_copy_only=False)
+    if values.size != len(column) * int(np.prod(feature["shape"])):
+        raise DataError(f"{path}: the values of {name!r} do not have the shape {feature['shape']} given in info.json")
+    rows = values.reshape(len(column), -1)
+    return rows.astype(np.float32) if name in (STATE, ACTION) else rows

@@ -1,20 +1,19 @@
-"""Writer of LeRobot v3.0 datasets. A dataset appears under its name only when it is complete."""
+"""Writer of LeRobot datasets, v3.0 or v2.1. A dataset appears under its name only when it is complete."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from benchbox.data import metadata, statistics
+from benchbox.data import statistics
 from benchbox.data.features import DEFAULT_FEATURES, describe_feature, validate_feature
-from benchbox.data.files import FILES_PER_CHUNK, CameraFiles, DataFiles
+from benchbox.data.files import CameraFiles, DataFiles
+from benchbox.data.layouts import v2, v30
+from benchbox.data.layouts.layout import FILES_PER_CHUNK, WrittenDataset, WrittenEpisode
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 DATA_FILE_MIB = 100
 VIDEO_FILE_MIB = 200
+LAYOUTS = {layout.version: layout for layout in (v30.LAYOUT, v2.LAYOUT)}
 
 
 class LeRobotWriter:
@@ -34,6 +34,8 @@ class LeRobotWriter:
     Args:
         features: those of LeRobot's info.json: name -> {"dtype", "shape", "names"}, with dtype float32, float64, int64 or bool
             and a shape of one dimension, or "video" and a shape (H, W, 3). Timestamps and indices are added by the writer.
+        version: v3.0, or v2.1, which has files of its own for every episode.
+        data_file_mib, video_file_mib: size at which the next file is begun where episodes share files.
 
     Raises:
         DataError: `root` exists, a feature cannot be stored, or a frame does not fit the features.
@@ -46,6 +48,7 @@ class LeRobotWriter:
         fps: int,
         features: Mapping[str, Mapping[str, Any]],
         robot_type: str,
+        version: str = v30.VERSION,
         data_file_mib: float = DATA_FILE_MIB,
         video_file_mib: float = VIDEO_FILE_MIB,
     ) -> None:
@@ -56,16 +59,19 @@ class LeRobotWriter:
             raise DataError(f"{self.root}: exists already; name another folder or remove it")
         self.features = {name: validate_feature(name, feature) for name, feature in features.items()}
         columns = {name: feature for name, feature in self.features.items() if feature["dtype"] != "video"} | DEFAULT_FEATURES
-        self._limits = {"data_files_size_in_mb": data_file_mib, "video_files_size_in_mb": video_file_mib}
+        self._layout = LAYOUTS[version]
+        self._limits_mib = {"data_files_size_in_mb": data_file_mib, "video_files_size_in_mb": video_file_mib}
         self._tasks: dict[str, int] = {}
         self._rows: list[dict[str, Any]] = []  # of the current episode
         self._values: dict[str, list[np.ndarray]] = {name: [] for name in columns}  # of all saved episodes
-        self._episodes: list[dict[str, Any]] = []  # rows of the episode table
+        self._episodes: list[WrittenEpisode] = []
         self.root.parent.mkdir(parents=True, exist_ok=True)
         self._folder = Path(tempfile.mkdtemp(prefix=f".{self.root.name}.", dir=self.root.parent))
-        self._data = DataFiles(self._folder, columns, data_file_mib)
+        self._data = DataFiles(self._folder, columns, self._layout, data_file_mib)
         self._cameras = {
-            name: CameraFiles(self._folder, name, shape=tuple(feature["shape"]), fps=fps, limit_mib=video_file_mib)
+            name: CameraFiles(
+                self._folder, name, shape=tuple(feature["shape"]), fps=fps, layout=self._layout, limit_mib=video_file_mib
+            )
             for name, feature in self.features.items()
             if feature["dtype"] == "video"
         }
@@ -78,7 +84,7 @@ class LeRobotWriter:
     @property
     def num_frames(self) -> int:
         """Number of frames in the saved episodes."""
-        return int(self._episodes[-1]["dataset_to_index"]) if self._episodes else 0
+        return self._episodes[-1].from_index + self._episodes[-1].length if self._episodes else 0
 
     def add_frame(self, frame: Mapping[str, Any], *, task: str) -> None:
         """Append a frame to the current episode: a value for every feature, images as (H, W, 3) uint8 RGB."""
@@ -119,25 +125,23 @@ class LeRobotWriter:
             "index": frame_index + start,
             "task_index": np.array([[self._tasks[row["task"]]] for row in self._rows]),
         }
-        episode: dict[str, Any] = {
-            "episode_index": self.num_episodes,
-            "tasks": list(dict.fromkeys(row["task"] for row in self._rows)),
-            "length": length,
-            "dataset_from_index": start,
-            "dataset_to_index": start + length,
-            **self._data.append(values),
-        }
+        data_file = self._data.append(values)
         stats = {name: statistics.feature_statistics(value) for name, value in values.items()}
+        videos = {}
         for name, camera in self._cameras.items():
-            file_columns, counts = camera.save_episode()
-            episode |= file_columns
+            videos[name], counts = camera.save_episode()
             stats[name] = statistics.image_statistics(counts, length)
-        episode |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
-        episode |= {
-            f"stats/{name}/{key}": value for name, values_by_key in stats.items() for key, value in values_by_key.items()
-        }
         for name, value in values.items():
             self._values[name].append(value)
+        episode = WrittenEpisode(
+            index=self.num_episodes,
+            tasks=tuple(dict.fromkeys(row["task"] for row in self._rows)),
+            from_index=start,
+            length=length,
+            data_file=data_file,
+            videos=videos,
+            statistics=stats,
+        )
         self._episodes.append(episode)
         self._rows.clear()
 
@@ -149,7 +153,7 @@ class LeRobotWriter:
             if not self._episodes:
                 raise DataError(f"{self.root}: nothing was recorded")
             self._close_files()
-            self._write_meta()
+            self._write_metadata()
             if self.root.exists():
                 raise DataError(f"{self.root}: appeared while recording; nothing was overwritten")
             self._folder.chmod(0o755)  # a temporary folder is private
@@ -178,38 +182,27 @@ class LeRobotWriter:
         for camera in self._cameras.values():
             camera.close()
 
-    def _write_meta(self) -> None:
-        meta = self._folder / "meta"
-        episodes = self._folder / metadata.V30_EPISODES.format(chunk_index=0, file_index=0)
-        episodes.parent.mkdir(parents=True)
-        pq.write_table(pa.Table.from_pylist(self._episodes), episodes)
-        import pandas as pd  # imported here because every rank imports this package and few write a dataset
-
-        tasks = pd.DataFrame({"task_index": list(self._tasks.values())}, index=pd.Index(list(self._tasks), name="task"))
-        tasks.to_parquet(meta / "tasks.parquet")
+    def _write_metadata(self) -> None:
         stats = {name: statistics.feature_statistics(np.concatenate(values)) for name, values in self._values.items()}
         stats |= {
             name: statistics.image_statistics(camera.histogram, self.num_frames) for name, camera in self._cameras.items()
         }
-        _write_json(meta / "stats.json", stats)
         info = {
-            "codebase_version": metadata.V30,
+            "codebase_version": self._layout.version,
             "robot_type": self.robot_type,
             "total_episodes": self.num_episodes,
             "total_frames": self.num_frames,
             "total_tasks": len(self._tasks),
             "chunks_size": FILES_PER_CHUNK,
-            **self._limits,
             "fps": self.fps,
             "splits": {"train": f"0:{self.num_episodes}"},
-            "data_path": metadata.V30_DATA,
-            "video_path": metadata.V30_VIDEO if self._cameras else None,
+            "data_path": self._layout.data_path,
+            "video_path": self._layout.video_path if self._cameras else None,
             "features": {
                 name: describe_feature(feature, self.fps) for name, feature in (self.features | DEFAULT_FEATURES).items()
             },
         }
-        _write_json(meta / "info.json", info)
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        dataset = WrittenDataset(
+            info=info, tasks=list(self._tasks), episodes=self._episodes, statistics=stats, limits_mib=self._limits_mib
+        )
+        self._layout.write_metadata(self._folder, dataset)

@@ -166,11 +166,10 @@ def _edit_info(root, **values):
 DAMAGE = {
     "no info": (lambda root: (root / "meta/info.json").unlink(), "not a LeRobot dataset"),
     "info is not JSON": (lambda root: (root / "meta/info.json").write_text("{"), r"info\.json: not readable as JSON"),
-    "another version": (lambda root: _edit_info(root, codebase_version="v2.1"), "'v2.1'.*v3.0 can be read"),
+    "another version": (lambda root: _edit_info(root, codebase_version="v1.6"), "'v1.6'.*v3.0 can be read"),
     "another count": (lambda root: _edit_info(root, total_frames=9), "total_frames is 9, and the episodes hold 34"),
     "no features": (lambda root: _edit_info(root, features=None), "damaged metadata"),
     "no action": (lambda root: _edit_info(root, features={"observation.state": {"dtype": "float32"}}), "no feature 'action'"),
-    "no statistics": (lambda root: (root / "meta/stats.json").unlink(), "stats.json is missing"),
     "no tasks": (lambda root: (root / "meta/tasks.parquet").unlink(), r"tasks\.parquet: the file is missing"),
     "no episodes": (lambda root: shutil.rmtree(root / "meta/episodes"), "episode tables are missing"),
     "table cut off": (lambda root: _truncate(next(root.glob("data/*/*"))), r"file-000\.parquet: not readable as Parquet"),

@@ -1,0 +1,121 @@
+"""LeRobot v2.0 and v2.1: a data file and a video file per episode and camera, and metadata in JSON Lines.
+
+The two differ in where statistics are: v2.0 has those of the dataset in `meta/stats.json`, v2.1 those of every episode in
+`meta/episodes_stats.jsonl`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchbox.data.layouts.layout import FILES_PER_CHUNK, Layout, WrittenDataset, write_json, write_json_lines
+from benchbox.data.metadata import DatasetMetadata, Episode, Statistics, VideoSpan, read_json_lines, read_json_object
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+V20, V21 = "v2.0", "v2.1"
+DATA = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+VIDEO = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+
+
+def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
+    """Read the metadata of a dataset in one of these layouts.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    features: dict[str, dict[str, Any]] = info["features"]
+    videos = [name for name, feature in features.items() if feature["dtype"] == "video"]
+    episodes: list[Episode] = []
+    for row in sorted(read_json_lines(root / "meta/episodes.jsonl"), key=lambda row: row["episode_index"]):
+        index = row["episode_index"]
+        names = {"episode_chunk": index // info["chunks_size"], "episode_index": index}
+        start = episodes[-1].to_index if episodes else 0
+        episode = Episode(
+            index=index,
+            from_index=start,
+            to_index=start + row["length"],
+            tasks=tuple(row["tasks"]),
+            data_file=root / info["data_path"].format(**names),
+            first_row=0,
+            videos={
+                video: VideoSpan(root / info["video_path"].format(video_key=video, **names), from_s=0.0) for video in videos
+            },
+        )
+        episodes.append(episode)
+    return DatasetMetadata(
+        root=root,
+        info=info,
+        fps=float(info["fps"]),
+        features=features,
+        tasks={row["task_index"]: row["task"] for row in read_json_lines(root / "meta/tasks.jsonl")},
+        subtasks={},
+        episodes=tuple(episodes),
+        statistics=_read_statistics(root, info["codebase_version"]),
+    )
+
+
+def _read_statistics(root: Path, version: str) -> Statistics:
+    """Return the stored statistics of the dataset, none if their file is missing."""
+    path = root / ("meta/stats.json" if version == V20 else "meta/episodes_stats.jsonl")
+    if not path.exists():
+        return {}
+    if version == V20:
+        return read_json_object(path, missing="")
+    episodes = [row["stats"] for row in read_json_lines(path)]
+    names = dict.fromkeys(name for stats in episodes for name in stats)
+    return {name: combine_statistics([stats[name] for stats in episodes if name in stats]) for name in names}
+
+
+def combine_statistics(parts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+    """Return the statistics of all frames of a feature from those of parts of them: statistic -> values.
+
+    Means and variances are weighted by the parts' frames (Chan, Golub, LeVeque 1979); quantiles cannot be combined.
+    """
+    columns = {
+        name: np.array([part[name] for part in parts], dtype=np.float64) for name in ("min", "max", "mean", "std", "count")
+    }
+    counts = columns["count"].reshape(len(parts), *[1] * (columns["mean"].ndim - 1))
+    total = counts.sum()
+    mean = (counts * columns["mean"]).sum(0) / total
+    variance = (counts * (columns["std"] ** 2 + (columns["mean"] - mean) ** 2)).sum(0) / total
+    combined = {"min": columns["min"].min(0), "max": columns["max"].max(0), "mean": mean, "std": np.sqrt(variance)}
+    return {name: values.tolist() for name, values in combined.items()} | {"count": [int(total)]}
+
+
+def file_names(episode: int) -> dict[str, int]:
+    """Return the chunk of an episode, and the episode: every episode has files of its own."""
+    return {"episode_chunk": episode // FILES_PER_CHUNK, "episode_index": episode}
+
+
+def write_metadata(root: Path, dataset: WrittenDataset) -> None:
+    """Write `meta/` of v2.1."""
+    meta = root / "meta"
+    write_json_lines(
+        meta / "episodes.jsonl",
+        [{"episode_index": row.index, "tasks": list(row.tasks), "length": row.length} for row in dataset.episodes],
+    )
+    write_json_lines(meta / "tasks.jsonl", [{"task_index": index, "task": task} for index, task in enumerate(dataset.tasks)])
+    write_json_lines(
+        meta / "episodes_stats.jsonl",
+        [{"episode_index": episode.index, "stats": episode.statistics} for episode in dataset.episodes],
+    )
+    counts = {
+        "total_videos": sum(len(episode.videos) for episode in dataset.episodes),
+        "total_chunks": -(-len(dataset.episodes) // FILES_PER_CHUNK),
+    }
+    write_json(meta / "info.json", dataset.info | counts)
+
+
+LAYOUT = Layout(
+    version=V21,
+    data_path=DATA,
+    video_path=VIDEO,
+    shares_files=False,
+    file_names=file_names,
+    write_metadata=write_metadata,
+)

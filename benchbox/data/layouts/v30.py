@@ -1,0 +1,125 @@
+"""LeRobot v3.0: many episodes in a data file and in a video file, and tables of episodes, tasks and subtasks in Parquet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchbox.data.layouts.layout import FILES_PER_CHUNK, Layout, WrittenDataset, write_json
+from benchbox.data.metadata import DatasetMetadata, Episode, VideoSpan, read_json_object, read_table
+from benchbox.errors import DataError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERSION = "v3.0"
+DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+
+
+def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
+    """Read the metadata of a dataset in this layout.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    features: dict[str, dict[str, Any]] = info["features"]
+    videos = [name for name, feature in features.items() if feature["dtype"] == "video"]
+    subtasks = root / "meta/subtasks.parquet"  # written by LeRobot 0.4.4 to 0.5
+
+    columns = ["episode_index", "tasks", "dataset_from_index", "dataset_to_index", "data/chunk_index", "data/file_index"]
+    for video in videos:
+        columns += [f"videos/{video}/{key}" for key in ("chunk_index", "file_index", "from_timestamp")]
+    files = sorted((root / "meta/episodes").glob("chunk-*/file-*.parquet"))
+    if not files:
+        raise DataError(f"{root / 'meta/episodes'}: the episode tables are missing")
+    rows = [row for file in files for row in read_table(file, columns).to_pylist()]
+    rows.sort(key=lambda row: row["dataset_from_index"])
+
+    def video_span(row: dict[str, Any], video: str) -> VideoSpan:
+        path = info["video_path"].format(
+            video_key=video, chunk_index=row[f"videos/{video}/chunk_index"], file_index=row[f"videos/{video}/file_index"]
+        )
+        return VideoSpan(root / path, row[f"videos/{video}/from_timestamp"])
+
+    episodes = []
+    first_indices: dict[Path, int] = {}  # of the first frame in a data file
+    for row in rows:
+        path = root / info["data_path"].format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
+        start = row["dataset_from_index"]
+        episode = Episode(
+            index=row["episode_index"],
+            from_index=start,
+            to_index=row["dataset_to_index"],
+            tasks=tuple(row["tasks"]),
+            data_file=path,
+            first_row=start - first_indices.setdefault(path, start),
+            videos={video: video_span(row, video) for video in videos},
+        )
+        episodes.append(episode)
+    return DatasetMetadata(
+        root=root,
+        info=info,
+        fps=float(info["fps"]),
+        features=features,
+        tasks=_read_texts(root / "meta/tasks.parquet", "task_index"),
+        subtasks=_read_texts(subtasks, "subtask_index") if subtasks.is_file() else {},
+        episodes=tuple(episodes),
+        statistics=read_json_object(statistics, missing="") if (statistics := root / "meta/stats.json").exists() else {},
+    )
+
+
+def _read_texts(path: Path, index: str) -> dict[int, str]:
+    """Read a table of texts by the values of its column `index`."""
+    indices = read_table(path, [index]).column(index).to_pylist()
+    # The texts are in the index of the data frame, whose name differs between versions of LeRobot.
+    text_column = next(column for column in pq.read_schema(path).names if column != index)
+    return dict(zip(indices, read_table(path, [text_column]).column(text_column).to_pylist(), strict=True))
+
+
+def file_names(number: int) -> dict[str, int]:
+    """Return the chunk of a file, and its index in it."""
+    chunk, index = divmod(number, FILES_PER_CHUNK)
+    return {"chunk_index": chunk, "file_index": index}
+
+
+def write_metadata(root: Path, dataset: WrittenDataset) -> None:
+    """Write `meta/`."""
+    rows = []
+    for episode in dataset.episodes:
+        row: dict[str, Any] = {
+            "episode_index": episode.index,
+            "tasks": list(episode.tasks),
+            "length": episode.length,
+            "dataset_from_index": episode.from_index,
+            "dataset_to_index": episode.from_index + episode.length,
+            **{f"data/{key}": value for key, value in file_names(episode.data_file).items()},
+        }
+        for name, video in episode.videos.items():
+            span = {**file_names(video.file), "from_timestamp": video.from_s, "to_timestamp": video.to_s}
+            row |= {f"videos/{name}/{key}": value for key, value in span.items()}
+        row |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
+        row |= {f"stats/{name}/{key}": value for name, stats in episode.statistics.items() for key, value in stats.items()}
+        rows.append(row)
+    episodes = root / EPISODES.format(**file_names(0))
+    episodes.parent.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows), episodes)
+    import pandas as pd  # imported here because every rank imports this package and few write a dataset
+
+    tasks = pd.DataFrame({"task_index": range(len(dataset.tasks))}, index=pd.Index(list(dataset.tasks), name="task"))
+    tasks.to_parquet(root / "meta/tasks.parquet")
+    write_json(root / "meta/stats.json", dataset.statistics)
+    write_json(root / "meta/info.json", dataset.info | dataset.limits_mib)
+
+
+LAYOUT = Layout(
+    version=VERSION,
+    data_path=DATA,
+    video_path=VIDEO,
+    shares_files=True,
+    file_names=file_names,
+    write_metadata=write_metadata,
+)
