@@ -16,7 +16,7 @@ def has_class_named(instance: Any, *names: str) -> bool:
 
     FSDP2 and DTensor moved between torch versions, and an isinstance check against a class of DeepSpeed would import DeepSpeed.
     """
-    return not _class_names(type(instance)).isdisjoint(names)
+    return not _class_names(type(instance)).isdisjoint(names)  # type: ignore[arg-type] # mypy takes type[Any] for unhashable
 
 
 @lru_cache(maxsize=512)
