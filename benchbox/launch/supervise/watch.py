@@ -101,7 +101,7 @@ def _has_disappeared(trace: Trace) -> bool:
     if trace.pid is None or trace.final_event is not None:
         return False
     try:
-        return psutil.Process(trace.pid).status() == psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(trace.pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 
