@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import psutil
+
 from benchbox.launch.supervise.trace import Trace
 from benchbox.store.events import read_events
 from benchbox.store.rank_state import read_rank_state
@@ -89,7 +91,19 @@ def _follow(
         elif job.timeout_s is not None and now - start > job.timeout_s:
             return "timeout", None
         elif now - last_progress > _hang_limit_s(job, traces):
-            return "hang", None
+            if not any(_has_disappeared(trace) for trace in traces):
+                return "hang", None
+            failing_since = now  # the launcher is about to notice, and knows how the rank ended
+
+
+def _has_disappeared(trace: Trace) -> bool:
+    """Return whether the process of a rank has ended without a final event, as one that was killed does."""
+    if trace.pid is None or trace.final_event is not None:
+        return False
+    try:
+        return bool(psutil.Process(trace.pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _hang_limit_s(job: Job, traces: Sequence[Trace]) -> float:

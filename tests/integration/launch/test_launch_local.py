@@ -98,6 +98,25 @@ def test_a_launcher_that_is_killed_is_named_and_no_rank_is_blamed(launch: Launch
     assert error["message"].startswith("the launcher was ended by SIGKILL")
 
 
+def test_a_rank_that_was_killed_is_no_hang_though_its_launcher_notices_late(launch: Launch, tmp_path: Path) -> None:
+    """On a busy machine that takes longer than ranks may be without progress. Here the launcher is stopped for as long."""
+    late = []
+
+    def kill_rank_1(_: object) -> None:
+        files = [tmp_path / "launch-1" / f"pid{rank}" for rank in range(2)]
+        if not late and all(file.exists() for file in files):
+            rank_1 = psutil.Process(int(files[1].read_text()))
+            parent = rank_1.parent()
+            parent.suspend()
+            rank_1.kill()
+            late.append(threading.Timer(2 * MEASURE.hang_after_s, parent.resume))
+            late[0].start()
+
+    record = launch("sleeps", on_progress=kill_rank_1)
+    error = record["error"]
+    assert (record["status"], error["type"], error["rank"]) == ("crash", "Killed", 1), error
+
+
 def test_a_launch_can_be_stopped_while_it_runs(launch: Launch) -> None:
     progressed = threading.Event()
     record = launch("ignores_sigterm", on_progress=lambda traces: progressed.set(), stop=progressed.is_set)
