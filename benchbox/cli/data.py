@@ -1,4 +1,4 @@
-"""`benchbox data`: recording and inspecting LeRobot datasets."""
+"""`benchbox data`: recording, inspecting and converting LeRobot datasets."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +10,7 @@ from benchbox.errors import EXIT_USAGE
 if TYPE_CHECKING:
     from benchbox.data.recording import Attempt
 
-data = typer.Typer(name="data", help="Record and inspect LeRobot datasets.", no_args_is_help=True)
+data = typer.Typer(name="data", help="Record, inspect and convert LeRobot datasets.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -64,6 +64,25 @@ def inspect_dataset(root: Annotated[Path, typer.Argument(metavar="DIR", help="A 
         print(f"  {problem}")
     if inspection.problems:
         raise typer.Exit(EXIT_USAGE)
+
+
+@data.command("convert")
+def convert_dataset(
+    source: Annotated[Path, typer.Argument(metavar="DIR", help="A dataset.", show_default=False)],
+    target: Annotated[Path, typer.Argument(metavar="NEW_DIR", help="The new dataset; must not exist.", show_default=False)],
+    version: Annotated[str, typer.Option("--to", metavar="VERSION", help="v3.0 or v2.1.")] = "v3.0",
+) -> None:
+    """Write a LeRobot dataset in another version. Videos are copied without encoding them again where that is possible."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from benchbox.data.convert import convert
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("episodes")
+        conversion = convert(source, target, version, lambda done, total: progress.update(task, completed=done, total=total))
+    print(f"wrote {target} as {version}: {conversion.copied} videos of episodes copied, {conversion.encoded} encoded again")
 
 
 def _print_attempt(attempt: "Attempt", episodes: int) -> None:

@@ -46,17 +46,19 @@ def inspect(dataset: LeRobotDataset) -> Inspection:
     for name in (STATE, ACTION):
         stats = dataset.statistics.get(name, {})
         modes = [mode for mode, keys in REQUIRED_STATISTICS.items() if keys and all(key in stats for key in keys)]
-        facts[f"statistics of {name}"] = f"{', '.join(stats) or 'none'}; normalises by {', '.join(modes) or 'nothing'}"
+        rest = "" if len(modes) == len(REQUIRED_STATISTICS) - 1 else "; training computes what is missing"
+        facts[f"statistics of {name}"] = f"{', '.join(stats) or 'none'}; normalises by {', '.join(modes) or 'nothing'}{rest}"
     return Inspection(facts, list(_find_problems(dataset)))
 
 
 def _find_problems(dataset: LeRobotDataset) -> Iterator[str]:
-    for name in (STATE, ACTION):
-        if not dataset.statistics.get(name):
-            yield f"{dataset.root / 'meta/stats.json'}: no statistics of {name}"
     for episode in dataset.episodes:
         start, end = episode.from_index, episode.to_index - 1
         try:
+            index = dataset.column("index", start, end + 1)[:, 0]
+            if index[0] != start:
+                row = f"{episode.data_file}: row {episode.first_row}"
+                yield f"{row} is frame {index[0]}, and episode {episode.index} begins at frame {start}"
             for name in (STATE, ACTION):
                 if not np.isfinite(dataset.column(name, start, end + 1)).all():
                     yield f"{episode.data_file}: {name} of episode {episode.index} has values that are not finite"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 STATE = "observation.state"
 ACTION = "action"
 IMAGE_PREFIX = "observation.images."
+SUBTASKS = "meta/subtasks.parquet"
 
 Statistics = dict[str, dict[str, list[Any]]]
 
@@ -123,3 +124,21 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
             raise DataError(f"{path}:{number}: expected a JSON object")
         rows.append(row)
     return rows
+
+
+def read_subtasks(root: Path) -> dict[int, str]:
+    """Return the texts of subtasks by their index, as LeRobot 0.4.4 to 0.5 stores them; none where there is no table."""
+    path = root / SUBTASKS
+    return read_texts(path, "subtask_index") if path.is_file() else {}
+
+
+def read_texts(path: Path, index: str) -> dict[int, str]:
+    """Read a table of texts by the values of its column `index`.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    indices = read_table(path, [index]).column(index).to_pylist()
+    # The texts are in the index of the data frame, whose name differs between versions of LeRobot.
+    text_column = next(column for column in pq.read_schema(path).names if column != index)
+    return dict(zip(indices, read_table(path, [text_column]).column(text_column).to_pylist(), strict=True))

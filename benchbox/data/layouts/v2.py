@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchbox.data.layouts.layout import FILES_PER_CHUNK, Layout, WrittenDataset, write_json, write_json_lines
-from benchbox.data.metadata import DatasetMetadata, Episode, Statistics, VideoSpan, read_json_lines, read_json_object
+from benchbox.data.metadata import (
+    DatasetMetadata,
+    Episode,
+    Statistics,
+    VideoSpan,
+    read_json_lines,
+    read_json_object,
+    read_subtasks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +61,7 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
         fps=float(info["fps"]),
         features=features,
         tasks={row["task_index"]: row["task"] for row in read_json_lines(root / "meta/tasks.jsonl")},
-        subtasks={},
+        subtasks=read_subtasks(root),
         episodes=tuple(episodes),
         statistics=_read_statistics(root, info["codebase_version"]),
     )
@@ -61,14 +69,22 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
 
 def _read_statistics(root: Path, version: str) -> Statistics:
     """Return the stored statistics of the dataset, none if their file is missing."""
-    path = root / ("meta/stats.json" if version == V20 else "meta/episodes_stats.jsonl")
-    if not path.exists():
-        return {}
+    path = root / "meta/stats.json"
     if version == V20:
-        return read_json_object(path, missing="")
-    episodes = [row["stats"] for row in read_json_lines(path)]
+        return read_json_object(path, missing="") if path.exists() else {}
+    episodes = list(read_episode_statistics(root).values())
     names = dict.fromkeys(name for stats in episodes for name in stats)
     return {name: combine_statistics([stats[name] for stats in episodes if name in stats]) for name in names}
+
+
+def read_episode_statistics(root: Path) -> dict[int, Statistics]:
+    """Return the statistics of every episode by its index, none if v2.1 does not store any; v2.0 never does.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    path = root / "meta/episodes_stats.jsonl"
+    return {row["episode_index"]: row["stats"] for row in read_json_lines(path)} if path.exists() else {}
 
 
 def combine_statistics(parts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:

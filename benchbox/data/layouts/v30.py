@@ -8,7 +8,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchbox.data.layouts.layout import FILES_PER_CHUNK, Layout, WrittenDataset, write_json
-from benchbox.data.metadata import DatasetMetadata, Episode, VideoSpan, read_json_object, read_table
+from benchbox.data.metadata import (
+    DatasetMetadata,
+    Episode,
+    Statistics,
+    VideoSpan,
+    read_json_object,
+    read_subtasks,
+    read_table,
+    read_texts,
+)
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,7 +37,6 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
     """
     features: dict[str, dict[str, Any]] = info["features"]
     videos = [name for name, feature in features.items() if feature["dtype"] == "video"]
-    subtasks = root / "meta/subtasks.parquet"  # written by LeRobot 0.4.4 to 0.5
 
     columns = ["episode_index", "tasks", "dataset_from_index", "dataset_to_index", "data/chunk_index", "data/file_index"]
     for video in videos:
@@ -65,19 +73,29 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
         info=info,
         fps=float(info["fps"]),
         features=features,
-        tasks=_read_texts(root / "meta/tasks.parquet", "task_index"),
-        subtasks=_read_texts(subtasks, "subtask_index") if subtasks.is_file() else {},
+        tasks=read_texts(root / "meta/tasks.parquet", "task_index"),
+        subtasks=read_subtasks(root),
         episodes=tuple(episodes),
         statistics=read_json_object(statistics, missing="") if (statistics := root / "meta/stats.json").exists() else {},
     )
 
 
-def _read_texts(path: Path, index: str) -> dict[int, str]:
-    """Read a table of texts by the values of its column `index`."""
-    indices = read_table(path, [index]).column(index).to_pylist()
-    # The texts are in the index of the data frame, whose name differs between versions of LeRobot.
-    text_column = next(column for column in pq.read_schema(path).names if column != index)
-    return dict(zip(indices, read_table(path, [text_column]).column(text_column).to_pylist(), strict=True))
+def read_episode_statistics(root: Path) -> dict[int, Statistics]:
+    """Return the statistics of every episode by its index, none if the episode tables have none.
+
+    Raises:
+        DataError: a table is damaged.
+    """
+    episodes: dict[int, Statistics] = {}
+    for file in sorted((root / "meta/episodes").glob("chunk-*/file-*.parquet")):
+        columns = [name for name in pq.read_schema(file).names if name.startswith("stats/")]
+        for row in read_table(file, ["episode_index", *columns]).to_pylist():
+            stats = episodes.setdefault(row["episode_index"], {})
+            for column in columns:
+                _, *feature, statistic = column.split("/")
+                if row[column] is not None:
+                    stats.setdefault("/".join(feature), {})[statistic] = row[column]
+    return episodes
 
 
 def file_names(number: int) -> dict[str, int]:

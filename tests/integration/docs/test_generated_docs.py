@@ -42,7 +42,7 @@ def test_every_verb_is_documented(regenerated: Path) -> None:
     headings = re.findall(r"^### benchbox (.+)$", (regenerated / "reference.md").read_text(), re.MULTILINE)
     assert len(verbs) > 10
     assert [verb for verb in verbs if verb not in headings] == []
-    assert {"baseline promote", "data record", "data inspect"} <= set(headings)
+    assert {"baseline promote", "data record", "data inspect", "data convert"} <= set(headings)
 
 
 def test_the_picture_has_a_box_for_every_folder_on_the_floor_of_the_contract(

@@ -3,6 +3,8 @@
 import json
 import shutil
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from benchbox.data import open_dataset
@@ -40,12 +42,26 @@ def test_a_video_shorter_than_its_table_is_a_problem_of_that_episode(short_video
     assert "observation.images.front/chunk-000/file-000.mp4: no frame at 3.300 s" in problem
 
 
-def test_statistics_that_are_missing_are_a_problem(dataset_root, tmp_path):
+def test_statistics_that_are_missing_are_no_problem_and_said_to_be_computed(dataset_root, tmp_path):
     root = shutil.copytree(dataset_root, tmp_path / "bare")
     (root / "meta/stats.json").write_text(json.dumps({"action": {"min": [0, 0], "max": [1, 1]}}))
     inspection = inspect(open_dataset(root))
-    assert inspection.problems == [f"{root}/meta/stats.json: no statistics of observation.state"]
-    assert inspection.facts["statistics of action"] == "min, max; normalises by min_max"
+    assert inspection.problems == []
+    assert (
+        inspection.facts["statistics of observation.state"] == "none; normalises by nothing; training computes what is missing"
+    )
+    assert inspection.facts["statistics of action"] == "min, max; normalises by min_max; training computes what is missing"
+
+
+def test_rows_that_are_not_those_of_the_episode_table_are_a_problem(dataset_root, tmp_path):
+    root = shutil.copytree(dataset_root, tmp_path / "shifted")
+    (file,) = root.glob("data/*/*")
+    table = pq.read_table(file)
+    column = table.column_names.index("index")
+    pq.write_table(table.set_column(column, table.schema.field(column), pc.add(table["index"], 3)), file)
+    problems = inspect(open_dataset(root)).problems
+    assert problems[1] == f"{file}: row 13 is frame 16, and episode 1 begins at frame 13"
+    assert len(problems) == 3
 
 
 def test_the_shipped_sample_is_small_whole_and_has_four_cameras():

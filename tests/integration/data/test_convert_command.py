@@ -1,0 +1,24 @@
+"""`benchbox data convert` says what it wrote, and refuses in one line."""
+
+import subprocess
+import sys
+
+from benchbox.data import open_dataset
+from benchbox.data.sample import sample_path
+
+
+def convert(*arguments):
+    command = [sys.executable, "-m", "benchbox.cli.app", "data", "convert", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_a_dataset_is_converted_and_a_second_time_refused(tmp_path):
+    target = tmp_path / "v21"
+    done = convert(sample_path(), target, "--to", "v2.1")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"wrote {target} as v2.1: 48 videos of episodes copied, 0 encoded again\n"
+    assert len(open_dataset(target)) == 373
+    again = convert(sample_path(), target, "--to", "v2.1")
+    assert again.returncode == 2
+    assert again.stderr.strip() == f"error: {target}: exists already; name another folder or remove it"
+    assert "Traceback" not in convert(tmp_path, tmp_path / "new").stderr

@@ -1,0 +1,117 @@
+"""Conversion between versions keeps every value and every frame."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from benchbox.data import open_dataset
+from benchbox.data.convert import convert
+from benchbox.data.sample import sample_path
+from benchbox.data.video import VideoWriter
+from benchbox.errors import DataError
+from tests.support.datasets import LENGTHS, annotate, draw_index, read_index, write_dataset
+
+
+@pytest.fixture(scope="module")
+def there_and_back(tmp_path_factory):
+    """The shipped v3.0 dataset, its conversion to v2.1, and that one's to v3.0."""
+    folder = tmp_path_factory.mktemp("converted")
+    progress = []
+    assert convert(sample_path(), folder / "v21", "v2.1", lambda *done: progress.append(done)).encoded == 0
+    assert progress[0] == (1, 12)
+    assert progress[-1] == (12, 12)
+    assert convert(folder / "v21", folder / "v30", "v3.0").encoded == 0
+    return [open_dataset(path) for path in (sample_path(), folder / "v21", folder / "v30")]
+
+
+def test_frames_are_the_same_to_the_last_bit(there_and_back):
+    original, v21, v30 = there_and_back
+    for index in range(0, len(original), 9):
+        frame = original[index]
+        for converted in (v21, v30):
+            for name, value in converted[index].items():
+                assert np.array_equal(value, frame[name]), (converted.info["codebase_version"], index, name)
+
+
+def test_statistics_of_the_dataset_and_of_its_episodes_stay(there_and_back):
+    original, v21, v30 = there_and_back
+    assert v21.statistics.keys() == v30.statistics.keys() == original.statistics.keys()
+    for name, stats in original.statistics.items():
+        for key in stats if name in ("observation.state", "action") else ("min", "max", "mean", "std", "count"):
+            np.testing.assert_allclose(v30.statistics[name][key], stats[key], rtol=1e-6, err_msg=f"{name} {key}")
+    rows = [pq.read_table(dataset.root / "meta/episodes/chunk-000/file-000.parquet").to_pylist() for dataset in (original, v30)]
+    for name in ("stats/action/q01", "stats/observation.images.corner/mean", "length", "dataset_to_index", "tasks"):
+        assert [row[name] for row in rows[0]] == [row[name] for row in rows[1]]
+
+
+def test_info_and_tables_have_the_types_they_had(there_and_back):
+    original, v21, v30 = there_and_back
+    assert v30.info == original.info
+    assert v21.info["features"] == original.info["features"]
+    schemas = [pq.read_schema(dataset.episodes[0].data_file) for dataset in there_and_back]
+    assert schemas[0].equals(schemas[1])
+    assert schemas[0].equals(schemas[2])
+
+
+def test_texts_and_subtasks_come_along(tmp_path, dataset_root):
+    frames = sum(LENGTHS)
+    columns = {"memory": [f"note {i}" for i in range(frames)], "subtask_index": [i % 2 for i in range(frames)]}
+    source = annotate(dataset_root, tmp_path / "annotated", columns, ("reach", "lift"))
+    convert(source, tmp_path / "v21", "v2.1")
+    convert(tmp_path / "v21", tmp_path / "v30", "v3.0")
+    for name in ("v21", "v30"):
+        dataset = open_dataset(tmp_path / name)
+        assert [dataset.text("memory", i) for i in (0, 20)] == ["note 0", "note 20"]
+        assert [dataset.text("response", i) for i in (2, 33)] == ["reach", "lift"]
+
+
+def test_an_episode_that_does_not_begin_with_a_key_frame_is_encoded_again(tmp_path):
+    source = write_dataset(tmp_path / "source")
+    path = source / "videos/observation.images.front/chunk-000/file-000.mp4"
+    writer = VideoWriter(path, fps=10, height=32, width=48)
+    for index in range(sum(LENGTHS)):
+        writer.add(np.ascontiguousarray(draw_index(index, 32, 48)), key_frame=index == 0)
+    writer.close()
+    conversion = convert(source, tmp_path / "v21", "v2.1")
+    assert (conversion.copied, conversion.encoded) == (4, 2), "episodes 1 and 2 of that camera"
+    dataset = open_dataset(tmp_path / "v21")
+    order = range(sum(LENGTHS))
+    assert [read_index(dataset.image("front", index)) for index in order] == list(order)
+
+
+def test_statistics_that_no_episode_has_are_computed_from_its_frames(tmp_path):
+    source = write_dataset(tmp_path / "source", version="v2.1")
+    expected = json.loads((source / "meta/episodes_stats.jsonl").read_text().splitlines()[2])["stats"]
+    (source / "meta/episodes_stats.jsonl").unlink()
+    convert(source, tmp_path / "v30", "v3.0")
+    row = pq.read_table(tmp_path / "v30/meta/episodes/chunk-000/file-000.parquet").to_pylist()[2]
+    np.testing.assert_allclose(row["stats/action/q99"], expected["action"]["q99"])
+    front = "observation.images.front"
+    np.testing.assert_allclose(row[f"stats/{front}/mean"], expected[front]["mean"], atol=0.02)  # decoded, not drawn
+    assert row[f"stats/{front}/count"] == [20]
+
+
+@pytest.mark.parametrize(
+    ("version", "says"), [("v3.0", "is a dataset of v3.0 already"), ("v2.0", "no dataset is written as 'v2.0'; v3.0 or v2.1")]
+)
+def test_what_cannot_be_converted_is_one_line_and_leaves_nothing(dataset_root, tmp_path, version, says):
+    with pytest.raises(DataError, match=says):
+        convert(dataset_root, tmp_path / "new", version)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_dataset_leaves_nothing_behind(dataset_root, tmp_path):
+    source = shutil.copytree(dataset_root, tmp_path / "source")
+    next(source.glob("videos/*wrist/*/*")).unlink()
+    with pytest.raises(DataError, match=r"file-000\.mp4: the video is missing"):
+        convert(source, tmp_path / "new", "v2.1")
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    with pytest.raises(DataError, match="exists already"):
+        convert(dataset_root, source, "v2.1")
+    assert torch.is_tensor(open_dataset(dataset_root)[0]["action"])
