@@ -16,6 +16,8 @@ from benchbox.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from benchbox.data.metadata import Episode
+
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
@@ -55,13 +57,7 @@ def _find_problems(dataset: LeRobotDataset) -> Iterator[str]:
     for episode in dataset.episodes:
         start, end = episode.from_index, episode.to_index - 1
         try:
-            index = dataset.column("index", start, end + 1)[:, 0]
-            if index[0] != start:
-                row = f"{episode.data_file}: row {episode.first_row}"
-                yield f"{row} is frame {index[0]}, and episode {episode.index} begins at frame {start}"
-            for name in (STATE, ACTION):
-                if not np.isfinite(dataset.column(name, start, end + 1)).all():
-                    yield f"{episode.data_file}: {name} of episode {episode.index} has values that are not finite"
+            yield from _find_problems_of_rows(dataset, episode)
             dataset.task(start)
             dataset.text(RESPONSE, start)
         except DataError as error:
@@ -73,3 +69,23 @@ def _find_problems(dataset: LeRobotDataset) -> Iterator[str]:
                 dataset.image(camera, end)
             except DataError as error:
                 yield f"episode {episode.index}: {error}"
+
+
+def _find_problems_of_rows(dataset: LeRobotDataset, episode: Episode) -> Iterator[str]:
+    """Compare indices, values and times of an episode's rows with what the metadata states."""
+    path, start, end = episode.data_file, episode.from_index, episode.to_index
+    if (index := dataset.column("index", start, end)[0, 0]) != start:
+        yield f"{path}: row {episode.first_row} is frame {index}, and episode {episode.index} begins at frame {start}"
+    for name in (STATE, ACTION):
+        finite = np.isfinite(dataset.column(name, start, end)).all(axis=1)
+        if not finite.all():
+            row = episode.first_row + int(finite.argmin())
+            yield f"{path}: {name} of episode {episode.index} has values that are not finite: row {row}"
+    times = dataset.column("timestamp", start, end)[:, 0]
+    is_off = np.abs(times - np.arange(len(times)) / dataset.fps) > 0.5 / dataset.fps
+    if is_off.any():
+        frame = int(is_off.argmax())
+        yield (
+            f"{path}: row {episode.first_row + frame} is at {times[frame]:g} s of episode {episode.index}, and at {dataset.fps:g} "
+            f"fps, which meta/info.json states, frame {frame} is at {frame / dataset.fps:g} s"
+        )

@@ -12,7 +12,7 @@ import torch
 
 from benchbox.data.images import ImageColumns
 from benchbox.data.layouts.reading import read_metadata
-from benchbox.data.metadata import ACTION, IMAGE_PREFIX, STATE, DatasetMetadata, Episode, Statistics
+from benchbox.data.metadata import ACTION, IMAGE_PREFIX, STATE, SUBTASKS, DatasetMetadata, Episode, Statistics
 from benchbox.data.missing_statistics import complete_statistics, ignore_progress
 from benchbox.data.tables import TableCache
 from benchbox.data.video import VideoCache
@@ -150,7 +150,7 @@ class LeRobotDataset:
 
     def task(self, index: int) -> str:
         """Return the task text of frame `index`."""
-        return self._look_up_text("task", self.metadata.tasks, int(self.column("task_index", index, index + 1)[0, 0]), index)
+        return self._look_up_text("task", int(self.column("task_index", index, index + 1)[0, 0]), index)
 
     def text(self, name: str, index: int) -> str:
         """Return the text feature `name` of frame `index`, or an empty string if there is no such feature.
@@ -164,7 +164,7 @@ class LeRobotDataset:
         if name != RESPONSE or SUBTASK not in self.features:
             return ""
         number = int(self.column(SUBTASK, index, index + 1)[0, 0])
-        return self._look_up_text("subtask", self.metadata.subtasks, number, index) if number >= 0 else ""
+        return self._look_up_text("subtask", number, index) if number >= 0 else ""
 
     def subtask_end(self, index: int) -> int:
         """Return the last frame of the consecutive frames from `index` on with the same response, which must not be empty."""
@@ -200,7 +200,9 @@ class LeRobotDataset:
     def __reduce__(self) -> tuple[type[LeRobotDataset], tuple[DatasetMetadata]]:
         return LeRobotDataset, (self.metadata,)
 
-    def _look_up_text(self, kind: str, texts: dict[int, str], text_index: int, frame: int) -> str:
-        if text_index not in texts:
-            raise DataError(f"{self.root / f'meta/{kind}s.parquet'}: no {kind} {text_index}, which frame {frame} names")
-        return texts[text_index]
+    def _look_up_text(self, kind: str, number: int, frame: int) -> str:
+        metadata = self.metadata
+        texts, path = (metadata.tasks, metadata.tasks_file) if kind == "task" else (metadata.subtasks, metadata.root / SUBTASKS)
+        if number not in texts:
+            raise DataError(f"{path}: no {kind} {number}, which frame {frame} names")
+        return texts[number]

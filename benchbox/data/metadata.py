@@ -60,6 +60,7 @@ class DatasetMetadata:
     fps: float
     features: dict[str, dict[str, Any]]
     tasks: dict[int, str]
+    tasks_file: Path
     subtasks: dict[int, str]
     episodes: tuple[Episode, ...]
     statistics: Statistics

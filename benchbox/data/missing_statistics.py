@@ -61,7 +61,12 @@ def complete_statistics(
 
 
 def _merge(stored: Statistics, computed: Statistics) -> Statistics:
-    return stored | {name: values | dict(stored.get(name, {})) for name, values in computed.items()}
+    merged = {name: values | stored.get(name, {}) for name, values in computed.items() if _is_mapping(stored, name)}
+    return stored | merged  # what is damaged stays, and is reported when it is used
+
+
+def _is_mapping(stored: Statistics, name: str) -> bool:
+    return isinstance(stored.get(name, {}), dict)
 
 
 def _compute(metadata: DatasetMetadata, on_progress: Callable[[int, int], None]) -> Statistics:

@@ -187,8 +187,11 @@ class DatasetSamples:
         if not isinstance(stats, dict):
             raise DataError(f"{where}: holds {stats!s:.60}, and statistics by name are expected; recompute it")
         for statistic in REQUIRED_STATISTICS[mode]:
-            if statistic in stats:
-                finite_statistic(stats[statistic], f"{where}: statistic {statistic!r}")
+            if statistic not in stats:
+                continue
+            values = finite_statistic(stats[statistic], f"{where}: statistic {statistic!r}")
+            if values.numel() != self._dims(name):
+                raise DataError(f"{where}: statistic {statistic!r} has {values.numel()} values, and {name} {self._dims(name)}")
 
     def _normalisation(self, name: str, mode: NormalisationMode) -> tuple[np.ndarray, np.ndarray]:
         stats = self.dataset.statistics.get(name, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from benchbox.data.layouts import v2, v30
@@ -33,6 +34,8 @@ def read_metadata(root: Path) -> DatasetMetadata:
         metadata = _READERS[version](root, info)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{root / 'meta'}: damaged metadata ({type(error).__name__}: {error})") from error
+    if not 0 < metadata.fps < math.inf:
+        raise DataError(f"{root / 'meta/info.json'}: fps is {info['fps']}, and a positive number is expected")
     expected = 0
     for episode in metadata.episodes:
         if episode.from_index != expected or episode.length < 1:

@@ -22,7 +22,7 @@ from benchbox.data.metadata import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 V20, V21 = "v2.0", "v2.1"
@@ -37,6 +37,7 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
         DataError: a file is missing or damaged.
     """
     features: dict[str, dict[str, Any]] = info["features"]
+    tasks = root / "meta/tasks.jsonl"
     videos = [name for name, feature in features.items() if feature["dtype"] == "video"]
     episodes: list[Episode] = []
     for row in sorted(read_json_lines(root / "meta/episodes.jsonl"), key=lambda row: row["episode_index"]):
@@ -60,19 +61,27 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
         info=info,
         fps=float(info["fps"]),
         features=features,
-        tasks={row["task_index"]: row["task"] for row in read_json_lines(root / "meta/tasks.jsonl")},
+        tasks={row["task_index"]: row["task"] for row in read_json_lines(tasks)},
+        tasks_file=tasks,
         subtasks=read_subtasks(root),
         episodes=tuple(episodes),
-        statistics=_read_statistics(root, info["codebase_version"]),
+        statistics=_read_statistics(root, info["codebase_version"], {episode.index: episode.length for episode in episodes}),
     )
 
 
-def _read_statistics(root: Path, version: str) -> Statistics:
-    """Return the stored statistics of the dataset, none if their file is missing."""
+def _read_statistics(root: Path, version: str, lengths: Mapping[int, int]) -> Statistics:
+    """Return the stored statistics of the dataset, none if their file is missing.
+
+    Those of an episode that have no count are of all its frames, whose numbers are `lengths`.
+    """
     path = root / "meta/stats.json"
     if version == V20:
         return read_json_object(path, missing="") if path.exists() else {}
-    episodes = list(read_episode_statistics(root).values())
+    episodes = [
+        {name: {"count": [lengths[index]]} | values for name, values in stats.items()}
+        for index, stats in read_episode_statistics(root).items()
+        if index in lengths
+    ]
     names = dict.fromkeys(name for stats in episodes for name in stats)
     return {name: combine_statistics([stats[name] for stats in episodes if name in stats]) for name in names}
 

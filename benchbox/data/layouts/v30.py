@@ -36,6 +36,7 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
         DataError: a file is missing or damaged.
     """
     features: dict[str, dict[str, Any]] = info["features"]
+    tasks = root / "meta/tasks.parquet"
     videos = [name for name, feature in features.items() if feature["dtype"] == "video"]
 
     columns = ["episode_index", "tasks", "dataset_from_index", "dataset_to_index", "data/chunk_index", "data/file_index"]
@@ -73,7 +74,8 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
         info=info,
         fps=float(info["fps"]),
         features=features,
-        tasks=read_texts(root / "meta/tasks.parquet", "task_index"),
+        tasks=read_texts(tasks, "task_index"),
+        tasks_file=tasks,
         subtasks=read_subtasks(root),
         episodes=tuple(episodes),
         statistics=read_json_object(statistics, missing="") if (statistics := root / "meta/stats.json").exists() else {},
