@@ -196,7 +196,7 @@ CASES = [("v3.0", name) for name in V30] + [("v2.1", name) for name in V21]
 
 
 def complaints(root, spec):
-    """What the first batches say, or what the inspection finds."""
+    """Return the error of the first batches, or the problems that the inspection finds."""
     try:
         stream = open_stream(
             DataSpec(kind="lerobot", path=str(root), workers=0), spec, batch=2, accumulation=1, rank=0, world_size=1, seed=0
