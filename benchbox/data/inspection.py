@@ -85,8 +85,8 @@ def _find_problems_of_rows(dataset: LeRobotDataset, episode: Episode) -> Iterato
     is_off = np.abs(times - np.arange(len(times)) / dataset.fps) > 0.5 / dataset.fps
     if is_off.any():
         frame = int(is_off.argmax())
-        row, time_s, expected_s = episode.first_row + frame, times[frame], frame / dataset.fps
+        row, at_s, expected_s = episode.first_row + frame, times[frame], frame / dataset.fps
         yield (
-            f"{path}: row {row} is at {time_s:g} s of episode {episode.index}, and at {dataset.fps:g} fps, which meta/info.json "
+            f"{path}: row {row} is at {at_s:g} s of episode {episode.index}, and at {dataset.fps:g} fps, which meta/info.json "
             f"states, frame {frame} is at {expected_s:g} s"
         )
