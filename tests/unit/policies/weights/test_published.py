@@ -170,7 +170,12 @@ def test_weights_that_do_not_fit_raise_one_line_and_change_nothing(tmp_path, bad
     [
         ("pi05", {"layers.0.attn.wq": torch.zeros(2)}, "none of its tensors belongs to Pi05: layers.0.attn.wq"),
         ("pi05", {}, "none of its tensors belongs to Pi05: it is empty"),
-        ("cosmos_droid", tiny_tensors(), "action_in_proj.bias is 32, and action_in.bias of CosmosDroid is 64; "),
+        (
+            "cosmos_droid",
+            tiny_tensors(),
+            "paligemma_with_expert.gemma_expert.mode....down_proj.weight is 32 x 64, "
+            "and model.layers.0.expert.mlp.down.weight of CosmosDroid is 64 x 128; ",
+        ),
     ],
 )
 def test_weights_of_another_policy_are_refused_in_a_line(tmp_path, policy, tensors, line):
