@@ -130,8 +130,8 @@ class CosmosDroid(PrefixPolicy):
     def forward(self, batch: Batch, *, per_sample: bool = False, act: bool = False) -> Any:
         """Return the flow losses of future and actions, each a mean over all frames or steps of the sample.
 
-        As published, the frame and the state that condition the sample are among them, with an error of 0. On a part that is
-        given, sum and count are 0.
+        As published, the frame and the state that condition the sample are among them, with an error of 0. Of a part that is
+        only a condition, sum and count are 0.
         """
         if act:
             return self.select_actions(batch)
@@ -139,20 +139,20 @@ class CosmosDroid(PrefixPolicy):
         latents, dims = self.latents(batch), batch["action_dim_mask"]
         conditioning = self.conditioning(batch, latents[:, :1], batch["future_mask"])
         action = self.action_normaliser.normalise(batch["action"], batch["dataset_index"])
-        given = self.given_parts(batch["uniform"])
+        condition_mask = self.condition_mask(batch["uniform"])
         time = waver_time(batch["uniform"][:, 0], self.config.time_shift)
-        times = torch.where(given, 0.0, time[:, None])  # (B, 2)
+        times = torch.where(condition_mask, 0.0, time[:, None])  # (B, 2)
         future_t, future_u = interpolate(patchify(latents[:, 1:]), patchify(batch["latent_noise"].float()), times[:, 0])
         action_t, action_u = interpolate(action, batch["noise"][:, 0].float(), times[:, 1])
 
-        future_v, action_v = self.velocity(conditioning, future_t, mask_dims(action_t, dims), time, given)
+        future_v, action_v = self.velocity(conditioning, future_t, mask_dims(action_t, dims), time, condition_mask)
 
         start, number = conditioning.current.shape[1], future_t.shape[1]
         current_valid, future_valid, _ = conditioning.valid.tensor_split((start, start + number), dim=1)
         all_dims = torch.ones_like(future_u[:, 0], dtype=torch.bool)
         errors = {
-            "vision": flow_loss(future_v, future_u, ~future_valid | given[:, :1], all_dims),
-            "action": flow_loss(action_v, action_u, batch["action_is_pad"] | given[:, 1:], dims),
+            "vision": flow_loss(future_v, future_u, ~future_valid | condition_mask[:, :1], all_dims),
+            "action": flow_loss(action_v, action_u, batch["action_is_pad"] | condition_mask[:, 1:], dims),
         }
         conditions = {"vision": current_valid.sum(dim=1) * TOKEN_DIM, "action": dims.sum(dim=1)}
         terms = {
@@ -201,8 +201,8 @@ class CosmosDroid(PrefixPolicy):
             positions=torch.stack(torch.broadcast_tensors(*axes), dim=-1),
         )
 
-    def given_parts(self, uniform: Tensor) -> Tensor:
-        """Return whether future and actions are given, and not denoised: (B, 2) bool.
+    def condition_mask(self, uniform: Tensor) -> Tensor:
+        """Return whether future and actions are conditions that are not denoised: (B, 2) bool.
 
         In the mode `joint` the last number of `uniform` (B, U) decides.
         """
@@ -218,21 +218,21 @@ class CosmosDroid(PrefixPolicy):
         future_t: Tensor,
         action_t: Tensor,
         time: Tensor,
-        given: Tensor,
+        condition_mask: Tensor,
         cache: KVCache | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Predict the velocities v_t of future tokens and actions.
 
         Args:
             conditioning: inputs that are not denoised.
-            future_t: (B, M, 192), noisy, or clean where `given`.
-            action_t: (B, N, A), noisy, or clean where `given`; 0 beyond the dimensions of the dataset.
+            future_t: (B, M, 192), noisy, or clean where they are conditions.
+            action_t: (B, N, A), noisy, or clean where they are conditions; 0 beyond the dimensions of the dataset.
             time: (B,), of everything that is noisy.
-            given: (B, 2) bool, of future and actions.
+            condition_mask: (B, 2) bool, whether future and actions are conditions.
             cache: of the prompt, from `Mixture.prefill`.
         """
         embedded = self.time_out(F.silu(self.time_in(embed_timestep(time, TIME_CHANNELS))))
-        future_time, action_time = torch.where(given[..., None], 0.0, embedded[:, None]).split(1, dim=1)
+        future_time, action_time = torch.where(condition_mask[..., None], 0.0, embedded[:, None]).split(1, dim=1)
         actions = self.action_in(torch.cat((conditioning.state, action_t), dim=1), self.config.domain)
         actions = actions + self.action_modality(torch.zeros_like(conditioning.positions[:, :1, 0]))
         hidden = torch.cat(
@@ -263,11 +263,11 @@ class CosmosDroid(PrefixPolicy):
         conditioning = self.conditioning(batch, self.latents(batch)[:, :1], future_mask)
         cache = self.model.prefill(conditioning.text)
         numels = [part[0].numel() for part in noise]
-        given = torch.zeros_like(dims[:, :2])
+        condition_mask = torch.zeros_like(dims[:, :2])
 
         def velocity(x_t: Tensor, time: Tensor) -> Tensor:
             future_t, action_t = (part.view_as(like) for part, like in zip(x_t.split(numels, dim=1), noise, strict=True))
-            future_v, action_v = self.velocity(conditioning, future_t, action_t, time, given, cache)
+            future_v, action_v = self.velocity(conditioning, future_t, action_t, time, condition_mask, cache)
             return concat_flat((future_v, mask_dims(action_v, dims)))
 
         action = denoise(velocity, concat_flat(noise), self.config.denoising_steps)[:, numels[0] :].view_as(noise[1])

