@@ -3,8 +3,8 @@
 `latents.encode` stands in for the video tokenizer; override `CosmosDroid.latents` to use another one. The published 16 B
 parameters include a vision tower and a text head, neither of which takes part in a training step.
 
-The recipe is `action_policy_droid_nano` of NVIDIA/cosmos-framework, whose mode `wam` is the mode `policy` here. Differences that
-are kept, with effects measured on the tiny size after 600 steps on one batch:
+The recipe is `action_policy_droid_nano` of NVIDIA/cosmos-framework, whose mode `wam` is the mode `policy` here. The differences
+below are kept. Effects were measured on the tiny size after 600 steps on one batch.
 
 - Actions are sampled in ten equal Euler steps without guidance, as by the flow policies. The published server for DROID takes
   four steps of UniPC with a shift of 5, and guidance of 3. Ten equal Euler steps end 3 % from the limit of many steps, four
