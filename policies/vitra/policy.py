@@ -17,6 +17,7 @@ from torch import nn
 from benchbox.data.normalisation import Normaliser
 
 from .._layers.cost.flops import TokenCount, concat_counts, count_language, is_trainable
+from .._layers.families.guidance import classifier_free_guidance
 from .._layers.families.losses import combine_losses
 from .._layers.families.prefix_policy import ACTION, STATE, PrefixConfig, PrefixPolicy
 from .._layers.families.roles import assign_roles, vision_language_tower
@@ -25,7 +26,7 @@ from .._layers.nn.decoder import INIT_STD
 from .._layers.presets import FORBID_EXTRA, Probability, builder
 from .._layers.sequence.presence import drop_from_mask
 from .._layers.sequence.token_sequence import Block, concat_blocks
-from .diffusion import add_noise, classifier_free_guidance, ddim, timestep_from_uniform
+from .diffusion import add_noise, ddim, timestep_from_uniform
 from .dit import Dit, DitConfig, DitLayer, count_dit, count_mlp, mlp
 
 if TYPE_CHECKING:

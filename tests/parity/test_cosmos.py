@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import scipy.stats
 import torch
@@ -203,12 +205,11 @@ def test_velocities_losses_and_gradients_are_those_of_cosmos(parity, mode):
 
 
 @torch.no_grad()
-def test_actions_are_integrated_with_the_velocity_of_cosmos(parity):
+def test_actions_are_integrated_with_the_guided_velocity_of_cosmos(parity):
     policy, batch = cosmos()
     policy.eval()
-    steps, weights = policy.config.denoising_steps, peer_weights(policy)
-    latents = policy.latents({name: batch[name] for name in ("images",)})
-    current = patchify(latents)
+    steps, guidance, weights = policy.config.denoising_steps, policy.config.guidance, peer_weights(policy)
+    current = patchify(policy.latents({"images": batch["images"]}))
     expected = []
     for index in range(len(current)):
         future = patchify(batch["latent_noise"])[index].unflatten(0, (-1, current.shape[1]))
@@ -217,7 +218,10 @@ def test_actions_are_integrated_with_the_velocity_of_cosmos(parity):
         for step in range(steps):
             frames = torch.cat((current[index][None], future))
             sample = make_sample(policy, batch, index, frames, torch.cat((batch["state"][index, -1:], actions)))
-            future_v, action_v = reference.velocity(weights, sizes(policy), sample, torch.tensor(1 - step / steps))
+            time = torch.tensor(1 - step / steps)
+            unguided = reference.velocity(weights, sizes(policy), replace(sample, tokens=sample.tokens[:0]), time)
+            guided = reference.velocity(weights, sizes(policy), sample, time)
+            future_v, action_v = (u + guidance * (c - u) for c, u in zip(guided, unguided, strict=True))
             future, actions = future - future_v[1:] / steps, actions - action_v[1:] / steps
             actions[:, DIMS:] = 0.0
         expected.append(actions)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from benchbox_policies.cosmos_droid.config import TASKS
 from benchbox_policies.cosmos_droid.latents import TOKEN_DIM, patchify
-from benchbox_policies.cosmos_droid.policy import BASE_FPS, LOSS_WEIGHT, MARGIN, TASKS, CosmosDroid, build
+from benchbox_policies.cosmos_droid.policy import BASE_FPS, LOSS_WEIGHT, MARGIN, CosmosDroid, build
 from benchbox_policies.cosmos_droid.times import waver_time
 
 from benchbox.errors import ConfigurationError, UnsupportedError
@@ -178,7 +180,7 @@ def test_actions_are_zero_beyond_the_dimensions_of_the_dataset_when_training_and
     policy.action_in.register_forward_pre_hook(lambda _, args: inputs.append(args[0][:, 1:]))
     policy(batch)
     actions = policy.select_actions(batch)
-    assert len(inputs) == 1 + policy.config.denoising_steps
+    assert len(inputs) == 1 + 2 * policy.config.denoising_steps
     for action in (*inputs, actions):
         assert action[..., :dims].any(dim=(0, 1)).all()
         assert not action[..., dims:].any()
@@ -300,21 +302,30 @@ def test_every_conditioning_input_reaches_future_and_actions(field):
     assert all(not torch.equal(before[name], after[name]) for name in ("vision", "action"))
 
 
-def test_select_actions_integrates_future_and_actions_together_and_computes_the_prompt_once():
-    policy, batch = awake("cosmos_droid", cams=2)
-    steps = policy.config.denoising_steps
+@torch.no_grad()
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_select_actions_integrates_guided_velocities_of_both_parts_and_computes_prompts_once(guidance):
+    """Guidance extrapolates from a dropped prompt towards the prompt, for future and actions."""
+    with torch.enable_grad():
+        policy, batch = awake("cosmos_droid", cams=2)
+    assert policy.config.guidance == 3.0
+    policy.config = replace(policy.config, guidance=guidance)
+    steps, scales = policy.config.denoising_steps, (guidance, 1 - guidance)[: 1 + (guidance != 1)]
     prefills = []
     policy.model.layers[0].backbone.key.register_forward_hook(lambda *_: prefills.append(1))
     selected = policy.select_actions(batch)
-    assert len(prefills) == 1, "the prompt is computed once"
-    conditioning = policy.conditioning(batch, policy.latents(batch)[:, :1], torch.ones_like(batch["future_mask"]))
+    assert len(prefills) == len(scales), "prompt and dropped prompt are computed once"
+    current, future_mask = policy.latents(batch)[:, :1], torch.ones_like(batch["future_mask"])
+    dropped = {**batch, "prompt_mask": torch.zeros_like(batch["prompt_mask"])}
+    conditionings = [policy.conditioning(prompt, current, future_mask) for prompt in (batch, dropped)]
     future, action = patchify(batch["latent_noise"]), batch["noise"][:, 0]
-    with torch.no_grad():
-        for step in range(steps):
-            time, condition_mask = torch.full((4,), 1 - step / steps), torch.zeros(4, 2, dtype=torch.bool)
-            future_v, action_v = policy.velocity(conditioning, future, action, time, condition_mask)
-            future, action = future - future_v / steps, action - action_v / steps
-    assert len(prefills) == 1 + steps
+    for step in range(steps):
+        time, condition_mask = torch.full((4,), 1 - step / steps), torch.zeros(4, 2, dtype=torch.bool)
+        velocities = [policy.velocity(layout, future, action, time, condition_mask) for layout in conditionings]
+        future_v, action_v = (
+            sum(scale * part for scale, part in zip(scales, parts, strict=False)) for parts in zip(*velocities, strict=True)
+        )
+        future, action = future - future_v / steps, action - action_v / steps
     torch.testing.assert_close(selected, action, rtol=1e-4, atol=1e-5)
 
 
