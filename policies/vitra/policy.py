@@ -117,7 +117,7 @@ class Vitra(PrefixPolicy):
         VITRA weights by the steps of the whole batch, which makes the loss of a sample depend on the others in its batch, and
         the gradient on how a batch is split over ranks and accumulation steps (see `Losses`). The two are equal for a single
         sample. On random batches of 32 with left hands, right hands and both, and chunks cut at the end of an episode, they
-        differ by 0.8 % on average and 1.5 % at most; of 8, by 1.7 % and 4.7 % (`tests/parity/test_vitra.py`, initial weights).
+        differ by 0.8 % on average and 1.5 % at most; of 8, by 1.7 % and 4.7 % (tiny size, in `tests/parity/test_vitra.py`).
         """
         if act:
             return self.select_actions(batch)
