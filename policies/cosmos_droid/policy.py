@@ -13,6 +13,8 @@ below are kept. Effects were measured on the tiny size after 600 steps on one ba
 - The prompt is the task in plain text, as for every policy. The published one is JSON with viewpoint, rate and duration too.
 - Cameras stand side by side in the positions of their tokens. The published recipe composes three cameras into one image.
 - Steps after the end of an episode are masked. The published data has no such chunks.
+- Biases, norms and embeddings have no weight decay, as in every policy. The published recipe decays all that trains, by 1e-5 of
+  a weight in a step.
 """
 
 from __future__ import annotations
