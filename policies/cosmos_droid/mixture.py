@@ -1,8 +1,8 @@
 """A mixture of transformers (arXiv:2411.04996): text and generated tokens, each with separate weights in all layers.
 
 The text attends only to itself, so it is computed once; generated tokens attend to the text and to themselves. In the terms of
-`LayerPair` these are a backbone and an expert of the same sizes. Rotary positions of generated tokens have three axes, as in
-Qwen3-VL (arXiv:2511.21631).
+`LayerPair` these are a backbone and an expert of the same sizes. Only the expert trains, as published. Rotary positions of
+generated tokens have three axes, as in Qwen3-VL (arXiv:2511.21631).
 """
 
 from __future__ import annotations
@@ -47,22 +47,24 @@ class GridLayer(DecoderLayer):
 
 
 class MixtureLayer(LayerPair):
-    """A layer of text and generated tokens. Nothing uses the text after the last layer (`prefix_kv_only`)."""
+    """A layer of text, which is frozen, and of generated tokens. Nothing uses the text after the last (`prefix_kv_only`)."""
 
     def __init__(self, config: DecoderConfig, layer: int, axes: Axes, *, stretch: int, prefix_kv_only: bool) -> None:
         super().__init__(config, config, layer, axes, insulated=False, adaptive=False, prefix_kv_only=prefix_kv_only)
         # Replaces the expert of the base class, whose positions have one axis.
         self.expert = GridLayer(config, layer, stretch)
+        self.backbone.requires_grad_(False)
 
 
 class Mixture(nn.Module):
-    """The text embedding, the layers of text and generated tokens, and the final norm of generated tokens."""
+    """The frozen text embedding, the layers of text and generated tokens, and the final norm of generated tokens."""
 
     def __init__(self, config: DecoderConfig, vocabulary: int, axes: Axes, *, stretch: int) -> None:
         super().__init__()
         self.kernel = axes.attention
         self.vocabulary = nn.Embedding(vocabulary, config.width)
         nn.init.normal_(self.vocabulary.weight, std=INIT_STD)
+        self.vocabulary.requires_grad_(False)
         self.layers = nn.ModuleList(
             MixtureLayer(config, layer, axes, stretch=stretch, prefix_kv_only=layer == config.depth - 1)
             for layer in range(config.depth)

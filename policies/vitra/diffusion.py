@@ -66,8 +66,3 @@ def ddim(epsilon: Callable[[Tensor, Tensor], Tensor], noise: Tensor, train_times
         x_0 = (x_t - (1 - alpha_bar).sqrt() * predicted) / alpha_bar.sqrt()
         x_t = alpha_bar_prev.sqrt() * x_0 + (1 - alpha_bar_prev).sqrt() * predicted
     return x_t
-
-
-def classifier_free_guidance(conditional: Tensor, unconditional: Tensor, scale: float) -> Tensor:
-    """Extrapolate from the unconditional towards the conditional prediction; a scale of 1 is no guidance (arXiv:2207.12598)."""
-    return conditional + (scale - 1) * (conditional - unconditional)

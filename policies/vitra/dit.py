@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,7 @@ from .._layers.nn.attention import attend, split_heads
 from .._layers.nn.decoder import INIT_STD
 from .._layers.nn.norms import RMSNorm
 from .._layers.nn.precision import Linear
+from .._layers.nn.timestep import embed_timestep
 from .._layers.nn.unit import Unit
 from .._layers.presets import FORBID_EXTRA
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .._layers.cost.flops import FlopTally
 
 EPSILON = 1e-6
-TIME_WIDTH, LONGEST_PERIOD = 256, 10_000  # of the timestep embedding; the period is over 2 pi, in timesteps
+TIME_WIDTH = 256  # of the timestep embedding
 
 
 @dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ class Dit(nn.Module):
         samples, draws, horizon, _ = x_t.shape
         condition = torch.where(unconditional[..., None], self.no_condition, condition[:, None])  # (B, D, V)
         condition_token = self.condition_in(condition.flatten(0, 1))  # (B * D, W)
-        modulation = F.silu(condition_token + self.time_in(embed_timestep(timestep.flatten())))
+        modulation = F.silu(condition_token + self.time_in(embed_timestep(timestep.flatten(), TIME_WIDTH)))
         actions = self.action_in(_concat_mask(x_t, action_mask[:, None].expand_as(x_t)).flatten(0, 1))
         states = self.state_in(_concat_mask(state, state_mask)).repeat_interleave(draws, dim=0)
         x = torch.cat((condition_token[:, None], states[:, None], actions), dim=1) + self.position
@@ -145,13 +145,6 @@ class Dit(nn.Module):
             x = layer(x, modulation, mask)
         (x,) = self.norm(x[:, -horizon:], modulation)
         return self.action_out(x).unflatten(0, (samples, draws))
-
-
-def embed_timestep(timestep: Tensor) -> Tensor:
-    """Embed timesteps (M,) as cosines and sines (M, 256) float32 of geometrically spaced periods, computed in float64."""
-    indices = torch.arange(TIME_WIDTH // 2, dtype=torch.float64, device=timestep.device)
-    angles = timestep[:, None] * (-math.log(LONGEST_PERIOD) * indices / (TIME_WIDTH // 2)).exp()
-    return torch.cat((angles.cos(), angles.sin()), dim=-1).float()
 
 
 def _concat_mask(values: Tensor, mask: Tensor) -> Tensor:

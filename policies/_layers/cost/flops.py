@@ -75,6 +75,11 @@ class FlopTally:
         self._add(weight, rows * weight.numel(), input_requires_grad + weight.requires_grad, saved=saved)
         return input_requires_grad or is_trainable(layer)
 
+    def count_lookup_linear(self, table: nn.Embedding, rows: int, input_requires_grad: bool) -> bool:
+        """Count a linear layer whose weight is one row of a table; return whether its output requires a gradient."""
+        self._add(table.weight, rows * table.embedding_dim, input_requires_grad + table.weight.requires_grad)
+        return input_requires_grad or is_trainable(table)
+
     def count_attention(
         self, output: WeightedLayer, sizes: tuple[int, ...], qkv_require_grad: tuple[bool, bool, bool], *, fused: bool
     ) -> bool:

@@ -21,7 +21,7 @@ COUNTS = {
     "pi07_high_level": 4_296_540_528,  # 4.30 B
     "pi07_paligemma": 3_361_890_064,
     "vitra": 3_174_149_808,  # PaliGemma 2 (3.03 B), DiT-B (136.6 M) and two tokens
-    "cosmos_droid": 14_534_416_640,  # the published 16 B include a vision tower and a text head, which take no part in a step
+    "cosmos_droid": 14_550_802_624,  # the published 16 B include a vision tower and a text head, which take no part in a step
 }
 WITHOUT_SAMPLE_LOSSES = "pi07_high_level"  # as published
 

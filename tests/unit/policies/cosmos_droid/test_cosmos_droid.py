@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-import scipy.stats
 import torch
+from benchbox_policies.cosmos_droid.config import TASKS
 from benchbox_policies.cosmos_droid.latents import TOKEN_DIM, patchify
-from benchbox_policies.cosmos_droid.policy import BASE_FPS, LOSS_WEIGHT, MARGIN, TASKS, CosmosDroid, build, logit_normal
+from benchbox_policies.cosmos_droid.policy import BASE_FPS, LOSS_WEIGHT, MARGIN, CosmosDroid, build
+from benchbox_policies.cosmos_droid.times import waver_time
 
 from benchbox.errors import ConfigurationError, UnsupportedError
 from benchbox.registry.contracts import Axes
@@ -21,14 +23,21 @@ WIDTH, LAYERS, MLP, WORDS, ACTION = 4096, 36, 12288, 151936, 64
 modes = pytest.mark.parametrize("mode", [*TASKS, "joint"])
 
 
-def in_mode(mode: str, **axes: object) -> tuple[CosmosDroid, Batch]:
+def with_preset(changes: dict[str, object], **axes: object) -> CosmosDroid:
     torch.manual_seed(0)
-    policy = build({**find_policies()["cosmos_droid"].presets["tiny"], "mode": mode}, Axes(**axes))
+    return build({**find_policies()["cosmos_droid"].presets["tiny"], **changes}, Axes(**axes))
+
+
+def in_mode(mode: str, **axes: object) -> tuple[CosmosDroid, Batch]:
+    policy = with_preset({"mode": mode}, **axes)
     return policy, make_batch(policy.batch_spec(), 6)
 
 
 def test_full_is_two_sets_of_qwen3_8b_layers_and_one_text_embedding():
-    """Their 14.53 B become the published 16 B with a text head (0.62 B) and Qwen3-VL's vision tower (0.58 B)."""
+    """Their 14.55 B become the published 16 B with a text head (0.62 B) and Qwen3-VL's vision tower (0.58 B).
+
+    The head has layers of latents and times, and those of actions in 32 domains.
+    """
     layer = 2 * WIDTH * 4096 + 2 * WIDTH * 1024 + 3 * WIDTH * MLP + 2 * WIDTH + 2 * 128
     with torch.device("meta"):
         policy = build_preset("cosmos_droid", "full")
@@ -38,9 +47,24 @@ def test_full_is_two_sets_of_qwen3_8b_layers_and_one_text_embedding():
     assert sizes == {
         "backbone": LAYERS * layer + WORDS * WIDTH,
         "expert": LAYERS * layer + WIDTH,
-        "head": 2 * WIDTH * (TOKEN_DIM + ACTION) + 2 * WIDTH + TOKEN_DIM + ACTION + 256 * WIDTH + WIDTH**2 + 2 * WIDTH,
+        "head": (
+            (2 * WIDTH * TOKEN_DIM + WIDTH + TOKEN_DIM)
+            + (256 * WIDTH + WIDTH + WIDTH**2 + WIDTH)
+            + (32 * (2 * WIDTH * ACTION + WIDTH + ACTION) + WIDTH)
+        ),
     }
-    assert sum(sizes.values()) == 14_534_416_640
+    assert sum(sizes.values()) == 14_550_802_624
+
+
+def test_only_the_generating_stream_trains():
+    """It has 6.98 B of `full`; the text embedding and the 36 layers that read the prompt are frozen, as in the recipe."""
+    with torch.device("meta"):
+        policy = build_preset("cosmos_droid", "full")
+    roles = policy.parameter_roles()
+    trained = {name: parameter.numel() for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    assert set(trained) == {name for name, role in roles.items() if role.part == "head"}
+    assert not any(".backbone." in name or name.startswith("model.vocabulary") for name in trained)
+    assert sum(trained.values()) == 6_982_401_216
 
 
 def test_a_chunk_of_32_steps_has_33_frames_in_nine_latents_of_48_channels():
@@ -61,10 +85,10 @@ def test_losses_of_a_mode_count_only_the_parts_that_it_denoises(mode, denoised):
         assert bool((error > 0).all()) == (denoised in ("both", name))
         assert bool(losses.parts[name] > 0) == (denoised in ("both", name))
     if denoised != "vision":
-        valid_dims = (~batch["action_is_pad"]).sum(dim=1) * 7
-        assert torch.equal(losses.per_sample["action"][1], valid_dims.float())
+        with_state = (1 + (~batch["action_is_pad"]).sum(dim=1)) * 7
+        assert torch.equal(losses.per_sample["action"][1], with_state.float())
     if denoised != "action":
-        assert set(losses.per_sample["vision"][1].tolist()) == {6.0 * TOKEN_DIM}, "the current frame is never counted"
+        assert set(losses.per_sample["vision"][1].tolist()) == {12.0 * TOKEN_DIM}, "current and future frame have 6 tokens each"
 
 
 @modes
@@ -75,18 +99,21 @@ def test_in_every_mode_every_trainable_parameter_is_in_the_graph(mode):
     by_name = gradients(policy)
     assert [name for name, gradient in by_name.items() if gradient is None] == []
     without_gradient = {name for name, gradient in by_name.items() if not gradient.any()}
-    heads = {"forward_dynamics": "action_out", "inverse_dynamics": "latent_out"}
-    assert without_gradient == ({f"{heads[mode]}.{part}" for part in ("weight", "bias")} if mode in heads else set())
+    heads = {
+        "forward_dynamics": {"action_out.weight.weight", "action_out.bias.weight"},
+        "inverse_dynamics": {"latent_out.weight", "latent_out.bias"},
+    }
+    assert without_gradient == heads.get(mode, set())
 
 
 def test_the_joint_mode_chooses_a_mode_for_each_sample_by_its_uniform_number():
     policy, batch = in_mode("joint")
-    uniform = torch.rand(30_000, 2, generator=torch.Generator().manual_seed(0))
+    uniform = torch.rand(30_000, 3, generator=torch.Generator().manual_seed(0))
     future, action = policy.condition_mask(uniform).unbind(dim=1)
     assert not (future & action).any()
     for mode_mask in (future, action, ~(future | action)):
         assert mode_mask.float().mean() == pytest.approx(1 / 3, abs=0.01)
-    batch["uniform"][:, 1] = torch.tensor([0.0, 0.2, 0.4, 0.6, 0.7, 0.999])
+    batch["uniform"][:, 2] = torch.tensor([0.0, 0.2, 0.4, 0.6, 0.7, 0.999])
     together = policy(batch, per_sample=True).per_sample
     for index, mode in enumerate(TASKS):
         single_mode, _ = in_mode(mode)
@@ -109,27 +136,54 @@ def test_conditions_have_no_noise(mode, noise, data):
     assert not torch.equal(policy({**batch, data: batch[data].flip(0)}).total, total)
 
 
-def test_both_terms_are_ten_times_the_mean_squared_error():
+def test_both_terms_are_ten_times_the_mean_squared_error_over_conditions_too():
+    """The mean is over two frames, one of them the current one, and over four steps and the state."""
     policy, batch = in_mode("policy")
     for head in (policy.latent_out, policy.action_out):
-        torch.nn.init.zeros_(head.weight)
-        torch.nn.init.zeros_(head.bias)
+        for parameter in head.parameters():
+            torch.nn.init.zeros_(parameter)
     batch["action_is_pad"][:] = False
     batch |= {key: torch.zeros_like(batch[key]) for key in ("action", "noise", "latent_noise")}
     batch["noise"][..., 3] = 1.0  # one of seven dimensions
     batch["future_images"] = torch.full_like(batch["future_images"], 255)
     parts = policy(batch).parts
     assert LOSS_WEIGHT == 10.0
-    assert parts["action"].item() == pytest.approx(10.0 / 7)
-    assert parts["vision"].item() == pytest.approx(10.0 * (127.5 / 64) ** 2)
+    assert parts["action"].item() == pytest.approx(10.0 / 7 * 4 / 5)
+    assert parts["vision"].item() == pytest.approx(10.0 * (127.5 / 64) ** 2 / 2)
 
 
-def test_times_are_logit_normal():
-    times = logit_normal(torch.linspace(0, 1, 10_001)[1:-1])
-    assert scipy.stats.kstest(torch.logit(times.double()).numpy(), "norm").pvalue > 0.99
-    ends = logit_normal(torch.tensor([0.0, 1 - 2**-24]))
-    assert ends[0] == 0.0
-    assert 0.99 < ends[1] < 1.0
+def test_future_and_actions_have_the_time_of_the_first_uniform_number():
+    """With data of 0 and noise of 1 the noisy tokens are the times."""
+    policy, batch = in_mode("policy")
+    batch["uniform"][:, 0] = torch.tensor([0.0, 0.1, 0.5, 0.7, 0.9, 0.999])
+    batch["future_images"] = torch.full_like(batch["future_images"], 255)
+    batch |= {"action": torch.zeros_like(batch["action"]), "noise": torch.ones_like(batch["noise"])}
+    batch["latent_noise"] = torch.ones_like(batch["latent_noise"])
+    inputs = []
+    policy.latent_in.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    policy.action_in.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+    policy(batch)
+    actions, _, future = inputs
+    time, white = waver_time(batch["uniform"][:, 0], 5.0), (255 - 127.5) / 64
+    assert time[2].item() == pytest.approx(5 / 6)
+    torch.testing.assert_close(actions[:, 1:, :7], time[:, None, None].expand(-1, 4, 7))
+    torch.testing.assert_close(future, (time + (1 - time) * white)[:, None, None].expand_as(future))
+
+
+@pytest.mark.parametrize("dims", [7, 32])
+def test_actions_are_zero_beyond_the_dimensions_of_the_dataset_when_training_and_acting(dims):
+    policy, batch = in_mode("policy")
+    batch["action_dim_mask"] = (torch.arange(32) < dims).expand(6, -1)
+    statistics = {"mean": [0.0] * dims, "std": [1.0] * dims, "count": [9.0]}
+    policy.load_statistics([{"action": statistics, "observation.state": statistics}])
+    inputs = []
+    policy.action_in.register_forward_pre_hook(lambda _, args: inputs.append(args[0][:, 1:]))
+    policy(batch)
+    actions = policy.select_actions(batch)
+    assert len(inputs) == 1 + 2 * policy.config.denoising_steps
+    for action in (*inputs, actions):
+        assert action[..., :dims].any(dim=(0, 1)).all()
+        assert not action[..., dims:].any()
 
 
 @pytest.mark.parametrize("field", ["image_mask", "future_mask"])
@@ -142,7 +196,7 @@ def test_masked_frames_are_neither_attended_to_nor_counted(field):
     else:
         batch[field][:, 3:] = False  # of the four frames of its only latent
         masked = (slice(None),)
-    counts = {"image_mask": 6.0 * TOKEN_DIM, "future_mask": 0.0}
+    counts = {"image_mask": 12.0 * TOKEN_DIM, "future_mask": 0.0}
     losses = policy(batch, per_sample=True)
     assert set(losses.per_sample["vision"][1].tolist()) == {counts[field]}
     changed = {key: value.clone() for key, value in batch.items()}
@@ -173,29 +227,66 @@ def test_velocities_belong_to_their_tokens():
         for branch in (layer.expert.output, layer.expert.mlp.down):
             torch.nn.init.zeros_(branch.weight)
     conditioning = policy.conditioning(batch, policy.latents(batch)[:, :1], batch["future_mask"])
-    future, action, times = patchify(batch["latent_noise"]), batch["noise"][:, 0], torch.ones(6, 2)
-    before = policy.velocity(conditioning, future, action, times)
+    future, action = patchify(batch["latent_noise"]), batch["noise"][:, 0]
+    time, condition_mask = torch.ones(6), torch.zeros(6, 2, dtype=torch.bool)
+    before = policy.velocity(conditioning, future, action, time, condition_mask)
     for part, token in ((0, 4), (1, 2)):
         inputs = [future.clone(), action.clone()]
         inputs[part][:, token] += 1.0
-        for index, (old, new) in enumerate(zip(before, policy.velocity(conditioning, *inputs, times), strict=True)):
+        for index, (old, new) in enumerate(
+            zip(before, policy.velocity(conditioning, *inputs, time, condition_mask), strict=True)
+        ):
             changed = (old != new).all(dim=2)
             assert changed.any(dim=0).nonzero().flatten().tolist() == ([token] if index == part else [])
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("part", "tokens"), [(0, range(6, 12)), (1, range(13, 17))])
-def test_times_are_embedded_in_future_and_action_tokens_and_not_in_conditions(part, tokens):
+@pytest.mark.parametrize(("conditions", "noisy"), [((False, False), (True, True)), ((True, False), (False, True))])
+def test_the_time_is_embedded_in_noisy_tokens_and_not_in_conditions(conditions, noisy):
     policy, batch = in_mode("policy")
     conditioning = policy.conditioning(batch, policy.latents(batch)[:, :1], batch["future_mask"])
-    noisy, times = (patchify(batch["latent_noise"]), batch["noise"][:, 0]), torch.full((6, 2), 0.5)
+    tokens, condition_mask = (patchify(batch["latent_noise"]), batch["noise"][:, 0]), torch.tensor([conditions]).expand(6, -1)
     hidden = []
     policy.model.register_forward_pre_hook(lambda _, arguments: hidden.append(arguments[1].hidden))
-    policy.velocity(conditioning, *noisy, times)
-    times[:, part] = 0.6
-    policy.velocity(conditioning, *noisy, times)
-    changed = (hidden[0] != hidden[1]).any(dim=2)
-    assert changed.any(dim=0).nonzero().flatten().tolist() == list(tokens)
+    for time in (0.5, 0.6):
+        policy.velocity(conditioning, *tokens, torch.full((6,), time), condition_mask)
+    changed = (hidden[0] != hidden[1]).any(dim=2).any(dim=0).nonzero().flatten().tolist()
+    assert changed == [*range(6, 12)] * noisy[0] + [*range(13, 17)] * noisy[1]
+    current, state = policy.latent_in(conditioning.current), policy.action_in(conditioning.state, 8)
+    torch.testing.assert_close(hidden[0][:, :6], current)
+    torch.testing.assert_close(hidden[0][:, 12:13], state + policy.action_modality.weight)
+
+
+def test_state_and_actions_use_the_weights_of_droid_and_all_weights_are_in_the_graph():
+    policy, batch = in_mode("policy")
+    assert policy.config.domain == 8
+    policy(batch).total.backward()
+    for layer in (policy.action_in, policy.action_out):
+        for table in (layer.weight, layer.bias):
+            assert len(table.weight) == 32
+            assert table.weight.grad.any(dim=1).nonzero().flatten().tolist() == [8]
+    other_domain = with_preset({"domain": 5})
+    other_domain.load_state_dict(policy.state_dict())
+    assert other_domain(batch).total != policy(batch).total
+
+
+def test_training_drops_one_prompt_in_ten_by_its_uniform_number():
+    policy, batch = in_mode("policy")
+    batch["uniform"][:, 1] = torch.tensor([0.0, 0.099, 0.1, 0.5, 0.9, 0.999])
+    changed = {**batch, "prompt_tokens": (batch["prompt_tokens"] + 1) % 384}
+    for dropped in ([True, True, False, False, False, False], [False] * 6):  # training, validation
+        losses = [policy(values, per_sample=True).per_sample for values in (batch, changed)]
+        for name in ("vision", "action"):
+            assert (losses[0][name][0] == losses[1][name][0]).tolist() == dropped
+        policy.eval()
+    assert all(gradient.isfinite().all() for gradient in gradients(policy).values() if gradient is not None)
+
+
+def test_a_batch_whose_prompts_are_all_dropped_trains():
+    policy, batch = in_mode("policy")
+    batch["uniform"][:, 1] = 0.0
+    policy(batch).total.backward()
+    assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients(policy).values())
 
 
 def test_the_prompt_is_causal():
@@ -211,30 +302,47 @@ def test_every_conditioning_input_reaches_future_and_actions(field):
     assert all(not torch.equal(before[name], after[name]) for name in ("vision", "action"))
 
 
-def test_select_actions_integrates_future_and_actions_together_and_computes_the_prompt_once():
-    policy, batch = awake("cosmos_droid", cams=2)
-    steps = policy.config.denoising_steps
+@torch.no_grad()
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_select_actions_integrates_guided_velocities_of_both_parts_and_computes_prompts_once(guidance):
+    """Guidance extrapolates from a dropped prompt towards the prompt, for future and actions."""
+    with torch.enable_grad():
+        policy, batch = awake("cosmos_droid", cams=2)
+    assert policy.config.guidance == 3.0
+    policy.config = replace(policy.config, guidance=guidance)
+    steps, scales = policy.config.denoising_steps, (guidance, 1 - guidance)[: 1 + (guidance != 1)]
     prefills = []
     policy.model.layers[0].backbone.key.register_forward_hook(lambda *_: prefills.append(1))
     selected = policy.select_actions(batch)
-    assert len(prefills) == 1, "the prompt is computed once"
-    conditioning = policy.conditioning(batch, policy.latents(batch)[:, :1], torch.ones_like(batch["future_mask"]))
+    assert len(prefills) == len(scales), "prompt and dropped prompt are computed once"
+    current, future_mask = policy.latents(batch)[:, :1], torch.ones_like(batch["future_mask"])
+    dropped = {**batch, "prompt_mask": torch.zeros_like(batch["prompt_mask"])}
+    conditionings = [policy.conditioning(prompt, current, future_mask) for prompt in (batch, dropped)]
     future, action = patchify(batch["latent_noise"]), batch["noise"][:, 0]
-    with torch.no_grad():
-        for step in range(steps):
-            times = torch.full((4, 2), 1 - step / steps)
-            future_v, action_v = policy.velocity(conditioning, future, action, times)
-            future, action = future - future_v / steps, action - action_v / steps
-    assert len(prefills) == 1 + steps
+    for step in range(steps):
+        time, condition_mask = torch.full((4,), 1 - step / steps), torch.zeros(4, 2, dtype=torch.bool)
+        velocities = [policy.velocity(layout, future, action, time, condition_mask) for layout in conditionings]
+        future_v, action_v = (
+            sum(scale * part for scale, part in zip(scales, parts, strict=False)) for parts in zip(*velocities, strict=True)
+        )
+        future, action = future - future_v / steps, action - action_v / steps
     torch.testing.assert_close(selected, action, rtol=1e-4, atol=1e-5)
 
 
 def test_selected_actions_are_in_raw_units_of_the_dataset():
-    policy, batch = awake("cosmos_droid")
-    before = policy.select_actions(batch)
+    """DROID is not normalised."""
     action = {"mean": [5.0] * 7, "std": [2.0] * 7}
-    policy.load_statistics([{"action": action, "observation.state": {"mean": [0.0] * 7, "std": [1.0] * 7}}])
-    torch.testing.assert_close(policy.select_actions(batch)[..., :7], before[..., :7] * 2.0 + 5.0, rtol=1e-3, atol=1e-3)
+    statistics = [{"action": action, "observation.state": {"mean": [0.0] * 7, "std": [1.0] * 7}}]
+    trained, batch = awake("cosmos_droid")
+    before = {}
+    for mode in ("identity", "mean_std"):
+        policy = with_preset({"normalisation": mode})
+        policy.load_state_dict(trained.state_dict())
+        policy.load_statistics(statistics)
+        assert (policy.spec.state_normalisation, policy.spec.action_normalisation) == (mode, mode)
+        before[mode] = policy.select_actions(batch)[..., :7]
+    assert trained.config.normalisation == "identity"
+    torch.testing.assert_close(before["mean_std"], before["identity"] * 2.0 + 5.0, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("mode", ["forward_dynamics", "inverse_dynamics"])
@@ -253,6 +361,8 @@ def test_an_invalid_preset_is_refused(wrong):
 def test_the_text_layers_are_the_backbone_and_the_generating_layers_the_expert():
     """Training only the expert is then the same as in the published recipe."""
     roles = build_preset("cosmos_droid").parameter_roles()
+    assert roles["action_in.weight.weight"].decay, "a table of matrices"
+    assert not roles["action_in.bias.weight"].decay
     backbone = {name for name, role in roles.items() if role.part == "backbone"}
     assert backbone == {name for name in roles if ".backbone." in name or name == "model.vocabulary.weight"}
     assert {role.tower for role in roles.values()} == {"backbone", "expert", "head"}

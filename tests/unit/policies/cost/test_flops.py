@@ -128,7 +128,8 @@ def test_the_formula_gives_the_flops_of_a_step_whatever_is_trained(name, cams, c
         if preset.requires_tower in (None, *(role.tower for role in policy.parameter_roles().values())):
             freeze(policy, preset.freezes)
             models.add(check_cost(policy, make_batch(policy.batch_spec(), 2)).model)
-    assert len(models) > 1  # freezing reduces the cost
+    # Freezing reduces the cost, except of a policy that always freezes the same towers.
+    assert (len(models) > 1) == (name != "cosmos_droid")
 
 
 @every

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from benchbox_policies.vitra.diffusion import add_noise, alpha_bars, classifier_free_guidance, ddim, timestep_from_uniform
+from benchbox_policies.vitra.diffusion import add_noise, alpha_bars, ddim, timestep_from_uniform
 
 STEPS = 100
 
@@ -74,12 +74,3 @@ def test_a_wrong_prediction_enters_the_next_step_as_in_the_paper():
     expected = (between - math.sqrt(1 - early) * -0.2) / math.sqrt(early)
     x_0 = ddim(lambda x_t, timestep: torch.full_like(x_t, predictions[timestep.item()]), torch.full((1, 1, 1), 1.5), STEPS, 2)
     assert x_0.item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_guidance_extrapolates_from_the_unconditional_prediction():
-    conditional, unconditional = torch.randn(2, 3, 4)
-    assert torch.equal(classifier_free_guidance(conditional, unconditional, 1.0), conditional)
-    torch.testing.assert_close(classifier_free_guidance(conditional, unconditional, 0.0), unconditional)
-    torch.testing.assert_close(
-        classifier_free_guidance(conditional, unconditional, 5.0), unconditional + 5 * (conditional - unconditional)
-    )

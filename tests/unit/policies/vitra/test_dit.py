@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from benchbox_policies.vitra.dit import Dit, DitConfig, DitLayer, embed_timestep
+from benchbox_policies.vitra.dit import Dit, DitConfig, DitLayer
 
 from benchbox.registry.contracts import Axes
 
@@ -158,12 +158,3 @@ def test_a_layer_computes_the_paper_s_formula():
 
     causal = torch.ones(1, length, length, dtype=torch.bool).tril()
     torch.testing.assert_close(layer(x, condition, causal)[0], expected, rtol=1e-5, atol=1e-5)
-
-
-def test_timesteps_are_embedded_as_cosines_and_sines_of_falling_frequency():
-    embedding = embed_timestep(torch.tensor([0, 7]))
-    assert embedding.dtype == torch.float32
-    assert embedding[0].tolist() == [1.0] * 128 + [0.0] * 128
-    angles = [7 * 10_000 ** (-index / 128) for index in range(128)]
-    expected = [math.cos(angle) for angle in angles] + [math.sin(angle) for angle in angles]
-    assert embedding[1].tolist() == pytest.approx(expected, abs=1e-6)

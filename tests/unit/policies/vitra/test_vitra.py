@@ -83,6 +83,26 @@ def test_the_cognition_token_is_last_and_attends_to_everything_but_padding():
     assert torch.equal(policy.condition(changed, frozenset()), before)
 
 
+@torch.no_grad()
+def test_field_of_view_and_cognition_token_are_multiplied_by_the_root_of_the_width_like_text():
+    policy = build("vitra")
+    batch = make_batch(policy.batch_spec(), 4)
+    blocks = {block.name: block.hidden for block in policy.blocks(batch, frozenset())}
+    root = policy.config.model.backbone.width**0.5
+    assert root == 8.0
+    assert torch.equal(blocks["field of view"][:, 0], root * policy.field_of_view(batch["field_of_view"]))
+    assert torch.equal(blocks["cognition"], (root * policy.cognition.weight).expand(4, 1, -1))
+    words = torch.nn.functional.embedding(batch["prompt_tokens"], policy.model.vocabulary.weight)
+    assert torch.equal(blocks["prompt"], root * words)
+
+
+def test_added_tokens_start_as_small_as_rows_of_the_embedding_table():
+    """The cognition token of a published model starts as a row of it."""
+    policy = build("vitra", "small")
+    for weight in (policy.cognition.weight, *policy.field_of_view.parameters(), policy.model.vocabulary.weight):
+        assert weight.std().item() == pytest.approx(0.02, rel=0.2)
+
+
 def test_images_prompt_and_field_of_view_attend_to_one_another():
     """The first token attends to later tokens, as in a prefix of PaliGemma."""
     policy, batch = awake("vitra")
