@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import av
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +16,7 @@ from benchbox.data.convert import convert
 from benchbox.data.sample import sample_path
 from benchbox.data.video import VideoWriter
 from benchbox.errors import DataError
-from tests.support.datasets import LENGTHS, annotate, draw_index, read_index, write_dataset
+from tests.support.datasets import LENGTHS, annotate, copy_with_short_video, draw_index, read_index, write_dataset
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,11 @@ def test_frames_are_the_same_to_the_last_bit(there_and_back):
         for converted in (v21, v30):
             for name, value in converted[index].items():
                 assert np.array_equal(value, frame[name]), (converted.info["codebase_version"], index, name)
+    for episode in original.episodes:
+        for name in ("episode_index", "index", "frame_index", "task_index"):
+            columns = [d.column(name, episode.from_index, episode.to_index) for d in there_and_back]
+            assert np.array_equal(columns[0], columns[1])
+            assert np.array_equal(columns[0], columns[2])
 
 
 def test_statistics_of_the_dataset_and_of_its_episodes_stay(there_and_back):
@@ -83,6 +89,28 @@ def test_an_episode_that_does_not_begin_with_a_key_frame_is_encoded_again(tmp_pa
     dataset = open_dataset(tmp_path / "v21")
     order = range(sum(LENGTHS))
     assert [read_index(dataset.image("front", index)) for index in order] == list(order)
+
+
+def test_videos_of_another_codec_begin_a_file_of_their_own(tmp_path):
+    source = write_dataset(tmp_path / "source", version="v2.1")
+    with av.open(str(source / "videos/chunk-000/observation.images.front/episode_000001.mp4"), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+        image = np.ascontiguousarray(draw_index(13, 32, 48))
+        container.mux([*stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")), *stream.encode(None)])
+    conversion = convert(source, tmp_path / "v30", "v3.0")
+    assert conversion.encoded == 0
+    dataset = open_dataset(tmp_path / "v30")
+    assert [read_index(dataset.image("front", index)) for index in range(sum(LENGTHS))] == list(range(sum(LENGTHS)))
+    assert [episode.videos["observation.images.front"].path.name for episode in dataset.episodes] == [
+        f"file-00{number}.mp4" for number in range(3)
+    ]
+
+
+def test_a_video_that_lacks_a_frame_is_not_copied(dataset_root, tmp_path):
+    source = copy_with_short_video(dataset_root, tmp_path / "short")
+    with pytest.raises(DataError, match=r"file-000\.mp4: no frame at 2\.900 s"):
+        convert(source, tmp_path / "v21", "v2.1")
 
 
 def test_statistics_that_no_episode_has_are_computed_from_its_frames(tmp_path):

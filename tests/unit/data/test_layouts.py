@@ -77,6 +77,17 @@ def test_a_v21_dataset_has_the_metadata_lerobot_writes(v21):
     assert (v21 / "videos/chunk-000/observation.images.front/episode_000002.mp4").is_file()
 
 
+def test_episodes_are_in_chunks_of_the_size_that_info_states(v21, tmp_path):
+    root = shutil.copytree(v21, tmp_path / "chunks")
+    info = json.loads((root / "meta/info.json").read_text()) | {"chunks_size": 2}
+    (root / "meta/info.json").write_text(json.dumps(info))
+    for folder in ("data/chunk-00{}", *(f"videos/chunk-00{{}}/observation.images.{name}" for name in ("front", "wrist"))):
+        (root / folder.format(1)).mkdir(parents=True)
+        (last,) = (root / folder.format(0)).glob("episode_000002.*")
+        last.rename(root / folder.format(1) / last.name)
+    assert read_index(open_dataset(root).image("front", 33)) == 33
+
+
 DAMAGE = {
     "no episodes": (lambda root: (root / "meta/episodes.jsonl").unlink(), r"episodes\.jsonl: the file is missing"),
     "a line cut off": (

@@ -6,6 +6,7 @@ import json
 import os
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from benchbox.data import open_dataset
@@ -52,7 +53,11 @@ def test_they_are_computed_once_and_again_when_the_data_changed(root):
     file = root / "data/chunk-000/episode_000000.parquet"
     os.utime(file, ns=(0, 0))
     open_training_dataset(root, lambda done, total: progress.append(done))
-    assert progress
+    assert len(progress) == 3
+    pq.write_table(pq.read_table(file), file, compression="none")  # another size at the same time
+    os.utime(file, ns=(0, 0))
+    open_training_dataset(root, lambda done, total: progress.append(done))
+    assert len(progress) == 6
 
 
 def test_those_of_a_dataset_that_cannot_be_written_are_cached_for_the_user(root, cache):
