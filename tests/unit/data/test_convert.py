@@ -16,7 +16,7 @@ from benchbox.data.convert import convert
 from benchbox.data.sample import sample_path
 from benchbox.data.video import VideoWriter
 from benchbox.errors import DataError
-from tests.support.datasets import LENGTHS, annotate, copy_with_short_video, draw_index, read_index, write_dataset
+from tests.support.datasets import LENGTHS, annotate, draw_index, read_index, write_dataset
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,11 @@ def test_videos_of_another_codec_begin_a_file_of_their_own(tmp_path):
 
 
 def test_a_video_that_lacks_a_frame_is_not_copied(dataset_root, tmp_path):
-    source = copy_with_short_video(dataset_root, tmp_path / "short")
+    source = shutil.copytree(dataset_root, tmp_path / "short")
+    writer = VideoWriter(source / "videos/observation.images.front/chunk-000/file-000.mp4", fps=10, height=32, width=48)
+    for index in range(sum(LENGTHS) - 5):
+        writer.add(np.ascontiguousarray(draw_index(index, 32, 48)), key_frame=index in (0, 13, 14))
+    writer.close()
     with pytest.raises(DataError, match=r"file-000\.mp4: no frame at 2\.900 s"):
         convert(source, tmp_path / "v21", "v2.1")
 
