@@ -129,13 +129,17 @@ class Losses(NamedTuple):
 
     `total` is the training loss, a float32 scalar: the mean over samples of each sample's masked mean. A mean of means is
     chosen on purpose: splitting a batch into equal parts, over ranks or accumulation steps, then leaves the gradient unchanged
-    whatever the masks are. `parts` are the detached named terms, and whatever else a policy counts, as means over samples.
-    `per_sample` holds, for each term, (sum, count), each (B,) float32, when it was asked for.
+    whatever the masks are. `parts` are the detached named terms, and whatever else a policy counts: means over the samples that
+    have them. `counts` are the numbers of these samples, () float32, by which the parts of several batches are averaged; a part
+    without a number is a mean over all samples of the batch. A part with the number 0 has the value 0 and is not reported.
+    Parts have the same names in every step and on every rank. `per_sample` holds, for each term, (sum, count), each (B,)
+    float32, when it was asked for.
     """
 
     total: Tensor
     parts: dict[str, Tensor]
     per_sample: dict[str, tuple[Tensor, Tensor]] | None = None
+    counts: dict[str, Tensor] | None = None
 
 
 class Policy(Protocol):
