@@ -109,6 +109,4 @@ def _mean_parts(results: list[StepResult], device: torch.device) -> list[dict[st
             row[names.index(name)] = torch.stack((part * count, count))
     if dist.is_initialized():
         dist.all_reduce(sums)
-    return [
-        {name: total / count for name, (total, count) in zip(names, step, strict=True) if count} for step in sums.tolist()
-    ]
+    return [{name: total / count for name, (total, count) in zip(names, step, strict=True) if count} for step in sums.tolist()]

@@ -54,7 +54,7 @@ def combine_losses(
     OpenTau's terms are not means of means: its flow error is divided by the number of valid elements of the whole batch, and
     its cross-entropies by the number of all positions, padding included. Here the loss of a sample does not depend on the
     others in its batch, nor a cross-entropy on the length to which texts are padded. On the mixed batch of
-    `tests/parity/test_opentau.py` OpenTau's flow term is FLOW and its FAST term TEXT of ours.
+    `tests/parity/test_opentau.py` OpenTau's flow term differs from ours by 0.7%, and its FAST term is 44% smaller.
 
     Args:
         terms: sum and count of each term, both (B,).

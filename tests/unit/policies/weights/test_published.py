@@ -49,7 +49,7 @@ def test_every_tensor_of_openpi_and_lerobot_is_copied_to_its_parameter(tmp_path,
     for name, (parameter, _) in table(policy, TINY, TINY_LAYERS).items():
         assert torch.equal(loaded_policy.get_parameter(parameter), published[name]), name
     assert loaded.unexpected == (rename(UNUSED_HEAD),)
-    fast = ("discrete.embedding.weight", "discrete.head.weight")  # not published by either project
+    fast = ("discrete.embedding.weight", "discrete.head.weight", "discrete.head.bias")  # not published by either project
     assert loaded.missing == (fast if policy == "pi05" else ())
     assert loaded.fitted == {}
 
@@ -63,7 +63,7 @@ def test_full_has_the_published_names_and_shapes_and_no_more(tmp_path, policy, t
     sources = match_tensors(full, {name: shape for name, (_, shape) in rows.items()}, tmp_path)
     assert sources == {loaded_policy: [name] for name, (loaded_policy, _) in rows.items()}
     unmatched = {name for name, _ in full.named_parameters()} - set(sources)
-    assert unmatched == ({"discrete.embedding.weight", "discrete.head.weight"} if policy == "pi05" else set())
+    assert unmatched == ({"discrete.embedding.weight", "discrete.head.weight", "discrete.head.bias"} if policy == "pi05" else set())
 
 
 def test_weights_saved_by_training_can_be_loaded(tmp_path):
