@@ -288,7 +288,7 @@ def test_the_value_function_has_the_losses_of_opentau(parity):
 
 
 def test_returns_are_in_the_bins_of_opentau():
-    """Of all returns of an episode of 400 steps, as of one of 333, whose returns are not exact in binary."""
+    """All returns of an episode of 400 steps, and of one of 333, whose returns are not exact in binary."""
     policy = build("value")
     for longest in (400, 333):
         steps = torch.arange(longest + 1)
@@ -423,7 +423,7 @@ MARKS = {BOS: "", EOS: "<eos>"}
 
 @pytest.mark.parametrize("name", [*ACTING, "value", "pi07_high_level"])
 def test_the_sequence_of_a_dataset_reads_as_that_of_opentau(dataset, name):
-    """From the columns of the dataset to the tokens that the policy runs."""
+    """The way from the columns of a dataset to the tokens that the policy runs."""
     data, columns = dataset
     torch.manual_seed(0)
     policy = build(name).eval()
@@ -509,7 +509,7 @@ def states_before_prompt() -> float:
 
 
 def fast_predicted_by_padding() -> float:
-    """Of the cross-entropy of the first FAST tokens, where "Actions:" is in the padded field of the response."""
+    """Return the change of the first FAST tokens' cross-entropy, where "Actions:" is in the padded field of the response."""
     sequence = sequence_of("pi06")
     image, prompt, response, actions, tokens = sequence.parts
     padded = Sequence(sequence.policy, sequence.batch, [image, prompt, packed(response, actions), tokens])

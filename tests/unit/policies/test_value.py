@@ -57,7 +57,7 @@ def test_the_value_does_not_depend_on_the_response_and_the_response_is_learned()
 
 
 def test_a_sample_without_actions_has_no_value_to_learn():
-    """As those of question answering in OpenTau; nor is it in the reported distance and accuracy."""
+    """Samples of question answering in OpenTau are such; reported distance and accuracy leave them out too."""
     policy, batch = awake("value")
     batch["action_is_pad"][1:] = True
     losses = policy(batch, per_sample=True)
