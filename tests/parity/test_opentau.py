@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PEER = "formulas of OpenTau"
-ACTING = ("pi06", "pi05_mem", "pi07_low_level", "pi07_paligemma")
+ACTING = ("pi05", "pi06", "pi05_mem", "pi07_low_level", "pi07_paligemma")
 acting = pytest.mark.parametrize("name", ACTING)
 
 
@@ -154,6 +154,12 @@ def pi06(policy, batch) -> list[Part]:
     return [images(policy, batch), *texts, words(policy, "Actions:", "causal"), fast(policy, batch)]
 
 
+def pi05(policy, batch) -> list[Part]:
+    response = [words(policy, "Response: ", "causal"), field(policy, batch, "response", "causal")]
+    action = [words(policy, "Action: ", "causal")._replace(is_read=False), fast(policy, batch)]
+    return [images(policy, batch), field(policy, batch, "prompt", "continue"), *response, *action]
+
+
 def pi05_mem(policy, batch) -> list[Part]:
     together = [images(policy, batch), field(policy, batch, "prompt", "continue"), states(policy, batch, "continue")]
     return [*together, field(policy, batch, "response", "causal"), fast(policy, batch)]
@@ -199,6 +205,7 @@ EXPERT_NAMES = {  # those of transformers: ours
     "post_attention_layernorm": "mlp_norm",
 }
 LAYOUTS = {
+    "pi05": pi05,
     "pi06": pi06,
     "pi05_mem": pi05_mem,
     "pi07_low_level": pi07_low_level,
@@ -256,7 +263,9 @@ def test_velocity_losses_and_gradients_are_those_of_opentau(name, parity):
         result, index = policy(batch, per_sample=True), index - 1
     fast_errors = losses.token_errors(sequence.logits_before(index, "discrete.head"), batch["fast_tokens"], batch["fast_mask"])
     parity.compare(name, PEER, "FAST cross-entropy per sample", result.per_sample["fast"][0], fast_errors.sum(dim=1))
-    assert set(result.parts) == {"flow", "fast", "fast_truncated"} | ({"response"} if name in ("pi06", "pi05_mem") else set())
+    assert set(result.parts) == {"flow", "fast", "fast_truncated"} | (
+        {"response"} if name in ("pi05", "pi06", "pi05_mem") else set()
+    )
 
 
 @acting
@@ -264,7 +273,7 @@ def test_velocity_losses_and_gradients_are_those_of_opentau(name, parity):
 def test_sampled_actions_are_those_of_opentau(name, parity):
     sequence = sequence_of(name)
     policy, batch = sequence.policy, sequence.batch
-    steps = 10 if name in ("pi05_mem", "pi07_paligemma") else 5
+    steps = 5 if name in ("pi06", "pi07_low_level") else 10
     action = losses.sample(sequence.velocity, batch["noise"][:, 0], steps)
     action = policy.action_normaliser.denormalise(action, batch["dataset_index"])
     parity.compare(name, PEER, "sampled actions", policy.select_actions(batch), action)
@@ -441,7 +450,7 @@ def test_the_sequence_of_a_dataset_reads_as_that_of_opentau(dataset, name):
         batch = {key: tensor[None] for key, tensor in sample.items()}
         low, high = torch.tensor(stats["q01"]), torch.tensor(stats["q99"])
         normalised = (sample["state"][-1, :3] - low) / (high - low) * 2 - 1
-        state = prompts.state_words(normalised.tolist())
+        state = prompts.state_words(normalised.tolist(), lowest=-1 if name == "pi05" else 0)
         response, memory = columns["response"][index], columns["memory"][index]
         metadata = [
             f"{key}: {columns[f'metadata.{key}'][index]}, " for key in ("speed", "quality") if columns[f"metadata.{key}"][index]
@@ -450,6 +459,7 @@ def test_the_sequence_of_a_dataset_reads_as_that_of_opentau(dataset, name):
         context = (TASK, response, metadata)
         expected = {
             "pi05_mem": prompts.pi05_mem(TASK).replace("[fast]", f"{response}<eos>[fast]" if response else "[fast]"),
+            "pi05": prompts.pi05(TASK, state, response),
             "pi06": prompts.pi06(TASK, state, response),
             "value": prompts.value(TASK, state, response),
             "pi07_low_level": prompts.pi07_low_level(*context, subgoal=bool(response)),
@@ -457,7 +467,7 @@ def test_the_sequence_of_a_dataset_reads_as_that_of_opentau(dataset, name):
             "pi07_high_level": prompts.pi07_high_level(TASK, past, state, metadata, memory, response),
         }[name]
         if not response:
-            expected = expected.replace("Response:<eos>", "Response:").replace("Subtask: <eos>", "Subtask: ")
+            expected = expected.replace("Response: <eos>;\n", "").replace(":<eos>", ":").replace("Subtask: <eos>", "Subtask: ")
         assert spoken(policy, batch) == [expected]
 
 

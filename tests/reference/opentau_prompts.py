@@ -7,9 +7,17 @@ subgoal, no sample of the batch is assumed to have one.
 from __future__ import annotations
 
 
-def state_words(normalised: list[float]) -> str:
-    """Return the bins of a normalised state: 256 equal ones over [-1, 1], with everything outside in the first and the last."""
-    return " ".join(str(min(max(int((value + 1) * 128), 0), 255)) if value > -1 else "0" for value in normalised)
+def state_words(normalised: list[float], lowest: int = 0) -> str:
+    """Return the bins of a normalised state: 256 equal ones over [-1, 1], with everything above in the last one.
+
+    Everything below is in the first one. (With `lowest` -1 it has that number, as in openpi, whose bins our pi05 keeps.)
+    """
+    return " ".join(str(min(int((value + 1) * 128), 255)) if value >= -1 else str(lowest) for value in normalised)
+
+
+def pi05(task: str, state: str, response: str) -> str:
+    """With responses: a response begins with the token `<bos>`, which is left out here."""
+    return f"[images]Task: {task}, State: {state};\nResponse: {response}<eos>;\nAction: [fast]"
 
 
 def pi05_mem(task: str) -> str:
