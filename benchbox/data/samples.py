@@ -116,14 +116,21 @@ class DatasetSamples:
         spec, bins = self.spec, None
         if self._state_affine is not None:
             offset, scale = self._state_affine
-            bins = state_bins((state - offset) / scale, spec.state_bins)
-        texts = {"prompt": encode_prompt(self._tokenizer, spec, self.dataset.task(index), bins)}
-        for name, length in ((RESPONSE, spec.response_tokens), ("memory", spec.memory_tokens)):
-            if length:
-                texts[name] = encode_target(self._tokenizer, self.dataset.text(name, index), length)
+            bins = state_bins((state - offset) / scale, spec.state_bins, spec.lowest_bin)
+        task, past = self.dataset.task(index), self._past_memory(index) if spec.memory_tokens else ""
+        texts = {"prompt": encode_prompt(self._tokenizer, spec, task, bins, past)}
+        if spec.response_tokens:
+            response = self.dataset.text(RESPONSE, index)
+            texts[RESPONSE] = encode_target(self._tokenizer, response, spec.response_tokens, spec.response_template)
+        if spec.memory_tokens:
+            texts["memory"] = encode_target(self._tokenizer, self.dataset.text("memory", index), spec.memory_tokens)
         if all(spec.metadata):
             texts["metadata"] = self._encode_metadata(index)
         return texts
+
+    def _past_memory(self, index: int) -> str:
+        """Return the memory of the frame before, which the policy remembers; at the start of an episode it is empty."""
+        return self.dataset.text("memory", index - 1) if index > self.dataset.episode_of(index).from_index else ""
 
     def _encode_metadata(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens (K, L) int64 of the metadata, "field: text, " per row, and their mask."""

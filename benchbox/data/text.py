@@ -10,13 +10,14 @@ import torch
 from benchbox.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
     from benchbox.registry.contracts import BatchSpec
 
 PAD, BOS, EOS = 0, 1, 2
+EOS_MARK = "<eos>"  # in templates, whatever a tokenizer calls its token
 FIRST_BYTE = 3
 VOCABULARY = FIRST_BYTE + 256
 
@@ -59,12 +60,13 @@ class ByteTokenizer:
         return bytes(i - FIRST_BYTE for i in ids if i >= FIRST_BYTE).decode(errors="replace")
 
 
-def state_bins(state: np.ndarray, bins: int) -> np.ndarray:
+def state_bins(state: np.ndarray, bins: int, lowest: int = -1) -> np.ndarray:
     """Return the bin numbers of a normalised state (D,): equal bins over [-1, 1], the last one also for values above.
 
-    Values below -1 have the number -1, as in openpi and LeRobot, on whose prompts the published weights were trained.
+    Values below -1 have the number `lowest`: -1 as in openpi and LeRobot, on whose prompts the published weights were trained,
+    or 0, the first bin, as in OpenTau.
     """
-    return np.clip(np.floor((state + 1) / 2 * bins), -1, bins - 1).astype(np.int64)
+    return np.clip(np.floor((state + 1) / 2 * bins), lowest, bins - 1).astype(np.int64)
 
 
 def encode_cues(spec: BatchSpec, tokenizer: Tokenizer) -> dict[str, Tensor]:
@@ -72,23 +74,31 @@ def encode_cues(spec: BatchSpec, tokenizer: Tokenizer) -> dict[str, Tensor]:
     return {f"{name}_cue_tokens": torch.tensor(tokenizer.encode(text)) for name, text in spec.cues.items()}
 
 
-def encode_prompt(tokenizer: Tokenizer, spec: BatchSpec, task: str, state: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def encode_prompt(
+    tokenizer: Tokenizer, spec: BatchSpec, task: str, state: np.ndarray | None, memory: str = ""
+) -> tuple[np.ndarray, np.ndarray]:
     r"""Return the tokens (P,) int64 of the task and, if given, of the binned state (D,), and their mask.
 
-    The text is that of openpi: `task\n` as in pi0 if there are neither a state nor fixed texts, otherwise as in pi05
-    `Task: task, State: 12 255;\n`, or `Task: task\n` without the state, and the spec's `prompt_end`. If the text is too
-    long, the end of the task is cut: cutting the end of the text would remove the state, which changes in every frame.
+    The text is the spec's `prompt_template`. Without one it is that of openpi: `task\n` as in pi0 if there are neither a state
+    nor fixed texts, otherwise as in pi05 `Task: task, State: 12 255;\n`, or `Task: task\n` without the state, and the spec's
+    `prompt_end`. If the text is too long, the end of the task is cut: cutting the end of the text would remove the state, which
+    changes in every frame. Of a past memory as many tokens are written as the policy may generate.
 
     Raises:
         ConfigurationError: `prompt_tokens` is too small even for an empty task.
     """
     task = " ".join(task.replace("_", " ").split())
-    prefix = "Task: " if spec.cues or spec.prompt_end or state is not None else ""
-    suffix = ("\n" if state is None else f", State: {' '.join(map(str, state))};\n") + spec.prompt_end
+    template = spec.prompt_template or _openpi_template(spec, has_state=state is not None)
+    memory_ids = tokenizer.encode(memory)
+    if len(memory_ids) > spec.memory_tokens:
+        memory = tokenizer.decode(memory_ids[: spec.memory_tokens])
+    values = {"state": "" if state is None else " ".join(map(str, state)), "memory": memory}
+    before, after = template.split("{task}")
     bos = [] if tokenizer.bos is None else [tokenizer.bos]
-    ids = bos + tokenizer.encode(prefix + task + suffix)
+    ids = bos + _encode_template(tokenizer, template, {**values, "task": task})
     if len(ids) > spec.prompt_tokens:
-        prefix_ids, suffix_ids = bos + tokenizer.encode(prefix), tokenizer.encode(suffix)
+        prefix_ids = bos + _encode_template(tokenizer, before, values)
+        suffix_ids = _encode_template(tokenizer, after, values)
         task_tokens = spec.prompt_tokens - len(prefix_ids) - len(suffix_ids)
         if task_tokens < 0:
             raise ConfigurationError(
@@ -99,13 +109,29 @@ def encode_prompt(tokenizer: Tokenizer, spec: BatchSpec, task: str, state: np.nd
     return pad_tokens(ids, spec.prompt_tokens, tokenizer.pad)
 
 
-def encode_target(tokenizer: Tokenizer, text: str, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the tokens (length,) int64 of a text that a policy learns to generate, with `eos`, and their mask.
+def _openpi_template(spec: BatchSpec, *, has_state: bool) -> str:
+    if has_state:
+        return "Task: {task}, State: {state};\n" + spec.prompt_end
+    return ("Task: {task}\n" if spec.cues or spec.prompt_end else "{task}\n") + spec.prompt_end
 
-    Tokens beyond `length` are cut off. An empty text is masked completely, without `eos`.
+
+def _encode_template(tokenizer: Tokenizer, template: str, values: Mapping[str, str]) -> list[int]:
+    """Return the token ids of a template with its `values`, in which `<eos>` stands for that token, if there is one."""
+    texts = [tokenizer.encode(piece.format(**values)) for piece in template.split(EOS_MARK)]
+    ids = texts[0]
+    for text in texts[1:]:
+        ids = [*ids, *([] if tokenizer.eos is None else [tokenizer.eos]), *text]
+    return ids
+
+
+def encode_target(
+    tokenizer: Tokenizer, text: str, length: int, template: str = "{text}" + EOS_MARK
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens (length,) int64 of a text that a policy learns to generate or reads, and their mask.
+
+    Tokens beyond `length` are cut off. An empty text is masked completely, without the words of the template.
     """
-    eos = [] if tokenizer.eos is None else [tokenizer.eos]
-    return pad_tokens(tokenizer.encode(text) + eos if text else [], length, tokenizer.pad)
+    return pad_tokens(_encode_template(tokenizer, template, {"text": text}) if text else [], length, tokenizer.pad)
 
 
 def pad_tokens(ids: Sequence[int], length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:

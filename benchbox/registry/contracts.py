@@ -12,7 +12,7 @@ for (a size of 0, False) is not in it; what it asks for and the data has not is 
 | `action` | (B, N, A) float32 | raw units, zero-padded to `action_dim`; N = `horizon` |
 | `action_is_pad` | (B, N) bool | steps past the end of the episode |
 | `action_dim_mask` | (B, A) bool | which action dimensions the dataset has |
-| `prompt_tokens`, `prompt_mask` | (B, P) int64, bool | task text, with the binned state in it where the spec asks |
+| `prompt_tokens`, `prompt_mask` | (B, P) int64, bool | task, with the binned state or the past memory where the spec asks |
 | `response_tokens`, `response_mask` | (B, R) int64, bool | the subtask in words; masked where the data has none |
 | `memory_tokens`, `memory_mask` | (B, M) int64, bool | what is to be remembered, in words; masked likewise |
 | `metadata_tokens`, `metadata_mask` | (B, K, L) int64, bool | K fields about the episode; masked likewise |
@@ -66,8 +66,11 @@ class BatchSpec:
     text_vocab: int
     state_in_prompt: bool = False
     state_bins: int = 256
+    lowest_bin: int = -1  # of state values below the first bin: -1 in openpi and LeRobot, 0 in OpenTau
     prompt_end: str = ""  # a fixed text at the end of the prompt
+    prompt_template: str = ""  # of {task}, {memory} and {state}, in place of openpi's texts; <eos> stands for that token
     response_tokens: int = 0
+    response_template: str = "{text}<eos>"
     memory_tokens: int = 0
     metadata: tuple[int, int] = (0, 0)  # fields, tokens of each
     subgoal: bool = False
@@ -129,13 +132,17 @@ class Losses(NamedTuple):
 
     `total` is the training loss, a float32 scalar: the mean over samples of each sample's masked mean. A mean of means is
     chosen on purpose: splitting a batch into equal parts, over ranks or accumulation steps, then leaves the gradient unchanged
-    whatever the masks are. `parts` are the detached named terms, and whatever else a policy counts, as means over samples.
-    `per_sample` holds, for each term, (sum, count), each (B,) float32, when it was asked for.
+    whatever the masks are. `parts` are the detached named terms, and whatever else a policy counts: means over the samples that
+    have them. `counts` are the numbers of these samples, () float32, by which the parts of several batches are averaged; a part
+    without a number is a mean over all samples of the batch. A part with the number 0 has the value 0 and is not reported.
+    Parts have the same names in every step and on every rank. `per_sample` holds, for each term, (sum, count), each (B,)
+    float32, when it was asked for.
     """
 
     total: Tensor
     parts: dict[str, Tensor]
     per_sample: dict[str, tuple[Tensor, Tensor]] | None = None
+    counts: dict[str, Tensor] | None = None
 
 
 class Policy(Protocol):

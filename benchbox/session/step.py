@@ -24,8 +24,8 @@ class StepResult:
     """Result of one optimizer step. Tensors stay on the device: reading one waits for the step, so read late.
 
     `loss` is the mean over all ranks and micro-batches, `grad_norm` the global norm before clipping, both () float32;
-    `parts` the named terms of the loss on this rank; `samples` the number that it consumed; `lr` the rate of each parameter
-    group in this step.
+    `parts` the named terms of the loss, means over the samples of this rank that have them, and `part_counts` the numbers of
+    these samples; `samples` the number that this rank consumed; `lr` the rate of each parameter group in this step.
     """
 
     loss: Tensor
@@ -33,6 +33,7 @@ class StepResult:
     parts: dict[str, Tensor]
     samples: int
     lr: tuple[float, ...]
+    part_counts: dict[str, Tensor]
 
 
 class Session:
@@ -64,7 +65,7 @@ class Session:
         """
         backend, phase = self.backend, instruments.phase
         batches: Iterator[Batch] = iter(micro_batches)
-        parts: dict[str, Tensor] = {}
+        parts = _PartSums()
         samples = 0
         with instruments.step():  # all work on the device is inside, so that none of it is missing from the time of a step
             loss = torch.zeros((), device=self.device)
@@ -72,15 +73,15 @@ class Session:
                 boundary = micro == self.accumulation - 1
                 with phase("data_wait"):
                     batch = self._to_device(next(batches))
-                samples += next(iter(batch.values())).shape[0]
+                batch_samples = next(iter(batch.values())).shape[0]
+                samples += batch_samples
                 with backend.context(boundary=boundary):
                     with phase("forward"), backend.compute():
                         losses: Losses = backend.prepared.model(batch)
                     with phase("backward"):
                         backend.backward(losses.total, boundary=boundary)
                 loss += losses.total.detach()
-                for name, part in losses.parts.items():
-                    parts[name] = parts[name] + part if name in parts else part
+                parts.add(losses, batch_samples)
             if "clip" not in backend.fused_phases:
                 with phase("clip"):
                     backend.clip()
@@ -92,16 +93,38 @@ class Session:
                 backend.prepared.schedule.step()
             with phase("sync"):
                 mean_loss = backend.mean_over_ranks(loss / self.accumulation)
-                parts = {name: part / self.accumulation for name, part in parts.items()}
+                means = parts.means()
         return StepResult(
             loss=mean_loss,
             grad_norm=backend.grad_norm,
-            parts=parts,
+            parts=means,
             samples=samples,
             lr=rates,
+            part_counts=parts.counts,
         )
 
     def _to_device(self, batch: Batch) -> Batch:
         if self.device.type == "cpu":
             return batch
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in batch.items()}
+
+
+class _PartSums:
+    """Sums over samples of the reported parts, and the numbers of samples that have them: means of micro-batches do not add."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.counts: dict[str, Tensor] = {}
+
+    def add(self, losses: Losses, samples: int) -> None:
+        """Add the parts of a micro-batch; those without a number are of all its `samples`."""
+        for name, part in losses.parts.items():
+            count = None if losses.counts is None else losses.counts.get(name)
+            if count is None:
+                count = torch.full_like(part, samples, dtype=torch.float32)
+            self.sums[name] = self.sums[name] + part * count if name in self.sums else part * count
+            self.counts[name] = self.counts[name] + count if name in self.counts else count
+
+    def means(self) -> dict[str, Tensor]:
+        """Return the mean of every part over the samples that have it, and 0 where none has."""
+        return {name: total / self.counts[name].clamp(min=1.0) for name, total in self.sums.items()}

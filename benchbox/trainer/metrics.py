@@ -55,15 +55,18 @@ class MetricsLog:
         """Write the current block. All ranks must call it after the same steps.
 
         `step_s` is the mean over the block, including checkpoints between its steps; `samples` is the number of samples that
-        all ranks consumed in the step, counted on each rank.
+        all ranks consumed in the step, counted on each rank. The terms of the loss are means over those samples of all ranks
+        that have them; a term that no sample of the step has is left out.
 
         Raises:
             NonFiniteError: the block contains a loss or gradient norm that is not finite. It is written nevertheless.
         """
         if not self._block:
             return
-        samples = _sum_over_ranks([result.samples for _, result in self._block], self._block[0][1].loss.device)
-        rows = [self._row(step, result, count) for (step, result), count in zip(self._block, samples, strict=True)]
+        device, results = self._block[0][1].loss.device, [result for _, result in self._block]
+        samples = _sum_over_ranks([result.samples for result in results], device)
+        parts = _mean_parts(results, device)
+        rows = [self._row(*values) for values in zip(self._block, samples, parts, strict=True)]
         now = time.perf_counter()
         step_s = (now - self._block_start_s) / len(rows)
         self._block_start_s, self._block = now, []
@@ -76,14 +79,15 @@ class MetricsLog:
                     raise NonFiniteError(f"step {row['step']}: {name} is {row[name]}")
 
     @staticmethod
-    def _row(step: int, result: StepResult, samples: int) -> dict[str, float]:
+    def _row(entry: tuple[int, StepResult], samples: int, parts: dict[str, float]) -> dict[str, float]:
+        step, result = entry
         return {
             "step": step,
             "loss": float(result.loss),
             "grad_norm": float(result.grad_norm),
             "lr": result.lr[0],
             "samples": samples,
-            **{name: float(part) for name, part in result.parts.items()},
+            **parts,
         }
 
 
@@ -93,3 +97,16 @@ def _sum_over_ranks(counts: list[int], device: torch.device) -> list[int]:
     if dist.is_initialized():
         dist.all_reduce(total)
     return [int(count) for count in total]
+
+
+def _mean_parts(results: list[StepResult], device: torch.device) -> list[dict[str, float]]:
+    """Return the parts of each step as means over those samples of all ranks that have them, without parts that none has."""
+    names = list(dict.fromkeys(name for result in results for name in result.parts))
+    sums = torch.zeros(len(results), len(names), 2, device=device)  # of the values, and of the numbers of samples
+    for row, result in zip(sums, results, strict=True):
+        for name, part in result.parts.items():
+            count = result.part_counts[name]
+            row[names.index(name)] = torch.stack((part * count, count))
+    if dist.is_initialized():
+        dist.all_reduce(sums)
+    return [{name: total / count for name, (total, count) in zip(names, step, strict=True) if count} for step in sums.tolist()]

@@ -19,23 +19,28 @@ if TYPE_CHECKING:
 
 
 class Pi05(FlowPolicy):
-    """Images and prompt, which contains the state, attend to one another; response, "Action: " and FAST tokens are causal.
+    """Images and prompt, which contains the state, attend to one another; the rest is causal, as in OpenTau.
 
-    The expert attends to none of the last two (as in OpenTau).
+    The rest is "Response: ", the response, "Action: " and FAST tokens; the expert attends to none of the last two. State bins
+    are those of openpi, also below the first. What pi06 says about quantiles, `<bos>`, dropout and losses holds here too.
     """
 
     optional: ClassVar[dict[str, str]] = {"response": "response_mask"}
+    announced: ClassVar[dict[str, tuple[str, ...]]] = {"response": ("response",)}
 
     def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:
         return [
             self.model.images("images", batch["images"], batch["image_mask"]),
             self.text("prompt", batch, "continue"),
-            *([self.text("response", batch, "causal")] if "response" in present else []),
+            *([*self.cue("response", batch, present), self.text("response", batch, "causal")] if "response" in present else []),
         ]
 
     def batch_spec(self) -> BatchSpec:
+        spec = super().batch_spec()
         return replace(
-            super().batch_spec(),
+            spec,
+            cues={"response": "Response: ", **spec.cues} if self.config.response_tokens else spec.cues,
+            response_template="{text}<eos>;\n",
             state_in_prompt=True,
             prompt_end="" if self.config.fast_tokens else "Action: ",
             state_normalisation="quantile",

@@ -1,4 +1,9 @@
-"""pi07, high level: predicts memory and subtask as text. It has no expert and does not act."""
+"""pi07, high level: predicts memory and subtask as text. It has no expert and does not act.
+
+As OpenTau's high-level planner of `pi07`. What pi06 says about RoPE, quantiles, `<bos>`, dropout and losses holds here too.
+OpenTau's target is the memory of the next frame and its past memory that of the current one; here they are those of the current
+frame and of the one before.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +35,13 @@ class HighLevelConfig(PrefixConfig):
 
 
 class Pi07HighLevel(PrefixPolicy):
-    """Prefix: images, prompt, metadata, "Updated Memory: ", memory, "Subtask: ", response. All text is causal."""
+    """Prefix: images, prompt, metadata, "Updated Memory: ", memory, "Subtask: ", response. All text is causal.
+
+    The prompt contains the past memory and the state. The words of the metadata are masked with it, as in `ContextPolicy`.
+    """
 
     optional: ClassVar[dict[str, str]] = {"metadata": "metadata_mask"}
+    announced: ClassVar[dict[str, tuple[str, ...]]] = {"metadata": ("metadata",), "metadata_end": ("metadata",)}
     predicted: ClassVar[tuple[str, ...]] = ("memory", "response")  # the only losses, so these blocks are never optional
     config: HighLevelConfig
 
@@ -41,13 +50,17 @@ class Pi07HighLevel(PrefixPolicy):
         self.model = VisionLanguage(config.model, axes)
 
     def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:
-        blocks = [self.model.images("images", batch["images"], batch["image_mask"])]
-        for name in ("prompt", "metadata", "memory", "response"):
-            if name in self.predicted:
-                blocks.append(self.cue(name, batch))
-            if name != "metadata" or name in present:
-                blocks.append(self.text(name, batch, "causal"))
-        return blocks
+        return [
+            self.model.images("images", batch["images"], batch["image_mask"]),
+            self.text("prompt", batch, "causal"),
+            *self.cue("metadata", batch, present),
+            *([self.text("metadata", batch, "causal")] if "metadata" in present else []),
+            *self.cue("metadata_end", batch, present),
+            *self.cue("memory", batch, present),
+            self.text("memory", batch, "causal"),
+            *self.cue("response", batch, present),
+            self.text("response", batch, "causal"),
+        ]
 
     def forward(self, batch: Batch, *, per_sample: bool = False, act: bool = False) -> Any:  # noqa: ARG002
         """Return the token losses. As published, there are no losses per sample: `per_sample` stays None."""
@@ -64,9 +77,16 @@ class Pi07HighLevel(PrefixPolicy):
         return replace(
             super().batch_spec(),
             state_in_prompt=True,
+            lowest_bin=0,
+            prompt_template="Task: {task}, Past Memory: {memory}, State: {state}, ",
             memory_tokens=config.memory_tokens,
             metadata=(config.metadata_fields, config.metadata_tokens),
-            cues={"memory": "Updated Memory: ", "response": "Subtask: "},
+            cues={
+                "metadata": "Metadata: ",
+                "metadata_end": ";\n ",
+                "memory": "Updated Memory: ",
+                "response": "Subtask: ",
+            },
         )
 
 

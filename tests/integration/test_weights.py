@@ -64,12 +64,13 @@ def test_a_run_measures_from_published_weights_and_its_record_and_report_say_so(
     (path,) = (tmp_path / "out").rglob("launch-1.json")
     record: dict[str, Any] = json.loads(path.read_text())
     assert record["cell"]["weights"] == "published.safetensors"
-    loaded = {"loaded": len(published), "missing": ["discrete.embedding.weight", "discrete.head.weight"]}
+    missing = ["discrete.embedding.weight", "discrete.head.weight", "discrete.head.bias"]
+    loaded = {"loaded": len(published), "missing": missing}
     assert record["observed"]["weights"] == {**loaded, "unexpected": [], "fitted": {}}
     assert min(record["loss"]) > 1e5
     report = (tmp_path / "out" / "report.html").read_text()
     assert "published weights" in report
-    assert f"{len(published)} parameters; not in it: discrete.embedding.weight, discrete.head.weight" in report
+    assert f"{len(published)} parameters; not in it: {', '.join(missing)}" in report
 
 
 def test_training_starts_from_published_weights_and_keeps_what_was_taken_of_them(

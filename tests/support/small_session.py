@@ -42,7 +42,8 @@ class SmallSession:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.backend.prepared.schedule.step()
-        return StepResult(loss.detach(), grad_norm, {"square": loss.detach()}, len(batch), rates)
+        parts, counts = {"square": loss.detach()}, {"square": torch.tensor(float(len(batch)))}
+        return StepResult(loss.detach(), grad_norm, parts, len(batch), rates, counts)
 
 
 def batches(start: int = 0) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""Low level of pi07: a memory policy that also reads subtask, subgoal images and metadata, all of them optional."""
+"""Low level of pi07: a memory policy that also reads subtask, metadata and subgoal images, all of them optional."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .memory_policy import MemoryPolicy
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Batch, BatchSpec
 
-    from ..sequence.token_sequence import Block
+    from ..sequence.token_sequence import Attention, Block
 
 
 @dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
@@ -41,24 +41,57 @@ class ContextConfig(FlowConfig):
 
 
 class ContextPolicy(MemoryPolicy):
-    """Prefix: videos, prompt, one state token per step, response, metadata, subgoal images, "Action: ", FAST tokens.
+    """Prefix: videos, prompt, states, response, metadata, subgoal images, "Action: ", FAST tokens, and words between them.
 
-    Image tokens of a block attend to one another; all text is causal.
+    Image tokens of a block attend to one another, and so do the states; all text is causal. The response is read and not
+    learned. The words of a block that a sample lacks are masked with it, so that its sequence does not depend on the other
+    samples in its batch. (OpenTau writes the separators wherever a sample of the batch has any of these blocks.)
     """
 
     optional: ClassVar[dict[str, str]] = {name: f"{name}_mask" for name in ("response", "metadata", "subgoal")}
+    announced: ClassVar[dict[str, tuple[str, ...]]] = {
+        "context": tuple(optional),
+        "metadata": ("metadata",),
+        "context_end": tuple(optional),
+        "subgoal": ("subgoal",),
+        "subgoal_end": ("subgoal",),
+    }
+    cue_texts: ClassVar[dict[str, str]] = {
+        "state": "State: ",
+        "state_end": ":\n",  # or, where context follows:
+        "context": ", ",
+        "metadata": "Metadata: ",
+        "context_end": ";\n ",
+        "subgoal": "Subgoal: ",
+        "subgoal_end": ", ",
+    }
+    response_template: ClassVar[str] = "Subtask: {text}, "
+    predicted: ClassVar[tuple[str, ...]] = ()
     config: ContextConfig
 
     def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:
+        has_context = self.samples_with(self.announced["context"], batch, present)[:, None]
+        (state_end,) = self.cue("state_end", batch, present)
         blocks = [
             self.model.images("images", batch["images"], batch["image_mask"]),
             self.text("prompt", batch, "causal"),
+            *self.cue("state", batch, present),
             self.state_block(batch),
-            *(self.text(name, batch, "causal") for name in ("response", "metadata") if name in present),
+            replace(state_end, valid=state_end.valid & ~has_context),
+            *self.cue("context", batch, present),
+            *([self.text("response", batch, "causal")] if "response" in present else []),
+            *self.cue("metadata", batch, present),
+            *([self.text("metadata", batch, "causal")] if "metadata" in present else []),
+            *self.cue("context_end", batch, present),
         ]
         if "subgoal" in present:
-            blocks.append(self.model.images("subgoal", batch["subgoal_images"][:, None], batch["subgoal_mask"][:, None]))
+            cameras = split_block(self.subgoal_block(batch), self.cameras)
+            blocks += [*self.cue("subgoal", batch, present), *cameras, *self.cue("subgoal_end", batch, present)]
         return blocks
+
+    def subgoal_block(self, batch: Batch, attention: Attention = "bidirectional") -> Block:
+        """Return the block of the subgoal images of all cameras."""
+        return self.model.images("subgoal", batch["subgoal_images"][:, None], batch["subgoal_mask"][:, None], attention)
 
     def drop_inputs(self, batch: Batch) -> Batch:
         drops = self.config.drops
@@ -77,6 +110,22 @@ class ContextPolicy(MemoryPolicy):
         }
 
     def batch_spec(self) -> BatchSpec:
-        config = self.config
-        metadata = config.metadata_fields, config.metadata_tokens
-        return replace(super().batch_spec(), subgoal=True, metadata=metadata, uniforms=5 + config.metadata_fields)
+        config, spec = self.config, super().batch_spec()
+        return replace(
+            spec,
+            prompt_template="Task: {task}, ",
+            response_template=self.response_template,
+            subgoal=True,
+            metadata=(config.metadata_fields, config.metadata_tokens),
+            uniforms=5 + config.metadata_fields,
+            cues={**self.cue_texts, **spec.cues},
+            state_normalisation="mean_std",
+        )
+
+
+def split_block(block: Block, parts: int) -> list[Block]:
+    """Split a block into parts of equal length, each of which starts a group if the block does."""
+    return [
+        replace(block, name=f"{block.name} {part}", hidden=hidden, valid=valid)
+        for part, (hidden, valid) in enumerate(zip(block.hidden.chunk(parts, 1), block.valid.chunk(parts, 1), strict=True))
+    ]

@@ -47,6 +47,7 @@ class FlowPolicy(PrefixPolicy):
     """A `PrefixPolicy` with an action expert, trained by flow matching, and FAST tokens, which train its backbone."""
 
     predicted: ClassVar[tuple[str, ...]] = ("response",)
+    fast_cue: ClassVar[str] = "Action: "  # before the FAST tokens; the expert must not attend to it
     adaptive: ClassVar[bool] = True  # the expert's norms are conditioned on time (adaRMS)
     model: VisionLanguageAction
 
@@ -82,7 +83,7 @@ class FlowPolicy(PrefixPolicy):
         if act:
             return self.select_actions(batch)
         batch, present = self.prepare_batch(batch)
-        prefix = concat_blocks([*self.blocks(batch, present), *self._discrete_blocks(batch)])
+        prefix = concat_blocks([*self.blocks(batch, present), *self._discrete_blocks(batch, present)])
         action = self.action_normaliser.normalise(batch["action"], batch["dataset_index"])
         time = time_from_uniform(batch["uniform"][:, 0])
         x_t, u_t = interpolate(action, batch["noise"][:, 0].float(), time)
@@ -113,14 +114,14 @@ class FlowPolicy(PrefixPolicy):
         action = denoise(velocity, batch["noise"][:, 0], self.config.denoising_steps)
         return self.action_normaliser.denormalise(action, batch["dataset_index"])
 
-    def _discrete_blocks(self, batch: Batch) -> list[Block]:
-        """Return "Action: " and the FAST tokens, to which the expert must not attend: neither is there when the policy acts."""
+    def _discrete_blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:
+        """Return the cue and the FAST tokens, to which the expert must not attend: neither is there when the policy acts."""
         if self.discrete is None:
             return []
-        tokens, valid = batch["fast_tokens"], batch["fast_mask"]
-        hidden = self.discrete(tokens)
-        fast = Block(name="fast", hidden=hidden, valid=valid, attention="causal", visible_to_suffix=False, targets=tokens)
-        return [replace(self.cue("action", batch), visible_to_suffix=False), fast]
+        cue = self.cue("action", batch, present) if self.fast_cue else []
+        tokens = batch["fast_tokens"]
+        fast = Block(name="fast", hidden=self.discrete(tokens), valid=batch["fast_mask"], attention="causal", targets=tokens)
+        return [replace(block, visible_to_suffix=False) for block in (*cue, fast)]
 
     def logits(self, name: str, sequence: TokenSequence, hidden: Tensor) -> Tensor:
         if name != "fast" or self.discrete is None:
@@ -157,7 +158,7 @@ class FlowPolicy(PrefixPolicy):
 
     def batch_spec(self) -> BatchSpec:
         fast = self.config.fast_tokens
-        cues = {"action": "Action: "} if fast else {}
+        cues = {"action": self.fast_cue} if fast and self.fast_cue else {}
         return replace(super().batch_spec(), fast_tokens=fast, fast_vocab=self.config.fast_vocab, cues=cues)
 
     def load_statistics(self, statistics: list[Mapping[str, Mapping[str, list[float]]]]) -> None:

@@ -49,6 +49,13 @@ def combine_losses(
 ) -> Losses:
     """Add the terms, each the mean over samples of sum / count; a sample with a count of 0 contributes 0 to this mean.
 
+    The reported parts are means over the samples with a count, so that samples without the term do not dilute them.
+
+    OpenTau's terms are not means of means: its flow error is divided by the number of valid elements of the whole batch, and
+    its cross-entropies by the number of all positions, padding included. Here the loss of a sample does not depend on the
+    others in its batch, nor a cross-entropy on the length to which texts are padded. On the mixed batch of
+    `tests/parity/test_opentau.py` OpenTau's flow term differs from ours by 0.7%, and its FAST term is 44% smaller.
+
     Args:
         terms: sum and count of each term, both (B,).
         per_sample: whether to return sums and counts too.
@@ -56,8 +63,10 @@ def combine_losses(
     """
     ratios = {name: total / count.clamp(min=1.0) for name, (total, count) in terms.items()}
     weighted = ratios if weights is None else {name: weights[name] * ratio for name, ratio in ratios.items()}
+    counts = {name: (count > 0).sum().float() for name, (_, count) in terms.items()}
     return Losses(
         total=torch.stack([ratio.mean() for ratio in weighted.values()]).sum(),
-        parts={name: ratio.detach().mean() for name, ratio in ratios.items()},
+        parts={name: ratio.detach().sum() / counts[name].clamp(min=1.0) for name, ratio in ratios.items()},
         per_sample={name: (total.detach(), count) for name, (total, count) in terms.items()} if per_sample else None,
+        counts=counts,
     )

@@ -24,7 +24,7 @@ from .roles import assign_roles, vision_language_tower
 from .vision_language import VisionLanguageConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -60,6 +60,7 @@ class PrefixPolicy(nn.Module):
     """
 
     optional: ClassVar[dict[str, str]] = {}  # name of a block that may be missing: the field that masks it
+    announced: ClassVar[dict[str, tuple[str, ...]]] = {}  # name of a cue: the optional blocks it belongs to, if it does
     predicted: ClassVar[tuple[str, ...]] = ()  # texts that the backbone learns to predict
     reads_state: ClassVar[bool] = False  # as numbers; a state in the prompt's text is created by the data pipeline
     model: VisionLanguage
@@ -95,10 +96,28 @@ class PrefixPolicy(nn.Module):
         tokens, mask = (batch[f"{name}_{part}"].flatten(1) for part in ("tokens", "mask"))
         return self.model.text(name, tokens, mask, attention, with_targets=name in self.predicted)
 
-    def cue(self, name: str, batch: Batch) -> Block:
-        """Return the block of a fixed text, which announces the block that follows."""
-        tokens = batch[f"{name}_cue_tokens"]
-        return self.model.text(f"{name} cue", tokens, torch.ones_like(tokens, dtype=torch.bool), "causal")
+    def cue(self, name: str, batch: Batch, present: frozenset[str], attention: Attention = "causal") -> list[Block]:
+        """Return the block of a fixed text between other blocks.
+
+        If it belongs to optional blocks (`announced`), samples without any of them have no such text, and without any that is
+        `present` there is no block.
+        """
+        tokens, owners = batch[f"{name}_cue_tokens"], self.announced.get(name)
+        if owners is not None and present.isdisjoint(owners):
+            return []
+        valid = torch.ones_like(tokens, dtype=torch.bool)
+        if owners is not None:
+            valid = self.samples_with(owners, batch, present)[:, None].expand_as(tokens)
+        return [self.model.text(f"{name} cue", tokens, valid, attention)]
+
+    def samples_with(self, names: Sequence[str], batch: Batch, present: frozenset[str]) -> Tensor:
+        """Return which samples have one of the optional blocks: (B,) bool."""
+        masks = [batch[self.optional[name]].flatten(1).any(dim=1) for name in names if name in present]
+        return torch.stack([torch.zeros_like(batch["dataset_index"], dtype=torch.bool), *masks]).any(dim=0)
+
+    def present_cues(self, present: frozenset[str]) -> list[str]:
+        """Return the names of the fixed texts that are in the prefix with these optional blocks."""
+        return [name for name in self.spec.cues if name not in self.announced or present.intersection(self.announced[name])]
 
     @property
     def predicted_texts(self) -> tuple[str, ...]:
@@ -128,7 +147,7 @@ class PrefixPolicy(nn.Module):
         if "subgoal" in present:
             blocks["subgoal"] = count_images(tally, self.model, cameras)
         texts = [name for name in TEXTS if f"{name}_tokens" in batch and (name in present or name not in self.optional)]
-        for name in (*texts, *(f"{name}_cue" for name in self.spec.cues)):
+        for name in (*texts, *(f"{name}_cue" for name in self.present_cues(present))):
             blocks[name] = TokenCount(batch[f"{name}_tokens"][0].numel(), is_trainable(self.model.vocabulary))
         return blocks
 

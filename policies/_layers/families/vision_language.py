@@ -34,7 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class ExpertConfig:
-    """Sizes of the action expert that differ from the backbone, to which it attends."""
+    """Sizes of the action expert that differ from the backbone, to which it attends.
+
+    Its layers are those of the first Gemma beside any backbone (as in OpenTau): no norms after attention and MLP, and none of
+    queries and keys. They share heads and RoPE with the backbone, because both attend to the same keys.
+    """
 
     width: PositiveInt
     mlp: PositiveInt
@@ -127,7 +131,8 @@ class VisionLanguageAction(VisionLanguage):
     def __init__(
         self, config: VisionLanguageActionConfig, axes: Axes, *, insulated: bool, adaptive: bool, predicts_text: bool
     ) -> None:
-        expert = replace(config.backbone, width=config.expert.width, mlp=config.expert.mlp)
+        sizes = config.expert
+        expert = replace(config.backbone, width=sizes.width, mlp=sizes.mlp, sandwich=False, qk_norm=False)
 
         def make_pair(layer: int) -> LayerPair:
             return LayerPair(

@@ -86,7 +86,7 @@ def _flex_attention(device: str) -> Callable[..., Tensor]:
     It is one kernel only once it is compiled. On a CPU it has no backward, and its forward runs uncompiled.
 
     Every length of a sequence is compiled, once per window, for the prefix and for the expert. A policy with three optional
-    blocks has 32 such variants. Beyond torch's limit of 8 it would run uncompiled, with all scores in memory and no error.
+    blocks has 16 such variants. Beyond torch's limit of 8 it would run uncompiled, with all scores in memory and no error.
     """
     from torch._dynamo import config
     from torch.nn.attention.flex_attention import flex_attention

@@ -40,14 +40,14 @@ class DecoderConfig:
     qk_norm: bool = False  # norms of queries and keys, per head: Gemma 3, Qwen 3
     softcap: PositiveFloat | None = None  # of attention scores: Gemma 2
     rope_base: PositiveFloat = 10_000.0
-    window: PositiveInt | None = None  # sliding window of local layers, in positions; None makes every layer global
-    global_every: PositiveInt = 1  # every n-th layer is global: 2 in Gemma 2, 6 in Gemma 3
+    window: PositiveInt | None = None  # sliding window of local layers, in positions; None for none
+    global_every: PositiveInt = 1  # every n-th layer is global, the others are local: 2 in Gemma 2, 6 in Gemma 3
     global_rope_base: PositiveFloat | None = None  # of global layers, where it differs
     global_rope_stretch: PositiveFloat = 1.0  # positions of global layers are divided by it
 
     def is_global(self, layer: int) -> bool:
-        """Return whether the layer, counted from 0, has no sliding window."""
-        return self.window is None or (layer + 1) % self.global_every == 0
+        """Return whether the layer, counted from 0, is global: it has no window, and the RoPE of global layers."""
+        return (layer + 1) % self.global_every == 0
 
     @property
     def windows(self) -> list[int | None]:
@@ -83,7 +83,7 @@ class DecoderLayer(nn.Module):
         self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
         self.softcap = config.softcap
         self.rope_base, self.rope_stretch = config.rope_base, 1.0
-        if config.window is not None and config.is_global(layer):
+        if config.is_global(layer):
             self.rope_base, self.rope_stretch = config.global_rope_base or config.rope_base, config.global_rope_stretch
 
         def norm(width: int) -> nn.Module:

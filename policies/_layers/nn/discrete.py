@@ -20,7 +20,7 @@ class DiscreteActions(nn.Module):
         super().__init__()
         # Unscaled: its standard deviation of 1 is that of text embeddings after their factor sqrt(width).
         self.embedding = nn.Embedding(tokens, width)
-        self.head = Linear(width, tokens, bias=False)
+        self.head = Linear(width, tokens)
         nn.init.normal_(self.head.weight, std=INIT_STD)
 
     def forward(self, x: Tensor, *, logits: bool = False) -> Tensor:

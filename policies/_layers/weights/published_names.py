@@ -32,6 +32,7 @@ _MODULES = {
     "norm": "model.norm",
     "gemma_expert.norm": "model.expert_norm",
     "state_proj": "state_in",
+    "proprio_history_proj": "state_in",  # of LeRobot's pi05 with memory
     "action_in_proj": "action_in",
     "action_out_proj": "action_out",
     "action_time_mlp_in": "time_in",
@@ -72,7 +73,10 @@ _LAYER = re.compile(r"(encoder\.|gemma_expert\.|)layers\.(\d+)\.(.+)")
 
 
 def parameter_names(published: Collection[str]) -> dict[str, str]:
-    """Map published names to parameter names of a policy over a vision-language model; unknown names are left out."""
+    """Map published names to parameter names of a policy over a vision-language model; unknown names are left out.
+
+    The layers of an action expert are those of Gemma 1 beside any backbone.
+    """
     sandwich = any(".pre_feedforward_layernorm." in name for name in published)
     decoder = _DECODER_LAYER | (_SANDWICH if sandwich else {})
     mapping = {name: _parameter_name(name, decoder) for name in published}
@@ -88,7 +92,7 @@ def _parameter_name(published: str, decoder: dict[str, str]) -> str | None:
         tower, number, module = layer.groups()
         prefix, modules = {
             "encoder.": (f"model.vision.layers.{number}", _VISION_LAYER),
-            "gemma_expert.": (f"model.layers.{number}.expert", decoder),
+            "gemma_expert.": (f"model.layers.{number}.expert", _DECODER_LAYER),
             "": (f"model.layers.{number}.backbone", decoder),
         }[tower]
         target = f"{prefix}.{modules[module]}" if module in modules else None

@@ -230,6 +230,16 @@ def test_text_features_are_the_response_the_memory_and_metadata(dataset_root, te
     assert words(one_field, "metadata") == ("speed: fast, ", False)
 
 
+def test_the_prompt_remembers_the_memory_of_the_frame_before_in_the_episode(dataset_root, text_spec, tmp_path):
+    columns = {"memory": [f"seen {index}" for index in range(34)], "response": ["grasp"] * 34}
+    root = annotate(dataset_root, tmp_path / "annotated", columns)
+    spec = replace(text_spec, prompt_template="{task}: {memory}", state_in_prompt=False, response_template="Subtask: {text}, ")
+    samples = DatasetSamples(open_dataset(root), spec, seed=0)
+    texts = [words(samples.sample(0, index), "prompt")[0] for index in (0, 1, 13, 14, 15)]
+    assert [text.split(": ")[1] for text in texts] == ["", "seen 0", "", "", "seen 14"], "episodes begin at 0, 13 and 14"
+    assert words(samples.sample(0, 1), "response") == ("Subtask: grasp, ", False)
+
+
 def test_a_subtask_that_is_not_in_the_table_is_named_with_its_file(dataset_root, text_spec, tmp_path):
     root = annotate(dataset_root, tmp_path / "annotated", {"subtask_index": [2] * 34}, SUBTASKS)
     with pytest.raises(DataError, match=r"meta/subtasks\.parquet: no subtask 2, which frame 3 names"):

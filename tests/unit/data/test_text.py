@@ -37,12 +37,25 @@ def test_bins_divide_minus_one_to_one_and_what_lies_below_them_is_minus_one():
         ({"cues": {"action": "Action: "}}, [12, 255], "Task: pick up the cup, State: 12 255;\n"),
         ({"cues": {"action": "Action: "}}, None, "Task: pick up the cup\n"),
         ({"prompt_end": "Action: "}, None, "Task: pick up the cup\nAction: "),
+        ({"prompt_template": "Do {task}, ", "cues": {"action": "Action: "}}, None, "Do pick up the cup, "),
     ],
 )
 def test_the_words_of_a_prompt_follow_from_what_the_policy_asks_for(spec, texts, state, text):
     spec = replace(spec, **{"cues": {}, **texts})
     tokens, mask = encode_prompt(ByteTokenizer(259), spec, "pick_up the\ncup", state and np.array(state))
     assert tokens[mask].tolist() == [BOS, *ByteTokenizer(259).encode(text)]
+
+
+def test_a_template_has_the_token_of_the_end_the_state_and_as_much_of_the_memory_as_is_generated(spec):
+    tokenizer = ByteTokenizer(259)
+    template = "Task: {task}<eos>Past: {memory}, State: {state}<eos>"
+    spec = replace(spec, prompt_template=template, memory_tokens=6, prompt_tokens=60)
+    tokens, mask = encode_prompt(tokenizer, spec, "reach {state}<eos>", np.array([12, 255]), "saw {task} there")
+    before, after = tokenizer.encode("Task: reach {state}<eos>"), tokenizer.encode("Past: saw {t, State: 12 255")
+    assert tokens[mask].tolist() == [BOS, *before, EOS, *after, EOS]
+    tokens, mask = encode_prompt(tokenizer, spec, "reach " * 20, np.array([12, 255]), "saw it there")
+    assert mask.all()
+    assert tokens.tolist()[-len(after) - 1 :] == [*tokenizer.encode("Past: saw it, State: 12 255"), EOS]
 
 
 def test_a_long_task_gives_way_to_the_state(spec):
@@ -67,6 +80,17 @@ def test_a_text_to_learn_ends_with_its_end_and_an_empty_one_is_masked():
     assert tokens.tolist() == [*tokenizer.encode("grasp"), EOS, PAD, PAD]
     assert mask.tolist() == [True] * 6 + [False] * 2
     assert not encode_target(tokenizer, "", 8)[1].any()
+
+
+def test_a_text_to_read_has_the_words_of_its_template_and_an_empty_one_has_none():
+    tokenizer = ByteTokenizer(259)
+    tokens, mask = encode_target(tokenizer, "grasp", 20, "Subtask: {text}, ")
+    assert tokens[mask].tolist() == tokenizer.encode("Subtask: grasp, ")
+    assert not encode_target(tokenizer, "", 20, "Subtask: {text}, ")[1].any()
+
+
+def test_what_lies_below_the_bins_is_in_the_first_one_if_the_policy_asks_so():
+    assert state_bins(np.array([-5, -1, 0, 5]), 256, lowest=0).tolist() == [0, 0, 128, 255]
 
 
 def test_cues_are_the_words_of_the_spec(spec):

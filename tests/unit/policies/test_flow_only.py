@@ -66,7 +66,10 @@ def test_every_policy_with_fast_tokens_trains_and_acts_without_them(name):
     assert actions.isfinite().all()
 
 
-@pytest.mark.parametrize(("name", "mode"), [("pi0", "mean_std"), ("pi05", "quantile")])
-def test_states_and_actions_are_normalised_as_the_published_weights_expect(name, mode):
+MODES = {"pi0": "mean_std", "pi05": "quantile", "pi05_mem": "quantile", "pi07_low_level": "mean_std"}
+
+
+@pytest.mark.parametrize(("name", "mode"), MODES.items())
+def test_states_and_actions_are_normalised_as_the_peers_and_their_weights_do(name, mode):
     spec = build(name).batch_spec()
     assert (spec.state_normalisation, spec.action_normalisation) == (mode, mode)

@@ -26,7 +26,7 @@ def test_full_has_the_published_parameter_counts():
     backbone = count(model.vocabulary, *(pair.backbone for pair in model.layers), model.norm)
     assert backbone == 2_508_531_712  # 2.5085 B; with tower and projector 2.9233 B
     assert count(*(pair.expert for pair in model.layers), model.expert_norm) == 427_932_672  # 427.9 M
-    assert count(policy) == 3_361_822_480  # 3.36 B
+    assert count(policy) == 3_361_824_528  # 3.36 B
 
 
 def test_the_batch_spec_follows_preset_and_axes():
@@ -40,9 +40,9 @@ def test_images_and_prompt_are_one_group_and_every_later_token_is_its_own():
     prefixes = []
     policy.model.register_forward_pre_hook(lambda _, arguments: prefixes.append(arguments[0]))
     policy(make_batch(policy.batch_spec(), 1))
-    together, causal = 2 * 16 + 128, 8 + len("Action: ") + 32
+    together, causal = 2 * 16 + 128, len("Response: ") + 8 + len("Action: ") + 32
     assert prefixes[0].groups.tolist() == [1] * together + list(range(2, 2 + causal))
-    assert list(prefixes[0].spans) == ["images", "prompt", "response", "action cue", "fast"]
+    assert list(prefixes[0].spans) == ["images", "prompt", "response cue", "response", "action cue", "fast"]
     for name, visible in (("response", True), ("action cue", False), ("fast", False)):
         assert prefixes[0].visible_to_suffix[:, prefixes[0].spans[name]].any() == visible, name
 
@@ -56,7 +56,7 @@ def test_acting_reads_what_the_expert_read_in_training():
     prefill = policy.model.prefill
     policy.model.prefill = lambda prefix: acted.append(prefix) or prefill(prefix)
     policy.select_actions(batch)
-    assert list(acted[0].spans) == ["images", "prompt", "response"]
+    assert list(acted[0].spans) == ["images", "prompt", "response cue", "response"]
     read = trained[0].visible_to_suffix.sum(dim=1)
     assert torch.equal(acted[0].valid.sum(dim=1), read)
 

@@ -22,8 +22,8 @@ def test_videos_prompt_and_states_are_one_group_and_every_later_token_is_its_own
     batch = make_batch(policy.batch_spec(), 1)
     policy(batch)
     (prefix,) = prefixes
-    assert list(prefix.spans) == ["images", "prompt", "states", "response", "action cue", "fast"]
-    together, causal = 2 * 16 + 48 + 3, 8 + len("Action: ") + 32
+    assert list(prefix.spans) == ["images", "prompt", "states", "response", "fast"]
+    together, causal = 2 * 16 + 48 + 3, 8 + 32
     assert prefix.groups.tolist() == [1] * together + list(range(2, 2 + causal))
     assert torch.equal(prefix.valid[:, prefix.spans["states"]], batch["history_mask"])
     assert not policy.batch_spec().state_in_prompt

@@ -30,9 +30,11 @@ def record_prefix(policy, batch):
 def test_the_prefix_is_videos_prompt_states_response_metadata_subgoal_and_discrete_actions(name):
     policy = build(name, cams=2).eval()
     prefix = record_prefix(policy, full_batch(policy, 1))
-    assert list(prefix.spans) == ["images", "prompt", "states", "response", "metadata", "subgoal", "action cue", "fast"]
+    subgoals = ["subgoal 0", "subgoal 1"] if name == "pi07_low_level" else ["subgoal"]
+    blocks = [block for block in prefix.spans if not block.endswith(" cue")]
+    assert blocks == ["images", "prompt", "states", "response", "metadata", *subgoals, "fast"]
     sizes = {block: span.stop - span.start for block, span in prefix.spans.items()}
-    assert sizes["images"] == sizes["subgoal"] == 2 * policy.config.model.image_tokens
+    assert sizes["images"] == sum(sizes[block] for block in subgoals) == 2 * policy.config.model.image_tokens
     assert sizes["states"] == policy.config.history
     assert sizes["metadata"] == policy.config.metadata_fields * policy.config.metadata_tokens
 
@@ -43,7 +45,42 @@ def test_blocks_that_no_rank_has_are_absent(name):
     batch = full_batch(policy, 1)
     for field in ("response_mask", "metadata_mask", "subgoal_mask"):
         batch[field][:] = False
-    assert list(record_prefix(policy, batch).spans) == ["images", "prompt", "states", "action cue", "fast"]
+    words = ["state cue", "states", "state_end cue", "action cue"]
+    assert list(record_prefix(policy, batch).spans) == ["images", "prompt", *words, "fast"]
+
+
+@LOW
+def test_words_are_masked_with_the_block_that_they_announce(name):
+    """In a batch of samples with all of the context, one block of it and none of it."""
+    policy = build(name).eval()
+    batch = full_batch(policy, 5)
+    fields = ("response", "metadata", "subgoal")
+    for sample, kept in enumerate([fields, *((field,) for field in fields), ()]):
+        for field in fields:
+            batch[f"{field}_mask"][sample] = field in kept
+    prefix = record_prefix(policy, batch)
+    masks = {block: prefix.valid[:, span].all(dim=1).tolist() for block, span in prefix.spans.items()}
+    for cue, owners in policy.announced.items():
+        owner_masks = [batch[f"{owner}_mask"].flatten(1).any(dim=1) for owner in owners]
+        assert masks[f"{cue} cue"] == torch.stack(owner_masks).any(dim=0).tolist(), cue
+    if name == "pi07_low_level":
+        assert masks["context cue"] == [not end for end in masks["state_end cue"]] == [True] * 4 + [False]
+
+
+def test_each_subgoal_image_of_the_low_level_is_a_group_of_its_own():
+    policy = build("pi07_low_level", cams=2).eval()
+    prefix = record_prefix(policy, full_batch(policy, 1))
+    groups = {block: set(prefix.groups[span].tolist()) for block, span in prefix.spans.items()}
+    assert len(groups["images"]) == len(groups["subgoal 0"]) == len(groups["subgoal 1"]) == 1
+    assert groups["subgoal 1"] == {max(groups["subgoal 0"]) + 1}
+    assert len(groups["states"]) == 1
+
+
+@LOW
+def test_the_low_level_reads_the_response_and_does_not_learn_it(name):
+    policy, batch = awake(name)
+    assert "response" not in policy(batch).parts
+    assert [block.name for block in record_prefix(policy, batch).target_blocks] == ["fast"]
 
 
 @LOW
@@ -96,8 +133,8 @@ def test_every_context_input_reaches_the_actions(key):
 def test_the_high_level_predicts_memory_and_then_subtask_after_their_cues():
     policy = build("pi07_high_level").eval()
     prefix = record_prefix(policy, full_batch(policy, 1))
-    assert list(prefix.spans) == ["images", "prompt", "metadata", "memory cue", "memory", "response cue", "response"]
-    assert policy.batch_spec().cues == {"memory": "Updated Memory: ", "response": "Subtask: "}
+    metadata = ["metadata cue", "metadata", "metadata_end cue"]
+    assert list(prefix.spans) == ["images", "prompt", *metadata, "memory cue", "memory", "response cue", "response"]
     assert set(policy(full_batch(policy, 1)).parts) == {"memory", "response"}
     predictor = prefix.predictor_indices("memory")[0, 0].item()
     assert predictor == prefix.spans["memory cue"].stop - 1, "the first token is predicted from the end of the cue"

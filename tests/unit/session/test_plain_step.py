@@ -94,3 +94,26 @@ def test_the_norm_of_a_step_with_masters_is_that_before_clipping() -> None:
     results, _ = steps_of_session("bf16_master")
     expected, _ = steps_of_plain_torch()
     assert float(results[0].grad_norm) == pytest.approx(expected[0]["grad_norm"], rel=0.02)
+
+
+class Counting(Affine):
+    """Reports a term that only the samples with a positive first number have."""
+
+    def forward(self, batch: dict[str, Tensor]) -> Losses:
+        losses = super().forward(batch)
+        has_term = batch["state"][:, 0] > 0
+        mean = torch.where(has_term, batch["state"][:, 1], 0.0).sum() / has_term.sum().clamp(min=1)
+        return losses._replace(parts={**losses.parts, "some": mean}, counts={"some": has_term.sum().float()})
+
+
+def test_a_term_that_few_samples_have_is_their_mean_over_all_micro_batches() -> None:
+    """Micro-batches with 0, 1 and 3 of 4 such samples: a mean of their means would weight these samples differently."""
+    states = torch.zeros(3, 4, 4)
+    states[..., 0] = torch.tensor([[-1.0, -1, -1, -1], [1, -1, -1, -1], [1, 1, 1, -1]])
+    states[..., 1] = torch.arange(12.0).view(3, 4)
+    backend, shape = Single(), StepShape(batch=4, accumulation=3, max_grad_norm=MAX_NORM)
+    backend.prepare(Counting(), recipe_by_name("fp32"), OPTIM, shape)  # type: ignore[arg-type]
+    result = Session(backend, accumulation=3).step({"state": state} for state in states)
+    assert float(result.parts["some"]) == pytest.approx((4 + 8 + 9 + 10) / 4)
+    assert float(result.part_counts["some"]) == 4
+    assert float(result.part_counts["square"]) == 12, "a term without a number is of all samples"

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def result(loss: float = 0.5, grad_norm: float = 2.0) -> StepResult:
-    return StepResult(torch.tensor(loss), torch.tensor(grad_norm), {"flow": torch.tensor(0.25)}, 8, (1e-4, 1e-5))
+def result(loss: float = 0.5, grad_norm: float = 2.0, responses: int = 0) -> StepResult:
+    """Return the result of a step over 8 samples, of which so many have a response."""
+    parts = {"flow": torch.tensor(0.25), "response": torch.tensor(3.0 if responses else 0.0)}
+    counts = {"flow": torch.tensor(8.0), "response": torch.tensor(float(responses))}
+    return StepResult(torch.tensor(loss), torch.tensor(grad_norm), parts, 8, (1e-4, 1e-5), counts)
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -34,6 +37,16 @@ def test_a_row_has_the_losses_norm_rate_samples_and_time_of_a_step(tmp_path: Pat
     (row,) = rows(tmp_path / "metrics.jsonl")
     assert row.pop("step_s") > 0
     assert row == {"step": 7, "loss": 0.5, "grad_norm": 2.0, "lr": 1e-4, "samples": 8, "flow": 0.25}
+
+
+def test_a_term_is_reported_for_the_steps_in_which_a_sample_has_it(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "metrics.jsonl")
+    log.add(0, result(responses=0))
+    log.add(1, result(responses=1))
+    first, second = rows(tmp_path / "metrics.jsonl")
+    assert "response" not in first
+    assert second["response"] == 3.0
+    assert first["flow"] == second["flow"] == 0.25
 
 
 def test_rows_are_written_in_blocks_and_share_their_mean_time(tmp_path: Path) -> None:

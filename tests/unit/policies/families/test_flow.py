@@ -57,7 +57,8 @@ def test_the_loss_is_the_sum_of_means_over_samples_of_masked_means():
     }
     losses = combine_losses(terms, per_sample=True)
     assert losses.total == (2 + 0) / 2 + (1 + 2.5) / 2
-    assert losses.parts == {"a": 1.0, "b": 1.75}
+    assert losses.parts == {"a": 2.0, "b": 1.75}, "parts are means over the samples that have them"
+    assert losses.counts == {"a": 1.0, "b": 2.0}
     assert losses.per_sample["b"][0].tolist() == [1.0, 5.0]
 
 

@@ -156,7 +156,9 @@ def test_the_loss_is_the_mean_over_samples_of_their_weighted_parts():
     expected = torch.where(torch.tensor([False, False, True, False]), left, both).mean()
     torch.testing.assert_close(losses.total, expected)
     for name, mean in means.items():
-        torch.testing.assert_close(losses.parts[name], mean.mean())
+        with_part = losses.per_sample[name][1] > 0
+        torch.testing.assert_close(losses.parts[name], mean[with_part].mean())
+    assert losses.counts["right_6d"] == 3, "the third sample has no right hand"
 
 
 def test_a_dataset_of_left_hands_has_no_loss_of_right_hands():
@@ -165,7 +167,7 @@ def test_a_dataset_of_left_hands_has_no_loss_of_right_hands():
     losses = policy(batch, per_sample=True)
     losses.total.backward()
     for part in ("right_6d", "right_joints"):
-        assert losses.parts[part] == 0
+        assert losses.parts[part] == losses.counts[part] == 0
         assert [values.tolist() for values in losses.per_sample[part]] == [[0.0] * 4] * 2
     assert losses.total.isfinite()
     torch.testing.assert_close(losses.total, (losses.parts["left_6d"] + losses.parts["left_joints"]) / 2)

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from benchbox_policies._layers.weights.published import load_published, match_tensors
+from benchbox_policies._layers.weights.published_names import parameter_names
 from safetensors.torch import save_file
 
 from benchbox.errors import ConfigurationError, DataError
@@ -17,6 +18,7 @@ TINY = sizes(48, 96, 16, 8, 64, 128, 32, 64, 4 * 16, 16, 384, 32)
 TINY_LAYERS = {"vision": 2, "decoder": 3}
 HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
 TABLE = "paligemma_with_expert.paligemma.model.language_model.embed_tokens.weight"
+FAST = ("discrete.embedding.weight", "discrete.head.weight", "discrete.head.bias")  # not published by either project
 
 # Names in each project's files, from openpi's names.
 LAYOUTS = {
@@ -49,8 +51,7 @@ def test_every_tensor_of_openpi_and_lerobot_is_copied_to_its_parameter(tmp_path,
     for name, (parameter, _) in table(policy, TINY, TINY_LAYERS).items():
         assert torch.equal(loaded_policy.get_parameter(parameter), published[name]), name
     assert loaded.unexpected == (rename(UNUSED_HEAD),)
-    fast = ("discrete.embedding.weight", "discrete.head.weight")  # not published by either project
-    assert loaded.missing == (fast if policy == "pi05" else ())
+    assert loaded.missing == (FAST if policy == "pi05" else ())
     assert loaded.fitted == {}
 
 
@@ -63,7 +64,7 @@ def test_full_has_the_published_names_and_shapes_and_no_more(tmp_path, policy, t
     sources = match_tensors(full, {name: shape for name, (_, shape) in rows.items()}, tmp_path)
     assert sources == {loaded_policy: [name] for name, (loaded_policy, _) in rows.items()}
     unmatched = {name for name, _ in full.named_parameters()} - set(sources)
-    assert unmatched == ({"discrete.embedding.weight", "discrete.head.weight"} if policy == "pi05" else set())
+    assert unmatched == (set(FAST) if policy == "pi05" else set())
 
 
 def test_weights_saved_by_training_can_be_loaded(tmp_path):
@@ -75,6 +76,28 @@ def test_weights_saved_by_training_can_be_loaded(tmp_path):
     assert all(torch.equal(reloaded.get_parameter(name), tensor + 1.0) for name, tensor in trained.named_parameters())
     assert loaded.missing == ()
     assert all("normaliser" in name for name in loaded.unexpected)
+
+
+def test_the_norms_of_an_expert_beside_gemma_3_are_those_of_gemma_1():
+    """The name of Gemma 1's MLP norm is that of another norm in Gemma 3."""
+    names = [
+        "language_model.layers.0.pre_feedforward_layernorm.weight",
+        "language_model.layers.0.post_attention_layernorm.weight",
+        "gemma_expert.model.layers.0.post_attention_layernorm.dense.weight",
+    ]
+    assert list(parameter_names(names).values()) == [
+        "model.layers.0.backbone.mlp_norm.weight",
+        "model.layers.0.backbone.output_norm.weight",
+        "model.layers.0.expert.mlp_norm.modulation.weight",
+    ]
+
+
+@pytest.mark.parametrize("name", ["state_proj", "proprio_history_proj"])
+def test_the_projection_of_states_of_opentau_and_of_lerobot_is_that_of_pi05_mem(tmp_path, name):
+    policy, weight = build("pi05_mem"), torch.randn(64, 32)
+    save_file({f"model.{name}.weight": weight, f"model.{name}.bias": weight[:, 0].clone()}, tmp_path / "w.safetensors")
+    assert load_published(policy, tmp_path / "w.safetensors").unexpected == ()
+    assert torch.equal(policy.state_in.weight, weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
