@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch.utils.data import default_collate
 
 from benchbox.data import open_dataset
-from benchbox.data.normalisation import Normaliser
+from benchbox.data.normalisation import EPS, Normaliser
 from benchbox.data.sample import sample_path
 from benchbox.data.samples import DatasetSamples
 from benchbox.data.text import encode_prompt
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.parity.table import ParityTable
 
 pytestmark = requires_lerobot
-INDICES = [0, 41, 200, 371]  # of both tasks; the chunk of the last runs past the end of its episode
+INDICES = [0, 60, 209, 371]  # of both tasks; two states below the bins; the chunk of the last runs past the end of its episode
 IMAGE_SIZES = [32, 64, 224]  # of 64: shrunk, as they are, enlarged to the published size
 CONSTANT_DIM = 1
 UNCLEAN_TASK = "door_open\nnow"
@@ -125,7 +125,9 @@ def test_states_and_actions_are_normalised_as_by_lerobot(samples: Samples, parit
     parity.compare(name, VERSION, "denormalised actions", restored[..., :4], theirs["restored"])
     if name == "pi0":
         state = policy.normalised_states(batch)[:, -1, :4]
-        parity.compare(name, VERSION, "normalised state", state, theirs["observation.state"])
+        # Deviations are increased by 1e-6 here and in openpi, and by 1e-8 in lerobot.
+        bound = EPS / min(open_dataset(sample_path()).statistics["observation.state"]["std"])
+        parity.compare(name, VERSION, "normalised state", state, theirs["observation.state"], bound=bound)
 
 
 def test_prompts_have_the_tokens_of_lerobot(samples: Samples, parity: ParityTable) -> None:
