@@ -87,7 +87,7 @@ def encode_prompt(
     Raises:
         ConfigurationError: `prompt_tokens` is too small even for an empty task.
     """
-    task = " ".join(task.replace("_", " ").split())
+    task = task.strip().replace("_", " ").replace("\n", " ")
     template = spec.prompt_template or _openpi_template(spec, has_state=state is not None)
     memory_ids = tokenizer.encode(memory)
     if len(memory_ids) > spec.memory_tokens:
