@@ -27,4 +27,5 @@ def build_deepspeed_extension(name: str) -> None:
     """Compile DeepSpeed's extension before anything is timed, and so that a killed script cannot leave a stale lock behind."""
     build = "from benchbox.backends.extension import build_extension; build_extension()"
     (BUILD / "torch-extensions").mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, "-c", build], env=corpus_environment(name).variables(), check=True, timeout=600, capture_output=True)
+    variables = corpus_environment(name).variables()
+    subprocess.run([sys.executable, "-c", build], env=variables, check=True, timeout=600, capture_output=True)

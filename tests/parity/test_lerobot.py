@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from benchbox.errors import DataError
 from tests.parity.lerobot import VERSION, requires_lerobot, run_script
-from tests.parity.pi import CAMERAS, PRESETS, REAL_DIMS, build_pi, pi_batch
+from tests.parity.pi import PRESETS, REAL_DIMS, build_pi, lerobot_batch, lerobot_sizes, pi_batch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tests.parity.table import ParityTable
 
 pytestmark = requires_lerobot
+PADDED_STEPS = torch.arange(10) >= torch.tensor([[6], [10], [3]])  # (B, N)
 EMBEDDING, HEAD = "paligemma.model.language_model.embed_tokens.weight", "paligemma.lm_head.weight"
 
 
@@ -51,7 +52,7 @@ def comparison(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     batch = pi_batch(policy)
     (folder / "weights").mkdir()
     save_file(published_state_dict(policy), folder / "weights" / "model.safetensors")
-    save_file(lerobot_batch(batch), folder / "batch.safetensors")
+    save_file(lerobot_batch(batch) | {"action_is_pad": PADDED_STEPS}, folder / "batch.safetensors")
     (folder / "request.json").write_text(json.dumps(lerobot_sizes(name, policy)))
     run_script("pi", folder)
 
@@ -72,50 +73,6 @@ def comparison(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     )
 
 
-def lerobot_batch(batch: Batch) -> dict[str, Tensor]:
-    """Return a batch under lerobot's names, without what is missing in it."""
-    images = {f"observation.images.{i}": batch["images"][:, 0, i].float() / 255 for i in range(CAMERAS - 1)}
-    return images | {
-        "observation.state": batch["state"][:, -1, :REAL_DIMS].contiguous(),
-        "observation.language.tokens": batch["prompt_tokens"],
-        "observation.language.attention_mask": batch["prompt_mask"],
-        "action": batch["action"][..., :REAL_DIMS].contiguous(),
-        "noise": batch["noise"][:, 0].contiguous(),
-        "time": time_from_uniform(batch["uniform"][:, 0]),
-    }
-
-
-def lerobot_sizes(name: str, policy: Policy) -> dict[str, Any]:
-    """Return the sizes of a policy under lerobot's names."""
-    config = policy.config
-    vision, backbone, expert = config.model.vision, config.model.backbone, config.model.expert
-    shared = {
-        "depth": backbone.depth,
-        "num_heads": backbone.heads,
-        "num_kv_heads": backbone.kv_heads,
-        "head_dim": backbone.head_dim,
-    }
-    return {
-        "policy": name,
-        "backbone": shared | {"width": backbone.width, "mlp_dim": backbone.mlp},
-        "expert": shared | {"width": expert.width, "mlp_dim": expert.mlp},
-        "vision": {
-            "hidden_size": vision.width,
-            "num_hidden_layers": vision.depth,
-            "num_attention_heads": vision.heads,
-            "intermediate_size": vision.mlp,
-            "patch_size": vision.patch,
-            "projection_dim": backbone.width,
-        },
-        "vocabulary": config.model.vocabulary,
-        "image_size": [vision.image, vision.image],
-        "cameras": [f"observation.images.{i}" for i in range(CAMERAS)],
-        "horizon": config.horizon,
-        "state_dim": REAL_DIMS,
-        "action_dim": REAL_DIMS,
-    }
-
-
 def policy_name(comparison: Comparison) -> str:
     return type(comparison.policy).__name__.lower()
 
@@ -130,6 +87,9 @@ def test_velocity_and_loss_are_those_of_lerobot(comparison: Comparison, parity: 
     samples = theirs["elements"][..., :REAL_DIMS].mean(dim=(1, 2))
     parity.compare(name, VERSION, "loss of each sample", sums / counts, samples)
     parity.compare(name, VERSION, "loss", comparison.losses.total, theirs["loss"])
+    masked = comparison.policy({**batch, "action_is_pad": PADDED_STEPS}).total
+    reason = "steps past the end of an episode are masked here, and repeat its last action there"
+    parity.compare(name, VERSION, "loss of a batch with padded steps", masked, theirs["loss"], bound=0.2, reason=reason)
 
 
 def test_gradients_are_those_of_lerobot(comparison: Comparison, parity: ParityTable) -> None:
@@ -140,13 +100,17 @@ def test_gradients_are_those_of_lerobot(comparison: Comparison, parity: ParityTa
     theirs = {names[name]: gradient for name, gradient in gradients.items()}
     ours = {name: parameter.grad for name, parameter in comparison.policy.named_parameters() if parameter.requires_grad}
     assert {name for name in theirs.keys() - ours.keys() if theirs[name].any()} == set()
+    largest = max(float(gradient.abs().max()) for gradient in theirs.values())
     differences = {}
     for name, gradient in ours.items():
         assert gradient is not None, name
-        differences[name] = float((gradient - theirs[name]).abs().max() / theirs[name].abs().max())
+        if name.endswith("key.bias"):  # it shifts all scores of a query alike: its gradient is rounding only
+            assert max(gradient.abs().max(), theirs[name].abs().max()) < 1e-8 * largest
+        else:
+            differences[name] = float((gradient - theirs[name]).abs().max() / theirs[name].abs().max())
     worst = max(differences, key=differences.__getitem__)
-    quantity = f"gradients of {len(ours)} parameters, the worst"
-    parity.compare(policy_name(comparison), VERSION, quantity, ours[worst], theirs[worst], bound=3e-5)
+    quantity = f"gradients: the worst of {len(differences)} parameters"
+    parity.compare(policy_name(comparison), VERSION, quantity, ours[worst], theirs[worst])
 
 
 def test_exported_weights_act_in_lerobot_as_here(comparison: Comparison, parity: ParityTable) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _ALIAS = re.compile(r"^type (\w+) = ", re.MULTILINE)
-_DEFINITION = re.compile(r"^((?:@.*\n)*)(class|def) (\w+)\[([^\]]+)\](?:\(([^)]*)\)|)", re.MULTILINE)
+_DEFINITION = re.compile(r"^((?:@.*\n)*)(class|def) (\w+)\[((?:[^\[\]]|\[[^\[\]]*\])+)\](?:\(([^)]*)\)|)", re.MULTILINE)
 
 
 def lower_type_parameters(source: str) -> str:
@@ -24,7 +24,8 @@ def lower_type_parameters(source: str) -> str:
 
 def _lower_definition(match: re.Match[str]) -> str:
     decorators, kind, name, parameters, arguments = match.groups()
-    names = [parameter.partition(":")[0].strip() for parameter in parameters.split(",")]
+    # Bounds are left out: they may contain commas in brackets.
+    names = [parameter.partition(":")[0].strip() for parameter in re.sub(r"\[.*?\]", "", parameters).split(",")]
     variables = "".join(f"{variable} = __import__('typing').TypeVar('{variable}')\n" for variable in names)
     if kind == "def":
         return f"{variables}{decorators}def {name}({arguments})"

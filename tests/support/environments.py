@@ -60,7 +60,7 @@ class Environment:
 
     @property
     def is_built(self) -> bool:
-        """Whether it was built, and nothing that it depends on has changed since."""
+        """Return whether it was built, and nothing that it depends on has changed since."""
         stamp = self.folder / "built"
         return stamp.exists() and stamp.read_text() == self._digest()
 

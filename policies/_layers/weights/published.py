@@ -31,8 +31,9 @@ def load_published(policy: nn.Module, path: Path, *, predicts_text: bool = True)
     training saves. A position table of another resolution is resized bilinearly. Of a longer text embedding the first rows are
     copied: PaliGemma's was padded when it was published. No other shape may differ.
 
-    Files may have text embedding and output head as two tensors, which are one parameter here. LeRobot 0.6 trains the first and
-    never the second, so that they differ after one step. A policy that predicts no text loads the embedding then, and reports it.
+    Files may have text embedding and output head as two tensors, which are one parameter here. LeRobot 0.6 trains the first
+    and never the second, so that they differ after one step. A policy that predicts no text loads the embedding then, and
+    reports it.
 
     Args:
         policy: unwrapped.
@@ -96,8 +97,8 @@ def _separate_heads(
     """
     notes = {}
     for parameter_name, names in sources.items():
-        first = names[0]
-        differing = [name for name in names[1:] if not torch.equal(files[name].get_tensor(name), files[first].get_tensor(first))]
+        first, *others = names
+        differing = [name for name in others if not torch.equal(files[name].get_tensor(name), files[first].get_tensor(first))]
         if not differing:
             continue
         embeddings = [name for name in names if name.endswith(EMBEDDING)]

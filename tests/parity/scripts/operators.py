@@ -1,4 +1,4 @@
-"""Declaration of torchvision's operators beside a torch without CUDA, for which its wheel has none. Import it before lerobot."""
+"""Operators of torchvision, declared beside a torch without CUDA, for which its wheel has none; import it before lerobot."""
 
 import torch
 

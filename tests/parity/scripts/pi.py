@@ -14,7 +14,12 @@ import torch
 from lerobot.configs import FeatureType, PolicyFeature
 from safetensors.torch import load_file, save_file
 
-ACTION, STATE, TOKENS, MASK = "action", "observation.state", "observation.language.tokens", "observation.language.attention_mask"
+ACTION, STATE, TOKENS, MASK = (
+    "action",
+    "observation.state",
+    "observation.language.tokens",
+    "observation.language.attention_mask",
+)
 
 
 def main(folder):

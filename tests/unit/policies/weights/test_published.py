@@ -182,7 +182,7 @@ def test_weights_of_another_policy_are_refused_in_a_line(tmp_path, policy, tenso
 
 
 def test_a_policy_that_predicts_no_text_loads_the_embedding_of_a_file_whose_head_differs(tmp_path):
-    """As in LeRobot 0.6 after a training step, which trains the embedding and not the head."""
+    """LeRobot 0.6 writes such files after a training step, which trains the embedding and not the head."""
     tensors = tiny_tensors() | {TABLE: torch.full((448, 64), 0.5)}
     save_file(tensors, tmp_path / "model.safetensors")
     policy = build(size="tiny_flow")
