@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _INTRODUCTION = """# Parity with the peers' own code
 
 `make parity` wrote this table with {own}.
-In its environment {peer} has {theirs}; its other packages are in
-`tests/parity/requirements/lerobot.txt`. {python}
+In its environment {peer} has {theirs}; its other packages
+are in `tests/parity/requirements/lerobot.txt`. {python}
 Where no package exists, the peer is a module of `tests/reference`, written from papers and documented facts.
 
 Both sides have the same weights, batch, noise and time, in float32 on a CPU, at tiny sizes. *difference* is the largest
@@ -27,8 +27,8 @@ difference of any element, divided by the largest magnitude of the peer's values
 was run on a GPU or with published weights, which no test downloads: exported and trained checkpoints are tiny too.
 """
 _LOWERED = (
-    "It asks for Python 3.12, and its\nsources need that for type parameters alone, which were rewritten "
-    "(`tests/parity/type_parameters.py`)."
+    "It asks for Python 3.12, which its sources need\n"
+    "for type parameters alone; these were rewritten (`tests/parity/type_parameters.py`)."
 )
 _WANTED = """
 ## Wanted differences
@@ -43,7 +43,9 @@ def render_report(rows: Sequence[ParityRow]) -> str:
     pins = [pin.replace("==", " ") for pin in ENVIRONMENT.pinned_packages]
     theirs = next(pin for pin in pins if pin.startswith("transformers "))
     lowered = _LOWERED if sys.version_info < (3, 12) else ""
-    introduction = _INTRODUCTION.format(own=own, peer=VERSION, theirs=f"this torch and {theirs}", python=lowered)
+    introduction = _INTRODUCTION.format(
+        own=own, peer=VERSION, theirs=f"this torch (it asks for 2.7 to 2.11) and {theirs}", python=lowered
+    )
     equal = ["| policy | peer | quantity | difference | bound |", "|---|---|---|---|---|"]
     wanted = ["| policy | peer | quantity | difference | reason |", "|---|---|---|---|---|"]
     for (policy, peer), group in groupby(sorted(rows, key=_key), key=_key):
