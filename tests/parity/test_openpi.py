@@ -58,7 +58,8 @@ def test_velocity_loss_and_gradients_are_those_of_openpi(policy: Policy, parity:
     name, batch = name_of(policy), pi_batch(policy)
     time = time_from_uniform(batch["uniform"][:, 0])
     noise, action = batch["noise"][:, 0], batch["action"]
-    x_t, target = interpolate(action, noise, time)
+    x_t = openpi.noisy_actions(action, noise, time)
+    _, target = interpolate(action, noise, time)
     weights = {key: tensor.clone().requires_grad_() for key, tensor in published_state_dict(policy).items()}
     theirs = openpi_network(policy, weights).velocity(openpi_inputs(policy, batch), x_t, time)
     elements = openpi.loss_elements(theirs, action, noise)

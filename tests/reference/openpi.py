@@ -186,6 +186,12 @@ def sample_actions(velocity: Callable[[Tensor, Tensor], Tensor], noise: Tensor, 
     return x_t
 
 
+def noisy_actions(action: Tensor, noise: Tensor, time: Tensor) -> Tensor:
+    """Return x_t (B, N, A) at times (B,): the noise at 1, the actions at 0."""
+    weight = time.reshape(-1, 1, 1)
+    return weight * noise + (1 - weight) * action
+
+
 def loss_elements(velocity: Tensor, action: Tensor, noise: Tensor) -> Tensor:
     """Squared errors (B, N, A) of the velocity against noise - action. Training averages over all of them."""
     return (velocity - (noise - action)) ** 2

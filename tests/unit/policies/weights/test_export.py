@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from benchbox_policies._layers.weights.export import published_state_dict
@@ -9,6 +11,8 @@ from benchbox_policies._layers.weights.published import load_published
 from safetensors.torch import save_file
 
 from benchbox.errors import UnsupportedError
+from benchbox.registry.contracts import Axes
+from benchbox.registry.policies import PACKAGE, policy_entry
 from tests.support.policy_batches import POLICIES, build
 from tests.support.published_weights import PUBLISHED, PUBLISHED_LAYERS, UNUSED_HEAD, table
 
@@ -43,3 +47,11 @@ def test_policies_that_the_projects_do_not_have_are_refused_in_a_line(policy):
     with pytest.raises(UnsupportedError, match="cannot be exported: openpi and LeRobot have no weights for its ") as raised:
         published_state_dict(build(policy))
     assert "\n" not in str(raised.value)
+
+
+def test_a_policy_with_the_layers_of_pi05_and_another_state_is_refused():
+    build("pi05_mem")
+    preset = dict(policy_entry("pi05_mem").presets["tiny"], fast_tokens=0, response_tokens=0)
+    policy = sys.modules[f"{PACKAGE}.pi05_mem.policy"].build(preset, Axes())
+    with pytest.raises(UnsupportedError, match="no weights for its action_in, action_out, state_in, time.inner, time.outer"):
+        published_state_dict(policy)
