@@ -1,4 +1,4 @@
-"""The environment of lerobot, and requests to programs in it."""
+"""The environment of lerobot, and programs that run in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ ENVIRONMENT = Environment(
     pip_options=("--ignore-requires-python",),
     finish=lower_package,
 )
-(VERSION,) = (line.replace("==", " ") for line in ENVIRONMENT.pinned_packages if line.startswith("lerobot=="))
+VERSION, CLIENT_VERSION = (
+    next(pin.replace("==", " ") for pin in ENVIRONMENT.pinned_packages if pin.startswith(f"{name}=="))
+    for name in ("lerobot", "openpi-client")
+)
 requires_lerobot = pytest.mark.skipif(
     not ENVIRONMENT.is_built, reason=f"there is no environment with {VERSION} in build/parity: `make parity` builds it"
 )

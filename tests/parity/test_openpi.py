@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,22 +11,27 @@ import torch
 from benchbox_policies._layers.families.flow import interpolate, time_from_uniform
 from benchbox_policies._layers.sequence.attention_mask import AttentionMask
 from benchbox_policies._layers.weights.export import published_state_dict
+from safetensors.torch import load_file, save_file
 
 from benchbox.data import open_dataset
 from benchbox.data.normalisation import Normaliser
 from benchbox.data.sample import sample_path
 from benchbox.data.samples import letterbox
 from benchbox.data.text import ByteTokenizer, encode_prompt, state_bins
+from tests.parity.lerobot import CLIENT_VERSION, requires_lerobot, run_script
 from tests.parity.pi import PRESETS, REAL_DIMS, build_pi, network_pixels, pi_batch
 from tests.reference import openpi
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from benchbox.registry.contracts import Batch, Policy
     from tests.parity.table import ParityTable
 
 PEER = "formulas of openpi"
+SIZES = [(224, 224), (32, 32), (37, 50)]
 MODES = {"pi0": "mean_std", "pi05": "quantile"}
 
 
@@ -147,17 +153,35 @@ def test_the_sample_dataset_is_normalised_as_by_openpi(policy: Policy, feature: 
     )
 
 
-@pytest.mark.parametrize("size", [(224, 224), (32, 32), (37, 50)])
-def test_images_are_resized_as_by_openpi(size: tuple[int, int], parity: ParityTable) -> None:
-    pytest.importorskip("PIL", reason="openpi resizes with Pillow; `pip install benchbox[dev]` has it")
-    frame = open_dataset(sample_path()).image("corner", 100)[:, :51]  # (3, 51, 64)
-    theirs = torch.from_numpy(openpi.resize_with_pad(frame.permute(1, 2, 0).numpy(), *size)).permute(2, 0, 1)
-    ours = letterbox(frame, size)
+def sample_frame() -> Tensor:
+    """Return an image (3, 51, 64) uint8."""
+    return open_dataset(sample_path()).image("corner", 100)[:, :51]
+
+
+def compare_images(size: tuple[int, int], theirs: Tensor, peer: str, parity: ParityTable) -> None:
+    ours = letterbox(sample_frame(), size)
     quantity = f"an image of 51 x 64 pixels resized to {size[0]} x {size[1]}"
     reason = "Pillow and torch round to grey levels differently" if (ours != theirs).any() else ""
     one_level = 1.01 / float(theirs.max())
-    parity.compare("pi0 and pi05", PEER, quantity, ours, theirs, bound=one_level, reason=reason)
+    parity.compare("pi0 and pi05", peer, quantity, ours, theirs, bound=one_level, reason=reason)
     assert torch.equal(ours.sum(dim=0) == 0, theirs.sum(dim=0) == 0), "black bars"
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_images_are_resized_as_by_the_formula_of_openpi(size: tuple[int, int], parity: ParityTable) -> None:
+    pytest.importorskip("PIL", reason="openpi resizes with Pillow; `pip install benchbox[dev]` has it")
+    theirs = openpi.resize_with_pad(sample_frame().permute(1, 2, 0).numpy(), *size)
+    compare_images(size, torch.from_numpy(theirs).permute(2, 0, 1), PEER, parity)
+
+
+@requires_lerobot
+def test_images_are_resized_as_by_openpis_own_client(parity: ParityTable, tmp_path: Path) -> None:
+    save_file({"image": sample_frame().permute(1, 2, 0).contiguous()}, tmp_path / "image.safetensors")
+    (tmp_path / "sizes.json").write_text(json.dumps(SIZES))
+    run_script("resize", tmp_path)
+    resized = load_file(tmp_path / "resized.safetensors")
+    for size in SIZES:
+        compare_images(size, resized[f"{size[0]} x {size[1]}"].permute(2, 0, 1), CLIENT_VERSION, parity)
 
 
 def test_the_mask_of_attention_is_that_of_openpi() -> None:

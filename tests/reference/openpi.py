@@ -1,4 +1,4 @@
-"""Formulas of openpi's pi0 and pi05, which is on no package index: the network, the flow, the prompt and the processing.
+"""Formulas of openpi's pi0 and pi05, which are on no package index: the network, the flow, the prompt and the processing.
 
 Written from the papers (pi0, arXiv:2410.24164; pi05, arXiv:2504.16054; PaliGemma, arXiv:2407.07726) and from facts about
 openpi's repository (`models/pi0.py`, `models/tokenizer.py`, `transforms.py`, the image tools of `openpi-client`): constants,

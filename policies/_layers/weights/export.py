@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-import torch
-
 from benchbox.errors import UnsupportedError
 
 from .published_names import DECODER_LAYER, MODULES, POSITION, VISION_LAYER, VOCABULARY
@@ -39,10 +37,10 @@ _HEADS = ({*_ACTION, "state_in", "time_in", "time_out"}, {*_ACTION, "time.inner"
 
 
 def published_state_dict(policy: nn.Module) -> dict[str, Tensor]:
-    """Return the weights of a pi0 or pi05 under the names of openpi's PyTorch checkpoints, detached, in their own dtype.
+    """Return the weights of a pi0 or pi05 under the names of openpi's PyTorch checkpoints, which LeRobot reads too.
 
-    Text embedding and output head are one tensor, as published. The expert's output head, which is in the published files and
-    has no effect, is zero.
+    The tensors are detached and keep their dtype. Text embedding and output head are one tensor, as published. The expert's
+    output head, which is in the published files and has no effect, is zero.
 
     Args:
         policy: unwrapped, with whole parameters.
@@ -63,7 +61,7 @@ def published_state_dict(policy: nn.Module) -> dict[str, Tensor]:
         )
     tensors = {str(names[name]): tensor.contiguous() for name, tensor in parameters.items()}
     words, width = len(parameters[VOCABULARY]), len(parameters["action_in.weight"])
-    return tensors | {_EXPERT_HEAD: torch.zeros(words, width, dtype=parameters[VOCABULARY].dtype)}
+    return tensors | {_EXPERT_HEAD: parameters[VOCABULARY].new_zeros(words, width)}
 
 
 def _published_name(parameter_name: str) -> str | None:
