@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Bytecode is cached: otherwise every rank would compile its policy, and every command all of benchbox.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test lint docs audit-corpus gpu gpu-bundle
+.PHONY: run test lint docs audit-corpus parity gpu gpu-bundle
 
 # Measure matrices/fsdp_vs_zero2.yaml on this machine and write its report.
 run: $(VENV)/.installed
@@ -30,6 +30,10 @@ lint: $(VENV)/.installed-dev
 # selects cases, and RESUME=1 keeps earlier results. The first run installs the libraries into build/audit-corpus.
 audit-corpus: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.audit_corpus $(foreach name,$(ONLY),--only '$(name)') $(if $(RESUME),--resume)
+
+# Compare the policies with the peers' own code, and write reports/parity/parity.md. The first run installs lerobot into build/parity.
+parity: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.parity
 
 # Regenerate docs/architecture.svg and docs/reference.md.
 docs: $(VENV)/.installed-dev

@@ -205,12 +205,15 @@ class DatasetSamples:
 
 
 def letterbox(image: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize an image (3, H, W) uint8 to fit `size` without distortion, and centre it between black bars."""
+    """Resize an image (3, H, W) uint8 to fit `size` without distortion, and centre it between black bars.
+
+    Sides are rounded down, as in openpi and LeRobot. Shrinking averages, as with openpi's Pillow; LeRobot's does not.
+    """
     height, width = image.shape[1:]
     if (height, width) == size:
         return image
-    ratio = min(size[0] / height, size[1] / width)
-    inner = (max(1, round(height * ratio)), max(1, round(width * ratio)))
+    ratio = max(height / size[0], width / size[1])
+    inner = (max(1, int(height / ratio)), max(1, int(width / ratio)))
     resized = F.interpolate(image[None], inner, mode="bilinear", align_corners=False, antialias=True)[0]
     top, left = (size[0] - inner[0]) // 2, (size[1] - inner[1]) // 2
     return F.pad(resized, (left, size[1] - inner[1] - left, top, size[0] - inner[0] - top))

@@ -82,7 +82,7 @@ def encode_prompt(tokenizer: Tokenizer, spec: BatchSpec, task: str, state: np.nd
     Raises:
         ConfigurationError: `prompt_tokens` is too small even for an empty task.
     """
-    task = " ".join(task.replace("_", " ").split())
+    task = task.strip().replace("_", " ").replace("\n", " ")
     prefix = "Task: " if spec.cues or spec.prompt_end or state is not None else ""
     suffix = ("\n" if state is None else f", State: {' '.join(map(str, state))};\n") + spec.prompt_end
     bos = [] if tokenizer.bos is None else [tokenizer.bos]

@@ -1,4 +1,17 @@
-"""pi0: the state is a token of the expert, time is mixed into its actions, and no text is predicted (arXiv:2410.24164)."""
+"""pi0: the state is a token of the expert, time is mixed into its actions, and no text is predicted (arXiv:2410.24164).
+
+With the same weights, batch, noise and time, velocity, loss elements, gradients and actions are those of openpi and of LeRobot
+to 1e-5 (`reports/parity/parity.md`). These differences are wanted:
+
+- The loss is the mean over the steps before the end of the episode and the dimensions that the data has. That of LeRobot
+  includes the steps after the end, which repeat the last action (4% of the loss of the tiny policy with a third of the steps
+  padded), that of openpi the padded dimensions too.
+- Dimensions whose values are all equal are not normalised. In openpi and LeRobot they become a constant, -1 by quantiles and
+  0 by mean and deviation, and a value that differs from the constant later is divided by 1e-6 or 1e-8.
+- Shrunk images are averaged, as in openpi. LeRobot interpolates between the nearest pixels and skips the others: at half the
+  size single pixels differ by up to 0.4, where black is -1 and white 1.
+- The task is cleaned as in openpi: underscores and line breaks become spaces. LeRobot's pi0 leaves it as it is.
+"""
 
 from __future__ import annotations
 

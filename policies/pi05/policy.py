@@ -1,7 +1,12 @@
 """pi05: state as text; FAST tokens train the backbone, flow matching trains the expert (arXiv:2504.16054).
 
 The presets `full_flow` and `tiny_flow` are the policy that openpi and LeRobot train: without FAST tokens and response, with
-"Action: " at the end of the prompt, where the expert reads it, and a backbone that the flow loss trains.
+"Action: " at the end of the prompt, where the expert reads it, and a backbone that the flow loss trains. With the same weights,
+batch, noise and time, their velocity, loss elements, gradients and actions are those of openpi and of LeRobot to 1e-5
+(`reports/parity/parity.md`). What differs on purpose is listed in `pi0`: the loss skips padding (8% of the loss of the tiny
+policy with a third of the steps padded), dimensions whose values are all equal are not normalised (in the prompt they have the
+number of the raw value, where openpi and LeRobot have 0), and shrunk images are averaged. Of a prompt that is too long the task
+is cut; openpi and LeRobot cut the end of the text, and with it the state.
 """
 
 from __future__ import annotations

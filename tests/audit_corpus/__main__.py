@@ -10,7 +10,7 @@ import json
 import sys
 from fnmatch import fnmatchcase
 
-from tests.audit_corpus.environments import BUILD, build_deepspeed_extension, build_environment
+from tests.audit_corpus.environments import BUILD, build_deepspeed_extension, corpus_environment
 from tests.audit_corpus.execution import execute
 from tests.audit_corpus.table import CASES
 from tests.audit_corpus.tables import describe_totals, write_tables
@@ -34,7 +34,7 @@ def main() -> int:
         result = RESULTS / f"{case.name}.json"
         if options.resume and result.exists():
             continue
-        build_environment(case.environment)
+        corpus_environment(case.environment).build()
         if "deepspeed" in case.name:
             build_deepspeed_extension(case.environment)
         alone = execute(case, case.command)

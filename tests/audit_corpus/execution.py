@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from tests.audit_corpus.environments import BUILD, HERE, variables
+from tests.audit_corpus.environments import BUILD, HERE, corpus_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ def execute(case: Case, command: Sequence[str]) -> Execution:
         process = subprocess.Popen(
             command,
             cwd=work,
-            env=variables(case.environment) | case.variables,
+            env=corpus_environment(case.environment).variables() | case.variables,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,

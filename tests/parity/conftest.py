@@ -11,7 +11,7 @@ from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
 from tests.parity.table import ParityTable
 
-build_policy("pi05", "tiny", Axes())  # makes `benchbox_policies` importable
+build_policy("pi05", "tiny", Axes())  # makes `benchbox_policies._layers` importable
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ class ParityRow:
     quantity: str
     difference: float
     bound: float
+    reason: str = ""  # of a difference that is wanted
 
 
 class ParityTable:
@@ -35,8 +36,13 @@ class ParityTable:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
 
-    def compare(self, policy: str, peer: str, quantity: str, ours: Tensor, theirs: Tensor, *, bound: float = 1e-5) -> None:
-        """Assert that two tensors of one shape differ by at most `bound`, relative to the peer's largest magnitude."""
+    def compare(
+        self, policy: str, peer: str, quantity: str, ours: Tensor, theirs: Tensor, *, bound: float = 1e-5, reason: str = ""
+    ) -> None:
+        """Assert that two tensors of one shape differ by at most `bound`, relative to the peer's largest magnitude.
+
+        With a reason they must also differ by more than 1e-5, or the reason is outdated.
+        """
         assert ours.shape == theirs.shape, (
             f"{quantity} of {policy}: shape {tuple(ours.shape)} against {tuple(theirs.shape)} of {peer}"
         )
@@ -46,9 +52,10 @@ class ParityTable:
         difference = float((ours - theirs).abs().max()) / scale
         if self._path is not None:
             with self._path.open("a") as file:
-                file.write(json.dumps(asdict(ParityRow(policy, peer, quantity, difference, bound))) + "\n")
+                file.write(json.dumps(asdict(ParityRow(policy, peer, quantity, difference, bound, reason))) + "\n")
         assert difference <= bound, f"{quantity} of {policy} differs by {difference:.2g} of its magnitude from {peer}"
         assert torch.isfinite(ours).all(), f"{quantity} of {policy} is not finite"
+        assert not reason or difference > 1e-5, f"{quantity} of {policy} agrees with {peer}, which was not expected: {reason}"
 
 
 def read_rows(path: Path) -> list[ParityRow]:

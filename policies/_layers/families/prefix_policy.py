@@ -169,7 +169,7 @@ class PrefixPolicy(nn.Module):
 
     def load_weights(self, path: Path) -> LoadedWeights:
         """See `load_published`."""
-        return load_published(self, path)
+        return load_published(self, path, predicts_text=bool(self.predicted_texts))
 
     def load_statistics(self, statistics: list[Mapping[str, Mapping[str, list[float]]]]) -> None:
         if self.reads_state:

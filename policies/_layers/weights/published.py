@@ -13,7 +13,7 @@ from safetensors import safe_open
 from benchbox.errors import ConfigurationError, DataError, Problem
 from benchbox.registry.weights import LoadedWeights, weight_files
 
-from .published_names import POSITION, TRANSPOSED, VOCABULARY, parameter_names
+from .published_names import EMBEDDING, POSITION, TRANSPOSED, VOCABULARY, parameter_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,12 +24,21 @@ if TYPE_CHECKING:
 _DTYPES = ("F64", "F32", "F16", "BF16")  # names of safetensors
 
 
-def load_published(policy: nn.Module, path: Path) -> LoadedWeights:
+def load_published(policy: nn.Module, path: Path, *, predicts_text: bool = True) -> LoadedWeights:
     """Copy published weights into an unwrapped policy.
 
     The layout is recognised by the names of the tensors: those of `published_names`, or the policy's own parameter names, which
     training saves. A position table of another resolution is resized bilinearly. Of a longer text embedding the first rows are
     copied: PaliGemma's was padded when it was published. No other shape may differ.
+
+    Files may have text embedding and output head as two tensors, which are one parameter here. LeRobot 0.6 trains the first
+    and never the second, so that they differ after one step. A policy that predicts no text loads the embedding then, and
+    reports it.
+
+    Args:
+        policy: unwrapped.
+        path: a safetensors file, or a folder of them.
+        predicts_text: whether the policy uses the output head.
 
     Raises:
         ConfigurationError: no tensor belongs to the policy, or a tensor has another shape.
@@ -39,16 +48,16 @@ def load_published(policy: nn.Module, path: Path) -> LoadedWeights:
     with ExitStack() as stack:
         files = _open_files(path, stack)
         sources = match_tensors(policy, {name: tuple(file.get_slice(name).get_shape()) for name, file in files.items()}, path)
-        _check_tensors(sources, files, path)
+        _check_dtypes(sources, files, path)
         parameters = dict(policy.named_parameters())
-        changes = {}
+        changes = _separate_heads(sources, files, path, predicts_text=predicts_text)
         with torch.no_grad():
             for parameter_name, (name, *_) in sources.items():
                 parameter = parameters[parameter_name]
                 tensor, change = fit_tensor(name, files[name].get_tensor(name), parameter_name, parameter)
                 parameter.copy_(tensor)
                 if change is not None:
-                    changes[parameter_name] = change
+                    changes[parameter_name] = "; ".join([*filter(None, [changes.get(parameter_name)]), change])
     used = {name for tied_names in sources.values() for name in tied_names}
     return LoadedWeights(
         loaded=tuple(sources),
@@ -70,15 +79,38 @@ def _open_files(path: Path, stack: ExitStack) -> dict[str, Any]:
     return files
 
 
-def _check_tensors(sources: Mapping[str, Sequence[str]], files: Mapping[str, Any], path: Path) -> None:
-    """Raise DataError for quantised tensors, and for tied tensors that differ."""
-    for name, *tied_names in sources.values():
-        for tensor_name in (name, *tied_names):
-            if (dtype := files[tensor_name].get_slice(tensor_name).get_dtype()) not in _DTYPES:
-                raise DataError(f"{path}: {tensor_name} is {dtype}, and weights are read in {', '.join(_DTYPES)}")
-        for tied_name in tied_names:
-            if not torch.equal(files[tied_name].get_tensor(tied_name), files[name].get_tensor(name)):
-                raise DataError(f"{path}: {name} and {tied_name} differ, and are one tensor here")
+def _check_dtypes(sources: Mapping[str, Sequence[str]], files: Mapping[str, Any], path: Path) -> None:
+    """Raise DataError for quantised tensors."""
+    for names in sources.values():
+        for name in names:
+            if (dtype := files[name].get_slice(name).get_dtype()) not in _DTYPES:
+                raise DataError(f"{path}: {name} is {dtype}, and weights are read in {', '.join(_DTYPES)}")
+
+
+def _separate_heads(
+    sources: dict[str, list[str]], files: Mapping[str, Any], path: Path, *, predicts_text: bool
+) -> dict[str, str]:
+    """Remove output heads that differ from the text embedding from the sources, and return a note on each.
+
+    Raises:
+        DataError: tensors differ that are tied here, and both are used.
+    """
+    notes = {}
+    for parameter_name, names in sources.items():
+        first, *others = names
+        differing = [name for name in others if not torch.equal(files[name].get_tensor(name), files[first].get_tensor(first))]
+        if not differing:
+            continue
+        embeddings = [name for name in names if name.endswith(EMBEDDING)]
+        if predicts_text or len(embeddings) != 1:
+            choice = ", or choose a policy or preset that predicts no text" if embeddings else ""
+            raise DataError(
+                f"{path}: {first} and {differing[0]} differ, and are one tensor here; remove one of them from the file{choice}"
+            )
+        heads = ", ".join(name for name in names if name not in embeddings)
+        sources[parameter_name] = embeddings
+        notes[parameter_name] = f"{embeddings[0]}, from which {heads} differs; no text is predicted"
+    return notes
 
 
 def match_tensors(policy: nn.Module, shapes: Mapping[str, tuple[int, ...]], path: Path) -> dict[str, list[str]]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 VOCABULARY, POSITION = "model.vocabulary.weight", "model.vision.position"
+EMBEDDING = "embed_tokens.weight"
 TRANSPOSED = "mm_input_projection_weight"  # (in, out), while a linear layer has (out, in)
 
 _WRAPPERS = {"model", "vision_tower", "vision_model", "language_model", "paligemma_with_expert", "paligemma"}
@@ -21,10 +22,10 @@ _WRAPPERS = {"model", "vision_tower", "vision_model", "language_model", "paligem
 _TENSORS = {
     "embeddings.position_embedding.weight": POSITION,
     f"multi_modal_projector.{TRANSPOSED}": "model.projector.projection.weight",
-    "embed_tokens.weight": VOCABULARY,
+    EMBEDDING: VOCABULARY,
     "lm_head.weight": VOCABULARY,  # tied: a file has either or both
 }
-_MODULES = {
+MODULES = {
     "embeddings.patch_embedding": "model.vision.patches",
     "post_layernorm": "model.vision.norm",
     "multi_modal_projector.linear": "model.projector",
@@ -39,7 +40,7 @@ _MODULES = {
     "time_mlp_in": "time.inner",
     "time_mlp_out": "time.outer",
 }
-_VISION_LAYER = {
+VISION_LAYER = {
     "layer_norm1": "attention_norm",
     "layer_norm2": "mlp_norm",
     "self_attn.q_proj": "query",
@@ -49,7 +50,7 @@ _VISION_LAYER = {
     "mlp.fc1": "up",
     "mlp.fc2": "down",
 }
-_DECODER_LAYER = {
+DECODER_LAYER = {
     "input_layernorm": "attention_norm",
     "post_attention_layernorm": "mlp_norm",
     "self_attn.q_proj": "query",
@@ -74,7 +75,7 @@ _LAYER = re.compile(r"(encoder\.|gemma_expert\.|)layers\.(\d+)\.(.+)")
 def parameter_names(published: Collection[str]) -> dict[str, str]:
     """Map published names to parameter names of a policy over a vision-language model; unknown names are left out."""
     sandwich = any(".pre_feedforward_layernorm." in name for name in published)
-    decoder = _DECODER_LAYER | (_SANDWICH if sandwich else {})
+    decoder = DECODER_LAYER | (_SANDWICH if sandwich else {})
     mapping = {name: _parameter_name(name, decoder) for name in published}
     return {name: parameter_name for name, parameter_name in mapping.items() if parameter_name is not None}
 
@@ -87,13 +88,13 @@ def _parameter_name(published: str, decoder: dict[str, str]) -> str | None:
     if (layer := _LAYER.fullmatch(module)) is not None:
         tower, number, module = layer.groups()
         prefix, modules = {
-            "encoder.": (f"model.vision.layers.{number}", _VISION_LAYER),
+            "encoder.": (f"model.vision.layers.{number}", VISION_LAYER),
             "gemma_expert.": (f"model.layers.{number}.expert", decoder),
             "": (f"model.layers.{number}.backbone", decoder),
         }[tower]
         target = f"{prefix}.{modules[module]}" if module in modules else None
     else:
-        target = _MODULES.get(module)
+        target = MODULES.get(module)
     if target is None:
         return _TENSORS.get(bare)
     return f"{target}.modulation.{tensor}" if adaptive else f"{target}.{tensor}"

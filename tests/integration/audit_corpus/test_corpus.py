@@ -17,7 +17,7 @@ import pytest
 from benchbox.audit.judge import judge
 from benchbox.audit.subjects.command.inject import inject, reports_folder
 from benchbox.observer.facts import RankFacts
-from tests.audit_corpus.environments import HERE, build_environment, environment_folder, variables
+from tests.audit_corpus.environments import HERE, corpus_environment
 from tests.audit_corpus.execution import SCRIPTS
 from tests.audit_corpus.table import CASES
 from tests.audit_corpus.verdicts import judge_findings
@@ -43,7 +43,7 @@ class Runs:
 def run_scripts(out: Path, environment: dict[str, str]) -> tuple[dict[str, list[str]], dict[str, int]]:
     """Return the lines that each script printed, and its process id."""
     out.mkdir()
-    command = [environment_folder("base") / "bin" / "python", HERE / "forked_scripts.py", SCRIPTS, out]
+    command = [corpus_environment("base").python, HERE / "forked_scripts.py", SCRIPTS, out]
     cases = json.dumps({case.name: case.command[1:] for case in SELECTED})
     done = subprocess.run(command, env=environment, input=cases, capture_output=True, text=True, timeout=300, cwd=out)
     assert done.returncode == 0, done.stderr
@@ -57,8 +57,8 @@ def run_scripts(out: Path, environment: dict[str, str]) -> tuple[dict[str, list[
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("corpus")
-    build_environment("base")
-    environment = variables("base")
+    corpus_environment("base").build()
+    environment = corpus_environment("base").variables()
     alone, _ = run_scripts(folder / "alone", environment)
     injected = environment | inject(folder / "injected", STEPS, environment)
     observed, pids = run_scripts(folder / "observed", injected)

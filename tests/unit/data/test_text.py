@@ -52,7 +52,7 @@ def test_a_long_task_gives_way_to_the_state(spec):
     text = tokenizer.decode(tokens[mask].tolist())
     assert len(tokens) == 64
     assert mask.all()
-    assert text.startswith("Task: pick up the cup pick")
+    assert text.startswith("Task: pick  up the cup pick")
     assert text.endswith(", State: 12 255;\nAction: ")
 
 

@@ -186,6 +186,25 @@ def test_weights_of_another_policy_are_refused_in_a_line(tmp_path, policy, tenso
     assert "\n" not in str(raised.value)
 
 
+def test_a_policy_that_predicts_no_text_loads_the_embedding_of_a_file_whose_head_differs(tmp_path):
+    """LeRobot 0.6 writes such files after a training step, which trains the embedding and not the head."""
+    tensors = tiny_tensors() | {TABLE: torch.full((448, 64), 0.5)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    policy = build(size="tiny_flow")
+    loaded = policy.load_weights(tmp_path)
+    assert torch.equal(policy.model.vocabulary.weight, torch.full((384, 64), 0.5))
+    assert loaded.unexpected == (UNUSED_HEAD, HEAD)
+    assert loaded.fitted == {
+        "model.vocabulary.weight": f"{TABLE}, from which {HEAD} differs; no text is predicted; the first 384 of 448 rows"
+    }
+
+
+def test_a_policy_that_predicts_text_refuses_a_file_whose_head_differs(tmp_path):
+    save_file(tiny_tensors() | {TABLE: torch.full((384, 64), 0.5)}, tmp_path / "model.safetensors")
+    with pytest.raises(DataError, match="remove one of them from the file, or choose a policy or preset that predicts no text"):
+        build().load_weights(tmp_path)
+
+
 def test_a_tensor_in_two_files_is_refused(tmp_path):
     for file in ("a", "b"):
         save_file({HEAD: torch.zeros(384, 64)}, tmp_path / f"{file}.safetensors")

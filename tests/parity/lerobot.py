@@ -1,0 +1,34 @@
+"""The environment of lerobot, and programs that run in it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.parity.type_parameters import lower_package
+from tests.support.environments import Environment
+
+HERE = Path(__file__).parent
+ENVIRONMENT = Environment(
+    requirements=HERE / "requirements" / "lerobot.txt",
+    root=HERE.parents[1] / "build" / "parity",
+    pip_options=("--ignore-requires-python",),
+    finish=lower_package,
+)
+V21_ENVIRONMENT = Environment(requirements=HERE / "requirements" / "lerobot_v21.txt", root=ENVIRONMENT.root)  # datasets of v2.1
+VERSION, CLIENT_VERSION = (
+    next(pin.replace("==", " ") for pin in ENVIRONMENT.pinned_packages if pin.startswith(f"{name}=="))
+    for name in ("lerobot", "openpi-client")
+)
+requires_lerobot = pytest.mark.skipif(
+    not ENVIRONMENT.is_built, reason=f"there is no environment with {VERSION} in build/parity: `make parity` builds it"
+)
+
+
+def run_script(name: str, folder: Path, environment: Environment = ENVIRONMENT) -> None:
+    """Run a script of `scripts/` on a folder, in an environment and offline."""
+    command = [environment.python, "-W", "ignore", HERE / "scripts" / f"{name}.py", folder]
+    done = subprocess.run(command, env=environment.variables(), capture_output=True, text=True, timeout=500, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
