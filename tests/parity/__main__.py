@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.parity.lerobot import ENVIRONMENT
+from tests.parity.lerobot import ENVIRONMENT, V21_ENVIRONMENT
 from tests.parity.report import render_report
 from tests.parity.table import read_rows
 
@@ -20,7 +20,8 @@ REPORT = HERE.parents[1] / "reports" / "parity" / "parity.md"
 
 
 def main() -> int:
-    ENVIRONMENT.build()
+    for environment in (ENVIRONMENT, V21_ENVIRONMENT):
+        environment.build()
     rows = ENVIRONMENT.root / "rows.jsonl"
     rows.unlink(missing_ok=True)
     variables = os.environ | {"BENCHBOX_PARITY_ROWS": str(rows), "OMP_NUM_THREADS": "1"}

@@ -17,6 +17,7 @@ ENVIRONMENT = Environment(
     pip_options=("--ignore-requires-python",),
     finish=lower_package,
 )
+V21_ENVIRONMENT = Environment(requirements=HERE / "requirements" / "lerobot_v21.txt", root=ENVIRONMENT.root)  # datasets of v2.1
 VERSION, CLIENT_VERSION = (
     next(pin.replace("==", " ") for pin in ENVIRONMENT.pinned_packages if pin.startswith(f"{name}=="))
     for name in ("lerobot", "openpi-client")
@@ -26,8 +27,8 @@ requires_lerobot = pytest.mark.skipif(
 )
 
 
-def run_script(name: str, folder: Path) -> None:
-    """Run a script of `scripts/` on a folder, in the environment and offline."""
-    command = [ENVIRONMENT.python, "-W", "ignore", HERE / "scripts" / f"{name}.py", folder]
-    done = subprocess.run(command, env=ENVIRONMENT.variables(), capture_output=True, text=True, timeout=500, cwd=folder)
+def run_script(name: str, folder: Path, environment: Environment = ENVIRONMENT) -> None:
+    """Run a script of `scripts/` on a folder, in an environment and offline."""
+    command = [environment.python, "-W", "ignore", HERE / "scripts" / f"{name}.py", folder]
+    done = subprocess.run(command, env=environment.variables(), capture_output=True, text=True, timeout=500, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
