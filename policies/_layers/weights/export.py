@@ -26,7 +26,7 @@ _WRAPPERS = {  # by the first part of a name without them
     "norm": _LANGUAGE,
 }
 _LAYER = re.compile(r"(model\.(?:vision\.)?layers)\.(\d+)\.((?:backbone\.|expert\.)?)(.+)")
-_MODULE_NAMES = {target: name for name, target in MODULES.items()}
+_MODULE_NAMES = {target: name for name, target in reversed(MODULES.items())}  # the first of several names
 _TOWERS = {  # prefix of a layer, and the names of its modules
     "model.vision.layers": ("encoder.", {target: name for name, target in VISION_LAYER.items()}),
     "model.layers.backbone.": ("", {target: name for name, target in DECODER_LAYER.items()}),
