@@ -40,8 +40,13 @@ def changed_since_tested() -> bool:
 
 
 def write_tested(versions: Mapping[str, str], results: Mapping[str, Result]) -> None:
-    """State that all parts passed with these versions."""
-    assert all(result.passed for result in results.values())
+    """State that all parts passed with these versions.
+
+    Raises:
+        ValueError: a part did not.
+    """
+    if failed := [part for part, result in results.items() if not result.passed]:
+        raise ValueError(f"did not pass: {', '.join(failed)}")
     summaries = {part: result.summary for part, result in results.items()}
     content = {"digest": dependencies_digest(), "versions": dict(versions), "results": summaries}
     TESTED.write_text(json.dumps(content, indent=1) + "\n")

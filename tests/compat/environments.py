@@ -78,21 +78,36 @@ def build(environment: Environment) -> None:
     Raises:
         RuntimeError: its Python is not installed, or a package cannot be installed.
     """
-    interpreter = uv("python", "find", environment.python_version)
-    if interpreter.returncode:
-        raise RuntimeError(f"Python {environment.python_version} is not installed")
-    inputs = (environment.requirements.read_text(), (ROOT / "pyproject.toml").read_text(), interpreter.stdout, str(ROOT))
+    interpreter = find_python(environment.python_version)
+    inputs = (environment.requirements.read_text(), (ROOT / "pyproject.toml").read_text(), str(interpreter), str(ROOT))
     digest = hashlib.sha256("\0".join(inputs).encode()).hexdigest()
     stamp = environment.folder / "built"
     if stamp.exists() and stamp.read_text() == digest:
         return
     shutil.rmtree(environment.folder, ignore_errors=True)
-    _run("venv", "--quiet", "--python", interpreter.stdout.strip(), environment.python.parents[1])
+    _run("venv", "--quiet", "--python", interpreter, environment.python.parents[1])
     install = ("pip", "install", "--quiet", "--python", environment.python, "--no-deps")
     _run(*install, "--requirements", environment.requirements)
     _run(*install, "--editable", ROOT)
     _run("pip", "check", "--quiet", "--python", environment.python)
     stamp.write_text(digest)
+
+
+def find_python(version: str) -> Path:
+    """Return an interpreter of a version such as 3.11: this one, one on the PATH, or one of pyenv.
+
+    Raises:
+        RuntimeError: none is installed.
+    """
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    candidates = [sys.executable, shutil.which(f"python{version}"), *sorted(pyenv.glob(f"versions/{version}.*/bin/python"))]
+    script = "import os, sys; print(*sys.version_info[:2], sep='.'); print(os.path.realpath(sys.executable))"
+    for candidate in filter(None, candidates):
+        # A shim of pyenv is on the PATH for versions that are not selected, and fails.
+        output = subprocess.run([candidate, "-c", script], capture_output=True, text=True, check=False).stdout.split("\n")
+        if output[0] == version:
+            return Path(output[1])
+    raise RuntimeError(f"Python {version} is not installed")
 
 
 def installed_versions(environment: Environment, packages: list[str]) -> dict[str, str]:
