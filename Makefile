@@ -69,7 +69,7 @@ $(GPU_SITE)/.installed: $(wildcard $(GPU_BUNDLE)/*.whl)
 	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --target $(GPU_SITE) $(GPU_BUNDLE)/*.whl
 	touch $@
 
-# torch is installed first: the build of deepspeed needs it, and an unpinned torch pulls in gigabytes of CUDA packages.
+# torch is installed first: an unpinned torch pulls in gigabytes of CUDA packages.
 $(VENV)/.torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch setuptools wheel
