@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Bytecode is cached: otherwise every rank would compile its policy, and every command all of benchbox.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test lint docs audit-corpus parity gpu gpu-bundle
+.PHONY: run test lint docs compat compat-requirements audit-corpus parity gpu gpu-bundle
 
 # Measure matrices/fsdp_vs_zero2.yaml on this machine and write its report.
 run: $(VENV)/.installed
@@ -25,6 +25,15 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/lint_names.py
+
+# The unit tests and a cell of three backends at the lowest and the highest versions of all dependencies: see CONTRIBUTING.md.
+# ONLY=lowest selects an environment, IF_CHANGED=1 is for CI. The first call installs about 8 GB for each into build/compat.
+compat: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.compat $(if $(ONLY),--only $(ONLY)) $(if $(IF_CHANGED),--if-changed)
+
+# Write the versions of both environments anew, after a change of pyproject.toml or for new releases.
+compat-requirements: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.compat --lock
 
 # Audit training scripts of other libraries, each in an environment without benchbox: see docs/auditing.md. ONLY='lightning* ddp'
 # selects cases, and RESUME=1 keeps earlier results. The first run installs the libraries into build/audit-corpus.
@@ -64,7 +73,7 @@ $(GPU_SITE)/.installed: $(wildcard $(GPU_BUNDLE)/*.whl)
 	$(PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --target $(GPU_SITE) $(GPU_BUNDLE)/*.whl
 	touch $@
 
-# torch is installed first: the build of deepspeed needs it, and an unpinned torch pulls in gigabytes of CUDA packages.
+# torch is installed first: an unpinned torch pulls in gigabytes of CUDA packages.
 $(VENV)/.torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch setuptools wheel

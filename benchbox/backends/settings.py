@@ -87,7 +87,7 @@ def _fsdp2_states(model: nn.Module) -> list[Any]:
 
 def _fsdp2_settings(states: list[Any]) -> dict[str, Setting]:
     groups = [group for state in states for group in _parameter_groups(state)]
-    policies = [(group.mp_policy, parameter.sharded_param.dtype) for group in groups for parameter in group.fsdp_params]
+    policies = [(parameter.mp_policy, parameter.sharded_param.dtype) for group in groups for parameter in group.fsdp_params]
     return _read(groups, _FSDP2_GROUP) | {
         "reshard_after_forward": _combine(group.post_forward_mesh_info is not None for group in groups),
         # without explicit ones, FSDP2 prefetches the next unit of the backward pass

@@ -24,6 +24,8 @@ PIXEL_FORMAT = "yuv420p"
 GOP = 8  # frames between key frames: the number of frames to decode for random access to one of them
 MAX_DECODE_AHEAD = 12  # frames: up to this distance forwards, decoding is cheaper than a seek
 MAX_OPEN_VIDEOS = 32
+# PyAV 15 and 16 convert pixels in the calling thread. PyAV 17 uses every core without this argument, which is new in it.
+_ONE_THREAD = {"threads": 1} if int(av.__version__.partition(".")[0]) >= 17 else {}
 
 
 class VideoReader:
@@ -74,7 +76,7 @@ class VideoReader:
             if frame.time is not None and frame.time > time_s - self._period / 2:
                 if frame.time >= time_s + self._period / 2:
                     return None
-                return frame.time, self._to_rgb.reformat(frame, format="rgb24", threads=1).to_ndarray()
+                return frame.time, self._to_rgb.reformat(frame, format="rgb24", **_ONE_THREAD).to_ndarray()
         return None
 
     def close(self) -> None:

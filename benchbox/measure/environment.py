@@ -18,7 +18,7 @@ import benchbox
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PACKAGES = ("torch", "accelerate", "deepspeed", "transformers")
+_PACKAGES = ("accelerate", "deepspeed", "transformers")
 # Environment variables that influence the measurement, beside all those of NCCL.
 _VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 _NCCL_PREFIX = "NCCL_"
@@ -36,6 +36,7 @@ def environment() -> dict[str, Any]:
         "machine": machine_slug(devices, cpu, cores),
         "benchbox": benchbox.__version__,
         "python": platform.python_version(),
+        "torch": str(torch.__version__),  # with its build, which the metadata of wheels of PyPI lack: 2.10.0+cu128
         **{name: _version(name) for name in _PACKAGES},
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": cpu,

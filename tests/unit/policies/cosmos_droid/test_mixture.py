@@ -13,6 +13,7 @@ from torch import nn
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from benchbox.registry.contracts import Axes
+from tests.support.rotary_configs import rope_arguments
 
 CONFIG = DecoderConfig(
     width=64,
@@ -56,7 +57,7 @@ def test_the_text_cache_is_that_of_qwen3(attention, tmp_path):
             num_key_value_heads=2,
             head_dim=16,
             intermediate_size=96,
-            rope_parameters={"rope_type": "default", "rope_theta": 5e6},
+            **rope_arguments({"rope_type": "default", "rope_theta": 5e6}),
         )
     ).eval()
     for parameter in oracle.parameters():  # norms too: ones would hide a missing one
@@ -82,7 +83,7 @@ def test_three_axes_are_rotated_as_in_qwen3_vl(head_dim, sections):
     positions = torch.randint(0, 50, (2, 7, 3))
     oracle = Qwen3VLTextRotaryEmbedding(
         transformers.Qwen3VLTextConfig(
-            head_dim=head_dim, rope_parameters={"rope_type": "default", "rope_theta": 5e6, "mrope_section": sections}
+            head_dim=head_dim, **rope_arguments({"rope_type": "default", "rope_theta": 5e6, "mrope_section": sections})
         )
     )
     expected = oracle(torch.zeros(()), positions.permute(2, 0, 1))

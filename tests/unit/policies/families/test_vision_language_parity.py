@@ -17,6 +17,7 @@ from torch import nn
 
 from benchbox.registry.contracts import Axes
 from tests.support.policy_batches import build
+from tests.support.rotary_configs import rope_arguments
 
 VISION = SiglipConfig(width=48, depth=2, heads=3, mlp=80, image=32, patch=8)
 BACKBONE = DecoderConfig(width=64, depth=3, heads=4, kv_heads=1, head_dim=24, mlp=96)
@@ -60,7 +61,7 @@ def text_config(backbone, words=WORDS + 1):
         "gemma": {},
         # No cap of the final logits: no policy predicts text with Gemma 2.
         "gemma2": {**later, "attn_logit_softcapping": backbone.softcap, "final_logit_softcapping": None},
-        "gemma3_text": {**later, "rope_parameters": {"sliding_attention": base, "full_attention": stretched}},
+        "gemma3_text": later | rope_arguments({"sliding_attention": base, "full_attention": stretched}),
     }
     return {
         "model_type": kind,
@@ -89,12 +90,17 @@ def vision_config(vision):
 
 
 def text_oracle(text):
-    return transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**text))
+    config = transformers.AutoConfig.for_model(**text, attn_implementation="eager")  # sdpa of transformers 4 ignores soft caps
+    return transformers.AutoModelForCausalLM.from_config(config)
 
 
 def paligemma_oracle(vision, text):
     config = transformers.PaliGemmaConfig(
-        vision_config=vision, text_config=text, projection_dim=text["hidden_size"], image_token_index=IMAGE_TOKEN
+        vision_config=vision,
+        text_config=text,
+        projection_dim=text["hidden_size"],
+        image_token_index=IMAGE_TOKEN,
+        attn_implementation="eager",
     )
     return transformers.PaliGemmaForConditionalGeneration(config)
 
