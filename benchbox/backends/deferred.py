@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from benchbox.backends.replay import RecordedOperation, Replay, TensorView, map_leaves, storages_of
 from benchbox.errors import UnsupportedError
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
+from benchbox.observer.introspect.names import live_buffers, live_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -221,5 +222,5 @@ def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _named_tensors(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from policy.named_parameters()
-    yield from policy.named_buffers()
+    yield from live_parameters(policy)
+    yield from live_buffers(policy)

@@ -84,7 +84,7 @@ class _MicroBatchDataset(Dataset):
 
 def open_stream(
     data: DataSpec,
-    spec: BatchSpec,
+    spec: BatchSpec | None,
     *,
     batch: int,
     accumulation: int,
@@ -92,6 +92,7 @@ def open_stream(
     world_size: int,
     seed: int,
     start_step: int = 0,
+    own_samples: SampleSource | None = None,
 ) -> MicroBatchStream:
     """Open the stream of one rank's micro-batches for the policy's `spec`, beginning with step `start_step`.
 
@@ -99,11 +100,18 @@ def open_stream(
     from step k on, with any number of workers. A step has the same samples for the same product of batch, accumulation and
     ranks.
 
+    Args:
+        spec: None for a policy that generates its `own_samples`.
+
     Raises:
         ConfigurationError: the data cannot be provided in the form that the policy requires.
         DataError: the dataset is missing or damaged.
     """
-    samples = _open_samples(data, spec, seed)
+    if own_samples is not None:
+        samples = own_samples
+    else:
+        assert spec is not None, "a policy reads a dataset or generates its samples"
+        samples = _open_samples(data, spec, seed)
     if not len(samples):
         raise DataError(f"{data.path or data.kind}: the dataset has no frames")
     sampler = MicroBatchSampler(

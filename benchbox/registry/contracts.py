@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     Batch = dict[str, Tensor]
 
-AttentionKernel = Literal["eager", "sdpa", "flex"]
+AttentionKernel = Literal["eager", "sdpa", "flex", "native"]  # native: whatever the policy runs
 NormalisationMode = Literal["identity", "mean_std", "min_max", "quantile"]
 
 
@@ -155,7 +155,7 @@ class Policy(Protocol):
     def batch_spec(self) -> BatchSpec: ...
 
     def parameter_roles(self) -> Mapping[str, Role]:
-        """Return a role for every name in `named_parameters()`."""
+        """Return a role for every parameter, by its name before wrapping (`benchbox.observer.introspect.names`)."""
 
     def work(self, batch: Batch) -> list[Product]:
         """Return the matrix products of a forward pass over `batch`, by formula, in the order in which they run.

@@ -145,4 +145,6 @@ def build_policy(name: str, size: str, axes: Axes, policy_dirs: Sequence[Path] =
         sys.modules[PACKAGE] = package
     module = importlib.import_module(f"{PACKAGE}.{name}.policy")
     policy: Policy = module.build(dict(entry.presets[size]), axes)
+    if hasattr(policy, "apply_axes"):  # an adapted module, whose `build` knows nothing of them
+        policy.apply_axes(axes)
     return policy
