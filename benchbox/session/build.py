@@ -39,10 +39,11 @@ Statistics = Sequence[Mapping[str, Mapping[str, list[float]]]]
 def build_cell_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
     """Build the policy of a cell in float32 on the meta device, with a record of how its weights are computed from the seed.
 
-    Where its code cannot run there, the policy is built directly (`benchbox.session.construction`). Else the backend computes them in `build_session`: the same on every rank and with every backend, bit for bit those of direct
-    construction on the rank's device (`benchbox.backends.deferred`). The device of this rank becomes the current one before
-    `open_cell_data` starts the thread that pins memory. Started earlier, the thread of every rank would work on device 0, and
-    hold memory there for a CUDA context of its own.
+    Where its code cannot run there, the policy is built directly (`benchbox.session.construction`). Else the backend computes
+    the weights in `build_session`: the same on every rank and with every backend, bit for bit those of direct construction on
+    the rank's device (`benchbox.backends.deferred`). The device of this rank becomes the current one before `open_cell_data`
+    starts the thread that pins memory. Started earlier, the thread of every rank would work on device 0, and hold memory there
+    for a CUDA context of its own.
 
     Raises:
         ConfigurationError: there is no such policy or size.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Parts that wrappers add to parameter names. Without them the names are those of the unwrapped model.
 _RESERVED_PARTS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
 _WRAPPER_PARTS = _RESERVED_PARTS | {"module"}
-# Classes whose child `module` is the model that they wrap. In any other class it is a part of the model.
+# Classes whose child `module` is the model that they wrap, as the only child of a model is. Elsewhere it is part of the model.
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine", "AdaptedPolicy")
 
 
@@ -36,7 +36,7 @@ def unwrapped_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             return
         visited.add(module)
         yield name, module
-        wraps = has_class_named(module, *_WRAPPERS)
+        wraps = has_class_named(module, *_WRAPPERS) or (not name and list(module._modules) == ["module"])  # noqa: SLF001
         for part, child in module._modules.items():  # noqa: SLF001 (named_children skips repeated modules)
             if child is not None:
                 is_wrapped = part in _RESERVED_PARTS or (wraps and part == "module")
