@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchbox.backends.deferred import META, DeferredWeights
+from benchbox.backends.deferred import META, TRANSFORMERS, DeferredWeights
 from benchbox.errors import ConfigurationError
 from benchbox.registry.policies import build_policy
 
@@ -50,14 +51,9 @@ def construct_policy(cell: Cell, axes: Axes, device: torch.device, policy_dirs: 
         ConfigurationError: there is no such policy or size.
         UnsupportedError: the policy does not support the axes.
     """
-    weights = DeferredWeights(cell.seed, device)
     build = _seeded(lambda: build_policy(cell.policy, cell.size, axes, policy_dirs), cell.seed)
     try:
-        with weights.recording(), META:
-            policy = build()
-        assert isinstance(policy, nn.Module)
-        weights.bind(policy)
-        how = DEFERRED
+        policy, how = _construct_on_meta(build, DeferredWeights(cell.seed, device)), DEFERRED
     except ConfigurationError:
         raise
     except Exception as error:  # noqa: BLE001 (code of others may raise anything; if it is wrong, it raises again)
@@ -79,6 +75,17 @@ def construction_of(policy: Policy) -> Construction:
     """Return how a policy from `construct_policy` was built."""
     assert isinstance(policy, nn.Module)
     return _CONSTRUCTIONS[policy]
+
+
+def _construct_on_meta(build: Callable[[], Policy], weights: DeferredWeights) -> Policy:
+    known = TRANSFORMERS in sys.modules
+    with weights.recording(), META:
+        policy = build()
+    if not known and TRANSFORMERS in sys.modules:  # imported too late for `recording` to let its models compute their weights
+        return _construct_on_meta(build, weights.renewed())
+    assert isinstance(policy, nn.Module)
+    weights.bind(policy)
+    return policy
 
 
 def _seeded(build: Callable[[], Policy], seed: int) -> Callable[[], Policy]:
