@@ -92,9 +92,10 @@ class AdaptedPolicy(nn.Module):
             unused = unused_parameters(self)
         except Exception as error:  # noqa: BLE001 (the module may raise anything)
             return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        for parameter in unused:
-            parameter.requires_grad_(False)
-        self.unused_parameters = tuple(sorted(name for name, parameter in live_parameters(self) if parameter in unused))
+        for name, parameter in live_parameters(self):
+            if name in unused:
+                parameter.requires_grad_(False)
+        self.unused_parameters = tuple(sorted(unused))
         return None
 
     def forward(self, batch: Batch, *, per_sample: bool = False, act: bool = False) -> Any:

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from benchbox.backends.deferred import META, TRANSFORMERS, DeferredWeights
-from benchbox.errors import ConfigurationError
+from benchbox.errors import ConfigurationError, UnsupportedError
 from benchbox.registry.policies import build_policy
+from benchbox.session.hidden import hidden_meta_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,6 +85,8 @@ def _construct_on_meta(build: Callable[[], Policy], weights: DeferredWeights) ->
     if not known and TRANSFORMERS in sys.modules:  # imported too late for `recording` to let its models compute their weights
         return _construct_on_meta(build, weights.renewed())
     assert isinstance(policy, nn.Module)
+    if (name := hidden_meta_tensor(policy)) is not None:
+        raise UnsupportedError(f"{name} is a tensor outside parameters and buffers")
     weights.bind(policy)
     return policy
 

@@ -100,6 +100,8 @@ def _read_config(source: str, *, tiny: bool) -> Any:
     settings = YAML(typ="safe").load(_TINY.read_bytes())
     if tiny and source not in settings:
         raise ConfigurationError(
-            Problem(f"policy hf:{source}", "has no tiny config", f"one of {', '.join(settings)}, or a folder with a config.json")
+            Problem(
+                f"policy hf:{source}", "has no tiny config", f"one of {', '.join(settings)}, or a folder with a config.json"
+            )
         )
     return AutoConfig.for_model(source, **(settings[source] if tiny else {}))
