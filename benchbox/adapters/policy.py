@@ -15,6 +15,7 @@ from benchbox.adapters.kernels import set_attention
 from benchbox.adapters.roles import conventional_roles
 from benchbox.adapters.units import find_layer_units, resolve_layer_units
 from benchbox.adapters.unused import unused_parameters
+from benchbox.adapters.weights import load_by_name
 from benchbox.data.normalisation import Normaliser
 from benchbox.errors import ConfigurationError, DataError, Problem, UnsupportedError
 from benchbox.observer.introspect.names import live_parameters
@@ -22,11 +23,13 @@ from benchbox.registry.contracts import Losses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from torch.utils._pytree import TreeSpec
 
     from benchbox.adapters.units import UnitNames
     from benchbox.registry.contracts import Axes, Batch, BatchSpec, Role
+    from benchbox.registry.weights import LoadedWeights
     from benchbox.theory.flops import Product
 
 
@@ -143,6 +146,9 @@ class AdaptedPolicy(nn.Module):
             raise UnsupportedError(f"{type(self.module).__name__} was adapted without act=..., and does not act")
         action = self._act(self.module, self._normalise(batch))
         return self.action_normaliser.denormalise(action, batch["dataset_index"])
+
+    def load_weights(self, path: Path) -> LoadedWeights:
+        return load_by_name(self.module, path)
 
     def load_statistics(self, statistics: list[Mapping[str, Mapping[str, list[float]]]]) -> None:
         if self._spec is None:

@@ -47,7 +47,7 @@ class MicroBatchStream:
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # otherwise it draws from the process's generator, which would change the run
         )
-        self._batches: Iterator[Batch | DataError] = iter(loader)
+        self._batches: Iterator[Batch | ConfigurationError | DataError] = iter(loader)
 
     def __iter__(self) -> Self:
         return self
@@ -56,10 +56,11 @@ class MicroBatchStream:
         """Return the next micro-batch: the tensors of the batch table, with the batch as their first dimension.
 
         Raises:
+            ConfigurationError: a sample cannot be brought into the form of the spec.
             DataError: a sample could not be read, here or in a worker process.
         """
         batch = next(self._batches)
-        if isinstance(batch, DataError):
+        if isinstance(batch, ConfigurationError | DataError):
             raise batch
         return batch
 
@@ -74,10 +75,10 @@ class _MicroBatchDataset(Dataset):
     def __init__(self, samples: SampleSource) -> None:
         self.samples = samples
 
-    def __getitem__(self, keys: list[SampleKey]) -> Batch | DataError:
+    def __getitem__(self, keys: list[SampleKey]) -> Batch | ConfigurationError | DataError:
         try:
             rows = [self.samples.sample(key.epoch, key.index) for key in keys]
-        except DataError as error:
+        except (ConfigurationError, DataError) as error:
             return error  # returned, because an error raised in a worker arrives with the traceback of that worker
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 

@@ -76,7 +76,7 @@ def image_inputs(config: Any, batch: Batch) -> dict[str, Tensor]:
 
 
 def _patch_rows(images: Tensor, patch: int, merge: int, frames: int) -> Tensor:
-    """Return the patches of images (N, 3, H, W) as rows (N * patches, 3 * frames * patch^2), merged ones next to one another."""
+    """Return the patches of images (N, 3, H, W) as rows (N * patches, 3 * frames * patch^2), merged ones in succession."""
     count, channels, height, width = images.shape
     rows, columns = height // patch // merge, width // patch // merge
     blocks = images.reshape(count, channels, rows, merge, patch, columns, merge, patch)

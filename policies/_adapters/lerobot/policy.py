@@ -65,7 +65,7 @@ def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:
         action_dim=dims,
         horizon=len(config.action_delta_indices),
         history=config.n_obs_steps,
-        prompt_tokens=1,
+        prompt_tokens=32,
         text_vocab=259,
         state_normalisation=normalisation,
         action_normalisation=normalisation,
