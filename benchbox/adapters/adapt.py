@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 from benchbox.adapters.policy import AdaptedPolicy
+from benchbox.adapters.signatures import takes
 from benchbox.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
@@ -48,17 +48,9 @@ def adapt(
     Raises:
         ConfigurationError: an argument is of the wrong form.
     """
-    if spec is None and not _takes(batch, 2):
+    if spec is None and not takes(batch, 2):
         hint = "give it spec=BatchSpec(...) to read benchbox's batch, or let it take (size, seed)"
         raise ConfigurationError(Problem("adapt(batch=...)", "without a spec it must take the batch size and a seed", hint))
     return AdaptedPolicy(
         module, loss=loss, batch=batch, spec=spec, units=units, roles=roles, attention=attention, act=act, work=work
     )
-
-
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    try:
-        inspect.signature(function).bind(*range(count))
-    except (TypeError, ValueError):
-        return False
-    return True

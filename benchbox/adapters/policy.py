@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
@@ -13,6 +12,7 @@ from benchbox.adapters.batches import GeneratedSamples, flatten_generated, unfla
 from benchbox.adapters.casting import cast_inputs_to_weights, float_buffers, keep_buffers
 from benchbox.adapters.kernels import set_attention
 from benchbox.adapters.roles import conventional_roles
+from benchbox.adapters.signatures import takes
 from benchbox.adapters.units import find_layer_units, resolve_layer_units
 from benchbox.adapters.unused import unused_parameters
 from benchbox.adapters.weights import load_by_name
@@ -57,7 +57,7 @@ class AdaptedPolicy(nn.Module):
         self.module = module
         self.checkpointing = False
         self.unused_parameters: tuple[str, ...] = ()  # by `freeze_unused_parameters`
-        self._loss, self._loss_reads_batch = loss, len(inspect.signature(loss).parameters) > 1
+        self._loss, self._loss_reads_batch = loss, takes(loss, 2)
         self._batch, self._spec, self._roles, self._attention, self._act = batch, spec, roles, attention, act
         self._units = find_layer_units(module) if units is None else resolve_layer_units(module, units)
         self._structure: TreeSpec | None = None  # of generated arguments

@@ -27,6 +27,8 @@ def unused_parameters(policy: AdaptedPolicy) -> set[str]:
         Exception: whatever the module raises; on the meta device, where it reads values.
     """
     trial = deepcopy(policy)
+    if any(parameter.is_meta for parameter in trial.parameters()):
+        trial.to("meta")  # with the buffers that have values, such as those from numpy
     trainable = {name: parameter for name, parameter in live_parameters(trial) if parameter.requires_grad}
     device = next(iter(trainable.values())).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

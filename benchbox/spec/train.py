@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,7 +57,7 @@ class TrainConfig:
     checkpoint_every: int
     keep: int
     hang_after_s: float
-    policy_dirs: tuple[Path, ...] = ()  # those in the file included; not part of what is stored
+    policy_dirs: tuple[Path, ...] = field(default=(), compare=False)  # those in the file included; not stored
 
     def to_dict(self) -> dict[str, Any]:
         values = {**asdict(self), "cell": self.cell.to_dict()}
