@@ -41,9 +41,9 @@ class GeneratedSamples:
         return []
 
     def sample(self, epoch: int, index: int) -> Batch:
-        """Return the tensors of one sample by their place in the structure that the function returns."""
+        """Return the tensors of one sample by their position in the structure that the function returns."""
         leaves, _ = flatten_generated(self._generate, self._seed * SAMPLES + index, epoch)
-        return {_KEY.format(place): leaf[0] for place, leaf in enumerate(leaves)}
+        return {_KEY.format(position): leaf[0] for position, leaf in enumerate(leaves)}
 
 
 def flatten_generated(generate: Callable[[int, int], Any], seed: int, epoch: int = 0) -> tuple[list[Tensor], TreeSpec]:
@@ -64,7 +64,7 @@ def flatten_generated(generate: Callable[[int, int], Any], seed: int, epoch: int
 
 def unflatten(batch: Batch, structure: TreeSpec) -> Any:
     """Return the structure that the user's function returns, with the stacked samples of a batch."""
-    return tree_unflatten([batch[_KEY.format(place)] for place in range(structure.num_leaves)], structure)
+    return tree_unflatten([batch[_KEY.format(position)] for position in range(structure.num_leaves)], structure)
 
 
 def _describe(leaf: object) -> str:

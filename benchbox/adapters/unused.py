@@ -26,13 +26,13 @@ def unused_parameters(policy: AdaptedPolicy) -> set[str]:
     Raises:
         Exception: whatever the module raises; on the meta device, where it reads values.
     """
-    trial = deepcopy(policy)
-    if any(parameter.is_meta for parameter in trial.parameters()):
-        trial.to("meta")  # with the buffers that have values, such as those from numpy
-    trainable = {name: parameter for name, parameter in live_parameters(trial) if parameter.requires_grad}
+    replica = deepcopy(policy)
+    if any(parameter.is_meta for parameter in replica.parameters()):
+        replica.to("meta")  # with the buffers that have values, such as those from numpy
+    trainable = {name: parameter for name, parameter in live_parameters(replica) if parameter.requires_grad}
     device = next(iter(trainable.values())).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        losses: Any = trial({name: tensor.to(device) for name, tensor in _batch(policy).items()})
+        losses: Any = replica({name: tensor.to(device) for name, tensor in _batch(policy).items()})
         gradients = torch.autograd.grad(losses.total, list(trainable.values()), allow_unused=True)
     return {name for name, gradient in zip(trainable, gradients, strict=True) if gradient is None}
 

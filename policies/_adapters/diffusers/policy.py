@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from benchbox.registry.contracts import Axes, Batch, Policy
 
 _STEPS = 1000  # of the diffusion
+# Parts of a block, not the block: the model calls the embedding in the norm of its first block once more, after the blocks.
+_UNITS = ("Attention", "FeedForward")
 
 
 def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:  # noqa: ARG001 (no cameras)
@@ -33,7 +35,9 @@ def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:  # noqa
         raise ConfigurationError(Problem("policy diffusers:dit", problem, f"pip install {error.name}")) from None
     dit = DiTTransformer2DModel(**preset)
     latents = _Latents(dit.config.in_channels, dit.config.sample_size, dit.config.num_embeds_ada_norm)
-    return benchbox.adapt(NoisePrediction(dit), loss=lambda error: error.square().mean(dim=(1, 2, 3)), batch=latents)
+    return benchbox.adapt(
+        NoisePrediction(dit), loss=lambda error: error.square().mean(dim=(1, 2, 3)), batch=latents, units=_UNITS
+    )
 
 
 class NoisePrediction(nn.Module):
