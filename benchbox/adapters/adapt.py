@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from benchbox.adapters.casting import cast_buffers_to_inputs
 from benchbox.adapters.policy import AdaptedPolicy
 from benchbox.adapters.signatures import takes
 from benchbox.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ def adapt(
     spec: BatchSpec | None = None,
     units: UnitNames | None = None,
     roles: Callable[[str], Role] | None = None,
+    cast_buffers: Collection[str] = (),
     attention: Callable[[nn.Module, str], None] | None = None,
     work: Callable[[Batch], list[Product]] | None = None,
     act: Callable[[nn.Module, Batch], Tensor] | None = None,
@@ -41,6 +43,8 @@ def adapt(
         spec: what the data must deliver. Without one the cells need `data: synthetic`.
         units: classes of the layers, or their names, where those that `find_layer_units` finds are not right.
         roles: the role of a parameter by its name, instead of `conventional_roles`.
+        cast_buffers: names of buffers that follow the dtype of the inputs of their part, where a part computes products of
+            both. Other buffers keep their dtype.
         attention: `attention(module, kernel)` switches the attention kernel. Models of transformers switch by themselves.
         work: the formula of the FLOPs by tower. Without one, FLOPs are as torch counts them.
         act: `act(module, batch)`, normalised actions (B, N, A). Without one, the policy does not act.
@@ -51,6 +55,7 @@ def adapt(
     if spec is None and not takes(batch, 2):
         hint = "give it spec=BatchSpec(...) to read benchbox's batch, or let it take (size, seed)"
         raise ConfigurationError(Problem("adapt(batch=...)", "without a spec it must take the batch size and a seed", hint))
+    cast_buffers_to_inputs(module, cast_buffers)
     return AdaptedPolicy(
         module, loss=loss, batch=batch, spec=spec, units=units, roles=roles, attention=attention, act=act, work=work
     )

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchbox.errors import ConfigurationError, Problem
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 
 def cast_inputs_to_weights(module: nn.Module) -> None:
@@ -27,6 +29,25 @@ def cast_inputs_to_weights(module: nn.Module) -> None:
             part.forward = partial(_batch_norm, part)  # type: ignore[method-assign]
         elif (weight := _first_weight(part)) is not None:
             part.register_forward_pre_hook(partial(_cast_inputs, weight), with_kwargs=True)
+
+
+def cast_buffers_to_inputs(module: nn.Module, names: Collection[str]) -> None:
+    """Let the buffers of these names follow the dtype of the inputs of the part that has them.
+
+    Args:
+        names: last parts of names, such as `pos_grid`.
+
+    Raises:
+        ConfigurationError: the module has no such floating-point buffer.
+    """
+    buffers = float_buffers(module)
+    for missing in set(names) - {name for _, name in buffers}:
+        known = ", ".join(sorted({name for _, name in buffers})) or "there is none"
+        problem = f"{type(module).__name__} has no floating-point buffer {missing!r}"
+        raise ConfigurationError(Problem("adapt(cast_buffers=...)", problem, known))
+    for part, name in buffers:
+        if name in names:
+            part.register_forward_pre_hook(partial(_cast_buffer, name), with_kwargs=True)
 
 
 def keep_buffers(buffers: Mapping[tuple[nn.Module, str], Tensor]) -> None:
@@ -58,6 +79,13 @@ def _cast_inputs(
     if weight.device.type != "meta" and torch.is_autocast_enabled(weight.device.type):
         return args, kwargs
     return tuple(_cast(arg, weight.dtype) for arg in args), {name: _cast(arg, weight.dtype) for name, arg in kwargs.items()}
+
+
+def _cast_buffer(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    inputs = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.is_floating_point())
+    dtype = next((value.dtype for value in inputs), None)
+    if dtype is not None and getattr(module, name).dtype != dtype:
+        setattr(module, name, getattr(module, name).to(dtype))
 
 
 def _batch_norm(norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d, x: Tensor) -> Tensor:

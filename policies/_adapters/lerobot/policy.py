@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Policy -> (name of its classes, normalisation of state and action, which its configuration declares)
 _POLICIES: dict[str, tuple[str, NormalisationMode]] = {"act": ("ACT", "mean_std"), "diffusion": ("Diffusion", "min_max")}
+# Buffers that a module multiplies with activations, which torch does for one dtype only
+_PRODUCTS_WITH_BUFFERS = {"diffusion": ("pos_grid",)}
 _NEEDS_HUB = "its constructor loads a processor from the model hub"
 _NEEDS_FORK = "its constructor asks for lerobot's patched transformers, which is not on PyPI"
 _REFUSED = {"smolvla": _NEEDS_HUB, "pi0": _NEEDS_FORK, "pi05": _NEEDS_FORK, "pi0_fast": _NEEDS_FORK, "groot": _NEEDS_HUB}
@@ -71,7 +73,14 @@ def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:
         action_normalisation=normalisation,
     )
     inputs = partial(_inputs, cameras, single=config.n_obs_steps == 1)
-    return benchbox.adapt(policy_class(config), loss=lambda output: output[0], batch=inputs, spec=spec, act=_actor(inputs))
+    return benchbox.adapt(
+        policy_class(config),
+        loss=lambda output: output[0],
+        batch=inputs,
+        spec=spec,
+        act=_actor(inputs),
+        cast_buffers=_PRODUCTS_WITH_BUFFERS.get(source, ()),
+    )
 
 
 def _inputs(cameras: list[str], batch: Batch, *, single: bool) -> tuple[dict[str, Tensor]]:

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+import benchbox
+from benchbox.errors import ConfigurationError
 from tests.support.foreign import batch_of, built_directly
 
 
@@ -60,3 +62,38 @@ def test_a_batch_norm_computes_as_torch_does(momentum, training):
         assert torch.equal(ours(x), torchs(x))
     for name, buffer in torchs.named_buffers():
         assert torch.equal(dict(ours.named_buffers())[name], buffer), name
+
+
+class Grid(nn.Module):
+    """A product of activations with a buffer, as a spatial softmax computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("grid", torch.rand(4, 2))
+        self.conv = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.conv(x).softmax(dim=-1) @ self.grid
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.grid_softmax = nn.Linear(4, 4), Grid()
+
+    def forward(self, x):
+        return self.grid_softmax(self.first(x))
+
+
+def test_a_buffer_in_a_product_with_activations_is_named_to_follow_them():
+    def batch(size, seed):
+        return torch.ones(size, 4)
+
+    policy = benchbox.adapt(Outer(), loss=torch.mean, batch=batch).to(torch.bfloat16)
+    with pytest.raises(RuntimeError, match="dtype"):
+        policy(batch_of(policy))
+    policy = benchbox.adapt(Outer(), loss=torch.mean, batch=batch, cast_buffers=["grid"]).to(torch.bfloat16)
+    assert policy(batch_of(policy)).total.dtype == torch.float32
+    assert policy.module.grid_softmax.grid.dtype == torch.bfloat16
+    with pytest.raises(ConfigurationError, match="Outer has no floating-point buffer 'gird'; grid"):
+        benchbox.adapt(Outer(), loss=torch.mean, batch=batch, cast_buffers=["gird"])
