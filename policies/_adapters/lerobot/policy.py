@@ -25,9 +25,16 @@ if TYPE_CHECKING:
 _POLICIES: dict[str, tuple[str, NormalisationMode]] = {"act": ("ACT", "mean_std"), "diffusion": ("Diffusion", "min_max")}
 # Buffers that a module multiplies with activations, which torch does for one dtype only
 _PRODUCTS_WITH_BUFFERS = {"diffusion": ("pos_grid",)}
-_NEEDS_HUB = "its constructor loads a processor from the model hub"
+_NEEDS_PROCESSOR = "its constructor loads a processor from the model hub"
+_NEEDS_WEIGHTS = "its constructor loads published weights from the model hub"
 _NEEDS_FORK = "its constructor asks for lerobot's patched transformers, which is not on PyPI"
-_REFUSED = {"smolvla": _NEEDS_HUB, "pi0": _NEEDS_FORK, "pi05": _NEEDS_FORK, "pi0_fast": _NEEDS_FORK, "groot": _NEEDS_HUB}
+_REFUSED = {
+    "smolvla": _NEEDS_PROCESSOR,
+    "pi0": _NEEDS_FORK,
+    "pi05": _NEEDS_FORK,
+    "pi0_fast": _NEEDS_FORK,
+    "groot": _NEEDS_WEIGHTS,
+}
 
 
 def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:
