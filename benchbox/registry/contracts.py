@@ -145,6 +145,9 @@ class Policy(Protocol):
     then no tensor of it has values to read, and `load_weights` and `load_statistics` fill tensors in place.
 
     Call it as `policy(batch)`, never `policy.forward`, so that sharding hooks fire.
+
+    A policy from `benchbox.adapt` has three methods more: `apply_axes`, called after `build`, `own_samples`, where it generates
+    its batches, and `freeze_unused_parameters`. It has no `work` without a formula.
     """
 
     def __call__(self, batch: Batch, *, per_sample: bool = False) -> Losses: ...
