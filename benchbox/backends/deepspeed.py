@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from benchbox.backends.base import DTYPES, Backend, Prepared
 from benchbox.backends.deferred import allocate, materialise_policy, take_deferred_weights
 from benchbox.backends.optimizers import build_optimizer
-from benchbox.observer.introspect.names import live_parameters
+from benchbox.observer.introspect.names import live_buffers, live_parameters
 from benchbox.optim import bind_groups, build_schedule
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _fill_partitions(policy: nn.Module, weights: DeferredWeights, *, masters: bo
     Returns:
         With `masters` this rank's partitions of what trains, in float32; else nothing.
     """
-    parameters, buffers = dict(policy.named_parameters()), dict(policy.named_buffers())
+    parameters, buffers = dict(live_parameters(policy)), dict(live_buffers(policy))
     partitions: dict[nn.Parameter, Tensor] = {}
 
     def write(name: str, full: Tensor) -> None:

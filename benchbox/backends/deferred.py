@@ -8,6 +8,7 @@ afterwards: a rank that keeps only shards never holds the whole policy.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from benchbox.backends.replay import RecordedOperation, Replay, TensorView, map_leaves, storages_of
 from benchbox.errors import UnsupportedError
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
+from benchbox.observer.introspect.names import live_buffers, live_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +33,9 @@ _SKIPPED_ON_META = ("_no_grad_trunc_normal_", "dirac_", "orthogonal_", "sparse_"
 # Operations that do nothing to meta tensors either, but take 0.5 ms, in Python.
 _SLOW_ON_META = (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default)
 
+
+TRANSFORMERS = "transformers.modeling_utils"
+_DEVICE_IN_TRANSFORMERS = "get_torch_context_manager_or_global_device"
 
 # By policy, so that a policy passes through data, freezing and backends as any module.
 _DEFERRED: WeakKeyDictionary[nn.Module, DeferredWeights] = WeakKeyDictionary()
@@ -53,6 +58,10 @@ class DeferredWeights:
         self._numbers: dict[int, int] = {}  # by address
         self._created: set[int] = set()  # storages that a recorded operation created
 
+    def renewed(self) -> DeferredWeights:
+        """Return an empty recording of the same seed and device."""
+        return DeferredWeights(self._seed, self.device)
+
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record the operations on meta tensors inside the with block."""
@@ -60,7 +69,7 @@ class DeferredWeights:
         for name, initialiser in originals.items():
             setattr(nn.init, name, partial(self._record_initialiser, initialiser))
         try:
-            with _ConstantsByOperation(), _MetaDispatchMode(self):
+            with _ConstantsByOperation(), _initialising_transformers(), _MetaDispatchMode(self):
                 yield
         finally:
             for name, initialiser in originals.items():
@@ -144,6 +153,20 @@ class DeferredWeights:
         return needed[::-1]
 
 
+@contextmanager
+def _initialising_transformers() -> Iterator[None]:
+    """Let models of transformers compute their initial weights on the meta device too, where 5.0 and later skip it."""
+    modeling: Any = sys.modules.get(TRANSFORMERS)
+    original = getattr(modeling, _DEVICE_IN_TRANSFORMERS, None)
+    if original is not None:
+        setattr(modeling, _DEVICE_IN_TRANSFORMERS, lambda: None)
+    try:
+        yield
+    finally:
+        if original is not None:
+            setattr(modeling, _DEVICE_IN_TRANSFORMERS, original)
+
+
 class _MetaDispatchMode(OperationDispatchMode):
     def run(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return args[0] if operation in _SLOW_ON_META and args[0].is_meta else operation(*args, **kwargs)
@@ -221,5 +244,5 @@ def _own_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _named_tensors(policy: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from policy.named_parameters()
-    yield from policy.named_buffers()
+    yield from live_parameters(policy)
+    yield from live_buffers(policy)

@@ -18,7 +18,7 @@ from benchbox.backends.accelerators import device_of, fsdp_accelerator, runs
 from benchbox.backends.base import DTYPES, Backend, Prepared
 from benchbox.backends.deferred import allocate, materialise_policy, take_deferred_weights
 from benchbox.backends.optimizers import build_optimizer
-from benchbox.observer.introspect.names import live_parameters, unwrapped_name
+from benchbox.observer.introspect.names import live_buffers, live_parameters
 from benchbox.observer.introspect.wrappers import fsdp1_handles
 from benchbox.optim import bind_groups, build_schedule
 
@@ -61,7 +61,7 @@ class _Fsdp1(Backend):
         for module in units:
             if is_frozen(module):
                 module.to(DTYPES[recipe.storage])  # it is never stepped
-        dtypes = {name: parameter.dtype for name, parameter in policy.named_parameters()}
+        dtypes = {name: parameter.dtype for name, parameter in live_parameters(policy)}
         model = accelerator.prepare_model(policy)
         if weights is not None:
             _fill_shards(model, weights, dtypes)
@@ -123,7 +123,7 @@ def _fill_shards(model: nn.Module, weights: DeferredWeights, dtypes: Mapping[str
                 part = flat.detach()[info.offset_in_shard : info.offset_in_shard + info.numel_in_shard]
                 shards[parameter] = part, slice(info.intra_param_start_idx, info.intra_param_end_idx + 1)
     parameters = dict(live_parameters(model))
-    buffers = {unwrapped_name(path): buffer for path, buffer in model.named_buffers()}
+    buffers = dict(live_buffers(model))
 
     def write(name: str, full: Tensor) -> None:
         if name in buffers:

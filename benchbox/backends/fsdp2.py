@@ -20,7 +20,7 @@ from benchbox.backends.accelerators import device_of, fsdp_accelerator, runs
 from benchbox.backends.base import DTYPES, Backend, Prepared
 from benchbox.backends.deferred import materialise_policy, take_deferred_weights
 from benchbox.backends.optimizers import build_optimizer
-from benchbox.observer.introspect.names import live_parameters
+from benchbox.observer.introspect.names import live_buffers, live_parameters
 from benchbox.observer.introspect.tensors import local_shard
 from benchbox.optim import bind_groups, build_schedule
 
@@ -42,7 +42,7 @@ class Fsdp2(Backend):
             fsdp_version=2,
             reshard_after_forward=True,
             auto_wrap_policy="transformer_based_wrap",
-            transformer_cls_names_to_wrap=[unit.__name__ for unit in policy.layer_units()],
+            transformer_cls_names_to_wrap=_layer_class_names(policy),
             mixed_precision_policy=_mixed_precision(recipe),
         )
         accelerator = fsdp_accelerator(plugin, self._parallelism(), upcasts=recipe.stepped is None)
@@ -55,7 +55,7 @@ class Fsdp2(Backend):
         for parameter in policy.parameters():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(DTYPES[recipe.storage])  # it is never stepped
-        dtypes = {name: parameter.dtype for name, parameter in policy.named_parameters()}
+        dtypes = {name: parameter.dtype for name, parameter in live_parameters(policy)}
         # `accelerator.prepare` would find the optimizer's parameters by their addresses, and meta tensors have none.
         model = fsdp2_prepare_model(accelerator, policy) if sharded else accelerator.prepare_model(policy)
         if weights is not None:
@@ -96,7 +96,7 @@ def _fill_shards(model: nn.Module, weights: DeferredWeights, dtypes: Mapping[str
         dtypes: of the parameters before they were sharded, to which their values are rounded.
     """
     model.to_empty(device=weights.device)
-    tensors = dict(live_parameters(model)) | dict(model.named_buffers())
+    tensors = dict(live_parameters(model)) | dict(live_buffers(model))
 
     def write(name: str, full: Tensor) -> None:
         tensor = tensors[name].detach()
@@ -112,6 +112,12 @@ def _local_rows(full: Tensor, sharded: DTensor) -> Tensor:
     rows = -(-len(full) // mesh.size(mesh.ndim - 1))  # the last mesh dimension is the one sharded over
     start = min(rows * mesh.get_local_rank(mesh.ndim - 1), len(full))
     return full[start : start + rows]
+
+
+def _layer_class_names(policy: Any) -> list[str]:
+    """Return the names of the classes to shard at. accelerate looks for them inside the wrappers of checkpointed layers."""
+    layers = [module for module in policy.modules() if isinstance(module, policy.layer_units())]
+    return sorted({type(getattr(layer, "_checkpoint_wrapped_module", layer)).__name__ for layer in layers})
 
 
 @contextmanager

@@ -42,7 +42,7 @@ class _Replicated(Backend):
         copies = DTYPES[recipe.storage] == torch.float32
         full = {
             name: parameter.detach().to(torch.float32, copy=copies)
-            for name, parameter in policy.named_parameters()
+            for name, parameter in live_parameters(policy)
             if name in trained
         }
         policy.to(DTYPES[recipe.storage])

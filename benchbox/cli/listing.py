@@ -62,9 +62,9 @@ def list_registered(
 
 
 def _policies(folders: PolicyDirOption) -> Rows:
-    from benchbox.registry.policies import find_policies
+    from benchbox.registry.policies import adapters, find_policies, policy_entry
 
-    entries = find_policies(folders).values()
+    entries = [*find_policies(folders).values(), *(policy_entry(f"{adapter}:NAME") for adapter in adapters())]
     return [{"name": entry.name, "sizes": list(entry.presets), "folder": str(entry.folder)} for entry in entries]
 
 

@@ -83,7 +83,7 @@ def run(
         from benchbox.cli.plan import print_plan
 
         print_plan(loaded, selected)
-        pending = pending_launches(selected_launches, loaded.measure, store, policy_dirs, fresh=fresh)
+        pending = pending_launches(selected_launches, loaded.measure, store, loaded.policy_dirs, fresh=fresh)
         print(f"in {folder}: {pending.reused} launches are done, {len(pending.launches)} would run")
         return
 
@@ -101,7 +101,7 @@ def run(
                 store=store,
                 launcher=make_launcher(launcher),
                 progress=ConsoleProgress(console, _make_label(planned)),
-                policy_dirs=policy_dirs,
+                policy_dirs=loaded.policy_dirs,
                 fresh=fresh,
                 stop=stop,
             )

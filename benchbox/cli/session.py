@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchbox.cli.subjects import Subject, check_recipe, observer_failure
 from benchbox.errors import CellFailedError, ConfigurationError, Problem, UnsupportedError
@@ -82,6 +82,7 @@ def session_subject(request: SessionRequest) -> Subject:
 
 def _cell(request: SessionRequest) -> "Cell":
     from benchbox.launch.capacity import capacity_refusal
+    from benchbox.registry.attention import default_attention
     from benchbox.registry.backends import backend_info
     from benchbox.registry.names import did_you_mean
     from benchbox.registry.policies import policy_entry
@@ -99,6 +100,7 @@ def _cell(request: SessionRequest) -> "Cell":
         raise ConfigurationError(Problem("--world-size", too_many))
     if refusal := info.refusal(world_size=ranks, recipe=request.recipe, checkpointing=False):
         raise UnsupportedError(refusal)
+    attention: Any = default_attention(entry)
     optim = OptimSpec()
     if request.beta2 is not None:
         if request.beta2 >= 1.0:
@@ -112,6 +114,7 @@ def _cell(request: SessionRequest) -> "Cell":
         recipe=request.recipe,
         world_size=ranks,
         batch=1,
+        attention=attention,
         data=DataSpec(kind=request.data, workers=0),
         optim=optim,
     )

@@ -68,7 +68,7 @@ def train(
             folder,
             resume=resume,
             launcher=make_launcher(launcher),
-            policy_dirs=policy_dirs,
+            policy_dirs=loaded.policy_dirs,
             on_metrics=printer.print_row,
             stop=stop,
         )

@@ -47,7 +47,7 @@ class MicroBatchStream:
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # otherwise it draws from the process's generator, which would change the run
         )
-        self._batches: Iterator[Batch | DataError] = iter(loader)
+        self._batches: Iterator[Batch | ConfigurationError | DataError] = iter(loader)
 
     def __iter__(self) -> Self:
         return self
@@ -56,10 +56,11 @@ class MicroBatchStream:
         """Return the next micro-batch: the tensors of the batch table, with the batch as their first dimension.
 
         Raises:
+            ConfigurationError: a sample cannot be brought into the form of the spec.
             DataError: a sample could not be read, here or in a worker process.
         """
         batch = next(self._batches)
-        if isinstance(batch, DataError):
+        if isinstance(batch, ConfigurationError | DataError):
             raise batch
         return batch
 
@@ -74,17 +75,17 @@ class _MicroBatchDataset(Dataset):
     def __init__(self, samples: SampleSource) -> None:
         self.samples = samples
 
-    def __getitem__(self, keys: list[SampleKey]) -> Batch | DataError:
+    def __getitem__(self, keys: list[SampleKey]) -> Batch | ConfigurationError | DataError:
         try:
             rows = [self.samples.sample(key.epoch, key.index) for key in keys]
-        except DataError as error:
+        except (ConfigurationError, DataError) as error:
             return error  # returned, because an error raised in a worker arrives with the traceback of that worker
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def open_stream(
     data: DataSpec,
-    spec: BatchSpec,
+    spec: BatchSpec | None,
     *,
     batch: int,
     accumulation: int,
@@ -92,6 +93,7 @@ def open_stream(
     world_size: int,
     seed: int,
     start_step: int = 0,
+    own_samples: SampleSource | None = None,
 ) -> MicroBatchStream:
     """Open the stream of one rank's micro-batches for the policy's `spec`, beginning with step `start_step`.
 
@@ -99,11 +101,18 @@ def open_stream(
     from step k on, with any number of workers. A step has the same samples for the same product of batch, accumulation and
     ranks.
 
+    Args:
+        spec: None for a policy that generates its `own_samples`.
+
     Raises:
         ConfigurationError: the data cannot be provided in the form that the policy requires.
         DataError: the dataset is missing or damaged.
     """
-    samples = _open_samples(data, spec, seed)
+    if own_samples is not None:
+        samples = own_samples
+    else:
+        assert spec is not None, "a policy reads a dataset or generates its samples"
+        samples = _open_samples(data, spec, seed)
     if not len(samples):
         raise DataError(f"{data.path or data.kind}: the dataset has no frames")
     sampler = MicroBatchSampler(

@@ -39,14 +39,19 @@ def policy_sha256(name: str, policy_dirs: Sequence[Path] = ()) -> str:
 
     Imports are read from the source and nothing is executed. Imports inside functions and the `__init__.py` of parent packages
     count, imports under `if TYPE_CHECKING:` and imports of other packages do not. A module that is imported by a computed name
-    cannot be found. The fingerprint does not depend on the location of the folders.
+    cannot be found. The fingerprint does not depend on the location of the folders. A folder that an adapter builds from counts
+    with all its files.
 
     Raises:
         ConfigurationError: the policy does not exist.
     """
-    folder = policy_entry(name, policy_dirs).folder
-    files = {f"{name}/{path.relative_to(folder).as_posix()}": path for path in _folder_files(folder)}
-    files |= _imported_files((name, "policy"), search_path(policy_dirs))
+    entry = policy_entry(name, policy_dirs)
+    module = tuple(entry.module.split("."))
+    files = {f"{'/'.join(module)}/{path.relative_to(entry.folder).as_posix()}": path for path in _folder_files(entry.folder)}
+    files |= _imported_files((*module, "policy"), search_path(policy_dirs))
+    if entry.source is not None and Path(entry.source).is_dir():
+        source = Path(entry.source)
+        files |= {f"{name.partition(':')[0]}:/{path.relative_to(source).as_posix()}": path for path in _folder_files(source)}
     return _sha256(files)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from benchbox.observer.hooks.dispatch import in_backward, operation_name
-from benchbox.observer.introspect.names import unwrapped_name
+from benchbox.observer.introspect.names import unwrapped_modules
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,7 +32,7 @@ class CallSite:
     """Names the module whose forward runs, while its with block lasts: `layers.*.attention` for every layer of a list."""
 
     def __init__(self, model: nn.Module) -> None:
-        names = {id(module): unwrapped_name(path) for path, module in model.named_modules()}
+        names = {id(module): name for name, module in unwrapped_modules(model)}
         self._names = {module: re.sub(r"\.\d+(?=\.|$)", ".*", name) or "policy" for module, name in names.items()}
         self._running: list[int] = []  # ids of modules, innermost last
 

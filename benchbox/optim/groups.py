@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import ConfigurationError, Problem, UnsupportedError
+from benchbox.observer.introspect.names import live_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -40,7 +41,7 @@ def freeze(policy: nn.Module, roles: Mapping[str, Role], preset: FreezePreset) -
     """
     if preset.requires_tower is None:
         return
-    trainable = {name: parameter for name, parameter in policy.named_parameters() if parameter.requires_grad}
+    trainable = {name: parameter for name, parameter in live_parameters(policy) if parameter.requires_grad}
     towers = dict.fromkeys(_role(roles, name).tower for name in trainable)
     if preset.requires_tower not in towers:
         names = ", ".join(towers)
@@ -62,7 +63,7 @@ def plan_groups(policy: nn.Module, roles: Mapping[str, Role], optim: OptimSpec) 
         ConfigurationError: a trainable parameter has no role.
     """
     names_by_group: dict[tuple[str, bool], list[str]] = {}
-    for name, parameter in policy.named_parameters():
+    for name, parameter in live_parameters(policy):
         if not parameter.requires_grad:
             continue
         role = _role(roles, name)

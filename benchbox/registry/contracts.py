@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     Batch = dict[str, Tensor]
 
-AttentionKernel = Literal["eager", "sdpa", "flex"]
+AttentionKernel = Literal["eager", "sdpa", "flex", "native"]  # native: whatever the policy runs
 NormalisationMode = Literal["identity", "mean_std", "min_max", "quantile"]
 
 
@@ -152,6 +152,9 @@ class Policy(Protocol):
     then no tensor of it has values to read, and `load_weights` and `load_statistics` fill tensors in place.
 
     Call it as `policy(batch)`, never `policy.forward`, so that sharding hooks fire.
+
+    A policy from `benchbox.adapt` has three methods more: `apply_axes`, called after `build`, `own_samples`, where it generates
+    its batches, and `freeze_unused_parameters`. It has no `work` without a formula.
     """
 
     def __call__(self, batch: Batch, *, per_sample: bool = False) -> Losses: ...
@@ -162,7 +165,7 @@ class Policy(Protocol):
     def batch_spec(self) -> BatchSpec: ...
 
     def parameter_roles(self) -> Mapping[str, Role]:
-        """Return a role for every name in `named_parameters()`."""
+        """Return a role for every parameter, by its name before wrapping (`benchbox.observer.introspect.names`)."""
 
     def work(self, batch: Batch) -> list[Product]:
         """Return the matrix products of a forward pass over `batch`, by formula, in the order in which they run.

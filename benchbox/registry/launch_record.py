@@ -49,6 +49,9 @@ class ObservedOnEveryRank(TypedDict):
     checkpointed_modules: int | None
     world_size: int
     weights: NotRequired[WeightsRecord | None]  # null when none were requested
+    construction: NotRequired[str]  # on the meta device, or directly and why
+    unused_parameters: NotRequired[list[str] | None]  # frozen: no loss depends on them; null where not looked for, or unknown
+    unused_parameters_reason: NotRequired[str | None]  # why they are unknown
     attention_sites: NotRequired[dict[str, list[str]]]  # module -> kernels that it called
     settings: NotRequired[dict[str, Setting]]  # of the backend, in force: prefetch, bucket sizes, dtype of reductions, ...
 

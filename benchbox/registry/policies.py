@@ -3,6 +3,9 @@
 They are searched for in `--policy-dir`, `./policies`, the bundled folder, and the packages that installed distributions name in
 the entry-point group `benchbox.policies`. All these folders together form one package, `benchbox_policies`, so that a policy
 anywhere can import the shared building blocks as `from .._layers.nn.attention import ...`. `benchbox` itself names no policy.
+
+A policy directory may also be the folder of one policy. A name with a colon, such as `hf:qwen2`, is a policy of others: the
+adapter before the colon, a folder of `_adapters`, builds it from what stands after the colon.
 """
 
 from __future__ import annotations
@@ -31,15 +34,21 @@ if TYPE_CHECKING:
 GROUP = "benchbox.policies"
 PACKAGE = "benchbox_policies"
 PRESETS = "presets.yaml"
+ADAPTERS = "_adapters"
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyEntry:
-    """A policy: its name, its folder, and its presets (`tiny`, `small`, `full`, ...) as read from `presets.yaml`."""
+    """A policy: its name, its folder, and its presets (`tiny`, `small`, `full`, ...) as read from `presets.yaml`.
+
+    `module` is the name of the folder below `PACKAGE`; `source` is what an adapter builds, after the colon of the name.
+    """
 
     name: str
     folder: Path
     presets: Mapping[str, Mapping[str, Any]]
+    module: str = ""
+    source: str | None = None
 
 
 def search_path(policy_dirs: Sequence[Path] = ()) -> list[Path]:
@@ -48,8 +57,25 @@ def search_path(policy_dirs: Sequence[Path] = ()) -> list[Path]:
     Raises:
         ConfigurationError: a registered package is not installed, or holds a policy of the name of a bundled one.
     """
-    candidates = [*policy_dirs, Path.cwd() / "policies", *bundled_folders("policies"), *_registered_folders()]
+    # The folder around a single policy comes last: what else is in it must not hide anything.
+    parents = [path.parent for path in _single_policies(policy_dirs)]
+    return list(dict.fromkeys([*_roots(policy_dirs), *parents]))
+
+
+def _roots(policy_dirs: Sequence[Path]) -> list[Path]:
+    """Return the folders whose subfolders are policies."""
+    several = [path for path in policy_dirs if not is_policy_folder(path)]
+    candidates = [*several, Path.cwd() / "policies", *bundled_folders("policies"), *_registered_folders()]
     return list(dict.fromkeys(folder for folder in (path.resolve() for path in candidates) if folder.is_dir()))
+
+
+def _single_policies(policy_dirs: Sequence[Path]) -> list[Path]:
+    return [path.resolve() for path in policy_dirs if is_policy_folder(path)]
+
+
+def is_policy_folder(path: Path) -> bool:
+    """Return whether a folder is a policy: it has a `policy.py` and a `presets.yaml`."""
+    return (path / "policy.py").is_file() and (path / PRESETS).is_file()
 
 
 @cache
@@ -83,20 +109,39 @@ def find_policies(policy_dirs: Sequence[Path] = ()) -> dict[str, PolicyEntry]:
 def _folders(policy_dirs: Sequence[Path]) -> dict[str, Path]:
     """Return the folder of every policy by name."""
     folders: dict[str, Path] = {}
-    for root in search_path(policy_dirs):
+    for root in _roots(policy_dirs):
         for folder in _policy_folders(root):
             folders.setdefault(folder.name, folder)
+    for folder in _single_policies(policy_dirs):
+        folders.setdefault(folder.name, folder)
     return folders
 
 
 def _policy_folders(root: Path) -> list[Path]:
     if not root.is_dir():
         return []
-    return [path for path in sorted(root.iterdir()) if (path / "policy.py").is_file() and (path / PRESETS).is_file()]
+    return [path for path in sorted(root.iterdir()) if is_policy_folder(path)]
 
 
 def _entry(folder: Path) -> PolicyEntry:
-    return PolicyEntry(folder.name, folder, _read_presets(folder / PRESETS))
+    return PolicyEntry(folder.name, folder, _read_presets(folder / PRESETS), module=folder.name)
+
+
+def adapters() -> dict[str, Path]:
+    """Return the folders of the bundled adapters by name."""
+    roots = (root / ADAPTERS for root in bundled_folders("policies"))
+    return {folder.name: folder for root in roots for folder in _policy_folders(root)}
+
+
+def _adapted_entry(name: str) -> PolicyEntry:
+    adapter, _, source = name.partition(":")
+    folders = adapters()
+    if adapter not in folders:
+        raise ConfigurationError(Problem("", f"unknown adapter {adapter!r} in policy {name!r}", did_you_mean(adapter, folders)))
+    if not source:
+        raise ConfigurationError(Problem("", f"policy {name!r} names nothing to adapt", f"write {adapter}:NAME"))
+    folder = folders[adapter]
+    return PolicyEntry(name, folder, _read_presets(folder / PRESETS), module=f"{ADAPTERS}.{adapter}", source=source)
 
 
 def _read_presets(path: Path) -> dict[str, dict[str, Any]]:
@@ -122,6 +167,8 @@ def policy_entry(name: str, policy_dirs: Sequence[Path] = ()) -> PolicyEntry:
     Raises:
         ConfigurationError: there is none, or its `presets.yaml` cannot be read.
     """
+    if ":" in name:
+        return _adapted_entry(name)
     folders = _folders(policy_dirs)
     if name not in folders:
         raise ConfigurationError(Problem("", f"unknown policy {name!r}", did_you_mean(name, folders)))
@@ -143,6 +190,9 @@ def build_policy(name: str, size: str, axes: Axes, policy_dirs: Sequence[Path] =
         for loaded in [module for module in sys.modules if module.split(".")[0] == PACKAGE]:
             del sys.modules[loaded]
         sys.modules[PACKAGE] = package
-    module = importlib.import_module(f"{PACKAGE}.{name}.policy")
-    policy: Policy = module.build(dict(entry.presets[size]), axes)
+    module = importlib.import_module(f"{PACKAGE}.{entry.module}.policy")
+    source = () if entry.source is None else (entry.source,)
+    policy: Policy = module.build(dict(entry.presets[size]), axes, *source)
+    if hasattr(policy, "apply_axes"):  # an adapted module, whose `build` knows nothing of them
+        policy.apply_axes(axes)
     return policy

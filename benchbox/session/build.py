@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 from benchbox.backends.base import StepShape
-from benchbox.backends.deferred import META, DeferredWeights, deferred_weights
+from benchbox.backends.deferred import deferred_weights
 from benchbox.data.loader import open_stream
 from benchbox.errors import UnsupportedError
 from benchbox.optim import freeze
 from benchbox.registry.backends import backend_info
 from benchbox.registry.contracts import Axes
 from benchbox.registry.freezing import FREEZE_PRESETS
-from benchbox.registry.policies import build_policy
 from benchbox.registry.recipes import recipe_by_name
+from benchbox.session.construction import construct_policy
 from benchbox.session.step import Session
 
 if TYPE_CHECKING:
@@ -39,32 +39,29 @@ Statistics = Sequence[Mapping[str, Mapping[str, list[float]]]]
 def build_cell_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
     """Build the policy of a cell in float32 on the meta device, with a record of how its weights are computed from the seed.
 
-    The backend computes them in `build_session`: the same on every rank and with every backend, bit for bit those of direct
-    construction on the rank's device (`benchbox.backends.deferred`). The device of this rank becomes the current one before
-    `open_cell_data` starts the thread that pins memory. Started earlier, the thread of every rank would work on device 0, and
-    hold memory there for a CUDA context of its own.
+    Where its code cannot run there, the policy is built directly (`benchbox.session.construction`). Else the backend computes
+    the weights in `build_session`: the same on every rank and with every backend, bit for bit those of direct construction on
+    the rank's device (`benchbox.backends.deferred`). The device of this rank becomes the current one before `open_cell_data`
+    starts the thread that pins memory. Started earlier, the thread of every rank would work on device 0, and hold memory there
+    for a CUDA context of its own.
 
     Raises:
         ConfigurationError: there is no such policy or size.
-        UnsupportedError: there are fewer GPUs than ranks, the device lacks the attention kernel, or the policy cannot be built
-            on the meta device.
+        UnsupportedError: there are fewer GPUs than ranks, or the device or the policy lacks the attention kernel.
     """
     device = _local_device()
     if cell.attention == "flex" and device.type == "cpu":
         raise UnsupportedError("FlexAttention has no backward on a CPU: choose sdpa or eager")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    weights = DeferredWeights(cell.seed, device)
     axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing)
-    with weights.recording(), META:
-        policy = build_policy(cell.policy, cell.size, axes, policy_dirs)
-    assert isinstance(policy, nn.Module)
-    weights.bind(policy)
-    return policy
+    return construct_policy(cell, axes, device, policy_dirs)
 
 
-def copy_meta_policy(cell: Cell, policy: Policy) -> Policy:
-    """Return a copy of the policy from `build_cell_policy`, frozen as the cell says, for computations on sizes alone."""
+def copy_meta_policy(cell: Cell, policy: Policy) -> Policy | None:
+    """Return a copy of the policy from `build_cell_policy`, frozen as the cell says, for its formula of FLOPs if it has one."""
+    if not hasattr(policy, "work"):
+        return None
     meta_policy = deepcopy(policy)
     assert isinstance(meta_policy, nn.Module)
     freeze(meta_policy, meta_policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
@@ -78,15 +75,17 @@ def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0
         ConfigurationError: the data cannot be brought into the form that the policy needs.
         DataError: the dataset is missing or damaged.
     """
+    own_samples = policy.own_samples(cell.seed) if cell.data.kind == "synthetic" and hasattr(policy, "own_samples") else None
     return open_stream(
         cell.data,
-        policy.batch_spec(),
+        policy.batch_spec() if own_samples is None else None,
         batch=cell.batch,
         accumulation=cell.accumulation,
         rank=rank,
         world_size=cell.world_size,
         seed=cell.seed,
         start_step=start_step,
+        own_samples=own_samples,
     )
 
 

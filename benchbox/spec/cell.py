@@ -71,13 +71,15 @@ class DataSpec:
 class Cell:
     """One point of a matrix. `batch` is per rank and micro-step; a step consumes batch x accumulation x world_size samples."""
 
-    policy: PolicyName = field(metadata=about("The policy: a folder of `policies/`."))
+    policy: PolicyName = field(metadata=about("The policy: a folder of `policies/`, the path of one, or as in hf:qwen3."))
     size: Size = field(metadata=about("A preset of the policy: tiny, small, full."))
     backend: BackendName = field(metadata=about("How parameters are sharded and gradients reduced."))
     world_size: Count = field(metadata=about("Ranks of a process group."))
     batch: Batch = field(metadata=about("Samples per rank and micro-step."))
     cams: Count = field(default=1, metadata=about("Cameras of every sample."))
-    attention: AttentionKernel = field(default="sdpa", metadata=about("How attention is computed; flex needs a GPU."))
+    attention: AttentionKernel = field(
+        default="sdpa", metadata=about("How attention is computed; flex needs a GPU, native is whatever the policy runs.")
+    )
     checkpointing: bool = field(default=False, metadata=about("Whether activations are recomputed in the backward pass."))
     recipe: RecipeName = field(default="bf16_master", metadata=about("The precision recipe."))
     freeze: FreezeName = field(

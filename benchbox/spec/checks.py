@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import Problem
+from benchbox.registry.attention import attention_refusal
 from benchbox.registry.names import did_you_mean
 from benchbox.spec.cell import Cell
 from benchbox.spec.fields import Point
@@ -118,6 +119,9 @@ def check_cells(matrix: Matrix, source: Source, policies: Mapping[str, PolicyEnt
         if size not in presets:
             where = _position_of(source, "size", size)
             problems.append(Problem(where, f"policy {policy} has no size {size!r}", did_you_mean(size, presets)))
+    for policy, attention in dict.fromkeys((cell.policy, cell.attention) for cell in cells):
+        if refusal := attention_refusal(policies[policy], attention):
+            problems.append(Problem(_position_of(source, "attention", attention), *refusal))
     selections: list[tuple[Keys, Mapping[str, Any]]] = [(("reference",), matrix.reference)]
     selections += [(("thresholds", i, "where"), threshold.where) for i, threshold in enumerate(matrix.thresholds)]
     for keys, point in selections:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from benchbox.errors import ConfigurationError
-from benchbox.registry.policies import find_policies
+from benchbox.registry.attention import default_attention
 from benchbox.spec.cell import DataSpec, MeasureSpec, OptimSpec
 from benchbox.spec.checks import check_cells, check_structure
 from benchbox.spec.fields import POINT_TYPES
 from benchbox.spec.files import MATRICES, find_file
 from benchbox.spec.matrix import Axis, Matrix
 from benchbox.spec.overrides import apply_overrides
+from benchbox.spec.policies import named_policies, resolve_policies
 from benchbox.spec.problems import in_order, problems_of
 from benchbox.spec.schema import DataFile, MatrixFile, OptimFile, ThresholdFile
 from benchbox.spec.source import read_source
@@ -23,6 +24,7 @@ from benchbox.spec.threshold import Threshold
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from benchbox.registry.policies import PolicyEntry
     from benchbox.spec.source import Source
 
 
@@ -37,7 +39,8 @@ def load_matrix(path: str | Path, overrides: Mapping[str, str] | None = None, po
     path = find_file(Path(path), MATRICES)
     source = read_source(path)
     problems = [*source.problems, *apply_overrides(source, overrides or {})]
-    policies = find_policies(policy_dirs)
+    policies, policy_dirs, unresolved = resolve_policies(source, path, policy_dirs)
+    problems += unresolved
     try:
         parsed = MatrixFile.model_validate(source.values, context={"policies": policies})
     except ValidationError as error:
@@ -46,13 +49,15 @@ def load_matrix(path: str | Path, overrides: Mapping[str, str] | None = None, po
     problems += check_structure(source)
     if problems:
         raise ConfigurationError(in_order(problems))
-    matrix = _matrix(parsed, path, source)
+    matrix = _matrix(parsed, path, source, policies, policy_dirs)
     if problems := check_cells(matrix, source, policies):
         raise ConfigurationError(in_order(problems))
     return matrix
 
 
-def _matrix(parsed: MatrixFile, path: Path, source: Source) -> Matrix:
+def _matrix(
+    parsed: MatrixFile, path: Path, source: Source, policies: Mapping[str, PolicyEntry], policy_dirs: Sequence[Path]
+) -> Matrix:
     return Matrix(
         name=parsed.name,
         path=path,
@@ -66,6 +71,8 @@ def _matrix(parsed: MatrixFile, path: Path, source: Source) -> Matrix:
         reference=parsed.reference.explicit_values() if parsed.reference else {},
         thresholds=tuple(_threshold(threshold) for threshold in parsed.thresholds),
         values=source.values,
+        policy_dirs=tuple(policy_dirs),
+        default_attention={name: default_attention(policies[name]) for name in named_policies(source)},
     )
 
 

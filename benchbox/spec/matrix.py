@@ -31,7 +31,8 @@ class Axis:
 class Matrix:
     """A matrix file, resolved. `scalars` hold in every cell, `include` and `exclude` are partial points.
 
-    `values` are the plain values of the file with its overrides, as a run keeps them.
+    `values` are the plain values of the file with its overrides, as a run keeps them; `policy_dirs` the folders of policies,
+    those in the file included; `default_attention` the kernel of a cell that names none, by policy.
     """
 
     name: str
@@ -46,6 +47,8 @@ class Matrix:
     reference: Mapping[str, Any] = field(default_factory=dict)
     thresholds: tuple[Threshold, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
+    policy_dirs: tuple[Path, ...] = ()
+    default_attention: Mapping[str, str] = field(default_factory=dict)
 
     def cells(self) -> Iterator[Cell]:
         """Yield every cell in the order of the file, the first axis slowest, then the included ones. Some may be equal."""
@@ -57,7 +60,10 @@ class Matrix:
         yield from (self._cell(point) for point in self.include)
 
     def _cell(self, point: Mapping[str, Any]) -> Cell:
-        return Cell(**{**self.scalars, **point}, data=self.data, optim=self.optim)
+        values = {**self.scalars, **point}
+        if "attention" not in values and (default := self.default_attention.get(values["policy"])) is not None:
+            values["attention"] = default
+        return Cell(**values, data=self.data, optim=self.optim)
 
 
 def matches(cell: Cell, point: Mapping[str, Any]) -> bool:

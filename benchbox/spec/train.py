@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError
 
 from benchbox.errors import ConfigurationError, Problem
+from benchbox.registry.attention import attention_refusal, default_attention
 from benchbox.registry.names import did_you_mean
-from benchbox.registry.policies import find_policies
 from benchbox.spec.cell import Cell
 from benchbox.spec.checks import REQUIRED, check_data
 from benchbox.spec.files import TRAINING_FILES, find_file
 from benchbox.spec.load import data_spec, optim_spec
 from benchbox.spec.overrides import apply_overrides
+from benchbox.spec.policies import resolve_policies
 from benchbox.spec.problems import in_order, problems_of
 from benchbox.spec.schema import NamedFile
 from benchbox.spec.source import read_source
@@ -56,9 +57,12 @@ class TrainConfig:
     checkpoint_every: int
     keep: int
     hang_after_s: float
+    policy_dirs: tuple[Path, ...] = field(default=(), compare=False)  # those in the file included; not stored
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "cell": self.cell.to_dict()}
+        values = {**asdict(self), "cell": self.cell.to_dict()}
+        del values["policy_dirs"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
@@ -71,9 +75,11 @@ def load_train(path: str | Path, overrides: Mapping[str, str] | None = None, pol
     Raises:
         ConfigurationError: with every problem of the file, top to bottom, each at its line and column.
     """
-    source = read_source(find_file(Path(path), TRAINING_FILES))
+    path = find_file(Path(path), TRAINING_FILES)
+    source = read_source(path)
     problems = [*source.problems, *apply_overrides(source, overrides or {})]
-    policies = find_policies(policy_dirs)
+    policies, policy_dirs, unresolved = resolve_policies(source, path, policy_dirs)
+    problems += unresolved
     parsed: TrainFile | None = None
     try:
         parsed = TrainFile.model_validate(source.values, context={"policies": policies})
@@ -83,11 +89,15 @@ def load_train(path: str | Path, overrides: Mapping[str, str] | None = None, pol
     if parsed is None or problems:
         problems += check_data(data_spec(parsed.data), source) if parsed is not None else []
         raise ConfigurationError(in_order(problems))
-    cell = Cell(**parsed.explicit_values(), data=data_spec(parsed.data), optim=optim_spec(parsed.optim))
+    entry = policies[parsed.explicit_values()["policy"]]
+    attention = {"attention": default_attention(entry)}
+    cell = Cell(**(attention | parsed.explicit_values()), data=data_spec(parsed.data), optim=optim_spec(parsed.optim))
     problems += check_data(cell.data, source)
-    if cell.size not in (presets := policies[cell.policy].presets):
+    if cell.size not in (presets := entry.presets):
         message = f"policy {cell.policy} has no size {cell.size!r}"
         problems.append(Problem(source.where(("size",)), message, did_you_mean(cell.size, presets)))
+    if refusal := attention_refusal(entry, cell.attention):
+        problems.append(Problem(source.where(("attention",)), *refusal))
     if problems:
         raise ConfigurationError(in_order(problems))
     return TrainConfig(
@@ -98,4 +108,5 @@ def load_train(path: str | Path, overrides: Mapping[str, str] | None = None, pol
         checkpoint_every=parsed.checkpoint.every,
         keep=parsed.checkpoint.keep,
         hang_after_s=parsed.hang_after_s,
+        policy_dirs=tuple(policy_dirs),
     )

@@ -61,7 +61,7 @@ def check_step(
         MismatchError: another attention kernel ran, checkpointing did not happen (or did unasked), or the optimizer stepped
             tensors of another dtype than the recipe says.
     """
-    if kernel is not None:
+    if kernel is not None and cell.attention != "native":
         _check_attention(cell.attention, kernel, sites or {})
     if checkpointed is not None and bool(checkpointed) != cell.checkpointing:
         requested = "on" if cell.checkpointing else "off"

@@ -21,6 +21,7 @@ from benchbox.measure.probe import StepProbe
 from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, copy_meta_policy, open_cell_data
+from benchbox.session.construction import construction_of
 from benchbox.spec.cell import Cell, MeasureSpec
 from benchbox.store.files import write_json
 from benchbox.theory.flops import sum_costs, training_cost
@@ -61,7 +62,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
     reporter.enter_stage("build")
     policy_dirs = [Path(directory) for directory in job["policy_dirs"]]
     policy = build_cell_policy(cell, policy_dirs)
-    meta_policy, units = copy_meta_policy(cell, policy), policy.layer_units()
+    meta_policy, units, construction = copy_meta_policy(cell, policy), policy.layer_units(), construction_of(policy)
     with closing(open_cell_data(cell, policy, rank)) as stream:
         reporter.enter_stage("prepare")
         session = build_session(cell, policy, stream.statistics, reporter.enter_stage)
@@ -99,6 +100,9 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
                 "settings": observed.settings,
                 "attention_kernel": None,
                 "checkpointed_modules": None,
+                "construction": construction.how,
+                "unused_parameters": None if construction.unused is None else list(construction.unused),
+                "unused_parameters_reason": construction.unused_reason,
                 "weights": None if session.loaded is None else cast("WeightsRecord", session.loaded.to_dict()),
             },
             "step_time_s": times.step_s,
@@ -175,12 +179,12 @@ def _run_steps(
     return results
 
 
-def _tower_flops(policy: Policy, micro_batches: list[Batch], device: torch.device) -> dict[str, TowerFlops] | None:
-    """Return the cost of a step with these micro-batches on this rank, by tower; None if the policy declares no cost.
+def _tower_flops(policy: Policy | None, micro_batches: list[Batch], device: torch.device) -> dict[str, TowerFlops] | None:
+    """Return the cost of a step with these micro-batches on this rank, by tower; None if the policy (None) declares no cost.
 
     `policy` must not be sharded: the formulas need the full sizes of its layers.
     """
-    if not hasattr(policy, "work"):
+    if policy is None:
         return None
     batches = ({name: tensor.to(device) for name, tensor in batch.items()} for batch in micro_batches)
     costs = sum_costs(training_cost(policy.work(batch)) for batch in batches)

@@ -108,6 +108,13 @@ def test_what_is_observed_in_a_step_decides(changes: dict[str, Any], message: st
         check_step(cell, **(observations | changes))
 
 
+@pytest.mark.parametrize("kernel", ["eager", "sdpa:math", "sdpa:flash_cpu+eager"])
+def test_a_policy_that_cannot_switch_its_attention_is_never_a_mismatch(kernel: str) -> None:
+    check_step(tiny_cell(attention="native"), kernel=kernel, checkpointed=0, stepped=stepped("float32"))
+    with pytest.raises(MismatchError, match="observed 3 modules run twice"):
+        check_step(tiny_cell(attention="native"), kernel=kernel, checkpointed=3, stepped=stepped("float32"))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_recipe_that_leaves_masters_to_the_backend_is_never_a_mismatch(dtype: str) -> None:
     """Whatever is stepped then is what was asked for; whether it is right, the audit says."""

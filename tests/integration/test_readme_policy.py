@@ -18,7 +18,7 @@ pytestmark = pytest.mark.ranks
 def test_the_documented_policy_runs_by_the_documented_command(tmp_path: Path) -> None:
     """The files and the command are those of the documentation; only the output folder and the selected cell differ."""
     page = (ROOT / "docs" / "extending" / "policy.md").read_text()
-    section = re.search(r"# Adding a policy\n(.*?)\n## ", page, re.DOTALL)
+    section = re.search(r"## A policy written for benchbox\n(.*?)\n## ", page, re.DOTALL)
     assert section
     for block in re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", section[1], re.DOTALL):
         file = tmp_path / block[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .tensors import has_class_named, local_shard
 from .wrappers import fsdp1_handles
@@ -13,18 +13,55 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 # Parts that wrappers add to parameter names. Without them the names are those of the unwrapped model.
-_WRAPPER_PARTS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod", "module"})
+_RESERVED_PARTS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
+_WRAPPER_PARTS = _RESERVED_PARTS | {"module"}
+# Classes whose child `module` is the model that they wrap, as the only child of a model is. Elsewhere it is part of the model.
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine", "AdaptedPolicy")
 
 
 def unwrapped_name(wrapped_name: str) -> str:
-    """Return the name that a parameter has in the unwrapped model."""
+    """Return the name that a parameter has in the unwrapped model, from its name alone.
+
+    A part `module` is taken for a wrapper. Where the model is at hand, `unwrapped_modules` knows better.
+    """
     return ".".join(part for part in wrapped_name.split(".") if part not in _WRAPPER_PARTS)
 
 
+def unwrapped_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield every module of a wrapped model once, wrappers included, with its name in the unwrapped model: "" for the model."""
+    visited: set[nn.Module] = set()
+
+    def visit(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+        if module in visited:
+            return
+        visited.add(module)
+        yield name, module
+        wraps = has_class_named(module, *_WRAPPERS) or (not name and list(module._modules) == ["module"])  # noqa: SLF001
+        for part, child in module._modules.items():  # noqa: SLF001 (named_children skips repeated modules)
+            if child is not None:
+                is_wrapped = part in _RESERVED_PARTS or (wraps and part == "module")
+                yield from visit(child, name if is_wrapped else f"{name}.{part}" if name else part)
+
+    return visit(model, "")
+
+
 def live_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the parameters of a wrapped model with the names they had before it was wrapped."""
-    for path, parameter in model.named_parameters():
-        yield unwrapped_name(path), parameter
+    """Yield the parameters of a wrapped model once, with the names they had before it was wrapped."""
+    yield from _tensors(model, "_parameters")
+
+
+def live_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the buffers of a wrapped model once, with the names they had before it was wrapped."""
+    yield from _tensors(model, "_buffers")
+
+
+def _tensors(model: nn.Module, kind: str) -> Iterator[tuple[str, Any]]:
+    yielded: set[int] = set()
+    for prefix, module in unwrapped_modules(model):
+        for name, tensor in getattr(module, kind).items():
+            if tensor is not None and id(tensor) not in yielded:
+                yielded.add(id(tensor))
+                yield f"{prefix}.{name}" if prefix else name, tensor
 
 
 def parameter_ndims(model: nn.Module) -> dict[int, int]:

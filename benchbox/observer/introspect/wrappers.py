@@ -100,7 +100,9 @@ def _identify_fsdp2(model: nn.Module) -> tuple[str, str]:
         else (("plain",), ())
         for parameter in parameters
     }
-    units = sum(has_class_named(module, "FSDPModule") for module in model.modules())
+    # accelerate shards the wrapper of a checkpointed layer too, which has no parameters left.
+    modules = [module for module in model.modules() if has_class_named(module, "FSDPModule")]
+    units = sum(not has_class_named(module, "CheckpointWrapper") for module in modules)
     sharding = (
         "; ".join(f"{', '.join(placements)} on mesh {shape}" for placements, shape in sorted(layouts)) + f" in {units} units"
     )

@@ -159,8 +159,19 @@ def test_the_metric_page(tmp_path: Path, on_path: Path) -> None:
 def test_the_policy_page(tmp_path: Path, on_path: Path) -> None:
     outputs = follow(read_page("policy"), tmp_path, on_path)
     assert "terse\n" in outputs["benchbox list policies"]
-    assert statuses(tmp_path, "policy") == {"terse": {"ok"}}
-    assert {record["cell"]["backend"] for record in records_of(tmp_path)} == {"ddp", "fsdp2", "zero2"}
+    assert statuses(tmp_path, "policy") == {"chunker": {"ok"}, "speller": {"ok"}, "terse": {"ok"}}
+    records = records_of(tmp_path)
+    chunker = [record for record in records if record["cell"]["policy"] == "chunker"]
+    set_ups = {(record["cell"]["backend"], record["cell"]["checkpointing"]) for record in chunker}
+    assert set_ups == {(backend, checkpointing) for backend in ("ddp", "fsdp2", "zero2") for checkpointing in (False, True)}
+    assert {record["cell"]["attention"] for record in chunker} == {"native"}
+    recomputed = {(record["cell"]["checkpointing"], record["observed"]["checkpointed_modules"]) for record in chunker}
+    assert recomputed == {(False, 0), (True, 2)}
+    for record in chunker:
+        assert record["observed"]["unused_parameters"] == []
+        assert [f for f in record["precision"]["findings"] if f["severity"] != "info"] == [], record["cell"]["backend"]
+    assert [r["cell"]["backend"] for r in records if r["cell"]["policy"] == "speller"] == ["zero3"]
+    assert {r["cell"]["backend"] for r in records if r["cell"]["policy"] == "terse"} == {"ddp", "fsdp2", "zero2"}
 
 
 @pytest.mark.parametrize("name", ["policy", "backend", "recipe", "rule", "metric"])

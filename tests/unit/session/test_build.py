@@ -12,7 +12,7 @@ from torch import nn
 
 from benchbox.backends.deferred import take_deferred_weights
 from benchbox.errors import DataError, UnsupportedError
-from benchbox.session import build
+from benchbox.session import construction
 from benchbox.session.build import build_cell_policy, build_session
 from benchbox.spec.cell import Cell, DataSpec
 from tests.support.direct_construction import initial_parameters
@@ -78,7 +78,7 @@ def test_a_rank_makes_its_device_the_current_one_before_the_policy_is_built_and_
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(f"set {device}"))
     monkeypatch.setattr(
-        build, "build_policy", lambda *_: calls.append(f"build on {torch.get_default_device()}") or nn.Identity()
+        construction, "build_policy", lambda *_: calls.append(f"build on {torch.get_default_device()}") or nn.Identity()
     )
     monkeypatch.setenv("LOCAL_RANK", "1")
     build_cell_policy(cell(backend="ddp", world_size=2))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from benchbox.errors import NonFiniteError
 from benchbox.measure.phases import NONE
+from benchbox.session.build import copy_meta_policy
 from benchbox.worker.measuring import _read_finite, _tower_flops, _warm_up
+from tests.support.ranks import tiny_cell
 
 
 def test_values_are_read_as_floats_in_the_order_of_steps() -> None:
@@ -36,4 +39,6 @@ def test_memory_left_by_construction_is_released_before_the_warm_up_so_that_no_m
 
 
 def test_a_policy_that_declares_no_cost_has_no_flops_by_formula() -> None:
-    assert _tower_flops(torch.nn.Linear(2, 2), [], torch.device("cpu")) is None
+    policy: Any = torch.nn.Linear(2, 2)
+    assert copy_meta_policy(tiny_cell(), policy) is None
+    assert _tower_flops(None, [], torch.device("cpu")) is None

@@ -1,0 +1,70 @@
+"""Attention kernels that a policy can switch to, read from its source: planning imports no policy."""
+
+from __future__ import annotations
+
+import ast
+from functools import lru_cache
+from typing import TYPE_CHECKING, get_args
+
+from benchbox.errors import ConfigurationError, Problem
+from benchbox.registry.contracts import AttentionKernel
+
+if TYPE_CHECKING:
+    from benchbox.registry.policies import PolicyEntry
+
+DECLARATION = "ATTENTION"
+NATIVE = "native"
+_SWITCHED = ("eager", "sdpa", "flex")
+
+
+def attention_kernels(entry: PolicyEntry) -> tuple[str, ...]:
+    """Return the values of `attention` that a policy supports.
+
+    They are those in `ATTENTION = ("eager", "sdpa")` of its `policy.py`. Without it a policy switches to every kernel, unless
+    it is made by `benchbox.adapt`: a module of others runs the kernels that it runs, which is `native`.
+
+    Raises:
+        ConfigurationError: the declaration names something else.
+    """
+    path = entry.folder / "policy.py"
+    kernels, line = _read_kernels(path.read_bytes())
+    known = get_args(AttentionKernel)
+    if not kernels or not set(kernels) <= set(known):
+        raise ConfigurationError(Problem(f"{path}:{line}:1", f"{DECLARATION} is a tuple of {', '.join(known)}"))
+    return kernels
+
+
+def default_attention(entry: PolicyEntry) -> str:
+    """Return the kernel of a cell that names none: `sdpa` where the policy has it, else the first that it supports."""
+    kernels = attention_kernels(entry)
+    return "sdpa" if "sdpa" in kernels else kernels[0]
+
+
+def attention_refusal(entry: PolicyEntry, kernel: str) -> tuple[str, str] | None:
+    """Return why a policy cannot run with this kernel, and what to do; None if it can."""
+    kernels = attention_kernels(entry)
+    if kernel in kernels:
+        return None
+    if kernels == (NATIVE,):
+        return f"policy {entry.name} cannot switch its attention to {kernel}", f"write attention: {NATIVE}, or leave it out"
+    return f"policy {entry.name} has no attention {kernel!r}", f"one of {', '.join(kernels)}"
+
+
+@lru_cache(maxsize=512)
+def _read_kernels(source: bytes) -> tuple[tuple[str, ...], int]:
+    """Return the kernels and the line of their declaration, 1 without one; no kernels if it is not a tuple of texts."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # reported by the rank that imports it
+        return _SWITCHED, 1
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and [getattr(target, "id", "") for target in statement.targets] == [DECLARATION]:
+            try:
+                value = ast.literal_eval(statement.value)
+            except ValueError:
+                return (), statement.lineno
+            kernels = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, tuple | list) else ()
+            return kernels, statement.lineno
+    calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
+    adapts = any("adapt" in (getattr(function, "id", ""), getattr(function, "attr", "")) for function in calls)
+    return ((NATIVE,) if adapts else _SWITCHED), 1

@@ -1,0 +1,89 @@
+"""Policies that a file names by a path, `policy: path/to/folder`, or by an adapter, `policy: hf:path/to/config`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchbox.errors import ConfigurationError, Problem
+from benchbox.registry.policies import PRESETS, PolicyEntry, find_policies, is_policy_folder, policy_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from benchbox.spec.source import Keys, Source
+
+
+def resolve_policies(
+    source: Source, file: Path, policy_dirs: Sequence[Path]
+) -> tuple[dict[str, PolicyEntry], list[Path], list[Problem]]:
+    """Replace paths of policies by names, and return the policies by name, the policy directories, and the problems.
+
+    A path is relative to the file, on the command line (`--set`) to the working directory. The name of a policy folder is that
+    of the folder; a path after the colon of an adapter stays one, relative to the working directory if it is below it.
+
+    Raises:
+        ConfigurationError: a `presets.yaml` cannot be read, or a registered package is broken.
+    """
+    policies, directories, problems = find_policies(policy_dirs), list(policy_dirs), []
+    for keys in list(_policy_keys(source)):
+        value, where = source.at(keys), source.where(keys)
+        base = Path() if where.startswith("--set") else file.parent
+        try:
+            if ":" in value:
+                entry = _adapted(value, base)
+            elif "/" in value or os.sep in value:
+                entry = _folder(value, base, policies)
+                directories.append(entry.folder)
+            else:
+                continue
+        except ConfigurationError as error:
+            problems += [Problem(where, problem.message, problem.hint) for problem in error.problems]
+            entry = PolicyEntry(value, Path(), {})  # so that the name is not reported again
+        policies[entry.name] = entry
+        _replace(source, keys, entry.name)
+    return policies, list(dict.fromkeys(directories)), problems
+
+
+def named_policies(source: Source) -> set[str]:
+    """Return the policies that a file names."""
+    return {source.at(keys) for keys in _policy_keys(source)}
+
+
+def _policy_keys(source: Source) -> Iterator[Keys]:
+    """Yield the paths of all values that name a policy."""
+    for keys in source.positions:
+        names_policy = keys[-1:] == ("policy",) or (keys[:2] == ("axes", "policy") and len(keys) == 3)
+        if names_policy and isinstance(source.at(keys), str):
+            yield keys
+
+
+def _folder(value: str, base: Path, policies: dict[str, PolicyEntry]) -> PolicyEntry:
+    folder = (base / value).resolve()
+    if not is_policy_folder(folder):
+        missing = "there is no such folder"
+        if folder.is_dir():
+            missing = f"it lacks {' and '.join(name for name in ('policy.py', PRESETS) if not (folder / name).is_file())}"
+        raise ConfigurationError(Problem("", f"{value} is not a policy: {missing}", f"it is looked for in {folder}"))
+    known = policies.get(folder.name)
+    if known is not None and known.folder.resolve() != folder:
+        message = f"a policy named {folder.name!r} exists already, in {known.folder}"
+        raise ConfigurationError(Problem("", message, "rename the folder"))
+    return policy_entry(folder.name, [folder])
+
+
+def _adapted(value: str, base: Path) -> PolicyEntry:
+    adapter, _, argument = value.partition(":")
+    if "/" in argument or os.sep in argument:
+        path = (base / argument).resolve()
+        if not path.exists():
+            raise ConfigurationError(Problem("", f"{argument} of policy {value} does not exist", f"it is looked for in {path}"))
+        below = path.is_relative_to(Path.cwd())
+        argument = f"./{path.relative_to(Path.cwd()).as_posix()}" if below else str(path)
+    return policy_entry(f"{adapter}:{argument}")
+
+
+def _replace(source: Source, keys: Keys, name: str) -> None:
+    parent: Any = source.at(keys[:-1])
+    parent[keys[-1]] = name

@@ -1,0 +1,85 @@
+"""Inputs of the vision-language models of transformers, from a batch of benchbox. Their forms differ by model type."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from benchbox.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from benchbox.registry.contracts import Batch
+
+_DEFAULT_PIXELS = 224  # where images may have any size
+_PATCHED = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # images as rows of patches
+_BY_SAMPLE = ("idefics3", "smolvlm")  # images (B, C, 3, H, W)
+_BY_IMAGE = ("paligemma", "gemma3", "llava")  # images (B * C, 3, H, W)
+_IGNORED = -100  # label of a token that is not predicted
+
+
+def image_size(config: Any, source: str) -> tuple[int, int]:
+    """Return (height, width) in pixels.
+
+    Raises:
+        UnsupportedError: how the model type takes images is not known here.
+    """
+    kind = config.model_type
+    if kind not in (*_PATCHED, *_BY_SAMPLE, *_BY_IMAGE):
+        known = ", ".join((*_PATCHED, *_BY_SAMPLE, *_BY_IMAGE))
+        raise UnsupportedError(f"hf:{source}: images of a {kind} are not known here, those of {known} are; see benchbox.adapt")
+    pixels = getattr(config.vision_config, "image_size", None)
+    if pixels is None:
+        unit = config.vision_config.patch_size * config.vision_config.spatial_merge_size
+        pixels = _DEFAULT_PIXELS // unit * unit
+    return (pixels, pixels)
+
+
+def image_inputs(config: Any, batch: Batch) -> dict[str, Tensor]:
+    """Return the keyword arguments of the model: every image, then the prompt, whose next tokens are predicted."""
+    images = batch["images"][:, -1].float() / 127.5 - 1  # (B, C, 3, H, W)
+    cameras, height, width = images.shape[1], *images.shape[-2:]
+    vision = config.vision_config
+    kind = config.model_type
+    inputs: dict[str, Tensor] = {}
+    if kind in _PATCHED:
+        patch, merge, frames = vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size
+        inputs["pixel_values"] = _patch_rows(images.flatten(0, 1), patch, merge, frames)
+        grid = torch.tensor([1, height // patch, width // patch])
+        inputs["image_grid_thw"] = grid.expand(len(images) * cameras, 3).to(images.device)
+        count = (height // patch // merge) * (width // patch // merge)
+    elif kind in _BY_SAMPLE:
+        inputs["pixel_values"] = images
+        count = (height // vision.patch_size // config.scale_factor) ** 2
+    else:
+        inputs["pixel_values"] = images.flatten(0, 1)
+        count = config.mm_tokens_per_image if kind == "gemma3" else (height // vision.patch_size) ** 2
+    placeholder = config.image_token_id
+    prompt, mask = batch["prompt_tokens"], batch["prompt_mask"]
+    prompt = torch.where(prompt == placeholder, 0, prompt)  # of generated tokens, some may be the placeholder
+    image_tokens = prompt.new_full((len(prompt), cameras * count), placeholder)
+    inputs["input_ids"] = torch.cat((image_tokens, prompt), dim=1)
+    inputs["attention_mask"] = torch.cat((torch.ones_like(image_tokens), mask.long()), dim=1)
+    ignored = torch.full_like(image_tokens, _IGNORED)
+    inputs["labels"] = torch.cat((ignored, torch.where(mask, prompt, _IGNORED)), dim=1)
+    if kind in ("gemma3", "paligemma"):
+        # 1 for images, which attend to one another; the prompt is predicted, so it is causal
+        prompt_type = 0 if kind == "gemma3" else 1
+        image_type = 1 if kind == "gemma3" else 0
+        types = (torch.full_like(image_tokens, image_type), torch.full_like(prompt, prompt_type))
+        inputs["token_type_ids"] = torch.cat(types, dim=1)
+    if kind in _PATCHED:
+        inputs["mm_token_type_ids"] = torch.cat((torch.ones_like(image_tokens), torch.zeros_like(prompt)), dim=1)
+    return inputs
+
+
+def _patch_rows(images: Tensor, patch: int, merge: int, frames: int) -> Tensor:
+    """Return the patches of images (N, 3, H, W) as rows (N * patches, 3 * frames * patch^2), merged ones in succession."""
+    count, channels, height, width = images.shape
+    rows, columns = height // patch // merge, width // patch // merge
+    blocks = images.reshape(count, channels, rows, merge, patch, columns, merge, patch)
+    blocks = blocks.permute(0, 2, 5, 3, 6, 1, 4, 7)  # (N, rows, columns, merge, merge, 3, patch, patch)
+    blocks = blocks[..., None, :, :].expand(*blocks.shape[:-2], frames, patch, patch)  # an image is every frame of its patch
+    return blocks.reshape(-1, channels * frames * patch * patch)

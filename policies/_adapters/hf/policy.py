@@ -1,0 +1,107 @@
+"""Models of transformers: causal language models and vision-language models, by a local config, with random weights.
+
+`hf:qwen2` is a model type: a small config at size tiny, else the library's defaults. `hf:path/to/config` is a folder with a
+`config.json`. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from ruamel.yaml import YAML
+
+import benchbox
+from benchbox.errors import ConfigurationError, Problem, UnsupportedError
+from benchbox.registry.names import did_you_mean
+
+from .images import image_inputs, image_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from benchbox.registry.contracts import Axes, Batch, Policy
+
+ATTENTION = ("eager", "sdpa", "flex", "native")
+
+_TINY = Path(__file__).parent / "tiny.yaml"
+
+
+def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:
+    """Build a model in float32 on torch's default device.
+
+    Raises:
+        ConfigurationError: there is no such model type or config.
+        UnsupportedError: transformers builds no such model, or its images have a form that this adapter does not know.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    config = _read_config(source, tiny=preset["tiny"])
+    text = config.get_text_config()
+    for part in {id(part): part for part in (config, text)}.values():
+        part.use_cache = False  # of generation: recomputation would fill it twice
+    with_images = hasattr(config, "vision_config")
+    model_class = AutoModelForImageTextToText if with_images else AutoModelForCausalLM
+    try:
+        model = model_class.from_config(config, torch_dtype=torch.float32)
+    except ValueError as error:
+        if "Unrecognized configuration" not in str(error):
+            raise
+        kind = "vision-language" if with_images else "causal language"
+        raise UnsupportedError(f"{source}: {config.model_type} is no {kind} model of transformers") from None
+    tokens = preset["tokens"]
+    if not with_images:
+        return benchbox.adapt(model, loss=_loss, batch=_RandomTokens(text.vocab_size, tokens))
+    from benchbox.registry.contracts import BatchSpec
+
+    spec = BatchSpec(
+        cameras=axes.cams,
+        image_size=image_size(config, source),
+        state_dim=1,
+        action_dim=1,
+        horizon=1,
+        prompt_tokens=tokens,
+        text_vocab=text.vocab_size,
+        state_normalisation="identity",
+        action_normalisation="identity",
+    )
+    return benchbox.adapt(model, loss=_loss, batch=lambda batch: image_inputs(config, batch), spec=spec)
+
+
+class _RandomTokens:
+    """Batches of random tokens, of which the model predicts every next one."""
+
+    def __init__(self, vocabulary: int, length: int) -> None:
+        self._vocabulary, self._length = vocabulary, length
+
+    def __call__(self, size: int, seed: int) -> Batch:
+        tokens = torch.randint(self._vocabulary, (size, self._length), generator=torch.Generator().manual_seed(seed))
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def _loss(output: Any) -> Tensor:
+    loss: Tensor = output.loss
+    return loss
+
+
+def _read_config(source: str, *, tiny: bool) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    if Path(source).is_dir():
+        if not (Path(source) / "config.json").is_file():
+            raise ConfigurationError(Problem(source, "there is no config.json in this folder"))
+        return AutoConfig.from_pretrained(source, local_files_only=True)
+    if source not in CONFIG_MAPPING:
+        hint = did_you_mean(source, CONFIG_MAPPING) or "a folder is written with a slash, as in hf:./config"
+        raise ConfigurationError(Problem(f"policy hf:{source}", f"transformers has no model type {source!r}", hint))
+    settings = YAML(typ="safe").load(_TINY.read_bytes())
+    if tiny and source not in settings:
+        raise ConfigurationError(
+            Problem(
+                f"policy hf:{source}", "has no tiny config", f"one of {', '.join(settings)}, or a folder with a config.json"
+            )
+        )
+    return AutoConfig.for_model(source, **(settings[source] if tiny else {}))

@@ -1,0 +1,177 @@
+"""Modules of others through real launches: all backends, recorded as observed, and audited without false alarms."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.audit_corpus.environments import environment_folder, variables
+from tests.support.foreign import FOLDER
+
+pytestmark = pytest.mark.ranks
+
+ROOT = Path(__file__).parents[3]
+RANKS = {"single": 1, "ddp": 2, "fsdp1_full": 2, "fsdp1_grad_op": 2, "fsdp2": 2, "hsdp": 4, "zero1": 2, "zero2": 2, "zero3": 2}
+MATRIX = """\
+name: trial
+size: tiny
+data: synthetic
+batch: 2
+optim: {lr: 1.0e-3, schedule: constant, warmup_steps: 0}
+measure: {warmup_steps: 1, steps: 2, launches: 1}
+"""
+
+
+def set_ups(backends: list[str], **fields: Any) -> list[dict[str, Any]]:
+    return [{"backend": backend, "world_size": RANKS[backend], **fields} for backend in backends]
+
+
+def run(
+    folder: Path, points: list[dict[str, Any]], command: list[str], environment: dict[str, str] | None = None
+) -> list[dict]:
+    """Run the points as a matrix, and return the records of those that were not skipped."""
+    (folder / "matrix.yaml").write_text(f"{MATRIX}include: {json.dumps(points)}\n")
+    arguments = ["run", "matrix.yaml", "--out", str(folder / "run")]
+    done = subprocess.run([*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=1500)
+    assert "report:" in done.stdout, done.stdout + done.stderr
+    return [json.loads(path.read_text()) for path in sorted((folder / "run").rglob("launch-1.json"))]
+
+
+COMMAND = [str(Path(sys.executable).parent / "benchbox")]
+
+
+def failures(records: list[dict]) -> list[tuple[str, str, Any]]:
+    return [(r["cell"]["policy"], r["cell"]["backend"], r["error"]) for r in records if r["status"] != "ok"]
+
+
+def alarms(records: list[dict]) -> list[tuple[str, str]]:
+    """Findings that would fail an audit: rank and severity of every record that ended ok."""
+    return [
+        (record["cell"]["backend"], finding["code"])
+        for record in records
+        for finding in record["precision"]["findings"]
+        if finding["severity"] != "info"
+    ]
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """Records of the policy `foreign`, which a matrix names by the path of its folder."""
+    folder = tmp_path_factory.mktemp("foreign")
+    shutil.copytree(FOLDER, folder / "models" / "foreign", ignore=shutil.ignore_patterns("__pycache__"))
+    checkpointed = [backend for backend in RANKS if backend != "zero3"]
+    points = [
+        *set_ups(checkpointed, checkpointing=True),
+        *set_ups(["zero3", "ddp"]),
+        *set_ups(["ddp", "fsdp2", "zero3"], size="tiny_reads"),
+    ]
+    return run(folder, [{"policy": "models/foreign", **point} for point in points], COMMAND)
+
+
+def test_every_backend_trains_the_module(foreign: list[dict]) -> None:
+    assert failures(foreign) == []
+    assert {record["cell"]["backend"] for record in foreign} == RANKS.keys()
+    assert {record["observed"]["backend"] for record in foreign} == RANKS.keys()
+
+
+def test_no_finding_is_a_false_alarm(foreign: list[dict]) -> None:
+    assert alarms(foreign) == []
+
+
+def test_two_ranks_have_the_same_losses_under_every_backend(foreign: list[dict]) -> None:
+    """With and without checkpointing, dropout included. Kernels round differently, and sharded norms sum in another order."""
+    losses = {
+        (r["cell"]["backend"], r["cell"]["checkpointing"]): r["loss"]
+        for r in foreign
+        if r["cell"]["world_size"] == 2 and r["cell"]["size"] == "tiny"
+    }
+    assert len(losses) == 8
+    expected = losses["ddp", False]
+    for set_up, loss in losses.items():
+        assert loss == pytest.approx(expected, rel=2e-3), set_up
+
+
+def test_the_layers_are_recomputed_where_checkpointing_is_on(foreign: list[dict]) -> None:
+    observed = {(r["cell"]["checkpointing"], r["observed"]["checkpointed_modules"]) for r in foreign}
+    assert observed == {(True, 3), (False, 0)}
+
+
+def test_the_layers_are_sharded_one_by_one(foreign: list[dict]) -> None:
+    sharding = {r["cell"]["backend"]: r["observed"]["sharding"] for r in foreign if r["cell"]["size"] == "tiny"}
+    assert sharding["fsdp2"].endswith("in 4 units")  # three layers and what is around them
+    assert sharding["hsdp"].endswith("in 4 units")
+    assert sharding["fsdp1_full"].endswith("in 6 units")  # and FSDP1 separates the batch norm, benchbox what is frozen
+
+
+def test_what_runs_is_recorded_as_observed(foreign: list[dict]) -> None:
+    for record in foreign:
+        observed = record["observed"]
+        assert record["cell"]["attention"] == "native"
+        assert observed["attention_kernel"].startswith("sdpa:")
+        assert list(observed["attention_sites"]) == ["layers.*.attention"]
+        assert observed["unused_parameters"] == ["unused.bias", "unused.weight"]
+        assert observed["total_numel"] - observed["trainable_numel"] == 12
+        assert record["flops"]["model_flops_per_step"] > 0
+        assert record["environment"]["policy_sha256"]
+
+
+def test_the_record_says_how_the_module_was_built(foreign: list[dict]) -> None:
+    ways = {(r["cell"]["size"], r["observed"]["construction"].split(",")[0].split(";")[0]) for r in foreign}
+    assert ways == {("tiny", "on the meta device"), ("tiny_reads", "on the cpu")}
+    losses = {size: [r["loss"] for r in foreign if r["cell"]["size"] == size] for size in ("tiny", "tiny_reads")}
+    assert losses["tiny_reads"][0] == pytest.approx(losses["tiny"][0], rel=0.2)
+
+
+def test_buffers_stay_float32_and_integers_stay_integers(foreign: list[dict]) -> None:
+    for record in foreign:
+        census = record["precision"]["census"]
+        buffers = {(entry["dtype"]) for entry in census if entry["kind"] == "buffer"}
+        assert buffers == {"float32", "int64"}, record["cell"]["backend"]
+        assert {entry["dtype"] for entry in census if entry["kind"] == "exp_avg"} == {"float32"}
+
+
+def test_models_of_transformers_train_on_sharding_backends(tmp_path: Path) -> None:
+    """A causal language model and a vision-language model; `matrices/any_policy.yaml` has the others."""
+    points = [
+        *({"policy": "hf:qwen2_5_vl", **point} for point in set_ups(["fsdp2"], checkpointing=True)),
+        *({"policy": "hf:gpt2", "attention": "eager", **point} for point in set_ups(["zero3"])),
+    ]
+    records = run(tmp_path, points, COMMAND)
+    assert failures(records) == []
+    assert alarms(records) == []
+    by_policy = {record["cell"]["policy"]: record["observed"] for record in records}
+    assert by_policy["hf:qwen2_5_vl"]["checkpointed_modules"] == 3 + 2  # of text and vision
+    assert by_policy["hf:gpt2"]["attention_kernel"] == "eager"
+
+
+def test_an_adapter_without_its_package_says_which_one_to_install(tmp_path: Path) -> None:
+    (record,) = run(tmp_path, [{"policy": "lerobot:act", **set_ups(["single"])[0]}], COMMAND)
+    assert record["status"] == "unsupported"
+    assert record["error"]["message"] == (
+        "policy lerobot: needs the package lerobot, which is not installed; pip install lerobot"
+    )
+
+
+def test_act_of_lerobot_trains_from_its_own_package(tmp_path: Path) -> None:
+    """In the environment of the audit corpus, with the packages of lerobot; benchbox comes by its path."""
+    folder = environment_folder("lerobot")
+    if not (folder / "built").exists():
+        pytest.skip(f"lerobot is not installed in {folder}: make audit-corpus ONLY='lerobot*' installs it")
+    site = Path(__file__).parent / "site"
+    environment = variables("lerobot") | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
+    command = [str(folder / "bin" / "python"), "-c", "from benchbox.cli.app import main; main()"]
+    points = [
+        *({"policy": "lerobot:act", **point} for point in set_ups(["ddp", "zero2"])),
+        *({"policy": "lerobot:act", **point} for point in set_ups(["fsdp2"], checkpointing=True)),
+    ]
+    records = run(tmp_path, points, command, environment)
+    assert failures(records) == []
+    assert alarms(records) == []
+    assert {record["observed"]["unused_parameters_reason"] is None for record in records} == {False}

@@ -1,0 +1,44 @@
+"""The policy `foreign`: a module of others, adapted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchbox.backends.deferred import materialise_policy
+from benchbox.registry.contracts import Axes
+from benchbox.registry.policies import build_policy
+from benchbox.session.construction import construct_policy
+from tests.support.ranks import tiny_cell
+
+FOLDER = Path(__file__).parents[1] / "integration" / "policies" / "foreign"
+KERNEL: Any = "native"
+
+
+def foreign_cell(**changes: Any) -> Any:
+    return tiny_cell(**{"policy": "foreign", "attention": KERNEL, **changes})
+
+
+def built_directly(seed: int = 0, size: str = "tiny", policy: str = "foreign", **axes: Any) -> Any:
+    """Build a policy on the CPU as its code says."""
+    torch.manual_seed(seed)
+    return build_policy(policy, size, Axes(**{"attention": KERNEL, **axes}), [FOLDER])
+
+
+def constructed(cell: Any = None, **axes: Any) -> Any:
+    """Construct the policy of a cell as a rank does. Its weights are not there yet if it could be built on the meta device."""
+    cell = cell or foreign_cell()
+    return construct_policy(cell, Axes(**{"attention": cell.attention, **axes}), torch.device("cpu"), [FOLDER])
+
+
+def materialised(cell: Any = None, **axes: Any) -> Any:
+    policy = constructed(cell, **axes)
+    materialise_policy(policy)
+    return policy
+
+
+def batch_of(policy: Any, size: int = 2) -> dict[str, torch.Tensor]:
+    rows = [policy.own_samples(0).sample(0, index) for index in range(size)]
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}

@@ -1,0 +1,111 @@
+"""Models of transformers by model type or config, with random weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+from benchbox.adapters.unused import _batch
+from benchbox.errors import ConfigurationError, UnsupportedError
+from benchbox.registry.contracts import Axes
+from benchbox.registry.policies import adapters, build_policy
+from tests.support.foreign import built_directly, foreign_cell, materialised
+
+TYPES = sorted(YAML(typ="safe").load((adapters()["hf"] / "tiny.yaml").read_bytes()))
+
+
+def build(source, size="tiny", **axes):
+    return build_policy(f"hf:{source}", size, Axes(**{"attention": "native", **axes}))
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_every_tiny_config_trains_all_its_parameters_and_is_checkpointed(kind):
+    gradients = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        policy = build(kind, checkpointing=checkpointing)
+        losses = policy(_batch(policy))
+        losses.total.backward()
+        assert 4 < float(losses.total.detach()) < 8  # of a uniform guess: ln 384 = 5.95
+        assert [name for name, p in policy.named_parameters() if p.grad is None] == []
+        gradients.append([p.grad for p in policy.parameters()])
+    assert sum(type(module).__name__ == "CheckpointWrapper" for module in policy.modules()) >= 2
+    for first, second in zip(*gradients, strict=True):
+        torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_deferred_weights_are_those_of_direct_construction(kind):
+    deferred = materialised(foreign_cell(policy=f"hf:{kind}"))
+    direct = built_directly(policy=f"hf:{kind}")
+    tensors = [dict((*p.module.named_parameters(), *p.module.named_buffers())) for p in (deferred, direct)]
+    assert tensors[0].keys() == tensors[1].keys()
+    assert [name for name, tensor in tensors[0].items() if not torch.equal(tensor, tensors[1][name])] == []
+
+
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_attention_is_switched(kernel):
+    assert build("qwen3", attention=kernel).module.config._attn_implementation == kernel
+
+
+def test_a_kernel_that_a_model_lacks_is_refused():
+    with pytest.raises(UnsupportedError, match="Gemma2ForCausalLM has no sdpa attention"):
+        build("gemma2", attention="sdpa")
+
+
+def test_the_prompt_follows_the_images_and_only_its_tokens_are_predicted():
+    policy = build("paligemma")
+    batch = _batch(policy)
+    batch["prompt_mask"][0, 5:] = False
+    inputs = policy._batch(batch)
+    placeholder = policy.module.config.image_token_id
+    assert inputs["input_ids"].shape == (2, 16 + 32)  # (32 / 8)^2 tokens of an image
+    assert bool((inputs["input_ids"][:, :16] == placeholder).all())
+    assert not bool((inputs["input_ids"][:, 16:] == placeholder).any())
+    assert (inputs["labels"] != -100).sum(dim=1).tolist() == [5, 32]
+    assert inputs["attention_mask"].sum(dim=1).tolist() == [16 + 5, 48]
+
+
+def test_patches_of_qwen_are_those_of_the_image():
+    """Each row is one patch, of every frame; rows that are merged follow one another."""
+    policy = build("qwen2_5_vl")
+    batch = _batch(policy)
+    vision = policy.module.config.vision_config
+    rows = policy._batch(batch)["pixel_values"]
+    image = batch["images"][0, -1, 0].float() / 127.5 - 1
+    patch, frames = vision.patch_size, vision.temporal_patch_size
+    second = image[:, :patch, patch : 2 * patch]  # right of the first, and merged with it
+    torch.testing.assert_close(rows[1].view(3, frames, patch, patch), second[:, None].expand(-1, frames, -1, -1))
+
+
+def test_a_config_folder_is_read_as_it_is(tmp_path):
+    config = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config |= {"vocab_size": 100, "intermediate_size": 48, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    policy = build(f"{tmp_path}", size="full")
+    assert policy.module.config.hidden_size == 32
+    assert {p.dtype for p in policy.parameters()} == {torch.float32}  # as every policy is built
+    assert policy.own_samples(0).sample(0, 0)["generated_0"].shape == (512,)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("lama", "policy hf:lama: transformers has no model type 'lama'; did you mean 'llama'?"),
+        ("olmo", "policy hf:olmo: has no tiny config; one of "),
+        (str(Path(__file__).parent), "there is no config.json in this folder"),
+    ],
+)
+def test_what_is_no_model_is_refused(source, message):
+    with pytest.raises(ConfigurationError) as caught:
+        build(source)
+    assert message in str(caught.value)
+
+
+def test_a_model_of_another_kind_is_refused():
+    with pytest.raises(UnsupportedError, match="t5: t5 is no causal language model of transformers"):
+        build("t5", size="full")

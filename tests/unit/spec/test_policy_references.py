@@ -1,0 +1,156 @@
+"""`policy: path/to/folder` and `policy: hf:path/to/config` in a matrix or training file."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchbox.errors import ConfigurationError
+from benchbox.launch.fingerprint import policy_sha256
+from benchbox.registry.policies import build_policy, policy_entry
+from benchbox.spec import load_matrix
+from benchbox.spec.train import load_train
+from tests.support.foreign import FOLDER
+
+MATRIX = "name: trial\nsize: tiny\nworld_size: 2\nbatch: 1\nbackend: ddp\ndata: synthetic\n"
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder with a matrix and a policy of one's own beside it."""
+    shutil.copytree(FOLDER, tmp_path / "models" / "mine", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def load(project, text, **overrides):
+    path = project / "matrix.yaml"
+    path.write_text(MATRIX + text)
+    return load_matrix(path, overrides)
+
+
+def refused(project, text, **overrides):
+    with pytest.raises(ConfigurationError) as caught:
+        load(project, text, **overrides)
+    return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "policy: models/mine\n",
+        "policy: ./models/mine\n",
+        "axes: {policy: [models/mine, pi0]}\n",
+        "axes: {kinds: [{policy: models/mine, seed: 1}, {policy: pi0, seed: 2}]}\n",
+        "policy: pi0\ninclude: [{policy: models/mine}]\n",
+    ],
+)
+def test_a_folder_is_named_by_a_path_relative_to_the_matrix(project, text, monkeypatch, tmp_path_factory):
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    matrix = load(project, text)
+    cells = {cell.policy: cell for cell in matrix.cells()}
+    assert cells["mine"].attention == "native"
+    assert "pi0" not in cells or cells["pi0"].attention == "sdpa"
+    assert matrix.policy_dirs == ((project / "models" / "mine").resolve(),)
+    assert type(build_policy("mine", "tiny", _axes(cells["mine"]), matrix.policy_dirs).module).__name__ == "Speller"
+
+
+def _axes(cell):
+    from benchbox.registry.contracts import Axes
+
+    return Axes(attention=cell.attention)
+
+
+def test_the_id_of_a_cell_does_not_depend_on_where_the_folder_lies(project, tmp_path_factory):
+    moved = tmp_path_factory.mktemp("moved")
+    shutil.move(project / "models", moved / "models")
+    (project / "models").mkdir()
+    (here,) = load(moved, "policy: models/mine\n").cells()
+    shutil.move(moved / "models" / "mine", project / "models" / "mine")
+    (there,) = load(project, "policy: models/mine\n").cells()
+    assert here.cell_id == there.cell_id
+
+
+def test_on_the_command_line_a_path_is_relative_to_the_working_directory(project, monkeypatch):
+    monkeypatch.chdir(project / "models")
+    (cell,) = load(project, "policy: pi0\n", policy="./mine").cells()
+    assert cell.policy == "mine"
+
+
+def test_what_is_no_policy_is_refused_at_its_place(project):
+    (project / "models" / "half").mkdir()
+    (project / "models" / "half" / "policy.py").touch()
+    (missing,) = refused(project, "policy: models/gone\n")
+    assert f"{project}/matrix.yaml:7:9: models/gone is not a policy: there is no such folder" in missing
+    (half,) = refused(project, "axes: {policy: [models/half]}\n")
+    assert f"{project}/matrix.yaml:7:17: models/half is not a policy: it lacks presets.yaml" in half
+
+
+def test_a_folder_may_not_take_the_name_of_another_policy(project):
+    shutil.copytree(project / "models" / "mine", project / "models" / "pi0")
+    (taken,) = refused(project, "policy: models/pi0\n")
+    assert "matrix.yaml:7:9: a policy named 'pi0' exists already" in taken
+    shutil.copytree(project / "models" / "mine", project / "mine")
+    (twice,) = refused(project, "axes: {policy: [models/mine, ./mine]}\n")
+    assert "matrix.yaml:7:30: a policy named 'mine' exists already" in twice
+
+
+def test_what_lies_beside_the_folder_hides_nothing(project):
+    """Neither another policy of a bundled name, nor shared layers."""
+    shutil.copytree(project / "models" / "mine", project / "models" / "pi0")
+    (project / "models" / "_layers").mkdir()
+    matrix = load(project, "axes: {policy: [models/mine, pi0]}\n")
+    assert policy_entry("pi0", matrix.policy_dirs).folder != project / "models" / "pi0"
+    assert type(build_policy("pi0", "tiny", _axes(next(c for c in matrix.cells() if c.policy == "pi0")), matrix.policy_dirs))
+
+
+def test_an_attention_kernel_that_a_policy_lacks_is_refused_at_its_place(project):
+    (refusal,) = refused(project, "policy: models/mine\nattention: sdpa\n")
+    assert "matrix.yaml:8:12: policy mine cannot switch its attention to sdpa; write attention: native" in refusal
+    (refusal,) = refused(project, "policy: pi0\nattention: native\n")
+    assert "matrix.yaml:8:12: policy pi0 has no attention 'native'; one of eager, sdpa, flex" in refusal
+
+
+def test_a_training_file_names_policies_in_the_same_way(project):
+    path = project / "train.yaml"
+    path.write_text(f"{MATRIX}policy: models/mine\nsteps: 2\n")
+    config = load_train(path)
+    assert (config.cell.policy, config.cell.attention) == ("mine", "native")
+    assert config.policy_dirs == ((project / "models" / "mine").resolve(),)
+    assert type(config).from_dict(config.to_dict()).cell == config.cell
+    path.write_text(f"{MATRIX}policy: models/mine\nattention: eager\nsteps: 2\n")
+    with pytest.raises(ConfigurationError, match=r"train.yaml:8:12: policy mine cannot switch its attention to eager"):
+        load_train(path)
+
+
+def test_an_adapter_is_named_before_a_colon(project):
+    (cell,) = load(project, "policy: hf:qwen3\n").cells()
+    assert (cell.policy, cell.attention) == ("hf:qwen3", "sdpa")
+    (unknown,) = refused(project, "policy: hg:qwen3\n")
+    assert "matrix.yaml:7:9: unknown adapter 'hg' in policy 'hg:qwen3'" in unknown
+    (empty,) = refused(project, "policy: 'hf:'\n")
+    assert "matrix.yaml:7:9: policy 'hf:' names nothing to adapt; write hf:NAME" in empty
+    (missing,) = refused(project, "policy: hf:configs/qwen\n")
+    assert "matrix.yaml:7:9: configs/qwen of policy hf:configs/qwen does not exist" in missing
+
+
+def test_the_config_of_an_adapter_is_relative_to_the_matrix_and_part_of_the_fingerprint(project, monkeypatch):
+    config = project / "configs" / "qwen" / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text("{}")
+    monkeypatch.chdir(project)
+    (cell,) = load(project, "policy: hf:configs/qwen\n").cells()
+    assert cell.policy == "hf:./configs/qwen"
+    first = policy_sha256(cell.policy)
+    config.write_text("{ }")
+    assert policy_sha256(cell.policy) != first
+    assert policy_sha256("hf:qwen3") not in (first, policy_sha256(cell.policy))
+
+
+def test_a_folder_has_a_fingerprint_of_all_its_files(project):
+    folder = project / "models" / "mine"
+    first = policy_sha256("mine", [folder])
+    (folder / "helper.py").write_text("")
+    assert policy_sha256("mine", [folder]) != first
+    assert Path(policy_entry("mine", [folder]).folder) == folder.resolve()
