@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.audit_corpus.environments import environment_folder, variables
+from tests.audit_corpus.environments import corpus_environment
 from tests.support.foreign import FOLDER
 
 pytestmark = pytest.mark.ranks
@@ -161,12 +161,12 @@ def test_an_adapter_without_its_package_says_which_one_to_install(tmp_path: Path
 
 def test_act_of_lerobot_trains_from_its_own_package(tmp_path: Path) -> None:
     """In the environment of the audit corpus, with the packages of lerobot; benchbox comes by its path."""
-    folder = environment_folder("lerobot")
-    if not (folder / "built").exists():
-        pytest.skip(f"lerobot is not installed in {folder}: make audit-corpus ONLY='lerobot*' installs it")
+    lerobot = corpus_environment("lerobot")
+    if not lerobot.is_built:
+        pytest.skip(f"lerobot is not installed in {lerobot.folder}: make audit-corpus ONLY='lerobot*' installs it")
     site = Path(__file__).parent / "site"
-    environment = variables("lerobot") | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
-    command = [str(folder / "bin" / "python"), "-c", "from benchbox.cli.app import main; main()"]
+    environment = lerobot.variables() | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
+    command = [str(lerobot.python), "-c", "from benchbox.cli.app import main; main()"]
     points = [
         *({"policy": "lerobot:act", **point} for point in set_ups(["ddp", "zero2"])),
         *({"policy": "lerobot:act", **point} for point in set_ups(["fsdp2"], checkpointing=True)),
