@@ -102,15 +102,13 @@ def test_many_optimizers_cost_little_more_than_one_for_the_same_parameters(capsy
 
 def test_the_cost_does_not_grow_with_the_number_of_watched_steps(capsys) -> None:
     """Three steps are probed and one is recorded by operation, however many are watched."""
-    short, long = 10, 40
-    costs = {short: [], long: []}
-    bare_s = []
-    for _ in range(ROUNDS):
-        bare = train_s(FEW, watched=0, in_backward=False, steps=long)
-        bare_s.append(bare)
-        for watched in costs:
-            costs[watched].append(train_s(FEW, watched=watched, in_backward=False, steps=long) - bare)
-    difference = (median(costs[long]) - median(costs[short])) / median(bare_s)
+    bare, short, long = 0, 10, 40
+    seconds = {bare: [], short: [], long: []}
+    for _ in range(3 * ROUNDS):
+        for watched, measured in seconds.items():
+            measured.append(train_s(FEW, watched=watched, in_backward=False, steps=long))
+    # The least time of many: a training of a tenth of a second is shorter than the disturbances of a shared machine.
+    difference = (min(seconds[long]) - min(seconds[short])) / min(seconds[bare])
     with capsys.disabled():
         print(f"\n{long} instead of {short} watched steps cost {difference:+.3f} of a bare training of {long} steps", end="")
     assert difference <= 0.25
