@@ -26,7 +26,7 @@ def image_size(config: Any, source: str) -> tuple[int, int]:
     Raises:
         UnsupportedError: how the model type takes images is not known here.
     """
-    kind = config.model_type
+    kind = type(config).model_type  # transformers 4 answers for the text model, where its config states a type
     if kind not in (*_PATCHED, *_BY_SAMPLE, *_BY_IMAGE):
         known = ", ".join((*_PATCHED, *_BY_SAMPLE, *_BY_IMAGE))
         raise UnsupportedError(f"hf:{source}: images of a {kind} are not known here, those of {known} are; see benchbox.adapt")
@@ -42,7 +42,7 @@ def image_inputs(config: Any, batch: Batch) -> dict[str, Tensor]:
     images = batch["images"][:, -1].float() / 127.5 - 1  # (B, C, 3, H, W)
     cameras, height, width = images.shape[1], *images.shape[-2:]
     vision = config.vision_config
-    kind = config.model_type
+    kind = type(config).model_type  # transformers 4 answers for the text model, where its config states a type
     inputs: dict[str, Tensor] = {}
     if kind in _PATCHED:
         patch, merge, frames = vision.patch_size, vision.spatial_merge_size, vision.temporal_patch_size
