@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,12 +13,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
+from benchbox.audit.subjects.checkpoint.distributed_metadata import MetadataUnpickler
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 READ = """
 import pathlib, sys
-from benchbox.audit.subjects.checkpoint import read_checkpoint
+from benchbox.audit.subjects.checkpoint.distributed_metadata import MetadataUnpickler
 (facts,) = read_checkpoint(pathlib.Path(sys.argv[1]))
 assert [parameter.name for parameter in facts.parameters] == ["weight"]
 print("torch.distributed.checkpoint" in sys.modules)
@@ -32,6 +36,13 @@ def save(path: Path, suffix: str) -> Path:
     else:
         torch.save({"model": weights}, path)
     return path
+
+
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
+def test_paths_in_a_distributed_checkpoint_are_read_by_either_name_of_their_module(module: str) -> None:
+    """Python 3.13 writes the second."""
+    paths = b"\x80\x02c" + module.encode() + b"\nPosixPath\nX\x01\x00\x00\x00a\x85R."
+    assert MetadataUnpickler(io.BytesIO(paths)).load() == PurePosixPath("a")
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt", "distributed"])

@@ -28,7 +28,7 @@ _DCP_RECORDS = frozenset(
 )
 
 
-class _MetadataUnpickler(pickle.Unpickler):
+class MetadataUnpickler(pickle.Unpickler):
     """Unpickler that admits only the plain records of the metadata of distributed checkpoints."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -40,7 +40,8 @@ class _MetadataUnpickler(pickle.Unpickler):
             return {"torch.strided": torch.strided}.__getitem__
         if module == "torch.distributed.checkpoint.filesystem" and name in {"_StorageInfo", "_StoragePrefix"}:
             return super().find_class(module, name)
-        if module == "pathlib" and name in {"Path", "PosixPath", "WindowsPath"}:
+        # Python 3.13 writes the module in which it has the classes.
+        if module in ("pathlib", "pathlib._local") and name in {"Path", "PosixPath", "WindowsPath"}:
             return PurePosixPath
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
@@ -58,7 +59,7 @@ def load_metadata(path: Path) -> dcp.Metadata:
         DataError: it is damaged, or is anything but such metadata.
     """
     try:
-        metadata = _MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
+        metadata = MetadataUnpickler(io.BytesIO(path.read_bytes())).load()
     except pickle.UnpicklingError as error:
         raise DataError(f"{path}: {PROGRAM} ({first_line(error)})") from error
     except Exception as error:
