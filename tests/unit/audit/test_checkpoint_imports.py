@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 READ = """
 import pathlib, sys
-from benchbox.audit.subjects.checkpoint.distributed_metadata import MetadataUnpickler
+from benchbox.audit.subjects.checkpoint import read_checkpoint
 (facts,) = read_checkpoint(pathlib.Path(sys.argv[1]))
 assert [parameter.name for parameter in facts.parameters] == ["weight"]
 print("torch.distributed.checkpoint" in sys.modules)
