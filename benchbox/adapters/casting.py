@@ -42,9 +42,9 @@ def cast_buffers_to_inputs(module: nn.Module, names: Collection[str]) -> None:
     """
     buffers = float_buffers(module)
     for missing in set(names) - {name for _, name in buffers}:
-        known = ", ".join(sorted({name for _, name in buffers})) or "there is none"
+        buffer_names = ", ".join(sorted({name for _, name in buffers})) or "there is none"
         problem = f"{type(module).__name__} has no floating-point buffer {missing!r}"
-        raise ConfigurationError(Problem("adapt(cast_buffers=...)", problem, known))
+        raise ConfigurationError(Problem("adapt(cast_buffers=...)", problem, buffer_names))
     for part, name in buffers:
         if name in names:
             part.register_forward_pre_hook(partial(_cast_buffer, name), with_kwargs=True)

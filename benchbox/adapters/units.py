@@ -47,8 +47,10 @@ def resolve_layer_units(module: nn.Module, units: UnitNames) -> tuple[type[nn.Mo
         matches = [cls for cls in classes if unit in (cls, cls.__name__)]
         if not matches:
             name = unit if isinstance(unit, str) else unit.__name__
-            known = ", ".join(sorted({cls.__name__ for cls in classes}))
-            raise ConfigurationError(Problem("adapt(units=...)", f"{type(module).__name__} has no part of class {name}", known))
+            class_names = ", ".join(sorted({cls.__name__ for cls in classes}))
+            raise ConfigurationError(
+                Problem("adapt(units=...)", f"{type(module).__name__} has no part of class {name}", class_names)
+            )
         resolved += matches
     return tuple(dict.fromkeys(resolved))
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from benchbox.data import statistics
+from benchbox.data.files import TableFiles
 from benchbox.data.layouts import v2, v30
 from benchbox.data.layouts.layout import FILES_PER_CHUNK, WrittenDataset, WrittenEpisode
 from benchbox.data.lerobot import LeRobotDataset, open_training_dataset
-from benchbox.data.metadata import IMAGE_PREFIX, SUBTASKS
+from benchbox.data.metadata import IMAGE_PREFIX, SUBTASKS, read_table
 from benchbox.data.remux import VideoCopier
 from benchbox.data.writer import DATA_FILE_MIB, LAYOUTS, VIDEO_FILE_MIB
 from benchbox.errors import DataError
@@ -75,7 +75,7 @@ def _write(
     dataset: LeRobotDataset, folder: Path, layout: Layout, tasks: Sequence[str], on_progress: Callable[[int, int], None]
 ) -> Conversion:
     limits: dict[str, float] = {"data_files_size_in_mb": DATA_FILE_MIB, "video_files_size_in_mb": VIDEO_FILE_MIB}
-    tables = _TableCopier(folder, layout, DATA_FILE_MIB)
+    rows, tables = _EpisodeRows(dataset), TableFiles(folder, layout, DATA_FILE_MIB)
     videos = [name for name, feature in dataset.features.items() if feature["dtype"] == "video"]
     copiers = {name: VideoCopier(folder, name, fps=dataset.fps, layout=layout, limit_mib=VIDEO_FILE_MIB) for name in videos}
     stored = _stored_statistics(dataset)
@@ -86,7 +86,7 @@ def _write(
             tasks=episode.tasks,
             from_index=episode.from_index,
             length=episode.length,
-            data_file=tables.append(episode, number),
+            data_file=tables.append(rows.read(episode, number)),
             videos={name: copier.append(episode.videos[name], episode.length) for name, copier in copiers.items()},
             statistics=_episode_statistics(dataset, episode, stored.get(episode.index, {})),
         )
@@ -110,43 +110,48 @@ def _write(
     return Conversion(copied=len(episodes) * len(copiers) - encoded, encoded=encoded)
 
 
-class _TableCopier:
-    """Writer of data files from the rows of episodes in others, one row group per episode."""
+class _EpisodeRows:
+    """Rows of episodes, with the indices that they have in the new dataset. The data file read last is kept."""
 
-    def __init__(self, root: Path, layout: Layout, limit_mib: float) -> None:
-        self._root, self._layout = root, layout
-        self._limit_bytes = limit_mib * 2**20 if layout.shares_files else 0
-        self._number = -1
-        self._path = root
-        self._writer: pq.ParquetWriter | None = None
-        self._source: tuple[Path, pa.Table] | None = None  # the file read last
+    def __init__(self, dataset: LeRobotDataset) -> None:
+        self._root = dataset.root
+        self._images = [name for name, feature in dataset.features.items() if feature["dtype"] == "image"]
+        self._source: tuple[Path, pa.Table] | None = None
 
-    def append(self, episode: Episode, number: int) -> int:
-        """Copy the rows of an episode as episode `number`, and return the number of their file."""
-        if self._source is None or self._source[0] != episode.data_file:
-            self._source = episode.data_file, pq.read_table(episode.data_file, use_threads=False)
+    def read(self, episode: Episode, number: int) -> pa.Table:
+        """Return the rows of an episode as those of episode `number`.
+
+        Raises:
+            DataError: the file is missing or damaged, or ends before the episode does.
+        """
+        path = episode.data_file
+        if self._source is None or self._source[0] != path:
+            self._source = path, read_table(path)
         rows = self._source[1].slice(episode.first_row, episode.length)
         if len(rows) != episode.length:
-            raise DataError(
-                f"{episode.data_file}: ends before frame {episode.to_index - 1}, which episode {episode.index} lists"
-            )
+            raise DataError(f"{path}: ends before frame {episode.to_index - 1}, which episode {episode.index} lists")
         index = np.arange(episode.from_index, episode.to_index)
         for name, values in {"index": index, "episode_index": np.full(len(rows), number)}.items():
-            column = rows.column_names.index(name)
-            rows = rows.set_column(column, rows.schema.field(name), pa.array(values).cast(rows.schema.field(name).type))
-        if self._writer is None or self._path.stat().st_size >= self._limit_bytes:
-            self.close()
-            self._number += 1
-            self._path = self._root / self._layout.data_path.format(**self._layout.file_names(self._number))
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(self._path, rows.schema)
-        self._writer.write_table(rows)
-        return self._number
+            rows = _replace(rows, name, pa.array(values).cast(rows.schema.field(name).type))
+        for name in self._images:
+            rows = _replace(rows, name, self._embed(rows.column(name), path))
+        return rows
 
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+    def _embed(self, column: pa.ChunkedArray, path: Path) -> pa.Array:
+        """Return images with their bytes: files that the rows name would not be in the new dataset."""
+        cells = column.to_pylist()
+        for row, cell in enumerate(cells):
+            if cell["bytes"] is None:
+                try:
+                    cell["bytes"] = (self._root / cell["path"]).read_bytes()
+                except OSError as error:
+                    raise DataError(f"{path}: row {row} names an image that cannot be read ({error})") from None
+        return pa.array(cells, column.type)
+
+
+def _replace(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
+    column = rows.column_names.index(name)
+    return rows.set_column(column, rows.schema.field(name), values)
 
 
 def _stored_statistics(dataset: LeRobotDataset) -> dict[int, Statistics]:

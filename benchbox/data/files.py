@@ -24,17 +24,39 @@ MIB = 2**20
 ARROW_TYPES = {"float32": pa.float32(), "float64": pa.float64(), "int64": pa.int64(), "bool": pa.bool_()}
 
 
-class DataFiles:
-    """Writer of the Parquet tables with the values of every frame, one row group per episode."""
+class TableFiles:
+    """Writer of the Parquet data files, one row group per episode."""
 
-    def __init__(self, root: Path, columns: Mapping[str, Mapping[str, Any]], layout: Layout, limit_mib: float) -> None:
+    def __init__(self, root: Path, layout: Layout, limit_mib: float) -> None:
         self._root = root
         self._layout = layout
         self._limit_bytes = limit_mib * MIB if layout.shares_files else 0
         self._file_number = -1
         self._path = root
         self._writer: pq.ParquetWriter | None = None
-        # a feature of one value is a plain column, one of several values is a list of fixed length
+
+    def append(self, rows: pa.Table) -> int:
+        """Store the rows of an episode, and return the number of their file. All episodes have one schema."""
+        if self._writer is None or self._path.stat().st_size >= self._limit_bytes:
+            self.close()
+            self._file_number += 1
+            self._path = self._root / self._layout.data_path.format(**self._layout.file_names(self._file_number))
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(self._path, rows.schema)
+        self._writer.write_table(rows)
+        return self._file_number
+
+    def close(self) -> None:
+        """Finish the current file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+class EpisodeTables:
+    """Tables of episodes from their values. Features of one value are plain columns, those of several lists of fixed length."""
+
+    def __init__(self, columns: Mapping[str, Mapping[str, Any]]) -> None:
         self._types = {
             name: ARROW_TYPES[column["dtype"]]
             if column["shape"][0] == 1
@@ -42,26 +64,14 @@ class DataFiles:
             for name, column in columns.items()
         }
 
-    def append(self, values: Mapping[str, np.ndarray]) -> int:
-        """Store the values of an episode, (frames, D) by column, and return the number of its file."""
-        if self._writer is None or self._path.stat().st_size >= self._limit_bytes:
-            self.close()
-            self._file_number += 1
-            self._path = self._root / self._layout.data_path.format(**self._layout.file_names(self._file_number))
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(self._path, pa.schema(list(self._types.items())))
+    def build(self, values: Mapping[str, np.ndarray]) -> pa.Table:
+        """Return the table of an episode from its values, (frames, D) by column."""
         arrays = {}
         for name, arrow_type in self._types.items():
             array = pa.array(values[name].ravel())
             is_list = pa.types.is_fixed_size_list(arrow_type)
             arrays[name] = pa.FixedSizeListArray.from_arrays(array, type=arrow_type) if is_list else array
-        self._writer.write_table(pa.table(arrays, schema=pa.schema(list(self._types.items()))))
-        return self._file_number
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        return pa.table(arrays, schema=pa.schema(list(self._types.items())))
 
 
 class CameraFiles:

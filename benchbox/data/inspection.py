@@ -48,8 +48,8 @@ def inspect(dataset: LeRobotDataset) -> Inspection:
     for name in (STATE, ACTION):
         stats = dataset.statistics.get(name, {})
         modes = [mode for mode, keys in REQUIRED_STATISTICS.items() if keys and all(key in stats for key in keys)]
-        rest = "" if len(modes) == len(REQUIRED_STATISTICS) - 1 else "; training computes what is missing"
-        facts[f"statistics of {name}"] = f"{', '.join(stats) or 'none'}; normalises by {', '.join(modes) or 'nothing'}{rest}"
+        remark = "" if len(modes) == len(REQUIRED_STATISTICS) - 1 else "; training computes what is missing"
+        facts[f"statistics of {name}"] = f"{', '.join(stats) or 'none'}; normalises by {', '.join(modes) or 'nothing'}{remark}"
     return Inspection(facts, list(_find_problems(dataset)))
 
 

@@ -83,8 +83,8 @@ def read_json_object(path: Path, missing: str) -> dict[str, Any]:
     return value
 
 
-def read_table(path: Path, columns: list[str]) -> pa.Table:
-    """Read columns of a Parquet file.
+def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Read columns of a Parquet file, or all of it.
 
     Raises:
         DataError: the file is missing or damaged, or lacks a column.
@@ -95,7 +95,7 @@ def read_table(path: Path, columns: list[str]) -> pa.Table:
         raise DataError(f"{path}: the file is missing") from None
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: not readable as Parquet ({str(error).splitlines()[0]})") from None
-    missing = [column for column in columns if column not in table.column_names]
+    missing = [column for column in columns or () if column not in table.column_names]
     if missing:
         raise DataError(f"{path}: no column {missing[0]!r}")
     return table

@@ -43,21 +43,31 @@ class VideoCopier:
         Raises:
             DataError: the video is missing or damaged, or lacks a frame of the episode.
         """
-        with _open(span.path) as source:
-            stream = source.streams.video[0]
-            packets = _packets_of(source, stream, span.from_s, frames, 1 / self._fps)
-            if packets is None:
-                return self._encode(span, frames)
-            if self._file is None or self._file.bytes >= self._limit_bytes or not self._file.accepts(stream):
-                self.close()
-                self._file = _CopiedFile(self._next_path(), stream)
-            start_s = self._file.frames / self._fps
-            self._file.append(packets, span.from_s, start_s)
+        try:
+            with _open(span.path) as source:
+                stream = source.streams.video[0]
+                packets = _packets_of(source, stream, span.from_s, frames, 1 / self._fps)
+                if packets is None:
+                    return self._encode(span, frames)
+                return self._copy(packets, stream, span.from_s, frames)
+        except av.FFmpegError as error:
+            raise DataError(f"{span.path}: the episode at {span.from_s:.3f} s cannot be copied ({error})") from None
+
+    def _copy(self, packets: list[Any], stream: Any, from_s: float, frames: int) -> WrittenVideo:
+        if self._file is None or self._file.bytes >= self._limit_bytes or not self._file.accepts(stream):
+            self.close()
+            self._file = _CopiedFile(self._next_path(), stream)
+        start_s = self._file.frames / self._fps
+        self._file.append(packets, from_s, start_s)
         self._file.frames += frames
         return WrittenVideo(self._number, start_s, self._file.frames / self._fps)
 
     def _encode(self, span: VideoSpan, frames: int) -> WrittenVideo:
         """Write an episode that cannot be copied into a file of its own."""
+        if not float(self._fps).is_integer():
+            raise DataError(
+                f"{span.path}: must be encoded again, which {self._fps:g} frames per second do not allow: not a whole number"
+            )
         self.close()
         self.encoded += 1
         reader = VideoReader(span.path, self._fps)

@@ -11,7 +11,7 @@ import numpy as np
 
 from benchbox.data import statistics
 from benchbox.data.features import DEFAULT_FEATURES, describe_feature, validate_feature
-from benchbox.data.files import CameraFiles, DataFiles
+from benchbox.data.files import CameraFiles, EpisodeTables, TableFiles
 from benchbox.data.layouts import v2, v30
 from benchbox.data.layouts.layout import FILES_PER_CHUNK, WrittenDataset, WrittenEpisode
 from benchbox.errors import DataError
@@ -67,7 +67,7 @@ class LeRobotWriter:
         self._episodes: list[WrittenEpisode] = []
         self.root.parent.mkdir(parents=True, exist_ok=True)
         self._folder = Path(tempfile.mkdtemp(prefix=f".{self.root.name}.", dir=self.root.parent))
-        self._data = DataFiles(self._folder, columns, self._layout, data_file_mib)
+        self._tables, self._files = EpisodeTables(columns), TableFiles(self._folder, self._layout, data_file_mib)
         self._cameras = {
             name: CameraFiles(
                 self._folder, name, shape=tuple(feature["shape"]), fps=fps, layout=self._layout, limit_mib=video_file_mib
@@ -125,7 +125,7 @@ class LeRobotWriter:
             "index": frame_index + start,
             "task_index": np.array([[self._tasks[row["task"]]] for row in self._rows]),
         }
-        data_file = self._data.append(values)
+        data_file = self._files.append(self._tables.build(values))
         stats = {name: statistics.feature_statistics(value) for name, value in values.items()}
         videos = {}
         for name, camera in self._cameras.items():
@@ -178,7 +178,7 @@ class LeRobotWriter:
             self.abort()
 
     def _close_files(self) -> None:
-        self._data.close()
+        self._files.close()
         for camera in self._cameras.values():
             camera.close()
 

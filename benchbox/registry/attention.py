@@ -28,9 +28,9 @@ def attention_kernels(entry: PolicyEntry) -> tuple[str, ...]:
     """
     path = entry.folder / "policy.py"
     kernels, line = _read_kernels(path.read_bytes())
-    known = get_args(AttentionKernel)
-    if not kernels or not set(kernels) <= set(known):
-        raise ConfigurationError(Problem(f"{path}:{line}:1", f"{DECLARATION} is a tuple of {', '.join(known)}"))
+    kernel_names = get_args(AttentionKernel)
+    if not kernels or not set(kernels) <= set(kernel_names):
+        raise ConfigurationError(Problem(f"{path}:{line}:1", f"{DECLARATION} is a tuple of {', '.join(kernel_names)}"))
     return kernels
 
 

@@ -79,10 +79,12 @@ def construction_of(policy: Policy) -> Construction:
 
 
 def _construct_on_meta(build: Callable[[], Policy], weights: DeferredWeights) -> Policy:
-    known = TRANSFORMERS in sys.modules
+    was_imported = TRANSFORMERS in sys.modules
     with weights.recording(), META:
         policy = build()
-    if not known and TRANSFORMERS in sys.modules:  # imported too late for `recording` to let its models compute their weights
+    if (
+        not was_imported and TRANSFORMERS in sys.modules
+    ):  # imported too late for `recording` to let its models compute their weights
         return _construct_on_meta(build, weights.renewed())
     assert isinstance(policy, nn.Module)
     if (name := hidden_meta_tensor(policy)) is not None:

@@ -66,9 +66,9 @@ def _folder(value: str, base: Path, policies: dict[str, PolicyEntry]) -> PolicyE
         if folder.is_dir():
             missing = f"it lacks {' and '.join(name for name in ('policy.py', PRESETS) if not (folder / name).is_file())}"
         raise ConfigurationError(Problem("", f"{value} is not a policy: {missing}", f"it is looked for in {folder}"))
-    known = policies.get(folder.name)
-    if known is not None and known.folder.resolve() != folder:
-        message = f"a policy named {folder.name!r} exists already, in {known.folder}"
+    same_name = policies.get(folder.name)
+    if same_name is not None and same_name.folder.resolve() != folder:
+        message = f"a policy named {folder.name!r} exists already, in {same_name.folder}"
         raise ConfigurationError(Problem("", message, "rename the folder"))
     return policy_entry(folder.name, [folder])
 

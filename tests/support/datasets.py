@@ -1,9 +1,11 @@
 """Small datasets whose images encode the index of their frame, and modified copies of them."""
 
+import io
 import json
 import shutil
 from pathlib import Path
 
+import av
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -35,6 +37,18 @@ def read_index(image: torch.Tensor) -> int:
     width = image.shape[2] // 8
     middles = image.float().mean((0, 1))[width // 2 :: width]
     return sum(int(level > 127) << bit for bit, level in enumerate(middles))
+
+
+def encode_image(image: np.ndarray, codec: str = "png") -> bytes:
+    """Return an image (H, W, 3) as PNG, or as JPEG by the codec mjpeg."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="image2pipe") as container:
+        stream = container.add_stream(codec, rate=1)
+        stream.height, stream.width = image.shape[:2]
+        stream.pix_fmt = "rgb24" if codec == "png" else "yuvj444p"
+        for packet in (*stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")), *stream.encode(None)):
+            container.mux(packet)
+    return file.getvalue()
 
 
 def blank_frame() -> dict[str, np.ndarray]:

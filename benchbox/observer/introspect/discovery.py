@@ -96,8 +96,8 @@ def discover(optimizers: Sequence[Any], called_modules: Iterable[nn.Module]) -> 
 
 def _parameters(root: nn.Module) -> list[Tensor]:
     """Return the parameters of a module and its parts, each once, without running a `parameters` of the script."""
-    held = [parameter for part in root.modules() for parameter in part.__dict__.get("_parameters", {}).values()]
-    return list({id(parameter): parameter for parameter in held if parameter is not None}.values())
+    parameters = [parameter for part in root.modules() for parameter in part.__dict__.get("_parameters", {}).values()]
+    return list({id(parameter): parameter for parameter in parameters if parameter is not None}.values())
 
 
 def _outermost_modules(modules: Sequence[nn.Module]) -> list[nn.Module]:

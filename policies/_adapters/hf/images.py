@@ -28,8 +28,10 @@ def image_size(config: Any, source: str) -> tuple[int, int]:
     """
     kind = type(config).model_type  # transformers 4 answers for the text model, where its config states a type
     if kind not in (*_PATCHED, *_BY_SAMPLE, *_BY_IMAGE):
-        known = ", ".join((*_PATCHED, *_BY_SAMPLE, *_BY_IMAGE))
-        raise UnsupportedError(f"hf:{source}: images of a {kind} are not known here, those of {known} are; see benchbox.adapt")
+        model_types = ", ".join((*_PATCHED, *_BY_SAMPLE, *_BY_IMAGE))
+        raise UnsupportedError(
+            f"hf:{source}: images of a {kind} are not known here, those of {model_types} are; see benchbox.adapt"
+        )
     pixels = getattr(config.vision_config, "image_size", None)
     if pixels is None:
         unit = config.vision_config.patch_size * config.vision_config.spatial_merge_size

@@ -7,6 +7,7 @@ import shutil
 
 import av
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -16,7 +17,7 @@ from benchbox.data.convert import convert
 from benchbox.data.sample import sample_path
 from benchbox.data.video import VideoWriter
 from benchbox.errors import DataError
-from tests.support.datasets import LENGTHS, annotate, draw_index, read_index, write_dataset
+from tests.support.datasets import LENGTHS, annotate, draw_index, encode_image, read_index, write_dataset
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +137,53 @@ def test_what_cannot_be_converted_is_one_line_and_leaves_nothing(dataset_root, t
     with pytest.raises(DataError, match=says):
         convert(dataset_root, tmp_path / "new", version)
     assert not list(tmp_path.iterdir())
+
+
+def test_images_in_files_of_their_own_come_along_in_the_tables(tmp_path):
+    source = write_dataset(tmp_path / "source", version="v2.1")
+    shutil.rmtree(source / "videos/chunk-000/observation.images.front")
+    info = json.loads((source / "meta/info.json").read_text())
+    info["features"]["observation.images.front"]["dtype"] = "image"
+    (source / "meta/info.json").write_text(json.dumps(info))
+    for path in (source / "data/chunk-000").iterdir():
+        table = pq.read_table(path)
+        cells = [{"bytes": None, "path": f"frame_{index}.png"} for index in table["index"].to_pylist()]
+        column = pa.array(cells, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+        pq.write_table(table.append_column("observation.images.front", column), path)
+    for index in range(sum(LENGTHS)):
+        (source / f"frame_{index}.png").write_bytes(encode_image(draw_index(index, 32, 48)))
+    convert(source, tmp_path / "v30", "v3.0")
+    dataset = open_dataset(tmp_path / "v30")
+    assert [read_index(dataset.image("front", index)) for index in range(sum(LENGTHS))] == list(range(sum(LENGTHS)))
+    (source / "frame_20.png").unlink()
+    with pytest.raises(DataError, match=r"episode_000002\.parquet: row 6 names an image that cannot be read"):
+        convert(source, tmp_path / "again", "v3.0")
+
+
+def test_a_rate_that_is_no_whole_number_is_copied_and_never_encoded_again(dataset_root, tmp_path):
+    source = shutil.copytree(dataset_root, tmp_path / "source")
+    path = source / "meta/info.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"fps": 10.01}))
+    assert convert(source, tmp_path / "copied", "v2.1").encoded == 0
+    writer = VideoWriter(source / "videos/observation.images.front/chunk-000/file-000.mp4", fps=10, height=32, width=48)
+    for index in range(sum(LENGTHS)):
+        writer.add(np.ascontiguousarray(draw_index(index, 32, 48)), key_frame=index == 0)
+    writer.close()
+    with pytest.raises(DataError, match=r"must be encoded again, which 10\.01 frames per second do not allow"):
+        convert(source, tmp_path / "encoded", "v2.1")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "says"), [("data/*/*", "not readable as Parquet"), ("videos/*wrist/*/*", "not readable as")]
+)
+def test_a_file_cut_off_is_one_line(dataset_root, tmp_path, pattern, says):
+    source = shutil.copytree(dataset_root, tmp_path / "source")
+    (path,) = source.glob(pattern)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(DataError, match=says) as caught:
+        convert(source, tmp_path / "new", "v2.1")
+    assert str(path) in str(caught.value)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["source"]
 
 
 def test_a_damaged_dataset_leaves_nothing_behind(dataset_root, tmp_path):

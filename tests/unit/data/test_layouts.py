@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 
-import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +13,7 @@ import torch
 
 from benchbox.data import open_dataset
 from benchbox.errors import DataError
-from tests.support.datasets import LENGTHS, TASKS, draw_index, read_index, write_dataset
+from tests.support.datasets import LENGTHS, TASKS, draw_index, encode_image, read_index, write_dataset
 
 FRAMES = sum(LENGTHS)
 
@@ -116,17 +114,6 @@ def test_damage_of_files_per_episode_is_one_line_that_names_the_file(v21, tmp_pa
     assert "\n" not in str(caught.value)
 
 
-def encode(image: np.ndarray, codec: str) -> bytes:
-    file = io.BytesIO()
-    with av.open(file, "w", format="image2pipe") as container:
-        stream = container.add_stream(codec, rate=1)
-        stream.height, stream.width = image.shape[:2]
-        stream.pix_fmt = "rgb24" if codec == "png" else "yuvj444p"
-        for packet in (*stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")), *stream.encode(None)):
-            container.mux(packet)
-    return file.getvalue()
-
-
 @pytest.fixture(params=["png", "mjpeg", "file"])
 def with_images(request, v21, tmp_path):
     """The dataset with its front camera in the tables, as PNG or JPEG, or in files that the tables name."""
@@ -139,7 +126,7 @@ def with_images(request, v21, tmp_path):
         table = pq.read_table(path)
         cells = []
         for index in table.column("index").to_pylist():
-            encoded = encode(draw_index(index, 32, 48), "png" if request.param == "file" else request.param)
+            encoded = encode_image(draw_index(index, 32, 48), "png" if request.param == "file" else request.param)
             if request.param == "file":
                 (root / f"frame_{index}.png").write_bytes(encoded)
             cells.append({"bytes": None if request.param == "file" else encoded, "path": f"frame_{index}.png"})
