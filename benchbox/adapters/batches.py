@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from benchbox.data.groups import SampleGroup, generated_group
 from benchbox.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ class GeneratedSamples:
     def statistics(self) -> list[dict[str, dict[str, list[float]]]]:
         """Nothing: generated samples are not normalised."""
         return []
+
+    def groups(self) -> list[SampleGroup]:
+        """One group, in which every sample is an episode of its own."""
+        return [generated_group(SAMPLES)]
 
     def sample(self, epoch: int, index: int) -> Batch:
         """Return the tensors of one sample by their position in the structure that the function returns."""

@@ -17,6 +17,7 @@ from benchbox.errors import ConfigurationError, DataError, Problem
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from benchbox.data.groups import SampleGroup
     from benchbox.data.metadata import Statistics
     from benchbox.registry.contracts import Batch, BatchSpec
     from benchbox.spec.cell import DataSpec
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
 class SampleSource(Protocol):
     """Source of samples: rows of the batch table. A sample is a function of (epoch, index), in every process."""
 
-    def __len__(self) -> int: ...
-
     @property
     def statistics(self) -> list[Statistics]:
         """Feature -> statistic -> values, one mapping per dataset."""
+
+    def groups(self) -> list[SampleGroup]:
+        """Samples that are drawn, as the episodes that they are part of."""
 
     def sample(self, epoch: int, index: int) -> Batch: ...
 
@@ -113,10 +115,11 @@ def open_stream(
     else:
         assert spec is not None, "a policy reads a dataset or generates its samples"
         samples = _open_samples(data, spec, seed)
-    if not len(samples):
+    (group,) = samples.groups()
+    if not len(group):
         raise DataError(f"{data.path or data.kind}: the dataset has no frames")
     sampler = MicroBatchSampler(
-        samples=len(samples),
+        group=group,
         batch=batch,
         accumulation=accumulation,
         rank=rank,

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from benchbox.data.groups import SampleGroup
+
 
 @dataclass(frozen=True, slots=True)
 class SampleKey:
@@ -31,7 +33,7 @@ class MicroBatchSampler:
     may extend into the next epoch, and every sample occurs once per epoch.
     """
 
-    samples: int
+    group: SampleGroup
     batch: int
     accumulation: int
     rank: int
@@ -51,8 +53,8 @@ class MicroBatchSampler:
 
     def key(self, position: int) -> SampleKey:
         """Return the key at a position of the global sequence."""
-        epoch, offset = divmod(position, self.samples)
-        return SampleKey(epoch, int(_permutation(self.samples, self.seed, epoch)[offset]))
+        epoch, offset = divmod(position, len(self.group))
+        return SampleKey(epoch, self.group.index_of(int(_permutation(len(self.group), self.seed, epoch)[offset])))
 
 
 @lru_cache(maxsize=2)  # a step may extend over two epochs

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from benchbox.data.fast import FastTokenizer
+from benchbox.data.groups import SampleGroup
 from benchbox.data.lerobot import RESPONSE, LeRobotDataset
 from benchbox.data.metadata import ACTION, STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS, affine_parameters, finite_statistic
@@ -77,6 +78,11 @@ class DatasetSamples:
     def statistics(self) -> list[Statistics]:
         """Statistics of state and action, which policies normalise."""
         return [{name: self.dataset.statistics.get(name, {}) for name in (STATE, ACTION)}]
+
+    def groups(self) -> list[SampleGroup]:
+        """All episodes, as one group."""
+        segments = [(episode.from_index, episode.to_index) for episode in self.dataset.episodes]
+        return [SampleGroup(np.array(segments, dtype=np.int64).reshape(-1, 2))]
 
     def sample(self, epoch: int, index: int) -> dict[str, Tensor]:
         """Return a row of the batch table. Only the fields from `draw_random_fields` depend on the epoch."""

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from benchbox.data.groups import generated_group
 from benchbox.data.randomness import CONTENT, draw_random_fields, generator
 from benchbox.data.text import ByteTokenizer, encode_cues
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from benchbox.data.groups import SampleGroup
     from benchbox.registry.contracts import BatchSpec
 
 SAMPLES = 4096
@@ -58,6 +60,10 @@ class SyntheticSamples:
         return [
             {feature: {name: [value] * dim for name, value in _UNIFORM_STATISTICS.items()} for feature, dim in dims.items()}
         ]
+
+    def groups(self) -> list[SampleGroup]:
+        """One group, in which every sample is an episode of its own."""
+        return [generated_group(SAMPLES)]
 
     def sample(self, epoch: int, index: int) -> dict[str, Tensor]:
         """Return a row of the batch table. Only the fields from `draw_random_fields` depend on the epoch."""

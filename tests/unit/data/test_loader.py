@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchbox.data.groups import generated_group
 from benchbox.data.loader import open_stream
 from benchbox.data.order import MicroBatchSampler
 from benchbox.data.randomness import DRAWS, draw_random_fields, generator
@@ -17,7 +18,7 @@ SYNTHETIC = DataSpec(kind="synthetic", workers=0)
 
 def order(samples=23, batch=2, accumulation=1, rank=0, world_size=1, seed=7, start_step=0):
     return MicroBatchSampler(
-        samples=samples,
+        group=generated_group(samples),
         batch=batch,
         accumulation=accumulation,
         rank=rank,
