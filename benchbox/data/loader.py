@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Protocol, Self
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from benchbox.data.description import DataUse, describe_data
 from benchbox.data.lerobot import open_dataset, open_training_dataset
+from benchbox.data.mixture import MixtureSamples, select_datasets
 from benchbox.data.order import MicroBatchSampler, SampleKey
-from benchbox.data.sample import sample_path
-from benchbox.data.samples import DatasetSamples
+from benchbox.data.sample import SAMPLE, sample_path
 from benchbox.data.synthetic import SyntheticSamples
 from benchbox.errors import ConfigurationError, DataError, Problem
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from benchbox.data.groups import SampleGroup
     from benchbox.data.metadata import Statistics
+    from benchbox.data.provenance import Provenance
     from benchbox.registry.contracts import Batch, BatchSpec
     from benchbox.spec.cell import DataSpec
 
@@ -30,6 +32,10 @@ class SampleSource(Protocol):
     def statistics(self) -> list[Statistics]:
         """Feature -> statistic -> values, one mapping per dataset."""
 
+    @property
+    def provenance(self) -> Provenance:
+        """Names of datasets, sources and control modes."""
+
     def groups(self) -> list[SampleGroup]:
         """Samples that are drawn, as the episodes that they are part of."""
 
@@ -39,8 +45,10 @@ class SampleSource(Protocol):
 class MicroBatchStream:
     """Endless iterator of micro-batches; a step takes `accumulation` of them. Close it to end its worker processes."""
 
-    def __init__(self, samples: SampleSource, sampler: MicroBatchSampler, workers: int) -> None:
+    def __init__(self, samples: SampleSource, sampler: MicroBatchSampler, workers: int, data_use: DataUse) -> None:
+        self.data_use = data_use
         self.statistics = samples.statistics
+        self.provenance = samples.provenance
         loader = DataLoader(
             _MicroBatchDataset(samples),
             batch_size=None,  # an index of the sampler is already a complete micro-batch
@@ -64,6 +72,7 @@ class MicroBatchStream:
         batch = next(self._batches)
         if isinstance(batch, ConfigurationError | DataError):
             raise batch
+        self.data_use.count(batch)
         return batch
 
     def close(self) -> None:
@@ -115,9 +124,12 @@ def open_stream(
     else:
         assert spec is not None, "a policy reads a dataset or generates its samples"
         samples = _open_samples(data, spec, seed)
-    (group,) = samples.groups()
+    groups = samples.groups()
+    if len(groups) > 1:
+        raise ConfigurationError("datasets with weights cannot be interleaved yet: leave the weights out")
+    (group,) = groups
     if not len(group):
-        raise DataError(f"{data.path or data.kind}: the dataset has no frames")
+        raise DataError(f"{data.label}: the dataset has no frames")
     sampler = MicroBatchSampler(
         group=group,
         batch=batch,
@@ -127,17 +139,18 @@ def open_stream(
         seed=seed,
         start_step=start_step,
     )
-    return MicroBatchStream(samples, sampler, data.workers)
+    return MicroBatchStream(samples, sampler, data.workers, DataUse(describe_data(data, samples)))
 
 
 def _open_samples(data: DataSpec, spec: BatchSpec, seed: int) -> SampleSource:
     if data.kind == "synthetic":
         return SyntheticSamples(spec, seed)
     if data.kind == "sample":
-        return DatasetSamples(open_dataset(sample_path()), spec, seed, data.tokenizer_file)
-    if data.kind == "lerobot":
-        if data.path is None:
+        opened = [(open_dataset(sample_path()), SAMPLE)]
+    elif data.kind == "lerobot":
+        if not data.lerobot_datasets:
             raise ConfigurationError("data of kind lerobot needs the path of a dataset")
-        dataset, _ = open_training_dataset(data.path)
-        return DatasetSamples(dataset, spec, seed, data.tokenizer_file)
-    raise ConfigurationError(Problem("", f"unknown kind of data {data.kind!r}", "one of sample, lerobot, synthetic"))
+        opened = [(open_training_dataset(dataset.path)[0], dataset) for dataset in data.lerobot_datasets]
+    else:
+        raise ConfigurationError(Problem("", f"unknown kind of data {data.kind!r}", "one of sample, lerobot, synthetic"))
+    return MixtureSamples(select_datasets(opened, validation=data.validation, seed=seed), spec, seed, data.tokenizer_file)
