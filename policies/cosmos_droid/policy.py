@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchbox.data.normalisation import Normaliser
+from benchbox.data.normalisation import Normaliser, load_dataset_rows
 from benchbox.errors import UnsupportedError
 from benchbox.registry.contracts import BatchSpec
 
@@ -315,7 +315,7 @@ class CosmosDroid(PrefixPolicy):
         actions = [features[ACTION] for features in statistics]
         self.action_normaliser.load(actions)
         widths = [max(map(len, features.values()), default=self.config.action_dim) for features in actions]
-        self.action_dims.copy_(torch.tensor(widths))
+        load_dataset_rows(self, "action_dims", torch.tensor(widths))
 
 
 def mask_dims(action: Tensor, dims: Tensor) -> Tensor:

@@ -76,6 +76,30 @@ def write_dataset(root, lengths=LENGTHS, tasks=TASKS, **options) -> Path:
     return root
 
 
+def write_robot(root, *, cameras, state=3, action=2, fps=10, lengths=LENGTHS, level=0, scale=1.0, robot="test") -> Path:
+    """Write a dataset of a robot with these cameras, (height, width) by name, and sizes of state and action.
+
+    Images are of one grey `level`. The action of frame i of an episode is `scale` * i in every dimension; states are likewise.
+    """
+    features = {
+        "observation.state": {"dtype": "float32", "shape": [state], "names": None},
+        "action": {"dtype": "float32", "shape": [action], "names": None},
+    }
+    for name, size in cameras.items():
+        features[f"observation.images.{name}"] = {"dtype": "video", "shape": [*size, 3], "names": None}
+    with LeRobotWriter(root, fps=fps, features=features, robot_type=robot) as writer:
+        for length in lengths:
+            for index in range(length):
+                images = {f"observation.images.{name}": np.full((*size, 3), level, np.uint8) for name, size in cameras.items()}
+                numbers = {
+                    "observation.state": np.full(state, scale * index),
+                    "action": np.full(action, scale * index) * (1 + np.arange(action)),
+                }
+                writer.add_frame(numbers | images, task=f"task of {robot}")
+            writer.save_episode()
+    return root
+
+
 def annotate(root: Path, to: Path, columns: dict[str, list], subtasks: tuple[str, ...] = ()) -> Path:
     """Copy a dataset and add columns, a text or number per frame, and a table of subtasks in the format of LeRobot 0.4.4."""
     shutil.copytree(root, to)
