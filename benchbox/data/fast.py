@@ -84,5 +84,6 @@ def _max_level(horizon: int) -> int:
 
 def _to_letters(chunk: np.ndarray, max_level: int) -> str:
     coefficients = dct(np.clip(chunk, -1, 1).astype(np.float64), axis=0, norm="ortho")  # (N, D), lowest frequency first
-    levels = np.rint(coefficients * SCALE).astype(np.int64) + max_level
-    return "".join(chr(FIRST_LETTER + level) for level in levels.ravel())
+    levels = np.rint(coefficients * SCALE).astype(np.int32) + max_level
+    letters: bytes = (FIRST_LETTER + levels).astype("<u4").tobytes()
+    return letters.decode("utf-32-le")

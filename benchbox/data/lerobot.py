@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from benchbox.data.video import FrameCounts
+
 RESPONSE = "response"
 SUBTASK = "subtask_index"
 
@@ -124,6 +126,11 @@ class LeRobotDataset:
         """Feature -> statistic -> values; image statistics are shaped (3, 1, 1) on the scale [0, 1]."""
         return self.metadata.statistics
 
+    @property
+    def frame_counts(self) -> FrameCounts:
+        """Frames of videos that this process decoded, and those of them that it used."""
+        return self._videos.counts
+
     def __len__(self) -> int:
         return self._length
 
@@ -199,6 +206,10 @@ class LeRobotDataset:
 
     def image(self, camera: str, index: int) -> Tensor:
         """Return frame `index` of a camera, (3, H, W) uint8 RGB."""
+        return self.pixels(camera, index).contiguous()
+
+    def pixels(self, camera: str, index: int) -> Tensor:
+        """Return frame `index` of a camera, (3, H, W) uint8 RGB, with the channels of a pixel side by side in memory."""
         episode, feature = self.episode_of(index), self._camera_features[camera]
         if feature in episode.videos:
             span = episode.videos[feature]
@@ -207,7 +218,7 @@ class LeRobotDataset:
         else:
             row = episode.first_row + index - episode.from_index
             pixels = self._images.image(episode.data_file, feature, row)
-        return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+        return torch.from_numpy(pixels).permute(2, 0, 1)
 
     def __reduce__(self) -> tuple[type[LeRobotDataset], tuple[DatasetMetadata]]:
         return LeRobotDataset, (self.metadata,)

@@ -24,6 +24,7 @@ class TableCache:
     def __init__(self, features: Mapping[str, Mapping[str, Any]]) -> None:
         self._features = features
         self._tables: OrderedDict[Path, dict[str, np.ndarray]] = OrderedDict()  # columns
+        self._last: tuple[Path | None, dict[str, np.ndarray]] = (None, {})
 
     def rows(self, path: Path, name: str, start: int, stop: int) -> np.ndarray:
         """Return the values (rows, D) of a column from row `start` of the file up to `stop` (exclusive).
@@ -39,6 +40,8 @@ class TableCache:
         return columns[name][start:stop]
 
     def _open(self, path: Path) -> dict[str, np.ndarray]:
+        if path is self._last[0]:  # comparing paths takes longer than reading a row
+            return self._last[1]
         if path not in self._tables:
             index = read_column(path, "index", self._features["index"])
             gaps = np.flatnonzero(np.diff(index[:, 0]) != 1)
@@ -49,7 +52,8 @@ class TableCache:
         self._tables.move_to_end(path)
         while len(self._tables) > MAX_CACHED_TABLES:
             self._tables.popitem(last=False)
-        return self._tables[path]
+        self._last = path, self._tables[path]
+        return self._last[1]
 
 
 def read_column(path: Path, name: str, feature: Mapping[str, Any]) -> np.ndarray:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ import torch
 from benchbox.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -20,6 +21,7 @@ PAD, BOS, EOS = 0, 1, 2
 EOS_MARK = "<eos>"  # in templates, whatever a tokenizer calls its token
 FIRST_BYTE = 3
 VOCABULARY = FIRST_BYTE + 256
+MAX_CACHED_TEXTS = 4096  # about a KiB each
 
 
 class Tokenizer(Protocol):
@@ -75,7 +77,7 @@ def encode_cues(spec: BatchSpec, tokenizer: Tokenizer) -> dict[str, Tensor]:
 
 
 def encode_prompt(
-    tokenizer: Tokenizer, spec: BatchSpec, task: str, state: np.ndarray | None, memory: str = ""
+    tokenizer: Tokenizer, spec: BatchSpec, task: str, state: Sequence[int] | np.ndarray | None, memory: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
     r"""Return the tokens (P,) int64 of the task and, if given, of the binned state (D,), and their mask.
 
@@ -134,9 +136,28 @@ def encode_target(
     return pad_tokens(_encode_template(tokenizer, template, {"text": text}) if text else [], length, tokenizer.pad)
 
 
+class CachedEncoder:
+    """Encoder of texts, `encode(*arguments)`, that keeps its most recent results: texts recur from frame to frame."""
+
+    def __init__(self, encode: Callable[..., tuple[np.ndarray, np.ndarray]]) -> None:
+        self._encode = encode
+        self._recent: OrderedDict[tuple[Any, ...], tuple[np.ndarray, np.ndarray]] = OrderedDict()
+
+    def __call__(self, *arguments: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens and mask, which must not be changed."""
+        encoded = self._recent.get(arguments)
+        if encoded is None:
+            encoded = self._recent[arguments] = self._encode(*arguments)
+            if len(self._recent) > MAX_CACHED_TEXTS:
+                self._recent.popitem(last=False)
+        return encoded
+
+
 def pad_tokens(ids: Sequence[int], length: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
     """Return tokens (length,) int64, the ids followed by `pad`, and the mask of the ids. Ids beyond `length` are cut off."""
-    ids = list(ids[:length])
+    ids = ids[:length]
     tokens = np.full(length, pad, dtype=np.int64)
     tokens[: len(ids)] = ids
-    return tokens, np.arange(length) < len(ids)
+    mask = np.zeros(length, dtype=bool)
+    mask[: len(ids)] = True
+    return tokens, mask

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +29,20 @@ MAX_OPEN_VIDEOS = 32
 _ONE_THREAD = {"threads": 1} if int(av.__version__.partition(".")[0]) >= 17 else {}
 
 
+@dataclass(slots=True)
+class FrameCounts:
+    """Frames that were decoded, and those of them that were asked for."""
+
+    decoded: int = 0
+    used: int = 0
+
+
 class VideoReader:
     """Frames of one file by presentation time. Reading forwards decodes every frame once."""
 
-    def __init__(self, path: Path, fps: float) -> None:
+    def __init__(self, path: Path, fps: float, counts: FrameCounts | None = None) -> None:
         self.path = path
+        self.counts = counts or FrameCounts()
         self._period = 1 / fps
         try:
             self._container = av.open(str(path))
@@ -65,6 +75,7 @@ class VideoReader:
                     self._frames = self._container.decode(self._stream)
                 self._current = self._decode_to(time_s)
                 if self._current is not None:
+                    self.counts.used += 1
                     return self._current[1]
         except (av.FFmpegError, OSError) as error:
             self._current = None
@@ -73,6 +84,7 @@ class VideoReader:
 
     def _decode_to(self, time_s: float) -> tuple[float, np.ndarray] | None:
         for frame in self._frames:
+            self.counts.decoded += 1
             if frame.time is not None and frame.time > time_s - self._period / 2:
                 if frame.time >= time_s + self._period / 2:
                     return None
@@ -92,7 +104,9 @@ class VideoCache:
     def __init__(self, fps: float) -> None:
         self._fps = fps
         self._pid = os.getpid()
+        self.counts = FrameCounts()
         self._readers: OrderedDict[Path, VideoReader] = OrderedDict()
+        self._last: VideoReader | None = None
 
     def open(self, path: Path) -> VideoReader:
         """Return the reader of a file.
@@ -103,12 +117,16 @@ class VideoCache:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._readers = OrderedDict()
+            self._last = None
+        if self._last is not None and path is self._last.path:  # comparing paths takes as long as finding a frame
+            return self._last
         if path not in self._readers:
-            self._readers[path] = VideoReader(path, self._fps)
+            self._readers[path] = VideoReader(path, self._fps, self.counts)
         self._readers.move_to_end(path)
         while len(self._readers) > MAX_OPEN_VIDEOS:
             self._readers.popitem(last=False)[1].close()
-        return self._readers[path]
+        self._last = self._readers[path]
+        return self._last
 
 
 class VideoWriter:

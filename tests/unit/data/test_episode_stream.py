@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import psutil
@@ -13,8 +14,9 @@ from benchbox.data.episode_shuffle import EpisodeShuffle
 from benchbox.data.groups import generated_group
 from benchbox.data.lerobot import open_dataset
 from benchbox.data.loader import open_stream
-from benchbox.data.order import SampleKey
+from benchbox.data.order import FrameOrder, SampleKey
 from benchbox.data.packing import pack
+from benchbox.data.sample import sample_path
 from benchbox.data.samples import DatasetSamples
 from benchbox.errors import ConfigurationError, DataError
 from benchbox.spec.cell import DataSpec
@@ -153,3 +155,34 @@ def test_samples_of_different_shapes_are_refused():
     batches = BlockBatches(blocks, lambda: pack([{"x": torch.zeros(next(shapes))}]), batch=2, pinned=False)
     with pytest.raises(ConfigurationError, match="differ in their fields or shapes"):
         next(batches)
+
+
+def read_epoch(spec, order, block=16):
+    """Return frames decoded per frame used, and frames used per sample, over an epoch of the shipped data.
+
+    Its videos have a key frame every 8 frames.
+    """
+    source = DatasetSamples(open_dataset(sample_path()), spec, seed=0)
+    if order == "episode_shuffle":
+        drawn = EpisodeShuffle(source.groups(), 0, samples_per_step=8, block=block, buffer=256)
+        keys = [key for number in range(len(source) // block) for key in drawn.block_keys(number)]
+    else:
+        frames = FrameOrder(source.groups(), 0)
+        keys = [frames.key(position) for position in range(len(source))]
+    for key in keys:
+        source.sample(key.epoch, key.index)
+    counts = source.dataset.frame_counts
+    return counts.decoded / counts.used, counts.used / len(keys)
+
+
+@pytest.mark.parametrize(("history", "future", "block"), [(1, 0, 16), (3, 2, 32)])
+def test_episode_shuffle_decodes_at_most_a_fifth_more_frames_than_it_uses(bare_spec, history, future, block):
+    """The frames before a block, which are history, are decoded from the key frame before them."""
+    ratio, used = read_epoch(replace(bare_spec, history=history, future=future), "episode_shuffle", block)
+    assert ratio <= 1.2
+    assert used <= bare_spec.cameras * (1 + 2 * (history + future - 1) / block), "windows overlap and are not read again"
+
+
+def test_frames_in_random_order_are_decoded_from_the_key_frame_before_them(bare_spec):
+    ratio, _ = read_epoch(replace(bare_spec, history=1), "frame_shuffle")
+    assert ratio > 3

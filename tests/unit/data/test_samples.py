@@ -11,8 +11,9 @@ import torch
 
 from benchbox.data import open_dataset
 from benchbox.data.fast import FastTokenizer
+from benchbox.data.frame_images import letterbox
 from benchbox.data.loader import open_stream
-from benchbox.data.samples import DatasetSamples, letterbox
+from benchbox.data.samples import DatasetSamples
 from benchbox.data.text import EOS, ByteTokenizer
 from benchbox.errors import ConfigurationError, DataError
 from benchbox.spec.cell import DataSpec
