@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 
 from benchbox.data import statistics
+from benchbox.data.attempts import FILE as RECORDING
 from benchbox.data.files import TableFiles
 from benchbox.data.language import DTYPE
 from benchbox.data.layouts import v2, v30
@@ -112,8 +113,9 @@ def _write(
     layout.write_metadata(
         folder, WrittenDataset(info=info, tasks=tasks, episodes=episodes, statistics=dataset.statistics, limits_mib=limits)
     )
-    if (dataset.root / SUBTASKS).exists():
-        shutil.copyfile(dataset.root / SUBTASKS, folder / SUBTASKS)
+    for name in (SUBTASKS, RECORDING):
+        if (dataset.root / name).exists():
+            shutil.copyfile(dataset.root / name, folder / name)
     encoded = sum(copier.encoded for copier in copiers.values())
     return Conversion(copied=len(episodes) * len(copiers) - encoded, encoded=encoded, left_out=tuple(left_out))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchbox.data.attempts import read_success_rates
 from benchbox.data.language import DTYPE, PERSISTENT, count_styles
 from benchbox.data.lerobot import RESPONSE, LeRobotDataset
 from benchbox.data.metadata import ACTION, STATE
@@ -54,7 +55,13 @@ def inspect(dataset: LeRobotDataset) -> Inspection:
     for name, feature in dataset.features.items():
         if feature["dtype"] == DTYPE:
             facts[name] = _describe_annotations(dataset, name)
-    return Inspection(facts, list(_find_problems(dataset)))
+    problems = []
+    try:
+        for rate in read_success_rates(dataset.root):
+            facts[f"expert of {rate.env}"] = str(rate)
+    except DataError as error:
+        problems.append(str(error))
+    return Inspection(facts, [*problems, *_find_problems(dataset)])
 
 
 def _describe_annotations(dataset: LeRobotDataset, column: str) -> str:
