@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from benchbox.registry.contracts import AttentionKernel
+from benchbox.registry.contracts import AttentionKernel, Mode
 from benchbox.spec.datasets import DatasetSpec
 from benchbox.spec.types import BackendName, Batch, Count, FreezeName, PolicyName, RecipeName, Seed, Size, WeightsPath
 
@@ -50,6 +50,7 @@ class DataSpec:
     workers: int = 1  # loader processes a rank
     tokenizer: str = field(default=BYTES, metadata=ADDED_LATER)  # or the path of a tokenizer.json, or of its folder
     datasets: tuple[DatasetSpec, ...] = field(default=(), metadata=ADDED_LATER)  # of a mixture, or one with settings
+    mode: Mode = field(default="policy", metadata=ADDED_LATER)  # what is given, and what is predicted
     validation: float = field(default=0.0, metadata=ADDED_LATER)  # share of each dataset's episodes that is not trained on
 
     @property

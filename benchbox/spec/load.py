@@ -103,6 +103,7 @@ def data_spec(data: str | DataFile) -> DataSpec:
         workers=data.workers,
         tokenizer=data.tokenizer,
         datasets=() if plain else datasets,
+        mode=data.mode,
         validation=data.validation,
     )
 
