@@ -89,6 +89,8 @@ def convert_dataset(
         task = progress.add_task("episodes")
         conversion = convert(source, target, version, lambda done, total: progress.update(task, completed=done, total=total))
     print(f"wrote {target} as {version}: {conversion.copied} videos of episodes copied, {conversion.encoded} encoded again")
+    if conversion.left_out:
+        print(f"left out: {', '.join(conversion.left_out)}, which {version} does not have")
 
 
 def _print_attempt(attempt: "Attempt", episodes: int) -> None:

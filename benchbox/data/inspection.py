@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchbox.data.language import DTYPE, PERSISTENT, count_styles
 from benchbox.data.lerobot import RESPONSE, LeRobotDataset
 from benchbox.data.metadata import ACTION, STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS
@@ -62,7 +63,19 @@ def inspect(dataset: LeRobotDataset, keep: Path | None = None) -> Inspection:
         modes = [mode for mode, keys in REQUIRED_STATISTICS.items() if keys and all(key in stats for key in keys)]
         remark = "" if len(modes) == len(REQUIRED_STATISTICS) - 1 else "; training computes what is missing"
         facts[f"statistics of {name}"] = f"{', '.join(stats) or 'none'}; normalises by {', '.join(modes) or 'nothing'}{remark}"
+    for name, feature in dataset.features.items():
+        if feature["dtype"] == DTYPE:
+            facts[name] = _describe_annotations(dataset, name)
     return Inspection(facts, list(_find_problems(dataset)))
+
+
+def _describe_annotations(dataset: LeRobotDataset, column: str) -> str:
+    """Return the numbers of annotations by style. Persistent ones are the same in all rows of an episode, and count once."""
+    counts: Counter[str] = Counter()
+    for episode in dataset.episodes:
+        rows = range(episode.first_row, episode.first_row + (1 if column == PERSISTENT else episode.length))
+        counts += count_styles(episode.data_file, column, rows)
+    return ", ".join(f"{count} {style}" for style, count in sorted(counts.items())) or "none"
 
 
 def _find_problems(dataset: LeRobotDataset) -> Iterator[str]:

@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Protocol, Self
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from benchbox.data.block_stream import BlockBatches, RankBlocks
 from benchbox.data.description import DataUse, describe_data
+from benchbox.data.episode_shuffle import EpisodeShuffle
 from benchbox.data.lerobot import open_dataset, open_training_dataset
 from benchbox.data.mixture import MixtureSamples, select_datasets
-from benchbox.data.order import MicroBatchSampler, SampleKey
+from benchbox.data.order import FrameOrder, MicroBatchSampler, SampleKey
+from benchbox.data.packing import PackedSamples, pack
 from benchbox.data.sample import SAMPLE, sample_path
 from benchbox.data.synthetic import SyntheticSamples
 from benchbox.errors import ConfigurationError, DataError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from benchbox.data.groups import SampleGroup
     from benchbox.data.metadata import Statistics
@@ -45,19 +48,11 @@ class SampleSource(Protocol):
 class MicroBatchStream:
     """Endless iterator of micro-batches; a step takes `accumulation` of them. Close it to end its worker processes."""
 
-    def __init__(self, samples: SampleSource, sampler: MicroBatchSampler, workers: int, data_use: DataUse) -> None:
+    def __init__(self, batches: Iterator[PackedSamples], samples: SampleSource, data_use: DataUse) -> None:
         self.data_use = data_use
         self.statistics = samples.statistics
         self.provenance = samples.provenance
-        loader = DataLoader(
-            _MicroBatchDataset(samples),
-            batch_size=None,  # an index of the sampler is already a complete micro-batch
-            sampler=sampler,
-            num_workers=workers,  # torch gives each of them one thread
-            pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # otherwise it draws from the process's generator, which would change the run
-        )
-        self._batches: Iterator[Batch | ConfigurationError | DataError] = iter(loader)
+        self._batches = batches
 
     def __iter__(self) -> Self:
         return self
@@ -69,9 +64,7 @@ class MicroBatchStream:
             ConfigurationError: a sample cannot be brought into the form of the spec.
             DataError: a sample could not be read, here or in a worker process.
         """
-        batch = next(self._batches)
-        if isinstance(batch, ConfigurationError | DataError):
-            raise batch
+        batch = next(self._batches).unpack()
         self.data_use.count(batch)
         return batch
 
@@ -80,18 +73,42 @@ class MicroBatchStream:
         self._batches = iter(())
 
 
-class _MicroBatchDataset(Dataset):
-    """Dataset whose indices are lists of sample keys and whose items are micro-batches."""
+def load_samples(
+    samples: SampleSource, sampler: Iterable[list[SampleKey]], workers: int, *, pin_memory: bool = False
+) -> Iterator[PackedSamples]:
+    """Return an iterator over the samples of the lists of keys in `sampler`. It owns the worker processes, which load ahead.
+
+    Its `next` raises the ConfigurationError or DataError of a sample, and ends the workers.
+    """
+    loader = DataLoader(
+        _KeysDataset(samples),
+        batch_size=None,  # an index of the sampler is already complete
+        sampler=sampler,
+        num_workers=workers,  # torch gives each of them one thread
+        pin_memory=pin_memory,
+        generator=torch.Generator(),  # otherwise it draws from the process's generator, which would change the run
+    )
+    return _raise_errors(iter(loader))  # which starts the workers
+
+
+def _raise_errors(items: Iterator[PackedSamples | ConfigurationError | DataError]) -> Iterator[PackedSamples]:
+    for item in items:
+        if isinstance(item, ConfigurationError | DataError):
+            raise item
+        yield item
+
+
+class _KeysDataset(Dataset):
+    """Dataset whose indices are lists of sample keys."""
 
     def __init__(self, samples: SampleSource) -> None:
         self.samples = samples
 
-    def __getitem__(self, keys: list[SampleKey]) -> Batch | ConfigurationError | DataError:
+    def __getitem__(self, keys: list[SampleKey]) -> PackedSamples | ConfigurationError | DataError:
         try:
-            rows = [self.samples.sample(key.epoch, key.index) for key in keys]
+            return pack([self.samples.sample(key.epoch, key.index) for key in keys])
         except (ConfigurationError, DataError) as error:
             return error  # returned, because an error raised in a worker arrives with the traceback of that worker
-        return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
 def open_stream(
@@ -103,6 +120,7 @@ def open_stream(
     rank: int,
     world_size: int,
     seed: int,
+    order: str = "frame_shuffle",
     start_step: int = 0,
     own_samples: SampleSource | None = None,
 ) -> MicroBatchStream:
@@ -114,6 +132,7 @@ def open_stream(
 
     Args:
         spec: None for a policy that generates its `own_samples`.
+        order: frame_shuffle, episode_shuffle or sequential.
 
     Raises:
         ConfigurationError: the data cannot be provided in the form that the policy requires.
@@ -124,22 +143,25 @@ def open_stream(
     else:
         assert spec is not None, "a policy reads a dataset or generates its samples"
         samples = _open_samples(data, spec, seed)
-    groups = samples.groups()
-    if len(groups) > 1:
-        raise ConfigurationError("datasets with weights cannot be interleaved yet: leave the weights out")
-    (group,) = groups
-    if not len(group):
-        raise DataError(f"{data.label}: the dataset has no frames")
+    data_use = DataUse(describe_data(data, samples))
+    pinned = torch.cuda.is_available()
+    if order == "episode_shuffle":
+        samples_per_rank = batch * accumulation
+        shuffle = EpisodeShuffle(
+            samples.groups(), seed, samples_per_step=samples_per_rank * world_size, block=data.block, buffer=data.buffer
+        )
+        blocks = RankBlocks(order=shuffle, samples_per_rank=samples_per_rank, rank=rank, start_step=start_step)
+        loaded = load_samples(samples, blocks, data.workers)
+        return MicroBatchStream(BlockBatches(blocks, loaded.__next__, batch=batch, pinned=pinned), samples, data_use)
     sampler = MicroBatchSampler(
-        group=group,
+        order=FrameOrder(samples.groups(), seed, shuffled=order == "frame_shuffle"),
         batch=batch,
         accumulation=accumulation,
         rank=rank,
         world_size=world_size,
-        seed=seed,
         start_step=start_step,
     )
-    return MicroBatchStream(samples, sampler, data.workers, DataUse(describe_data(data, samples)))
+    return MicroBatchStream(load_samples(samples, sampler, data.workers, pin_memory=pinned), samples, data_use)
 
 
 def _open_samples(data: DataSpec, spec: BatchSpec, seed: int) -> SampleSource:

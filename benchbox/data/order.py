@@ -1,15 +1,17 @@
-"""Order of the samples that a rank trains on."""
+"""Orders of samples: functions of the position in the endless sequence that all ranks read together."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from benchbox.data.interleaving import Interleaving
 from benchbox.data.randomness import ORDER, generator
+from benchbox.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
 
@@ -24,21 +26,68 @@ class SampleKey:
     index: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class MicroBatchSampler:
-    """Sampler of the micro-batches of one rank: an endless sequence of seeded permutations of the samples, one per epoch.
+class Order(Protocol):
+    """Order of samples. Every sample of a group occurs once per epoch of the group."""
 
-    A step takes the next `batch * accumulation * world_size` samples of the global sequence; each rank takes a consecutive part
-    of them, and each micro-step a consecutive part of the rank's. So a step has the same samples however it is split, a step
-    may extend into the next epoch, and every sample occurs once per epoch.
+    def key(self, position: int) -> SampleKey:
+        """Return the key at a position of the global sequence."""
+
+
+class FrameOrder:
+    """Order by frames: a seeded permutation of the samples of a group per epoch, or their stored order.
+
+    Args:
+        groups: they are interleaved by their weights.
+        shuffled: False keeps the stored order, in which consecutive samples are nearly equal.
+
+    Raises:
+        ConfigurationError: a weight is not a positive number, or is too small next to the others.
+        DataError: a group has no samples.
     """
 
-    group: SampleGroup
+    def __init__(self, groups: Sequence[SampleGroup], seed: int, *, shuffled: bool = True) -> None:
+        check_groups(groups)
+        self._groups = groups
+        self._seed = seed
+        self._shuffled = shuffled
+        self._interleaving = Interleaving([group.weight for group in groups], seed)
+        self._permutation = lru_cache(maxsize=2 * len(groups))(self._permute)  # a step may extend over two epochs
+
+    def key(self, position: int) -> SampleKey:
+        """Return the key at a position of the global sequence."""
+        number, unit = self._interleaving.locate(position)
+        group = self._groups[number]
+        epoch, offset = divmod(unit, len(group))
+        if self._shuffled:
+            offset = int(self._permutation(number, epoch)[offset])
+        return SampleKey(epoch, group.index_of(offset))
+
+    def _permute(self, number: int, epoch: int) -> np.ndarray:
+        # Group 0 has the permutations of a dataset without others: trailing zeros of a key leave the generator unchanged.
+        return generator(ORDER, self._seed, epoch, number).permutation(len(self._groups[number]))
+
+
+def check_groups(groups: Sequence[SampleGroup]) -> None:
+    """Raise DataError for a group without samples."""
+    for number, group in enumerate(groups):
+        if not len(group):
+            raise DataError("the dataset has no frames" if len(groups) == 1 else f"dataset {number} has no frames")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatchSampler:
+    """Sampler of the micro-batches of one rank.
+
+    A step takes the next `batch * accumulation * world_size` samples of the global sequence; each rank takes a consecutive part
+    of them, and each micro-step a consecutive part of the rank's. So a step has the same samples however it is split, and a
+    step may extend into the next epoch.
+    """
+
+    order: Order
     batch: int
     accumulation: int
     rank: int
     world_size: int
-    seed: int
     start_step: int
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
@@ -48,15 +97,5 @@ class MicroBatchSampler:
         while True:
             start = (step * self.world_size + self.rank) * samples_per_rank
             for position in range(start, start + samples_per_rank, self.batch):
-                yield [self.key(p) for p in range(position, position + self.batch)]
+                yield [self.order.key(p) for p in range(position, position + self.batch)]
             step += 1
-
-    def key(self, position: int) -> SampleKey:
-        """Return the key at a position of the global sequence."""
-        epoch, offset = divmod(position, len(self.group))
-        return SampleKey(epoch, self.group.index_of(int(_permutation(len(self.group), self.seed, epoch)[offset])))
-
-
-@lru_cache(maxsize=2)  # a step may extend over two epochs
-def _permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
-    return generator(ORDER, seed, epoch).permutation(samples)

@@ -84,6 +84,7 @@ def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0
         rank=rank,
         world_size=cell.world_size,
         seed=cell.seed,
+        order=cell.order,
         start_step=start_step,
         own_samples=own_samples,
     )

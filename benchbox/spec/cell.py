@@ -12,7 +12,18 @@ from typing import Any, Self
 
 from benchbox.registry.contracts import AttentionKernel, Mode
 from benchbox.spec.datasets import DatasetSpec
-from benchbox.spec.types import BackendName, Batch, Count, FreezeName, PolicyName, RecipeName, Seed, Size, WeightsPath
+from benchbox.spec.types import (
+    BackendName,
+    Batch,
+    Count,
+    FreezeName,
+    OrderName,
+    PolicyName,
+    RecipeName,
+    Seed,
+    Size,
+    WeightsPath,
+)
 
 BYTES = "bytes"  # the tokenizer that needs no file
 
@@ -49,6 +60,8 @@ class DataSpec:
     path: str | None = None  # of the LeRobot dataset
     workers: int = 1  # loader processes a rank
     tokenizer: str = field(default=BYTES, metadata=ADDED_LATER)  # or the path of a tokenizer.json, or of its folder
+    block: int = field(default=16, metadata=ADDED_LATER)  # episode_shuffle: frames of an episode that are read together
+    buffer: int = field(default=2048, metadata=ADDED_LATER)  # episode_shuffle: samples of all ranks that are mixed
     datasets: tuple[DatasetSpec, ...] = field(default=(), metadata=ADDED_LATER)  # of a mixture, or one with settings
     mode: Mode = field(default="policy", metadata=ADDED_LATER)  # what is given, and what is predicted
     validation: float = field(default=0.0, metadata=ADDED_LATER)  # share of each dataset's episodes that is not trained on
@@ -111,6 +124,9 @@ class Cell:
     )
     accumulation: Count = field(default=1, metadata=about("Micro-steps per optimizer step."))
     seed: Seed = field(default=0, metadata=about("Seed of the parameters and the data order."))
+    order: OrderName = field(
+        default="frame_shuffle", metadata=about("The order of samples: by frames, by episodes, or unshuffled.") | ADDED_LATER
+    )
     data: DataSpec = field(default_factory=DataSpec)
     optim: OptimSpec = field(default_factory=OptimSpec)
 

@@ -102,6 +102,8 @@ def data_spec(data: str | DataFile) -> DataSpec:
         path=datasets[0].path if plain else data.lerobot,
         workers=data.workers,
         tokenizer=data.tokenizer,
+        block=data.block,
+        buffer=data.buffer,
         datasets=() if plain else datasets,
         mode=data.mode,
         validation=data.validation,

@@ -57,6 +57,10 @@ class DataFile(DatasetFile):
     """A tokenizer.json of Hugging Face, or its folder; without one every byte of a text is a token."""
     workers: Annotated[int, Field(ge=0, le=64)] = _DATA.workers
     """Loader processes per rank."""
+    block: Annotated[int, Field(ge=1, le=65536)] = _DATA.block
+    """Consecutive frames of an episode that `order: episode_shuffle` reads together."""
+    buffer: Annotated[int, Field(ge=1, le=10_000_000)] = _DATA.buffer
+    """Samples of all ranks among which `order: episode_shuffle` mixes."""
 
 
 class OptimFile(Strict):

@@ -17,6 +17,7 @@ from benchbox.registry.backends import BUILT_IN_BACKENDS, backends
 from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.registry.metrics import BUILT_IN_METRICS, metrics
 from benchbox.registry.names import did_you_mean
+from benchbox.registry.orders import ORDERS
 from benchbox.registry.recipes import BUILT_IN_RECIPES, recipes
 from benchbox.registry.weights import weight_files
 
@@ -105,6 +106,9 @@ FreezeName = Annotated[
     str,
     AfterValidator(lambda name: check_name("freeze preset", name, FREEZE_PRESETS)),
     WithJsonSchema({"enum": list(FREEZE_PRESETS)}),
+]
+OrderName = Annotated[
+    str, AfterValidator(lambda name: check_name("order", name, ORDERS)), WithJsonSchema({"enum": list(ORDERS)})
 ]
 MetricName = Annotated[str, AfterValidator(lambda name: check_name("metric", name, metrics())), _suggest(BUILT_IN_METRICS)]
 WeightsPath = Annotated[str, Field(min_length=1), AfterValidator(_check_weights)]

@@ -9,6 +9,7 @@ import av
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
@@ -113,6 +114,29 @@ def annotate(root: Path, to: Path, columns: dict[str, list], subtasks: tuple[str
     if subtasks:
         index = pd.Index(list(subtasks), name="subtask")
         pd.DataFrame({"subtask_index": range(len(subtasks))}, index=index).to_parquet(to / "meta/subtasks.parquet")
+    return to
+
+
+def add_language(root: Path, to: Path, persistent: list[list[dict]], events: dict[int, list[dict]]) -> Path:
+    """Copy a dataset and add the columns of LeRobot 0.6: rows of every episode, and rows by the index of their frame.
+
+    As lerobot's writer, it infers the types of the columns and writes a row group per episode.
+    """
+    shutil.copytree(root, to)
+    (file,) = (to / "data").rglob("*.parquet")
+    table = pq.read_table(file)
+    columns = {
+        "language_persistent": [persistent[episode] for episode in table["episode_index"].to_pylist()],
+        "language_events": [events.get(frame, []) for frame in range(len(table))],
+    }
+    for name, values in columns.items():
+        table = table.append_column(name, pa.array(values))
+    with pq.ParquetWriter(file, table.schema) as writer:
+        for episode in range(len(persistent)):
+            writer.write_table(table.filter(pc.equal(table["episode_index"], episode)))
+    info = json.loads((to / "meta/info.json").read_text())
+    info["features"] |= {name: {"dtype": "language", "shape": [1], "names": None} for name in columns}
+    (to / "meta/info.json").write_text(json.dumps(info))
     return to
 
 

@@ -9,7 +9,7 @@ import torch
 
 from benchbox.data.groups import generated_group
 from benchbox.data.loader import open_stream
-from benchbox.data.order import MicroBatchSampler
+from benchbox.data.order import FrameOrder, MicroBatchSampler
 from benchbox.data.randomness import DRAWS, draw_random_fields, generator
 from benchbox.spec.cell import DataSpec
 
@@ -18,12 +18,11 @@ SYNTHETIC = DataSpec(kind="synthetic", workers=0)
 
 def order(samples=23, batch=2, accumulation=1, rank=0, world_size=1, seed=7, start_step=0):
     return MicroBatchSampler(
-        group=generated_group(samples),
+        order=FrameOrder([generated_group(samples)], seed),
         batch=batch,
         accumulation=accumulation,
         rank=rank,
         world_size=world_size,
-        seed=seed,
         start_step=start_step,
     )
 
@@ -32,7 +31,7 @@ def keys(an_order, micro_batches):
     return [key for batch in islice(iter(an_order), micro_batches) for key in batch]
 
 
-def take(spec, n, data=SYNTHETIC, batch=2, accumulation=1, rank=0, world_size=1, seed=0, start_step=0):
+def take(spec, n, data=SYNTHETIC, batch=2, accumulation=1, rank=0, world_size=1, seed=0, start_step=0, order="frame_shuffle"):
     stream = open_stream(
         data,
         spec,
@@ -41,6 +40,7 @@ def take(spec, n, data=SYNTHETIC, batch=2, accumulation=1, rank=0, world_size=1,
         rank=rank,
         world_size=world_size,
         seed=seed,
+        order=order,
         start_step=start_step,
     )
     try:

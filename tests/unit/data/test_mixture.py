@@ -11,7 +11,7 @@ from benchbox.data.loader import open_stream
 from benchbox.data.mixture import MixtureSamples, drawn_shares, select_datasets
 from benchbox.data.normalisation import Normaliser
 from benchbox.data.samples import DatasetSamples
-from benchbox.errors import ConfigurationError, DataError
+from benchbox.errors import DataError
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
 from benchbox.spec.cell import DataSpec
@@ -222,10 +222,14 @@ def test_a_dataset_that_is_too_wide_for_the_policy_is_named(roots, spec3):
         mixture(settings(roots), replace(spec3, action_dim=4))
 
 
-def test_weights_are_refused_where_they_cannot_be_drawn_by(roots, spec3):
-    datasets = tuple(replace(dataset, weight=1.0) for dataset in settings(roots))
-    with pytest.raises(ConfigurationError, match="cannot be interleaved yet"):
-        open_stream(DataSpec(datasets=datasets, kind="lerobot"), spec3, batch=1, accumulation=1, rank=0, world_size=1, seed=0)
+@pytest.mark.parametrize("order", ["frame_shuffle", "episode_shuffle"])
+def test_samples_are_drawn_by_weight_and_counted_by_dataset(roots, spec3, order):
+    datasets = tuple(replace(dataset, weight=weight) for dataset, weight in zip(settings(roots), (3.0, 1.0), strict=True))
+    data = DataSpec(kind="lerobot", datasets=datasets, workers=0, block=4, buffer=16)
+    stream = open_stream(data, spec3, batch=16, accumulation=1, rank=0, world_size=1, seed=0, order=order)
+    for _ in range(64):
+        next(stream)
+    assert [dataset["drawn"] for dataset in stream.data_use.record()["datasets"]] == [768, 256]
 
 
 @pytest.mark.parametrize("name", ["pi05", "vitra", "cosmos_droid", "pi07_low_level", "value"])

@@ -32,6 +32,9 @@ APPENDED = [
     ("checkpointing: yes", 'm.yaml:8:16: checkpointing must be true or false, not "yes"; write true or false'),
     ("attention: flash", 'm.yaml:8:12: unknown attention "flash"; one of eager, flex, native, sdpa'),
     ("recipe: fp16", "m.yaml:8:9: unknown recipe 'fp16'; one of " + ", ".join(sorted(recipes()))),
+    ("order: shuffle", "m.yaml:8:8: unknown order 'shuffle'; did you mean 'frame_shuffle'?"),
+    ("data: {block: 0}", "m.yaml:8:15: data.block must be at least 1, not 0"),
+    ("data: {buffer: many}", 'm.yaml:8:16: data.buffer must be a whole number, not "many"'),
     ("freeze: vision", "m.yaml:8:9: unknown freeze preset 'vision'; did you mean 'freeze_vision'?"),
     ("batch: 3", "m.yaml:7:3: batch is an axis and also stands at the top level, at m.yaml:8:1; keep one"),
     (

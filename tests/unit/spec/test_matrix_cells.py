@@ -80,11 +80,12 @@ def test_every_field_of_a_cell_but_data_and_optim_can_be_an_axis(load, tmp_path)
         "weights": [tmp_path, tmp_path / "w.safetensors"],
         "accumulation": [1, 2],
         "seed": [0, 1],
+        "order": ["frame_shuffle", "episode_shuffle"],
     }
     assert set(values) == {field.name for field in fields(Cell)} - {"data", "optim"} == set(Point.model_fields)
     axes = "".join(f"  {name}: [{', '.join(map(str, options))}]\n" for name, options in values.items())
     cells = list(load("name: n\naxes:\n" + axes).cells())
-    assert len({cell.cell_id for cell in cells}) == len(cells) == 2**11
+    assert len({cell.cell_id for cell in cells}) == len(cells) == 2**12
 
 
 def test_aliases_stand_for_what_they_name(load):
@@ -124,8 +125,8 @@ def test_a_file_that_says_nothing_gets_the_defaults_of_the_dataclasses(load):
 def test_a_mapping_of_data_that_names_no_dataset_means_the_shipped_one(load, tmp_path):
     file = tmp_path / "tokenizer.json"
     file.touch()
-    matrix = load(GOOD + f"data: {{tokenizer: '{file}', workers: 0}}\n")
-    assert matrix.data == DataSpec(kind="sample", workers=0, tokenizer=str(file))
+    matrix = load(GOOD + f"data: {{tokenizer: '{file}', workers: 0, block: 32, buffer: 64}}\n")
+    assert matrix.data == DataSpec(kind="sample", workers=0, tokenizer=str(file), block=32, buffer=64)
     assert matrix.data.tokenizer_file == file
     assert load(GOOD + f"data: {{tokenizer: '{tmp_path}'}}\n").data.tokenizer_file == file
     assert load(GOOD + "data: {tokenizer: bytes}\n").data == DataSpec()

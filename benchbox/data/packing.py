@@ -1,0 +1,75 @@
+"""Samples in one piece of memory, which passes from a worker to the main process without a copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.data import get_worker_info
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from benchbox.registry.contracts import Batch
+
+ALIGNMENT = 64  # bytes, at which every field begins
+
+
+@dataclass(frozen=True, slots=True)
+class PackedField:
+    """Field of a sample: a tensor of this dtype and shape."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def bytes_per_sample(self) -> int:
+        return self.dtype.itemsize * torch.Size(self.shape).numel()
+
+
+@dataclass(frozen=True, slots=True)
+class PackedSamples:
+    """Samples whose fields follow one another in `memory` (bytes,) uint8, every one with the samples as its first dimension."""
+
+    memory: Tensor
+    fields: tuple[PackedField, ...]
+    samples: int
+
+    def unpack(self) -> Batch:
+        """Return the fields as tensors (samples, ...) that share the memory."""
+        batch, start = {}, 0
+        for field in self.fields:
+            size = field.bytes_per_sample * self.samples
+            batch[field.name] = self.memory[start : start + size].view(field.dtype).view(self.samples, *field.shape)
+            start += _aligned(size)
+        return batch
+
+    def pin_memory(self) -> PackedSamples:
+        """Return a copy in page-locked memory. The loader calls it where there is a CUDA device."""
+        return PackedSamples(self.memory.pin_memory(), self.fields, self.samples)
+
+
+def allocate(fields: tuple[PackedField, ...], samples: int, *, pinned: bool = False) -> PackedSamples:
+    """Allocate samples without setting their values: in shared memory if this process is a worker of a loader."""
+    size = sum(_aligned(field.bytes_per_sample * samples) for field in fields)
+    if get_worker_info() is None:
+        return PackedSamples(torch.empty(size, dtype=torch.uint8, pin_memory=pinned), fields, samples)
+    storage = torch.UntypedStorage._new_shared(size)  # noqa: SLF001  # as torch's own collation does
+    return PackedSamples(torch.empty(0, dtype=torch.uint8).set_(storage), fields, samples)
+
+
+def pack(rows: Sequence[Batch]) -> PackedSamples:
+    """Stack samples, which have the same fields of the same shapes."""
+    fields = tuple(PackedField(name, value.dtype, tuple(value.shape)) for name, value in rows[0].items())
+    packed = allocate(fields, len(rows))
+    for name, stacked in packed.unpack().items():
+        torch.stack([row[name] for row in rows], out=stacked)
+    return packed
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
