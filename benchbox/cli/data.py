@@ -55,12 +55,18 @@ def record_dataset(
 
 
 @data.command("inspect")
-def inspect_dataset(root: Annotated[Path, typer.Argument(metavar="DIR", help="A dataset.", show_default=False)]) -> None:
+def inspect_dataset(
+    root: Annotated[Path, typer.Argument(metavar="DIR", help="A dataset.", show_default=False)],
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", metavar="FILE", help="Ranges of frames that training would draw.", show_default=False),
+    ] = None,
+) -> None:
     """Print a summary of a dataset and its problems. Exits with 2 when there are any."""
     from benchbox.data import open_dataset
     from benchbox.data.inspection import inspect
 
-    inspection = inspect(open_dataset(root))
+    inspection = inspect(open_dataset(root), keep)
     width = max(map(len, inspection.facts))
     for label, text in inspection.facts.items():
         print(f"{label:<{width}}  {text}")

@@ -27,7 +27,7 @@ def prepare_statistics(data: "DataSpec", console: "Console") -> None:
     from benchbox.data.mixture import drawn_shares, select_datasets
 
     opened, lines = [], []
-    with Progress(console=console, transient=True) as progress:
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
 
         def show(task: "TaskID", done: int, total: int) -> None:
             progress.update(task, completed=done, total=total, visible=True)

@@ -41,9 +41,10 @@ class DataUse:
 def describe_data(data: DataSpec, samples: object) -> DataRecord:
     """Return what is trained on. Generated samples have no datasets."""
     if not isinstance(samples, MixtureSamples):
-        return {"kind": data.kind, "validation": 0.0, "cameras": [], "datasets": []}
+        return {"kind": data.kind, "mode": data.mode, "validation": 0.0, "cameras": [], "datasets": []}
     return {
         "kind": data.kind,
+        "mode": data.mode,
         "validation": data.validation,
         "cameras": list(samples.cameras),
         "datasets": describe_datasets(samples.members),

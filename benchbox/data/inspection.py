@@ -13,10 +13,12 @@ from benchbox.data.language import DTYPE, PERSISTENT, count_styles
 from benchbox.data.lerobot import RESPONSE, LeRobotDataset
 from benchbox.data.metadata import ACTION, STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS
+from benchbox.data.selection import select_frames
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from benchbox.data.metadata import Episode
 
@@ -29,8 +31,16 @@ class Inspection:
     problems: list[str]
 
 
-def inspect(dataset: LeRobotDataset) -> Inspection:
-    """Read all states and actions, and the first and last frame of every episode from every camera."""
+def inspect(dataset: LeRobotDataset, keep: Path | None = None) -> Inspection:
+    """Read all states and actions, and the first and last frame of every episode from every camera.
+
+    Args:
+        keep: file of ranges of frames, see `benchbox.data.keep`.
+
+    Raises:
+        DataError: the keep file is missing or damaged.
+        ConfigurationError: it names frames that the dataset does not have.
+    """
     lengths = [episode.length for episode in dataset.episodes]
     tasks = Counter(task for episode in dataset.episodes for task in episode.tasks)
     info = dataset.info
@@ -41,6 +51,8 @@ def inspect(dataset: LeRobotDataset) -> Inspection:
         "tasks": "; ".join(f"{task} ({tasks[task]} episodes)" for task in dataset.tasks),
         "size": f"{sum(file.stat().st_size for file in dataset.root.rglob('*') if file.is_file()) / 2**20:.2f} MiB",
     }
+    if keep is not None:
+        facts["kept"] = f"{keep} {select_frames(dataset.episodes, str(keep)).kept}"
     if dataset.subtasks:
         facts["subtasks"] = "; ".join(dataset.subtasks)
     for name, feature in dataset.features.items():

@@ -40,7 +40,7 @@ class FrameSelection:
 
     @property
     def kept(self) -> str:
-        """What a keep file keeps, in words."""
+        """Count of the frames that a keep file keeps, in words."""
         return f"keeps {self.kept_frames:,} of {self.frames:,} frames in {self.kept_episodes:,} of {self.episodes:,} episodes"
 
 

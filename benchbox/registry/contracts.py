@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     Batch = dict[str, Tensor]
 
 AttentionKernel = Literal["eager", "sdpa", "flex", "native"]  # native: whatever the policy runs
+Mode = Literal["policy", "forward_dynamics", "inverse_dynamics", "joint"]  # what is given, and what is predicted
 NormalisationMode = Literal["identity", "mean_std", "min_max", "quantile"]
 
 
@@ -110,11 +111,12 @@ class BatchSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """The axes of a matrix that change the policy itself."""
+    """The axes of a matrix that change the policy itself, and the mode of its data."""
 
     cams: int = 1
     attention: AttentionKernel = "sdpa"
     checkpointing: bool = False
+    mode: Mode = "policy"  # another one only for a policy that declares it: `MODES` in its policy.py
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,6 +247,7 @@ class DataRecord(TypedDict):
     """The data that was trained on. Generated samples have no datasets."""
 
     kind: str
+    mode: str  # what was given, and what was predicted
     validation: float  # share of the episodes that is not trained on
     cameras: list[str]  # in the slots of the policy
     datasets: list[DatasetRecord]

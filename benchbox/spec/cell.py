@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from benchbox.registry.contracts import AttentionKernel
+from benchbox.registry.contracts import AttentionKernel, Mode
 from benchbox.spec.datasets import DatasetSpec
 from benchbox.spec.types import (
     BackendName,
@@ -63,6 +63,7 @@ class DataSpec:
     block: int = field(default=16, metadata=ADDED_LATER)  # episode_shuffle: frames of an episode that are read together
     buffer: int = field(default=2048, metadata=ADDED_LATER)  # episode_shuffle: samples of all ranks that are mixed
     datasets: tuple[DatasetSpec, ...] = field(default=(), metadata=ADDED_LATER)  # of a mixture, or one with settings
+    mode: Mode = field(default="policy", metadata=ADDED_LATER)  # what is given, and what is predicted
     validation: float = field(default=0.0, metadata=ADDED_LATER)  # share of each dataset's episodes that is not trained on
 
     @property

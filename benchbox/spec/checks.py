@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import Problem
 from benchbox.registry.attention import attention_refusal
+from benchbox.registry.modes import mode_refusal
 from benchbox.registry.names import did_you_mean
 from benchbox.spec.cell import Cell
 from benchbox.spec.fields import Point
@@ -106,6 +107,8 @@ def check_cells(matrix: Matrix, source: Source, policies: Mapping[str, PolicyEnt
     for policy, attention in dict.fromkeys((cell.policy, cell.attention) for cell in cells):
         if refusal := attention_refusal(policies[policy], attention):
             problems.append(Problem(_position_of(source, "attention", attention), *refusal))
+    refusals = (mode_refusal(policies[policy], matrix.data.mode) for policy in dict.fromkeys(cell.policy for cell in cells))
+    problems += [Problem(source.where(("data", "mode")), *refusal) for refusal in refusals if refusal]
     selections: list[tuple[Keys, Mapping[str, Any]]] = [(("reference",), matrix.reference)]
     selections += [(("thresholds", i, "where"), threshold.where) for i, threshold in enumerate(matrix.thresholds)]
     for keys, point in selections:

@@ -105,6 +105,7 @@ def data_spec(data: str | DataFile) -> DataSpec:
         block=data.block,
         buffer=data.buffer,
         datasets=() if plain else datasets,
+        mode=data.mode,
         validation=data.validation,
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, create_model, model_validator
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from benchbox.registry.contracts import Mode  # noqa: TC001 (pydantic evaluates the annotation)
 from benchbox.registry.metrics import metrics
 from benchbox.spec.cell import DataSpec, MeasureSpec, OptimSpec
 from benchbox.spec.fields import POINT_TYPES, Point
@@ -48,6 +49,8 @@ class DataFile(DatasetFile):
     """Root folder of a LeRobot dataset; the shipped one when it is absent."""
     mixture: Annotated[list[MixtureFile], Field(min_length=1)] = ABSENT
     """Several datasets, in place of one."""
+    mode: Mode = _DATA.mode
+    """What is given and what is predicted; only policy, unless the policy has modes."""
     validation: Annotated[float, Field(ge=0, lt=1)] = _DATA.validation
     """Share of the episodes of each dataset that is not trained on, chosen by the seed."""
     tokenizer: Text = _DATA.tokenizer

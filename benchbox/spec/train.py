@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.attention import attention_refusal, default_attention
+from benchbox.registry.modes import mode_refusal
 from benchbox.registry.names import did_you_mean
 from benchbox.spec.cell import Cell
 from benchbox.spec.checks import REQUIRED
@@ -98,6 +99,8 @@ def load_train(path: str | Path, overrides: Mapping[str, str] | None = None, pol
         problems.append(Problem(source.where(("size",)), message, did_you_mean(cell.size, presets)))
     if refusal := attention_refusal(entry, cell.attention):
         problems.append(Problem(source.where(("attention",)), *refusal))
+    if refusal := mode_refusal(entry, cell.data.mode):
+        problems.append(Problem(source.where(("data", "mode")), *refusal))
     if problems:
         raise ConfigurationError(in_order(problems))
     return TrainConfig(
