@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.parity.lerobot import ENVIRONMENT, V21_ENVIRONMENT
+from tests.parity.lerobot import ENVIRONMENT, V21_ENVIRONMENT, V30_ENVIRONMENT
 from tests.parity.report import render_report
 from tests.parity.table import read_rows
 
@@ -20,7 +20,7 @@ REPORT = HERE.parents[1] / "reports" / "parity" / "parity.md"
 
 
 def main() -> int:
-    for environment in (ENVIRONMENT, V21_ENVIRONMENT):
+    for environment in (ENVIRONMENT, V21_ENVIRONMENT, V30_ENVIRONMENT):
         environment.build()
     rows = ENVIRONMENT.root / "rows.jsonl"
     rows.unlink(missing_ok=True)

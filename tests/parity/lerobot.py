@@ -17,7 +17,11 @@ ENVIRONMENT = Environment(
     pip_options=("--ignore-requires-python",),
     finish=lower_package,
 )
-V21_ENVIRONMENT = Environment(requirements=HERE / "requirements" / "lerobot_v21.txt", root=ENVIRONMENT.root)  # datasets of v2.1
+# Earlier versions, for the datasets that they write: v2.1 and, by 0.4, v3.0
+V21_ENVIRONMENT, V30_ENVIRONMENT = (
+    Environment(requirements=HERE / "requirements" / f"{name}.txt", root=ENVIRONMENT.root)
+    for name in ("lerobot_v21", "lerobot_04")
+)
 VERSION, CLIENT_VERSION = (
     next(pin.replace("==", " ") for pin in ENVIRONMENT.pinned_packages if pin.startswith(f"{name}=="))
     for name in ("lerobot", "openpi-client")

@@ -13,28 +13,34 @@ from benchbox.data import open_dataset
 from benchbox.data.convert import convert
 from benchbox.data.inspection import inspect
 from benchbox.data.sample import sample_path
-from tests.parity.lerobot import ENVIRONMENT, V21_ENVIRONMENT, requires_lerobot, run_script
+from tests.parity.lerobot import ENVIRONMENT, V21_ENVIRONMENT, V30_ENVIRONMENT, requires_lerobot, run_script
 from tests.support.datasets import read_index, write_dataset
 
-ENVIRONMENTS = {"v3.0": ENVIRONMENT, "v2.1": V21_ENVIRONMENT}
+ENVIRONMENTS = [("v3.0", ENVIRONMENT), ("v3.0", V30_ENVIRONMENT), ("v2.1", V21_ENVIRONMENT)]
 EPISODES = [(13, "push"), (5, "open"), (20, "push")]
 CASES = [
     pytest.param(
         version,
+        environment,
         images,
+        id=f"{environment.requirements.stem}-{images}",
         marks=pytest.mark.skipif(
-            not ENVIRONMENTS[version].is_built,
-            reason=f"no lerobot that writes {version} in build/parity: `make parity` builds it",
+            not environment.is_built,
+            reason=f"no environment {environment.requirements.stem} in build/parity: `make parity` builds it",
         ),
     )
-    for version in ENVIRONMENTS
+    for version, environment in ENVIRONMENTS
     for images in ("video", "image")
 ]
 
 
-def read_by_lerobot(folder, version, *, fps, decode):
+def lerobot_version(environment):
+    return next(pin.replace("==", " ") for pin in environment.pinned_packages if pin.startswith("lerobot=="))
+
+
+def read_by_lerobot(folder, environment, *, fps, decode):
     (folder / "options.json").write_text(json.dumps({"fps": fps, "decode": decode}))
-    run_script("read_dataset", folder, ENVIRONMENTS[version])
+    run_script("read_dataset", folder, environment)
     return load_file(folder / "frames.safetensors"), json.loads((folder / "content.json").read_text())
 
 
@@ -66,15 +72,14 @@ def assert_equal_statistics(ours, theirs):
             )
 
 
-@pytest.mark.parametrize(("version", "images"), CASES)
-def test_a_dataset_that_lerobot_wrote_reads_as_lerobot_reads_it(parity, tmp_path, version, images):
+@pytest.mark.parametrize(("version", "environment", "images"), CASES)
+def test_a_dataset_that_lerobot_wrote_reads_as_lerobot_reads_it(parity, tmp_path, version, environment, images):
     (tmp_path / "options.json").write_text(json.dumps({"images": images, "episodes": EPISODES}))
-    run_script("write_dataset", tmp_path, ENVIRONMENTS[version])
+    run_script("write_dataset", tmp_path, environment)
     dataset = open_dataset(tmp_path / "dataset")
     assert dataset.info["codebase_version"] == version
-    frames, content = read_by_lerobot(tmp_path, version, fps=10, decode=images == "image")
-    pins = [pin for pin in ENVIRONMENTS[version].pinned_packages if pin.startswith("lerobot==")]
-    name = f"{pins[0].replace('==', ' ')} ({version}, {images}s)"
+    frames, content = read_by_lerobot(tmp_path, environment, fps=10, decode=images == "image")
+    name = f"{lerobot_version(environment)} ({version}, {images}s)"
     assert_equal_windows(parity, name, dataset, frames, content)
     assert_equal_statistics(dataset.statistics, content["statistics"])
     pictures = [dataset.image("front", index) for index in range(len(dataset))]
@@ -84,19 +89,23 @@ def test_a_dataset_that_lerobot_wrote_reads_as_lerobot_reads_it(parity, tmp_path
     assert [read_index(picture) for picture in pictures] == list(range(sum(length for length, _ in EPISODES)))
 
 
-@pytest.mark.parametrize(("version", "images"), [case for case in CASES if case.values[1] == "video"])
-def test_a_dataset_that_benchbox_wrote_loads_in_lerobot_with_equal_values(parity, tmp_path, version, images):
+@pytest.mark.parametrize(("version", "environment", "images"), [case for case in CASES if case.values[2] == "video"])
+def test_a_dataset_that_benchbox_wrote_loads_in_lerobot_with_equal_values(parity, tmp_path, version, environment, images):
     dataset = open_dataset(write_dataset(tmp_path / "dataset", version=version))
-    frames, content = read_by_lerobot(tmp_path, version, fps=10, decode=False)
-    assert_equal_windows(parity, f"lerobot reading {version} of benchbox", dataset, frames, content)
+    frames, content = read_by_lerobot(tmp_path, environment, fps=10, decode=False)
+    assert_equal_windows(parity, f"{lerobot_version(environment)} reading {version} of benchbox", dataset, frames, content)
     assert_equal_statistics(dataset.statistics, content["statistics"])
 
 
-@pytest.mark.parametrize(("version", "images"), [case for case in CASES if case.values == ("v2.1", "video")])
-def test_a_converted_dataset_loads_in_lerobot_with_equal_values(parity, tmp_path, version, images):
+@pytest.mark.parametrize(
+    ("version", "environment", "images"), [case for case in CASES if (case.values[0], case.values[2]) == ("v2.1", "video")]
+)
+def test_a_converted_dataset_loads_in_lerobot_with_equal_values(parity, tmp_path, version, environment, images):
     convert(sample_path(), tmp_path / "dataset", version)
-    frames, content = read_by_lerobot(tmp_path, version, fps=40, decode=False)
-    assert_equal_windows(parity, f"lerobot reading {version} converted", open_dataset(sample_path()), frames, content)
+    frames, content = read_by_lerobot(tmp_path, environment, fps=40, decode=False)
+    assert_equal_windows(
+        parity, f"{lerobot_version(environment)} reading {version} converted", open_dataset(sample_path()), frames, content
+    )
 
 
 @requires_lerobot
