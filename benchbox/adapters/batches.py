@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from benchbox.data.groups import SampleGroup, generated_group
+from benchbox.data.provenance import Provenance
 from benchbox.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ class GeneratedSamples:
     def statistics(self) -> list[dict[str, dict[str, list[float]]]]:
         """Nothing: generated samples are not normalised."""
         return []
+
+    @property
+    def provenance(self) -> Provenance:
+        """Nothing: generated samples are of no dataset."""
+        return Provenance()
 
     def groups(self) -> list[SampleGroup]:
         """One group, in which every sample is an episode of its own."""

@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 @data.command("record")
 def record_dataset(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The new dataset; must not exist.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The dataset.", show_default=False)],
     envs: Annotated[
         list[str],
         typer.Option("--env", metavar="NAME", help="metaworld/reach-v3; repeat for further tasks.", show_default=False),
@@ -33,10 +33,13 @@ def record_dataset(
     ] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the goals.")] = 0,
 ) -> None:
-    """Record scripted experts in the Meta-World simulator (extra `sim`). Episodes that do not solve the task are discarded."""
+    """Record scripted experts in the Meta-World simulator (extra `sim`). Episodes that do not solve the task are discarded.
+
+    Repeat the command to finish a recording that was interrupted.
+    """
     from benchbox.data.recording import record
 
-    record(
+    rates = record(
         out,
         envs=envs,
         episodes=episodes,
@@ -46,16 +49,24 @@ def record_dataset(
         seed=seed,
         report=lambda attempt: _print_attempt(attempt, episodes),
     )
+    for rate in rates:
+        print(f"{rate.env}: {rate}")
     print(f"recorded {out}")
 
 
 @data.command("inspect")
-def inspect_dataset(root: Annotated[Path, typer.Argument(metavar="DIR", help="A dataset.", show_default=False)]) -> None:
+def inspect_dataset(
+    root: Annotated[Path, typer.Argument(metavar="DIR", help="A dataset.", show_default=False)],
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", metavar="FILE", help="Ranges of frames that training would draw.", show_default=False),
+    ] = None,
+) -> None:
     """Print a summary of a dataset and its problems. Exits with 2 when there are any."""
     from benchbox.data import open_dataset
     from benchbox.data.inspection import inspect
 
-    inspection = inspect(open_dataset(root))
+    inspection = inspect(open_dataset(root), keep)
     width = max(map(len, inspection.facts))
     for label, text in inspection.facts.items():
         print(f"{label:<{width}}  {text}")
@@ -83,9 +94,12 @@ def convert_dataset(
         task = progress.add_task("episodes")
         conversion = convert(source, target, version, lambda done, total: progress.update(task, completed=done, total=total))
     print(f"wrote {target} as {version}: {conversion.copied} videos of episodes copied, {conversion.encoded} encoded again")
+    if conversion.left_out:
+        print(f"left out: {', '.join(conversion.left_out)}, which {version} does not have")
 
 
 def _print_attempt(attempt: "Attempt", episodes: int) -> None:
-    outcome = "solved" if attempt.solved else "not solved, discarded"
-    so_far = f"{attempt.saved} of {episodes} episodes, {attempt.discarded} discarded"
-    print(f"{attempt.env}: {outcome} in {attempt.frames} frames; {so_far}", flush=True)
+    outcome = f"{'solved' if attempt.solved else 'not solved, discarded'} in {attempt.frames} frames"
+    origin = " before the interruption" if attempt.stored else ""
+    so_far = f"{attempt.saved} of {episodes} episodes, {attempt.success_rate}"
+    print(f"{attempt.env}: {outcome}{origin}; {so_far}", flush=True)

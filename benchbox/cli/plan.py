@@ -47,7 +47,7 @@ def print_plan(matrix: "Matrix", planned: "Plan") -> None:
     values = [cell.to_dict() for cell in all_cells]
     fields = [field for field in varying_fields(values) if field in POINT_TYPES]
     constant = {key: value for key, value in values[0].items() if key in POINT_TYPES and key not in fields}
-    data = {"data": matrix.data.path or matrix.data.kind, "tokenizer": matrix.data.tokenizer}
+    data = {"data": matrix.data.label, "tokenizer": matrix.data.tokenizer}
     _print_wrapped(f"{matrix.name}: in every cell {describe({**constant, **data})}")
     if planned.cells:
         print()

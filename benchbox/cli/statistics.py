@@ -1,31 +1,45 @@
-"""Computation of statistics that the data of a run does not have stored, before any rank needs them."""
+"""Preparation of the data of a run before any rank needs it: missing statistics, and a summary of the frames that are drawn."""
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import TaskID
 
     from benchbox.spec.cell import DataSpec
 
 
 def prepare_statistics(data: "DataSpec", console: "Console") -> None:
-    """Compute and cache missing statistics of a LeRobot dataset, with progress, and say where they are.
+    """Compute and cache missing statistics of all LeRobot datasets, with progress, and say where they are and what is drawn.
 
     Raises:
-        DataError: the dataset is missing or damaged.
+        DataError: a dataset or a keep file is missing or damaged.
+        ConfigurationError: a keep file names frames that its dataset does not have.
     """
-    if data.kind != "lerobot" or data.path is None:
+    if not data.lerobot_datasets:
         return
+    from functools import partial
+
     from rich.progress import Progress
 
+    from benchbox.data.description import summarise_selection
     from benchbox.data.lerobot import open_training_dataset
+    from benchbox.data.mixture import drawn_shares, select_datasets
 
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("statistics", visible=False)
+    opened, lines = [], []
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
 
-        def show(done: int, total: int) -> None:
+        def show(task: "TaskID", done: int, total: int) -> None:
             progress.update(task, completed=done, total=total, visible=True)
 
-        _, cached_in = open_training_dataset(data.path, show)
-    if cached_in is not None:
-        console.print(f"statistics that {data.path} does not store are in {cached_in}", markup=False, soft_wrap=True)
+        for settings in data.lerobot_datasets:
+            task = progress.add_task(f"statistics of {settings.path}", visible=False)
+            dataset, cached_in = open_training_dataset(settings.path, partial(show, task))
+            opened.append((dataset, settings))
+            if cached_in is not None:
+                lines.append(f"statistics that {settings.path} does not store are in {cached_in}")
+    members = select_datasets(opened, validation=data.validation, seed=0)  # the lines say nothing that depends on the seed
+    if data.datasets or data.validation:
+        lines += map(summarise_selection, members, drawn_shares(members))
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Micro-batches of `episode_shuffle`: blocks of one rank are loaded one after another, and read row by row in lanes."""
+"""Micro-batches of `episode_shuffle`: the blocks of one rank are loaded one after another, and samples drawn from many."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RankBlocks:
     """Blocks that one rank reads, numbered in the order in which it begins them, from `start_step` on.
 
     The lanes of a rank are the positions of its samples in a step, and as the global lanes they take the samples of a round in
-    turn: sample p of the rank is row `p % (lanes * block) // lanes` of lane `p % lanes`.
+    turn: sample p of the rank is number `p % (lanes * block) // lanes` of those that lane `p % lanes` draws from its block.
     """
 
     order: EpisodeShuffle
@@ -46,25 +46,32 @@ class RankBlocks:
         return position // (self.lanes * self.order.block) * self.lanes + position % self.lanes
 
     def tasks(self) -> Iterator[tuple[int, int]]:
-        """Yield (block, first row that is not yet used) without end, in the order in which the blocks are first used."""
+        """Yield (block, rows of it that were drawn before) without end, in the order in which the blocks are first used."""
         lanes = self.lanes
         round_number, offset = divmod(self.start, lanes * self.order.block)
-        row, lane = divmod(offset, lanes)
+        turn, lane = divmod(offset, lanes)
         first = round_number * lanes
-        yield from ((first + i, row) for i in range(lane, lanes))
-        if row + 1 < self.order.block:
-            yield from ((first + i, row + 1) for i in range(lane))
+        yield from ((first + i, turn) for i in range(lane, lanes))
+        if turn + 1 < self.order.block:
+            yield from ((first + i, turn + 1) for i in range(lane))
         number = first + lanes
         while True:
             yield number, 0
             number += 1
 
+    def rows(self, number: int, drawn: int) -> list[int]:
+        """Return the rows of a block that are not drawn yet, in the order in which they are drawn."""
+        return self.order.rows(self._global_number(number))[drawn:]
+
     def __iter__(self) -> Iterator[list[SampleKey]]:
-        """Yield the keys of the rows of `tasks`. It is the sampler of the loader that makes the blocks."""
-        for number, row in self.tasks():
-            turn, slot = divmod(number, self.samples_per_rank)
-            global_number = turn * self.order.samples_per_step + self.rank * self.samples_per_rank + slot
-            yield self.order.block_keys(global_number)[row:]
+        """Yield the keys of the rows of `tasks`, in the order of the rows. It is the sampler of the loader of blocks."""
+        for number, drawn in self.tasks():
+            keys = self.order.block_keys(self._global_number(number))
+            yield [keys[row] for row in sorted(self.rows(number, drawn))]
+
+    def _global_number(self, number: int) -> int:
+        turn, slot = divmod(number, self.samples_per_rank)
+        return turn * self.order.samples_per_step + self.rank * self.samples_per_rank + slot
 
 
 class SampleBuffer:
@@ -122,7 +129,7 @@ class BlockBatches:
         self._batch = batch
         self._pinned = pinned
         self._position = blocks.start
-        self._slots: dict[int, deque[int]] = {}  # of the rows of a block that are still in the buffer
+        self._slots: dict[int, deque[int]] = {}  # of the rows of a block that are still in the buffer, as they are drawn
 
     def __iter__(self) -> BlockBatches:
         return self
@@ -144,5 +151,7 @@ class BlockBatches:
         return self.buffer.take(slots, pinned=self._pinned)
 
     def _load_next(self) -> None:
-        number, _ = next(self._tasks)
-        self._slots[number] = deque(self.buffer.add(self._load_block()))
+        number, drawn = next(self._tasks)
+        rows = self._blocks.rows(number, drawn)
+        slots = dict(zip(sorted(rows), self.buffer.add(self._load_block()), strict=True))
+        self._slots[number] = deque(slots[row] for row in rows)

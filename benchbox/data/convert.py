@@ -13,7 +13,9 @@ import pyarrow as pa
 import torch
 
 from benchbox.data import statistics
+from benchbox.data.attempts import FILE as RECORDING
 from benchbox.data.files import TableFiles
+from benchbox.data.language import DTYPE
 from benchbox.data.layouts import v2, v30
 from benchbox.data.layouts.layout import FILES_PER_CHUNK, WrittenDataset, WrittenEpisode
 from benchbox.data.lerobot import LeRobotDataset, open_training_dataset
@@ -34,10 +36,14 @@ _LAYOUT_KEYS = ("total_chunks", "total_videos", "data_files_size_in_mb", "video_
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Result of a conversion: videos of episodes that were copied, and those that had to be encoded again."""
+    """Result of a conversion: videos of episodes that were copied, and those that had to be encoded again.
+
+    `left_out` are the features that the new layout does not have.
+    """
 
     copied: int
     encoded: int
+    left_out: tuple[str, ...] = ()
 
 
 def convert(
@@ -45,14 +51,15 @@ def convert(
 ) -> Conversion:
     """Write a dataset in another layout: v3.0 or v2.1. `on_progress` is called with the number of episodes done, and of all.
 
-    The dataset appears as `target` when it is complete.
+    The dataset appears as `target` when it is complete. Nothing is written into `source`. LeRobot's readers of v2.1 know no
+    columns of annotations, which are left out there.
 
     Raises:
         DataError: `target` exists, `source` is damaged, or has that layout already.
     """
     if target.exists():
         raise DataError(f"{target}: exists already; name another folder or remove it")
-    dataset, _ = open_training_dataset(source)
+    dataset, _ = open_training_dataset(source, cache=False)
     if version not in LAYOUTS:
         raise DataError(f"no dataset is written as {version!r}; {' or '.join(LAYOUTS)}")
     if dataset.info["codebase_version"] == version:
@@ -75,7 +82,8 @@ def _write(
     dataset: LeRobotDataset, folder: Path, layout: Layout, tasks: Sequence[str], on_progress: Callable[[int, int], None]
 ) -> Conversion:
     limits: dict[str, float] = {"data_files_size_in_mb": DATA_FILE_MIB, "video_files_size_in_mb": VIDEO_FILE_MIB}
-    rows, tables = _EpisodeRows(dataset), TableFiles(folder, layout, DATA_FILE_MIB)
+    left_out = [name for name, feature in dataset.features.items() if feature["dtype"] == DTYPE and layout.version == v2.V21]
+    rows, tables = _EpisodeRows(dataset, left_out), TableFiles(folder, layout, DATA_FILE_MIB)
     videos = [name for name, feature in dataset.features.items() if feature["dtype"] == "video"]
     copiers = {name: VideoCopier(folder, name, fps=dataset.fps, layout=layout, limit_mib=VIDEO_FILE_MIB) for name in videos}
     stored = _stored_statistics(dataset)
@@ -100,21 +108,24 @@ def _write(
         "chunks_size": FILES_PER_CHUNK,
         "data_path": layout.data_path,
         "video_path": layout.video_path if videos else None,
+        "features": {name: feature for name, feature in dataset.features.items() if name not in left_out},
     }
     layout.write_metadata(
         folder, WrittenDataset(info=info, tasks=tasks, episodes=episodes, statistics=dataset.statistics, limits_mib=limits)
     )
-    if (dataset.root / SUBTASKS).exists():
-        shutil.copyfile(dataset.root / SUBTASKS, folder / SUBTASKS)
+    for name in (SUBTASKS, RECORDING):
+        if (dataset.root / name).exists():
+            shutil.copyfile(dataset.root / name, folder / name)
     encoded = sum(copier.encoded for copier in copiers.values())
-    return Conversion(copied=len(episodes) * len(copiers) - encoded, encoded=encoded)
+    return Conversion(copied=len(episodes) * len(copiers) - encoded, encoded=encoded, left_out=tuple(left_out))
 
 
 class _EpisodeRows:
     """Rows of episodes, with the indices that they have in the new dataset. The data file read last is kept."""
 
-    def __init__(self, dataset: LeRobotDataset) -> None:
+    def __init__(self, dataset: LeRobotDataset, left_out: Sequence[str]) -> None:
         self._root = dataset.root
+        self._left_out = left_out
         self._images = [name for name, feature in dataset.features.items() if feature["dtype"] == "image"]
         self._source: tuple[Path, pa.Table] | None = None
 
@@ -126,7 +137,8 @@ class _EpisodeRows:
         """
         path = episode.data_file
         if self._source is None or self._source[0] != path:
-            self._source = path, read_table(path)
+            table = read_table(path)
+            self._source = path, table.select([name for name in table.column_names if name not in self._left_out])
         rows = self._source[1].slice(episode.first_row, episode.length)
         if len(rows) != episode.length:
             raise DataError(f"{path}: ends before frame {episode.to_index - 1}, which episode {episode.index} lists")
@@ -177,6 +189,6 @@ def _episode_statistics(dataset: LeRobotDataset, episode: Episode, stored: Stati
                 for frame in frames
             )
             stats[name] = statistics.image_statistics(np.asarray(histogram), len(frames))
-        elif feature["dtype"] != "string":
+        elif feature["dtype"] not in ("string", DTYPE):
             stats[name] = statistics.feature_statistics(dataset.column(name, episode.from_index, episode.to_index))
     return stats

@@ -1,4 +1,4 @@
-"""Order by episodes: blocks of consecutive frames, shuffled, of which many are read forward at the same time."""
+"""Order by episodes: blocks of consecutive frames, of which many are drawn from at the same time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from benchbox.data.interleaving import Interleaving
 from benchbox.data.order import SampleKey, check_groups
-from benchbox.data.randomness import BLOCKS, TAILS, generator
+from benchbox.data.randomness import BLOCKS, ROWS, TAILS, generator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 
 class EpisodeShuffle:
-    """Order in which `lanes` blocks are read forward side by side, each by one rank only.
+    """Order that draws from `lanes` blocks side by side. Each of them is read forward, by one rank only.
 
-    The sequence is cut into rounds of `lanes * block` samples. Lane i of round g reads block `g * lanes + i`, and consecutive
+    The sequence is cut into rounds of `lanes * block` samples. Lane i of round g has block `g * lanes + i`, and consecutive
     positions are consecutive lanes. `lanes` is a multiple of the samples of a step, so a step has samples of that many blocks,
     and position j of a step always belongs to the same lanes. The order depends on the samples of a step, and on neither ranks
     nor accumulation.
+
+    The rows of a block are drawn in an order of its own. All lanes begin a block in the same step: if they went forward
+    together, a step would have the same phase of every episode, and gradients would drift with it.
 
     Args:
         groups: their blocks are interleaved by the weights of the groups.
@@ -43,16 +46,25 @@ class EpisodeShuffle:
         self.lanes = samples_per_step * max(1, round(buffer / (block * samples_per_step)))
         self._groups = [GroupBlocks(group, number, seed, block) for number, group in enumerate(groups)]
         self._interleaving = Interleaving([group.weight for group in groups], seed)
-        self._recent_block = lru_cache(maxsize=self.lanes)(self.block_keys)
+        self._seed = seed
+        self._drawn_block = lru_cache(maxsize=self.lanes)(self._draw_block)
 
     def key(self, position: int) -> SampleKey:
         """Return the key at a position of the global sequence."""
         round_number, offset = divmod(position, self.lanes * self.block)
-        row, lane = divmod(offset, self.lanes)
-        return self._recent_block(round_number * self.lanes + lane)[row]
+        turn, lane = divmod(offset, self.lanes)
+        return self._drawn_block(round_number * self.lanes + lane)[turn]
+
+    def rows(self, number: int) -> list[int]:
+        """Return the rows (block,) of block `number` of the sequence in the order in which they are drawn."""
+        return [int(row) for row in generator(ROWS, self._seed, number).permutation(self.block)]
+
+    def _draw_block(self, number: int) -> list[SampleKey]:
+        keys = self.block_keys(number)
+        return [keys[row] for row in self.rows(number)]
 
     def block_keys(self, number: int) -> list[SampleKey]:
-        """Return the keys (block,) of block `number` of the sequence."""
+        """Return the keys (block,) of block `number` of the sequence, in the order in which they are read: forward."""
         group, unit = self._interleaving.locate(number)
         return self._groups[group].keys(unit)
 

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchbox.data.attempts import read_success_rates
+from benchbox.data.language import DTYPE, PERSISTENT, count_styles
 from benchbox.data.lerobot import RESPONSE, LeRobotDataset
 from benchbox.data.metadata import ACTION, STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS
+from benchbox.data.selection import select_frames
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from benchbox.data.metadata import Episode
 
@@ -27,8 +31,16 @@ class Inspection:
     problems: list[str]
 
 
-def inspect(dataset: LeRobotDataset) -> Inspection:
-    """Read all states and actions, and the first and last frame of every episode from every camera."""
+def inspect(dataset: LeRobotDataset, keep: Path | None = None) -> Inspection:
+    """Read all states and actions, and the first and last frame of every episode from every camera.
+
+    Args:
+        keep: file of ranges of frames, see `benchbox.data.keep`.
+
+    Raises:
+        DataError: the keep file is missing or damaged.
+        ConfigurationError: it names frames that the dataset does not have.
+    """
     lengths = [episode.length for episode in dataset.episodes]
     tasks = Counter(task for episode in dataset.episodes for task in episode.tasks)
     info = dataset.info
@@ -39,6 +51,8 @@ def inspect(dataset: LeRobotDataset) -> Inspection:
         "tasks": "; ".join(f"{task} ({tasks[task]} episodes)" for task in dataset.tasks),
         "size": f"{sum(file.stat().st_size for file in dataset.root.rglob('*') if file.is_file()) / 2**20:.2f} MiB",
     }
+    if keep is not None:
+        facts["kept"] = f"{keep} {select_frames(dataset.episodes, str(keep)).kept}"
     if dataset.subtasks:
         facts["subtasks"] = "; ".join(dataset.subtasks)
     for name, feature in dataset.features.items():
@@ -50,7 +64,25 @@ def inspect(dataset: LeRobotDataset) -> Inspection:
         modes = [mode for mode, keys in REQUIRED_STATISTICS.items() if keys and all(key in stats for key in keys)]
         remark = "" if len(modes) == len(REQUIRED_STATISTICS) - 1 else "; training computes what is missing"
         facts[f"statistics of {name}"] = f"{', '.join(stats) or 'none'}; normalises by {', '.join(modes) or 'nothing'}{remark}"
-    return Inspection(facts, list(_find_problems(dataset)))
+    for name, feature in dataset.features.items():
+        if feature["dtype"] == DTYPE:
+            facts[name] = _describe_annotations(dataset, name)
+    problems = []
+    try:
+        for rate in read_success_rates(dataset.root):
+            facts[f"expert of {rate.env}"] = str(rate)
+    except DataError as error:
+        problems.append(str(error))
+    return Inspection(facts, [*problems, *_find_problems(dataset)])
+
+
+def _describe_annotations(dataset: LeRobotDataset, column: str) -> str:
+    """Return the numbers of annotations by style. Persistent ones are the same in all rows of an episode, and count once."""
+    counts: Counter[str] = Counter()
+    for episode in dataset.episodes:
+        rows = range(episode.first_row, episode.first_row + (1 if column == PERSISTENT else episode.length))
+        counts += count_styles(episode.data_file, column, rows)
+    return ", ".join(f"{count} {style}" for style, count in sorted(counts.items())) or "none"
 
 
 def _find_problems(dataset: LeRobotDataset) -> Iterator[str]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from benchbox.data.images import ImageColumns
+from benchbox.data.language import PERSISTENT, STYLES, PersistentTexts
 from benchbox.data.layouts.reading import read_metadata
 from benchbox.data.metadata import ACTION, IMAGE_PREFIX, STATE, SUBTASKS, DatasetMetadata, Episode, Statistics
 from benchbox.data.missing_statistics import complete_statistics, ignore_progress
@@ -39,9 +40,12 @@ def open_dataset(root: Path | str) -> LeRobotDataset:
 
 
 def open_training_dataset(
-    root: Path | str, on_progress: Callable[[int, int], None] = ignore_progress
+    root: Path | str, on_progress: Callable[[int, int], None] = ignore_progress, *, cache: bool = True
 ) -> tuple[LeRobotDataset, Path | None]:
     """Open a dataset whose state and action have the statistics of every normalisation: see `complete_statistics`.
+
+    Args:
+        cache: whether computed statistics are stored; otherwise nothing is written.
 
     Returns:
         The dataset, and the file in which the statistics that it does not have stored are cached, if there are any.
@@ -50,7 +54,7 @@ def open_training_dataset(
         DataError: as `open_dataset`, or a data file is missing or damaged.
     """
     dataset = open_dataset(root)
-    statistics, cached_in = complete_statistics(dataset.metadata, on_progress)
+    statistics, cached_in = complete_statistics(dataset.metadata, on_progress, cache=cache)
     return LeRobotDataset(replace(dataset.metadata, statistics=statistics)), cached_in
 
 
@@ -70,6 +74,7 @@ class LeRobotDataset:
         camera_features = [name for name, feature in metadata.features.items() if feature["dtype"] in ("video", "image")]
         self._camera_features = {name.removeprefix(IMAGE_PREFIX): name for name in camera_features}
         self._tables = TableCache(metadata.features)
+        self._persistent_texts = PersistentTexts() if PERSISTENT in metadata.features else None
         self._videos = VideoCache(metadata.fps)
         self._images = ImageColumns(
             metadata.root, [name for name in camera_features if metadata.features[name]["dtype"] == "image"]
@@ -162,12 +167,15 @@ class LeRobotDataset:
     def text(self, name: str, index: int) -> str:
         """Return the text feature `name` of frame `index`, or an empty string if there is no such feature.
 
-        Without a feature `response`, the response is the frame's subtask as stored by LeRobot 0.4.4 to 0.5: column
-        `subtask_index` (negative: no subtask), texts in `meta/subtasks.parquet`. The annotations of later versions
-        (`language_persistent`) are not supported.
+        Without features of these names, `response` is the subtask and `memory` the memory in force at the frame, as LeRobot
+        0.6 stores them (`benchbox.data.language`). Without those columns, the response is the frame's subtask as stored by
+        LeRobot 0.4.4 to 0.5: column `subtask_index` (negative: no subtask), texts in `meta/subtasks.parquet`.
         """
         if name in self.texts:
             return str(self.column(name, index, index + 1)[0, 0])
+        if self._persistent_texts is not None and name in STYLES:
+            time_s = float(self.column("timestamp", index, index + 1)[0, 0])
+            return self._persistent_texts.text(self.episode_of(index), STYLES[name], time_s)
         if name != RESPONSE or SUBTASK not in self.features:
             return ""
         number = int(self.column(SUBTASK, index, index + 1)[0, 0])
@@ -176,7 +184,11 @@ class LeRobotDataset:
     def subtask_end(self, index: int) -> int:
         """Return the last frame of the consecutive frames from `index` on with the same response, which must not be empty."""
         episode = self.episode_of(index)
-        column = self.column(RESPONSE if RESPONSE in self.texts else SUBTASK, index, episode.to_index)[:, 0]
+        if self._persistent_texts is not None and RESPONSE not in self.texts:
+            times_s = self.column("timestamp", index, episode.to_index)[:, 0].tolist()
+            column = np.array([self._persistent_texts.text(episode, STYLES[RESPONSE], time_s) for time_s in times_s])
+        else:
+            column = self.column(RESPONSE if RESPONSE in self.texts else SUBTASK, index, episode.to_index)[:, 0]
         changes = np.flatnonzero(column != column[0])
         return index + int(changes[0]) - 1 if len(changes) else episode.to_index - 1
 

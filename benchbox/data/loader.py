@@ -8,12 +8,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from benchbox.data.block_stream import BlockBatches, RankBlocks
+from benchbox.data.description import DataUse, describe_data
 from benchbox.data.episode_shuffle import EpisodeShuffle
 from benchbox.data.lerobot import open_dataset, open_training_dataset
+from benchbox.data.mixture import MixtureSamples, select_datasets
 from benchbox.data.order import FrameOrder, MicroBatchSampler, SampleKey
 from benchbox.data.packing import PackedSamples, pack
-from benchbox.data.sample import sample_path
-from benchbox.data.samples import DatasetSamples
+from benchbox.data.sample import SAMPLE, sample_path
 from benchbox.data.synthetic import SyntheticSamples
 from benchbox.errors import ConfigurationError, DataError, Problem
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from benchbox.data.groups import SampleGroup
     from benchbox.data.metadata import Statistics
+    from benchbox.data.provenance import Provenance
     from benchbox.registry.contracts import Batch, BatchSpec
     from benchbox.spec.cell import DataSpec
 
@@ -39,6 +41,10 @@ class SampleSource(SampleMaker, Protocol):
     def statistics(self) -> list[Statistics]:
         """Feature -> statistic -> values, one mapping per dataset."""
 
+    @property
+    def provenance(self) -> Provenance:
+        """Names of datasets, sources and control modes."""
+
     def groups(self) -> list[SampleGroup]:
         """Samples that are drawn, as the episodes that they are part of."""
 
@@ -46,8 +52,10 @@ class SampleSource(SampleMaker, Protocol):
 class MicroBatchStream:
     """Endless iterator of micro-batches; a step takes `accumulation` of them. Close it to end its worker processes."""
 
-    def __init__(self, batches: Iterator[PackedSamples], statistics: list[Statistics]) -> None:
-        self.statistics = statistics
+    def __init__(self, batches: Iterator[PackedSamples], samples: SampleSource, data_use: DataUse) -> None:
+        self.data_use = data_use
+        self.statistics = samples.statistics
+        self.provenance = samples.provenance
         self._batches = batches
 
     def __iter__(self) -> Self:
@@ -60,7 +68,9 @@ class MicroBatchStream:
             ConfigurationError: a sample cannot be brought into the form of the spec.
             DataError: a sample could not be read, here or in a worker process.
         """
-        return next(self._batches).unpack()
+        batch = next(self._batches).unpack()
+        self.data_use.count(batch)
+        return batch
 
     def close(self) -> None:
         """End the worker processes. The stream yields nothing afterwards."""
@@ -137,6 +147,7 @@ def open_stream(
     else:
         assert spec is not None, "a policy reads a dataset or generates its samples"
         samples = _open_samples(data, spec, seed)
+    data_use = DataUse(describe_data(data, samples))
     pinned = torch.cuda.is_available()
     if order == "episode_shuffle":
         samples_per_rank = batch * accumulation
@@ -145,7 +156,7 @@ def open_stream(
         )
         blocks = RankBlocks(order=shuffle, samples_per_rank=samples_per_rank, rank=rank, start_step=start_step)
         loaded = load_samples(samples, blocks, data.workers)
-        return MicroBatchStream(BlockBatches(blocks, loaded.__next__, batch=batch, pinned=pinned), samples.statistics)
+        return MicroBatchStream(BlockBatches(blocks, loaded.__next__, batch=batch, pinned=pinned), samples, data_use)
     sampler = MicroBatchSampler(
         order=FrameOrder(samples.groups(), seed, shuffled=order == "frame_shuffle"),
         batch=batch,
@@ -154,17 +165,18 @@ def open_stream(
         world_size=world_size,
         start_step=start_step,
     )
-    return MicroBatchStream(load_samples(samples, sampler, data.workers, pin_memory=pinned), samples.statistics)
+    return MicroBatchStream(load_samples(samples, sampler, data.workers, pin_memory=pinned), samples, data_use)
 
 
 def _open_samples(data: DataSpec, spec: BatchSpec, seed: int) -> SampleSource:
     if data.kind == "synthetic":
         return SyntheticSamples(spec, seed)
     if data.kind == "sample":
-        return DatasetSamples(open_dataset(sample_path()), spec, seed, data.tokenizer_file)
-    if data.kind == "lerobot":
-        if data.path is None:
+        opened = [(open_dataset(sample_path()), SAMPLE)]
+    elif data.kind == "lerobot":
+        if not data.lerobot_datasets:
             raise ConfigurationError("data of kind lerobot needs the path of a dataset")
-        dataset, _ = open_training_dataset(data.path)
-        return DatasetSamples(dataset, spec, seed, data.tokenizer_file)
-    raise ConfigurationError(Problem("", f"unknown kind of data {data.kind!r}", "one of sample, lerobot, synthetic"))
+        opened = [(open_training_dataset(dataset.path)[0], dataset) for dataset in data.lerobot_datasets]
+    else:
+        raise ConfigurationError(Problem("", f"unknown kind of data {data.kind!r}", "one of sample, lerobot, synthetic"))
+    return MixtureSamples(select_datasets(opened, validation=data.validation, seed=seed), spec, seed, data.tokenizer_file)

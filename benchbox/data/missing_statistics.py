@@ -38,12 +38,12 @@ def has_all_statistics(metadata: DatasetMetadata) -> bool:
 
 
 def complete_statistics(
-    metadata: DatasetMetadata, on_progress: Callable[[int, int], None] = ignore_progress
+    metadata: DatasetMetadata, on_progress: Callable[[int, int], None] = ignore_progress, *, cache: bool = True
 ) -> tuple[Statistics, Path | None]:
     """Return the statistics of a dataset with those of state and action that it lacks, and the file these are cached in.
 
-    Stored statistics are left as they are; the file is None if none is missing. `on_progress` is called with the number of
-    data files read and their number.
+    Stored statistics are left as they are; the file is None if none is missing, or `cache` is false and there is none yet.
+    `on_progress` is called with the number of data files read and their number.
 
     Raises:
         DataError: a data file is missing or damaged.
@@ -56,7 +56,7 @@ def complete_statistics(
         if (cached := _read(path, fingerprint)) is not None:
             return _merge(metadata.statistics, cached), path
     computed = _compute(metadata, on_progress)
-    written = _write(candidates, {"fingerprint": fingerprint, "statistics": computed})
+    written = _write(candidates, {"fingerprint": fingerprint, "statistics": computed}) if cache else None
     return _merge(metadata.statistics, computed), written
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class Normaliser(nn.Module):
 
     `mean_std` gives zero mean and unit deviation; `min_max` and `quantile` put [min, max] and [q01, q99] on [-1, 1] without
     clipping. Dimensions without range, and those a dataset does not have, are unchanged (offset 0, scale 1), so that padding
-    remains exactly zero. Before `load` the map is the identity.
+    remains exactly zero. Before `load` there is one dataset, whose map is the identity.
 
     Offsets and scales are float32 buffers and remain float32 under `.to(torch.bfloat16)`, `.half()` and similar calls, which
     only move them between devices: rounded statistics would shift every action by up to 0.4 % of its offset.
@@ -39,26 +39,24 @@ class Normaliser(nn.Module):
     offset: Tensor
     scale: Tensor
 
-    def __init__(self, dim: int, mode: NormalisationMode, datasets: int = 1) -> None:
+    def __init__(self, dim: int, mode: NormalisationMode) -> None:
         super().__init__()
         if mode not in REQUIRED_STATISTICS:
             raise ValueError(f"unknown normalisation {mode!r}: one of {', '.join(REQUIRED_STATISTICS)}")
         self.dim = dim
         self.mode = mode
-        self.register_buffer("offset", torch.zeros(datasets, dim, dtype=torch.float32))  # (datasets, D)
-        self.register_buffer("scale", torch.ones(datasets, dim, dtype=torch.float32))  # (datasets, D)
+        self.register_buffer("offset", torch.zeros(1, dim, dtype=torch.float32))  # (datasets, D)
+        self.register_buffer("scale", torch.ones(1, dim, dtype=torch.float32))  # (datasets, D)
 
     def load(self, feature_stats: Sequence[Mapping[str, Sequence[float]]]) -> None:
         """Load the statistics of every dataset, as statistic -> values; those that the mode does not use may be missing.
 
         Raises:
-            DataError: the number of datasets is wrong, or a statistic is missing, wider than `dim` or not finite.
+            DataError: a statistic is missing, wider than `dim` or not finite.
         """
-        if len(feature_stats) != len(self.offset):
-            raise DataError(f"statistics of {len(feature_stats)} dataset(s) for a policy built for {len(self.offset)}")
         rows = [affine_parameters(stats, self.mode, self.dim, where=f"dataset {i}") for i, stats in enumerate(feature_stats)]
-        self.offset.copy_(torch.stack([offset for offset, _ in rows]))
-        self.scale.copy_(torch.stack([scale for _, scale in rows]))
+        load_dataset_rows(self, "offset", torch.stack([offset for offset, _ in rows]))
+        load_dataset_rows(self, "scale", torch.stack([scale for _, scale in rows]))
 
     def normalise(self, x: Tensor, dataset_index: Tensor) -> Tensor:
         """Convert raw units (B, ..., D) to network units, float32. `dataset_index` (B,) selects the statistics."""
@@ -77,6 +75,15 @@ class Normaliser(nn.Module):
         shape = (len(x), *[1] * (x.ndim - 2), self.dim)
         return self.offset[dataset_index].view(shape), self.scale[dataset_index].view(shape)
 
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        saved = state_dict.get(f"{prefix}offset")
+        if saved is not None and len(saved) != len(self.offset):
+            raise DataError(
+                f"the weights come with the statistics of {len(saved)} dataset(s), and the policy has those of "
+                f"{len(self.offset)}: load_statistics takes the datasets that it was trained on, in their order"
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def move_only(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -87,6 +94,15 @@ class Normaliser(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, mode={self.mode}, datasets={len(self.offset)}"
+
+
+def load_dataset_rows(module: nn.Module, name: str, rows: Tensor) -> None:
+    """Fill a buffer that has one row per dataset, and replace it first if it has another number of them."""
+    buffer: Tensor = getattr(module, name)
+    if len(buffer) != len(rows):
+        buffer = buffer.new_empty((len(rows), *buffer.shape[1:]))
+        setattr(module, name, buffer)
+    buffer.copy_(rows)
 
 
 def finite_statistic(values: object, where: str) -> Tensor:

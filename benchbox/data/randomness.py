@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from benchbox.registry.contracts import BatchSpec
 
 # Purposes of generators: the first word of a key, so that no two uses share a stream of numbers.
-ORDER, DRAWS, CONTENT, INTERLEAVING, BLOCKS, TAILS = range(6)
+ORDER, DRAWS, CONTENT, SPLIT, INTERLEAVING, BLOCKS, TAILS, ROWS = range(8)
 
 
 def generator(purpose: int, *key: int) -> np.random.Generator:

@@ -1,17 +1,17 @@
-"""Recording of demonstrations in Meta-World: MuJoCo physics, scripted experts, any of the simulator's cameras."""
+"""Recording of demonstrations of scripted experts. An interrupted recording continues where it stopped."""
 
 from __future__ import annotations
 
-import os
-import warnings
+import json
+import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from benchbox.data.attempts import FILE, AttemptResult, AttemptStore, SuccessRate, describe_difference, read_success_rates
+from benchbox.data.simulator import Simulator
+from benchbox.data.unfinished import recording_folder
 from benchbox.data.writer import LeRobotWriter
-from benchbox.errors import ConfigurationError, DataError, Problem
-from benchbox.registry.names import did_you_mean
+from benchbox.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,19 +19,26 @@ if TYPE_CHECKING:
 
 SUITE = "metaworld"
 MAX_ATTEMPTS = 4  # per requested episode
-SHADOW_PIXELS = 1024  # of the shadow map; with MuJoCo's 4096 it takes most of the time of software rendering
-GOALS_PER_SEED = 50  # positions of object and goal that Meta-World draws
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """Run of the expert, and the number of episodes saved and discarded so far. It is saved if it solved the task."""
+    """Run of the expert, and the number of episodes saved and discarded so far. It is saved if it solved the task.
+
+    `stored` says that an earlier process, which was interrupted, made the attempt.
+    """
 
     env: str
     saved: int
     discarded: int
     frames: int
     solved: bool
+    stored: bool
+
+    @property
+    def success_rate(self) -> SuccessRate:
+        """Share of the attempts so far that solved the task."""
+        return SuccessRate(env=self.env, attempts=self.saved + self.discarded, solved=self.saved)
 
 
 def record(
@@ -44,130 +51,121 @@ def record(
     every: int = 1,
     seed: int = 0,
     report: Callable[[Attempt], None] = lambda _: None,
-) -> None:
-    """Record `episodes` solved episodes of every environment into a new dataset. An episode ends when its task is solved.
+) -> list[SuccessRate]:
+    """Record `episodes` solved episodes of every environment into a dataset. An episode ends when its task is solved.
+
+    The dataset appears when it is complete. Until then attempts are kept in the folder `<root>.recording`; called again with
+    the same arguments, it continues after the last one of them, and makes the dataset that it would have made at once. A
+    complete dataset of these arguments is left as it is.
 
     Args:
         envs: names like "metaworld/reach-v3", one task each.
         size: height and width of the images in pixels.
         every: control steps of 1/80 s for which an action is repeated. The dataset has 80 / `every` frames per second and can
-        be
-            replayed.
-        report: called after every attempt, including discarded ones.
+            be replayed.
+        report: called after every attempt, including discarded ones, and for those of earlier processes.
+
+    Returns:
+        The success rate of every environment's expert.
 
     Raises:
         ConfigurationError: an environment or camera is unknown, or an extra or a system library is missing.
-        DataError: the expert solves the task too rarely, or `root` exists.
+        DataError: the expert solves the task too rarely, or `root` exists or was begun with other arguments.
     """
-    simulators = [_Simulator(_env_name(env), cameras, size, every, seed) for env in envs]
-    fps = simulators[0].fps
-    features = {
+    arguments = {
+        "envs": list(envs),
+        "episodes": episodes,
+        "cameras": list(cameras),
+        "size": size,
+        "every": every,
+        "seed": seed,
+    }
+    if root.exists():
+        return _complete(root, arguments)
+    simulators = [Simulator(_env_name(env), cameras, size, every, seed) for env in envs]
+    features: dict[str, dict[str, Any]] = {
         "observation.state": {"dtype": "float32", "shape": [4], "names": ["x", "y", "z", "gripper"]},
         "action": {"dtype": "float32", "shape": [4], "names": ["dx", "dy", "dz", "gripper"]},
     }
     for camera in cameras:
         shape = [size, size, 3]
         features[f"observation.images.{camera}"] = {"dtype": "video", "shape": shape, "names": ["height", "width", "channels"]}
-    with LeRobotWriter(root, fps=fps, features=features, robot_type="sawyer") as writer:
-        for simulator in simulators:
-            with simulator:
-                _record_task(simulator, writer, episodes, report)
+
+    with AttemptStore(root, arguments) as store:
+        rates = []
+        for task, simulator in enumerate(simulators):
+            recorder = _TaskRecorder(store, task, simulator, features, report)
+            rates.append(recorder.record(episodes))
+        store.finish(rates)
+    return rates
 
 
-def _record_task(simulator: _Simulator, writer: LeRobotWriter, episodes: int, report: Callable[[Attempt], None]) -> None:
-    saved = discarded = 0
-    while saved < episodes:
-        attempts = saved + discarded
+class _TaskRecorder:
+    """Attempts at one task."""
+
+    def __init__(
+        self,
+        store: AttemptStore,
+        task: int,
+        simulator: Simulator,
+        features: dict[str, dict[str, Any]],
+        report: Callable[[Attempt], None],
+    ) -> None:
+        self._store, self._task, self._simulator = store, task, simulator
+        self._features, self._report = features, report
+        self._saved = self._discarded = 0
+
+    def record(self, episodes: int) -> SuccessRate:
+        """Make attempts until there are `episodes` solved ones, and return the success rate."""
+        for outcome in self._store.outcomes(self._task):
+            self._count(outcome, stored=True)
+        if self._saved < episodes:
+            with self._simulator:
+                while self._saved < episodes:
+                    self._attempt(episodes)
+        return SuccessRate(env=self._simulator.name, attempts=self._saved + self._discarded, solved=self._saved)
+
+    def _attempt(self, episodes: int) -> None:
+        attempts = self._saved + self._discarded
         if attempts == MAX_ATTEMPTS * episodes:
-            raise DataError(f"{simulator.name}: the expert solved {saved} of {attempts} attempts, and {episodes} are wanted")
-        frames, solved = simulator.attempt(attempts, writer)
-        if solved:
-            writer.save_episode()
-            saved += 1
-        else:
-            writer.discard_episode()
-            discarded += 1
-        report(Attempt(simulator.name, saved, discarded, frames, solved))
-
-
-class _Simulator:
-    """Environment of Meta-World with its expert. As a context manager it also has a renderer."""
-
-    def __init__(self, name: str, cameras: Sequence[str], size: int, every: int, seed: int) -> None:
-        self._metaworld, self._mujoco, experts = _import_simulator()
-        if name not in experts:
-            raise ConfigurationError(Problem("", f"Meta-World has no environment {name!r}", did_you_mean(name, experts)))
-        self.name = name
-        self.task = name.rpartition("-v")[0].replace("-", " ")
-        self._cameras = cameras
-        self._size = size
-        self._every = every
-        self._seed = seed
-        self._benchmark = self._metaworld.MT1(name, seed=seed)
-        self._env = self._benchmark.train_classes[name]()
-        self._expert = experts[name]()
-        rate = round(1 / self._env.dt)
-        if rate % every:
-            raise ConfigurationError(
-                f"holding an action for {every} of {rate} control steps a second gives no whole number of frames a second"
+            raise DataError(
+                f"{self._simulator.name}: the expert solved {self._saved} of {attempts} attempts, and {episodes} are wanted; "
+                "record with another --seed or --every, or fewer --episodes"
             )
-        self.fps = rate // every
-        available = [self._env.model.camera(i).name for i in range(self._env.model.ncam)]
-        for camera in cameras:
-            if camera not in available:
-                raise ConfigurationError(Problem("", f"{name} has no camera {camera!r}", did_you_mean(camera, available)))
-
-    def __enter__(self) -> Self:
-        if not self._cameras:
-            return self
-        visual = self._env.model.vis
-        visual.global_.offwidth = max(self._size, visual.global_.offwidth)
-        visual.global_.offheight = max(self._size, visual.global_.offheight)
-        visual.quality.shadowsize = SHADOW_PIXELS
-        self._mujoco.Renderer._mjr_context = None  # noqa: SLF001  # the destructor reads it even if the constructor failed
+        path = self._store.next_path(self._task)
+        writer = LeRobotWriter(path, fps=self._simulator.fps, features=self._features, robot_type="sawyer")
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of the graphics library: the error has the relevant information
-                self._renderer = self._mujoco.Renderer(self._env.model, self._size, self._size)
-        except Exception as error:  # the type of the error depends on the graphics library
-            raise _graphics_error(error) from error
-        return self
+            frames, solved = self._simulator.attempt(attempts, writer)
+            outcome = AttemptResult(solved=solved, frames=frames)
+            self._store.save(self._task, writer, outcome)
+        finally:
+            writer.abort()
+        self._count(outcome, stored=False)
 
-    def __exit__(self, *_: object) -> None:
-        if self._cameras:
-            self._renderer.close()
+    def _count(self, outcome: AttemptResult, *, stored: bool) -> None:
+        self._saved += outcome.solved
+        self._discarded += not outcome.solved
+        attempt = Attempt(
+            env=self._simulator.name,
+            saved=self._saved,
+            discarded=self._discarded,
+            frames=outcome.frames,
+            solved=outcome.solved,
+            stored=stored,
+        )
+        self._report(attempt)
 
-    def attempt(self, number: int, writer: LeRobotWriter) -> tuple[int, bool]:
-        """Add the frames of a run of the expert, and return their number and whether the task was solved."""
-        seed_offset, goal = divmod(number, GOALS_PER_SEED)
-        if seed_offset and not goal:
-            self._benchmark = self._metaworld.MT1(self.name, seed=self._seed + seed_offset)
-        self._env.set_task(self._benchmark.train_tasks[goal])
-        observation, _ = self._env.reset()
-        frames, solved, truncated = 0, False, False
-        while not (solved or truncated):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # experts exceed the action range; actions are clipped below
-                action = np.clip(self._expert.get_action(observation), -1, 1).astype(np.float32)
-            frame = {"observation.state": observation[:4], "action": action}
-            frame |= {f"observation.images.{camera}": self._image(camera) for camera in self._cameras}
-            writer.add_frame(frame, task=self.task)
-            frames += 1
-            for _ in range(self._every):
-                observation, _, _, truncated, info = self._env.step(action)
-                solved = bool(info["success"])
-                if solved or truncated:
-                    break
-        return frames, solved
 
-    def _image(self, camera: str) -> np.ndarray:
-        """Render a camera, (size, size, 3) uint8, upright."""
-        self._renderer.update_scene(self._env.data, camera=camera)
-        image: np.ndarray = self._renderer.render()
-        view = self._env.data.camera(camera)
-        is_fixed = self._env.model.camera(camera).mode[0] == 0
-        # The corner cameras are mounted upside down: the world's z axis points down in their image.
-        return image[::-1, ::-1] if is_fixed and view.xmat.reshape(3, 3)[2, 1] < -0.1 else image
+def _complete(root: Path, arguments: dict[str, Any]) -> list[SuccessRate]:
+    """Return the success rates of a complete recording with these arguments, and remove what a killed process left of it."""
+    rates = read_success_rates(root)
+    if not rates:
+        raise DataError(f"{root}: exists already; name another folder or remove it")
+    recorded = json.loads((root / FILE).read_text(encoding="utf-8")).get("arguments", {})
+    if recorded != arguments:
+        raise DataError(f"{root}: {describe_difference(recorded, arguments)}; name another folder or remove it")
+    shutil.rmtree(recording_folder(root), ignore_errors=True)
+    return rates
 
 
 def _env_name(env: str) -> str:
@@ -175,28 +173,3 @@ def _env_name(env: str) -> str:
     if not slash or suite != SUITE:
         raise ConfigurationError(f"unknown environment {env!r}: names are like {SUITE}/reach-v3")
     return name
-
-
-def _import_simulator() -> tuple[Any, Any, Any]:
-    """Return (metaworld, mujoco, experts by environment). Selects software rendering if there is no display."""
-    if not {"MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        os.environ["MUJOCO_GL"] = "osmesa"  # read by mujoco at its import
-    try:
-        import metaworld
-        import mujoco
-        from metaworld.policies import ENV_POLICY_MAP
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"recording needs the extra `sim` ({error.name} is missing): pip install 'benchbox[sim]'"
-        ) from None
-    except Exception as error:  # the type of the error depends on mujoco's rendering backend
-        raise _graphics_error(error) from error
-    return metaworld, mujoco, ENV_POLICY_MAP
-
-
-def _graphics_error(error: Exception) -> ConfigurationError:
-    library = os.environ.get("MUJOCO_GL", "the display")
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return ConfigurationError(
-        f"cannot render with {library} ({reason}): install libosmesa6 (apt-get install libosmesa6) and set MUJOCO_GL=osmesa"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,12 @@ from benchbox.data.groups import SampleGroup
 from benchbox.data.lerobot import RESPONSE, LeRobotDataset
 from benchbox.data.metadata import ACTION, STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS, affine_parameters, finite_statistic
+from benchbox.data.provenance import Provenance
 from benchbox.data.randomness import draw_random_fields
 from benchbox.data.text import CachedEncoder, encode_cues, encode_prompt, encode_target, pad_tokens, state_bins
 from benchbox.data.tokenizer import open_tokenizer
 from benchbox.errors import DataError
+from benchbox.spec.datasets import UNKNOWN
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,10 +34,25 @@ FAST_CHUNKS = 2048  # for the training of the FAST tokenizer, evenly distributed
 METADATA = "metadata."  # prefix of text features that describe the episode
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """Place of a dataset in a mixture: its numbers in the tables of names, and the camera of the dataset in each slot.
+
+    `first` is the index of its first sample in the mixture. Without `cameras` the slots are the dataset's own cameras.
+    """
+
+    dataset: int = 0
+    source: int = 0
+    control_mode: int = 0
+    first: int = 0
+    cameras: tuple[str | None, ...] | None = None
+
+
 class DatasetSamples:
     """Samples of one LeRobot dataset: sample i is the window whose current frame is frame i.
 
-    Cameras are the dataset's first `spec.cameras`, in the order `meta/info.json` lists them; missing ones are black and masked.
+    Cameras are the dataset's first `spec.cameras`, in the order `meta/info.json` lists them, or those of its membership in a
+    mixture; missing ones are black and masked.
     History before the start of the episode is black and masked too, and repeats its first state. Actions past its end repeat
     the last one and are marked in `action_is_pad`; future frames past its end repeat the last one and are masked in
     `future_mask`.
@@ -45,16 +63,29 @@ class DatasetSamples:
 
     Args:
         tokenizer: a `tokenizer.json`; without one every byte is a token.
+        membership: in the mixture that the samples are part of.
+        train_fast: whether to train a FAST tokenizer on this dataset alone. The samples of a mixture share one: `fast`.
 
     Raises:
         DataError: the dataset's state or action is wider than the policy's, or a statistic is missing or not finite.
         ConfigurationError: the prompt or the actions do not fit the policy's vocabularies.
     """
 
-    def __init__(self, dataset: LeRobotDataset, spec: BatchSpec, seed: int, tokenizer: Path | None = None) -> None:
+    def __init__(
+        self,
+        dataset: LeRobotDataset,
+        spec: BatchSpec,
+        seed: int,
+        tokenizer: Path | None = None,
+        *,
+        membership: Membership = Membership(),
+        train_fast: bool = True,
+    ) -> None:
         self.dataset = dataset
         self.spec = spec
         self.seed = seed
+        self.membership = membership
+        self._cameras = (membership.cameras or dataset.cameras)[: spec.cameras]
         for name, dims in ((STATE, spec.state_dim), (ACTION, spec.action_dim)):
             if self._dims(name) > dims:
                 raise DataError(f"{dataset.root}: {name} has {self._dims(name)} dimensions, and the policy takes {dims}")
@@ -69,12 +100,12 @@ class DatasetSamples:
         self._encode_target = CachedEncoder(partial(encode_target, self._tokenizer))
         self._metadata_fields = [name for name in dataset.texts if name.startswith(METADATA)][: spec.metadata[0]]
         self._state_affine = self._normalisation(STATE, spec.state_normalisation) if spec.state_in_prompt else None
-        self._fast: FastTokenizer | None = None
+        self.fast: FastTokenizer | None = None
         if spec.fast_tokens:
             self._action_affine = self._normalisation(ACTION, "min_max")
-            indices = np.unique(np.linspace(0, len(dataset) - 1, FAST_CHUNKS, dtype=np.int64))
-            chunks = (self._normalise_action(self._action(int(i))[0]) for i in indices)
-            self._fast = FastTokenizer.train(chunks, horizon=spec.horizon, vocab=spec.fast_vocab)
+            if train_fast:
+                indices = evenly_distributed(len(dataset), FAST_CHUNKS)
+                self.fast = FastTokenizer.train(map(self.chunk, indices), horizon=spec.horizon, vocab=spec.fast_vocab)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -83,6 +114,12 @@ class DatasetSamples:
     def statistics(self) -> list[Statistics]:
         """Statistics of state and action, which policies normalise."""
         return [{name: self.dataset.statistics.get(name, {}) for name in (STATE, ACTION)}]
+
+    @property
+    def provenance(self) -> Provenance:
+        """This dataset, by the name of its folder."""
+        name = self.dataset.root.name
+        return Provenance((name,), (name,), (UNKNOWN,))
 
     def groups(self) -> list[SampleGroup]:
         """All episodes, as one group."""
@@ -107,22 +144,27 @@ class DatasetSamples:
             "action": _pad_width(action, spec.action_dim),
             "action_is_pad": torch.from_numpy(is_pad),
             "action_dim_mask": self._action_dim_mask,
-            "dataset_index": integer(0),
+            "dataset_index": integer(self.membership.dataset),
+            "source_index": integer(self.membership.source),
+            "control_mode_index": integer(self.membership.control_mode),
             "episode_index": integer(episode.index),
             "frame_index": integer(index - episode.from_index),
         }
         texts = self._encode_texts(index, state[-1])
-        if self._fast is not None:
-            ids = self._fast.encode(self._normalise_action(action))
-            texts["fast"] = pad_tokens(ids, spec.fast_tokens, self._fast.pad)
+        if self.fast is not None:
+            ids = self.fast.encode(self._normalise_action(action))
+            texts["fast"] = pad_tokens(ids, spec.fast_tokens, self.fast.pad)
             sample["fast_truncated"] = integer(max(0, len(ids) - spec.fast_tokens))
         for name, (tokens, mask) in texts.items():
             sample[f"{name}_tokens"], sample[f"{name}_mask"] = torch.from_numpy(tokens), torch.from_numpy(mask)
         if spec.field_of_view:
             sample["field_of_view"] = torch.zeros(2)
-        return (
-            sample | self._future_fields(episode, index) | self._cue_tokens | draw_random_fields(spec, self.seed, epoch, index)
-        )
+        drawn = draw_random_fields(spec, self.seed, epoch, self.membership.first + index)
+        return sample | self._future_fields(episode, index) | self._cue_tokens | drawn
+
+    def chunk(self, index: int) -> np.ndarray:
+        """Return the actions (N, D) from frame `index` on as a FAST tokenizer reads them: [min, max] is [-1, 1]."""
+        return self._normalise_action(self._action(index)[0])
 
     def _encode_texts(self, index: int, state: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Return the tokens and mask of every text in the spec."""
@@ -178,9 +220,9 @@ class DatasetSamples:
         spec = self.spec
         images = torch.zeros(len(frames), spec.cameras, 3, *spec.image_size, dtype=torch.uint8)
         mask = torch.zeros(len(frames), spec.cameras, dtype=torch.bool)
-        for camera, name in enumerate(self.dataset.cameras[: spec.cameras]):
+        for camera, name in enumerate(self._cameras):
             for t, frame in enumerate(frames):
-                if frame >= episode.from_index:
+                if name is not None and frame >= episode.from_index:
                     self._frame_images.write(name, int(frame), images[t, camera])
                     mask[t, camera] = True
         return images, mask
@@ -226,6 +268,11 @@ class DatasetSamples:
 def integer(value: int) -> Tensor:
     """Return a tensor () int64, in a tenth of the time of `torch.tensor`."""
     return torch.from_numpy(np.array(value))
+
+
+def evenly_distributed(length: int, number: int) -> list[int]:
+    """Return at most `number` different indices below `length`, at equal distances."""
+    return [int(i) for i in np.unique(np.linspace(0, length - 1, number, dtype=np.int64))] if length else []
 
 
 def _pad_width(values: np.ndarray, width: int) -> Tensor:

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 
 from benchbox.data.groups import generated_group
+from benchbox.data.provenance import Provenance
 from benchbox.data.randomness import CONTENT, draw_random_fields, generator
 from benchbox.data.text import ByteTokenizer, encode_cues
+from benchbox.spec.datasets import UNKNOWN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,6 +63,11 @@ class SyntheticSamples:
             {feature: {name: [value] * dim for name, value in _UNIFORM_STATISTICS.items()} for feature, dim in dims.items()}
         ]
 
+    @property
+    def provenance(self) -> Provenance:
+        """One dataset without episodes of a robot."""
+        return Provenance(("synthetic",), ("synthetic",), (UNKNOWN,))
+
     def groups(self) -> list[SampleGroup]:
         """One group, in which every sample is an episode of its own."""
         return [generated_group(SAMPLES)]
@@ -81,6 +88,8 @@ class SyntheticSamples:
             "action_is_pad": torch.zeros(spec.horizon, dtype=torch.bool),
             "action_dim_mask": torch.ones(spec.action_dim, dtype=torch.bool),
             "dataset_index": torch.tensor(0),
+            "source_index": torch.tensor(0),
+            "control_mode_index": torch.tensor(0),
             "episode_index": torch.tensor(index),
             "frame_index": torch.tensor(0),
         }

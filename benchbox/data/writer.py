@@ -86,6 +86,11 @@ class LeRobotWriter:
         """Number of frames in the saved episodes."""
         return self._episodes[-1].from_index + self._episodes[-1].length if self._episodes else 0
 
+    @property
+    def histograms(self) -> dict[str, np.ndarray]:
+        """Number of pixels of each value and channel (3, 256) in the saved episodes, by camera feature."""
+        return {name: camera.histogram for name, camera in self._cameras.items()}
+
     def add_frame(self, frame: Mapping[str, Any], *, task: str) -> None:
         """Append a frame to the current episode: a value for every feature, images as (H, W, 3) uint8 RGB."""
         if frame.keys() != self.features.keys():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.contracts import AttentionKernel
+from benchbox.registry.declarations import declared_texts, parse_policy
 
 if TYPE_CHECKING:
     from benchbox.registry.policies import PolicyEntry
@@ -53,18 +54,12 @@ def attention_refusal(entry: PolicyEntry, kernel: str) -> tuple[str, str] | None
 @lru_cache(maxsize=512)
 def _read_kernels(source: bytes) -> tuple[tuple[str, ...], int]:
     """Return the kernels and the line of their declaration, 1 without one; no kernels if it is not a tuple of texts."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):  # reported by the rank that imports it
+    tree = parse_policy(source)
+    if tree is None:
         return _SWITCHED, 1
-    for statement in tree.body:
-        if isinstance(statement, ast.Assign) and [getattr(target, "id", "") for target in statement.targets] == [DECLARATION]:
-            try:
-                value = ast.literal_eval(statement.value)
-            except ValueError:
-                return (), statement.lineno
-            kernels = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, tuple | list) else ()
-            return kernels, statement.lineno
+    declared = declared_texts(source, DECLARATION)
+    if declared is not None:
+        return declared
     calls = (node.func for node in ast.walk(tree) if isinstance(node, ast.Call))
     adapts = any("adapt" in (getattr(function, "id", ""), getattr(function, "attr", "")) for function in calls)
     return ((NATIVE,) if adapts else _SWITCHED), 1

@@ -26,7 +26,8 @@ for (a size of 0, False) is not in it; what it asks for and the data has not is 
 | `latent_noise` | (B, *`latent_shape`) float32 | standard normal, likewise, when there is a shape |
 | `<name>_cue_tokens` | (B, L) int64 | the fixed text `cues[<name>]`, all real |
 | `uniform` | (B, U) float32 | uniform in [0, 1), likewise: everything random in a step is in its batch |
-| `dataset_index`, `episode_index`, `frame_index` | (B,) int64 | provenance |
+| `dataset_index`, `source_index`, `control_mode_index` | (B,) int64 | provenance: numbers of the names in `stream.provenance` |
+| `episode_index`, `frame_index` | (B,) int64 | provenance: the episode of the dataset, and the frame of the episode |
 
 Because the randomness of a step travels with its samples, a step is a function of parameters and batch: splitting a batch
 over ranks or accumulation steps, recomputing under checkpointing, or validating in between changes nothing.
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     Batch = dict[str, Tensor]
 
 AttentionKernel = Literal["eager", "sdpa", "flex", "native"]  # native: whatever the policy runs
+Mode = Literal["policy", "forward_dynamics", "inverse_dynamics", "joint"]  # what is given, and what is predicted
 NormalisationMode = Literal["identity", "mean_std", "min_max", "quantile"]
 
 
@@ -98,7 +100,8 @@ class BatchSpec:
             *(f"{name}_cue_tokens" for name in self.cues),
         ]
         targets = [
-            *("action", "action_is_pad", "action_dim_mask", "uniform", "episode_index", "frame_index"),
+            *("action", "action_is_pad", "action_dim_mask", "uniform"),
+            *("source_index", "control_mode_index", "episode_index", "frame_index"),
             *(("future_images", "future_mask") if self.future else ()),
             *(("fast_tokens", "fast_mask", "fast_truncated") if self.fast_tokens else ()),
             *(("returns",) if self.returns else ()),
@@ -108,11 +111,12 @@ class BatchSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """The axes of a matrix that change the policy itself."""
+    """The axes of a matrix that change the policy itself, and the mode of its data."""
 
     cams: int = 1
     attention: AttentionKernel = "sdpa"
     checkpointing: bool = False
+    mode: Mode = "policy"  # another one only for a policy that declares it: `MODES` in its policy.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +153,8 @@ class Policy(Protocol):
     """An `nn.Module` from `policies/<name>/policy.py`, built in float32 by that file's `build(preset, axes)`.
 
     It is built on the meta device, and its weights are computed while a backend shards it (`benchbox.backends.deferred`): until
-    then no tensor of it has values to read, and `load_weights` and `load_statistics` fill tensors in place.
+    then no tensor of it has values to read. `load_weights` fills tensors in place, and so does `load_statistics`, which may
+    replace those with a row per dataset.
 
     Call it as `policy(batch)`, never `policy.forward`, so that sharding hooks fire.
 
@@ -195,4 +200,4 @@ class Policy(Protocol):
         """
 
     def load_statistics(self, statistics: list[Mapping[str, Mapping[str, list[float]]]]) -> None:
-        """Fill the normalisation buffers: one mapping feature -> statistic -> values for every dataset."""
+        """Fill the normalisation buffers: one mapping feature -> statistic -> values for every dataset of the mixture."""

@@ -218,9 +218,45 @@ class HostState(TypedDict):
     energy_j_per_sample: float | None  # of all devices; null where a device does not count energy
 
 
+class DatasetRecord(TypedDict):
+    """A dataset of the mixture that was trained on, and the frames that were drawn of it."""
+
+    dataset: str  # its path, or `sample`
+    source: str
+    control_mode: str
+    robot_type: str | None  # null where the dataset does not say
+    fps: float  # of the dataset: frames are not resampled
+    cameras: list[str]  # after renaming
+    state_dim: int
+    action_dim: int
+    episodes: int
+    frames: int
+    keep: str | None  # file of the ranges that are kept
+    kept_episodes: int  # with a frame that is kept
+    kept_frames: int
+    training_episodes: int
+    training_frames: int
+    validation_episodes: int
+    validation_frames: int
+    weight: float | None  # null where no dataset has one: each frame is drawn once per epoch
+    share: float  # of the drawn samples that are of this dataset, as configured
+    drawn: int | None  # samples of this dataset in the warm-up and measured steps of all ranks; null before any was drawn
+
+
+class DataRecord(TypedDict):
+    """The data that was trained on. Generated samples have no datasets."""
+
+    kind: str
+    mode: str  # what was given, and what was predicted
+    validation: float  # share of the episodes that is not trained on
+    cameras: list[str]  # in the slots of the policy
+    datasets: list[DatasetRecord]
+
+
 class _LaterKeys(TypedDict, total=False):
     """Keys that the first records of this schema lack."""
 
+    data: DataRecord | None
     hfu: float | None  # hardware FLOPs utilisation: includes recomputation, otherwise as `mfu`
     host: HostState | None  # null where nothing was measured
     unchecked_reason: str | None  # why the measured values were not checked against the request; such a launch is never ok

@@ -24,6 +24,7 @@ from ruamel.yaml.error import YAMLError
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.bundled import bundled_folders
 from benchbox.registry.extensions import extension_folders
+from benchbox.registry.modes import mode_refusal
 from benchbox.registry.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -179,11 +180,13 @@ def build_policy(name: str, size: str, axes: Axes, policy_dirs: Sequence[Path] =
     """Import the policy's module and build it, in float32, on torch's current default device.
 
     Raises:
-        ConfigurationError: no such policy or size.
+        ConfigurationError: no such policy, size or mode.
     """
     entry = policy_entry(name, policy_dirs)
     if size not in entry.presets:
         raise ConfigurationError(Problem("", f"policy {name} has no size {size!r}", did_you_mean(size, entry.presets)))
+    if refusal := mode_refusal(entry, axes.mode):
+        raise ConfigurationError(Problem("", *refusal))
     package = types.ModuleType(PACKAGE)
     package.__path__ = [str(folder) for folder in search_path(policy_dirs)]
     if getattr(sys.modules.get(PACKAGE), "__path__", None) != package.__path__:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 HALF, FULL = 530.0, 1090.0  # widths: two charts side by side, one alone
-CHARACTER = 7.4  # width of a character, generous for the font of the style sheet
+CHARACTER = 7.8  # width of a character, generous for the font of the style sheet
 GAP = 10.0  # between a bar and the texts on both sides of it
 LONGEST_NAME, LONGEST_TEXT = 24, 26  # characters; longer texts are cut, and complete in the description
 BAR_HEIGHT = 16.0

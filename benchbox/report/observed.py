@@ -59,6 +59,7 @@ def _observed_cell(summary: CellSummary, record: LaunchRecord, observed: Observe
         ("parameters that train", cell.get("freeze"), _trainable_share(observed)),
         *weights,
         *settings,
+        *(("data", None, line) for line in _data(record)),
         *(("host", None, host) for host in _hosts(record)),
         ("optimizer", None, " > ".join(observed["optimizer_chain"])),
         ("collectives in a step", None, _collectives(record["collectives"])),
@@ -89,6 +90,33 @@ def _attention(observed: ObservedRecord) -> str | None:
 
 def _settings(settings: Mapping[str, Setting]) -> str:
     return ", ".join(f"{name}={matrix_text(value)}" for name, value in settings.items())
+
+
+def _data(record: LaunchRecord) -> list[str]:
+    """Return one line per dataset, and one for a mode; nothing of a record without a description of the data."""
+    data = record.get("data")
+    if not data:
+        return []
+    drawn = sum(dataset["drawn"] or 0 for dataset in data["datasets"])
+    lines = [] if data["mode"] == "policy" else [f"mode {data['mode']}"]
+    for dataset in data["datasets"]:
+        trained = f"{dataset['training_frames']:,} of {dataset['frames']:,} frames"
+        parts = [
+            f"{trained} at {dataset['fps']:g} frames/s in {dataset['training_episodes']:,} episodes",
+            f"source {dataset['source']}",
+            f"control mode {dataset['control_mode']}",
+        ]
+        if dataset["keep"] is not None:
+            parts.append(f"{dataset['kept_frames']:,} frames in {dataset['kept_episodes']:,} episodes kept")
+        if dataset["validation_episodes"]:
+            parts.append(
+                f"{dataset['validation_frames']:,} frames in {dataset['validation_episodes']:,} episodes for validation"
+            )
+        if len(data["datasets"]) > 1 and drawn:
+            share = (dataset["drawn"] or 0) / drawn
+            parts.append(f"{share:.1%} of the drawn samples, {dataset['share']:.1%} as configured")
+        lines.append(f"{dataset['dataset']}: {', '.join(parts)}")
+    return lines
 
 
 def _hosts(record: LaunchRecord) -> list[str]:

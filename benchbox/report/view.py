@@ -22,6 +22,7 @@ from benchbox.analysis.summary import (
 )
 from benchbox.registry.host_load import BUSY_FORMULA
 from benchbox.report.columns import CellValue, Column, columns, table_rows
+from benchbox.report.curves import draw_curves
 from benchbox.report.drawings import MEMORY_SOURCES, draw_charts
 from benchbox.report.headline import Headline, build_headline
 from benchbox.report.observed import ObservedCell, requested_and_observed
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from benchbox.analysis.comparability import Comparison
     from benchbox.registry.launch_record import CellDict, LaunchRecord
     from benchbox.report.charts import Chart
+    from benchbox.report.curves import CurveChart
     from benchbox.store.run import Run
 
 
@@ -69,6 +71,7 @@ class Report:
     headline: Headline
     table: Table
     charts: tuple[Chart, ...]
+    curves: tuple[CurveChart, ...]
     precision: PrecisionGrid | None  # only of a run that compares recipes
     findings: tuple[FindingView, ...]
     audited: int  # cells with a census
@@ -114,6 +117,7 @@ def build_report(run: Run, records: Iterable[LaunchRecord]) -> Report:
             notes=_table_notes(summaries, comparisons),
         ),
         charts=draw_charts(summaries, axes, tuple(run.reference)),
+        curves=draw_curves(summaries, axes),
         precision=precision_grid(summaries, axes),
         findings=list_findings(summaries, axes),
         audited=sum(bool(summary.precision) for summary in summaries),

@@ -54,7 +54,7 @@ def build_cell_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
         raise UnsupportedError("FlexAttention has no backward on a CPU: choose sdpa or eager")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing)
+    axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing, mode=cell.data.mode)
     return construct_policy(cell, axes, device, policy_dirs)
 
 

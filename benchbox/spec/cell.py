@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from benchbox.registry.contracts import AttentionKernel
+from benchbox.registry.contracts import AttentionKernel, Mode
+from benchbox.spec.datasets import DatasetSpec
 from benchbox.spec.types import (
     BackendName,
     Batch,
@@ -61,6 +62,25 @@ class DataSpec:
     tokenizer: str = field(default=BYTES, metadata=ADDED_LATER)  # or the path of a tokenizer.json, or of its folder
     block: int = field(default=16, metadata=ADDED_LATER)  # episode_shuffle: frames of an episode that are read together
     buffer: int = field(default=2048, metadata=ADDED_LATER)  # episode_shuffle: samples of all ranks that are mixed
+    datasets: tuple[DatasetSpec, ...] = field(default=(), metadata=ADDED_LATER)  # of a mixture, or one with settings
+    mode: Mode = field(default="policy", metadata=ADDED_LATER)  # what is given, and what is predicted
+    validation: float = field(default=0.0, metadata=ADDED_LATER)  # share of each dataset's episodes that is not trained on
+
+    @property
+    def lerobot_datasets(self) -> tuple[DatasetSpec, ...]:
+        """The LeRobot datasets that are named, in order; none where the samples are of the shipped one or generated."""
+        return self.datasets or (() if self.path is None else (DatasetSpec(path=self.path),))
+
+    @property
+    def label(self) -> str:
+        """The dataset, or the datasets of a mixture."""
+        return ", ".join(dataset.path for dataset in self.lerobot_datasets) or self.kind
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Return the data of a cell's `to_dict`; fields that are missing have their default."""
+        datasets = tuple(DatasetSpec.from_dict(dataset) for dataset in values.get("datasets", ()))
+        return cls(**{**values, "datasets": datasets})
 
     @property
     def tokenizer_file(self) -> Path | None:
@@ -130,6 +150,7 @@ class Cell:
         """Return plain JSON values, which `from_dict` reads back to an equal cell."""
         values = asdict(self)
         values["optim"]["betas"] = list(values["optim"]["betas"])
+        values["data"]["datasets"] = [dataset.to_dict() for dataset in self.data.datasets]
         return values
 
     @classmethod
@@ -137,7 +158,7 @@ class Cell:
         """Return the cell of `to_dict`; a field that an older benchbox did not write has its default."""
         optim = dict(values["optim"])
         optim["betas"] = tuple(optim["betas"])
-        return cls(**{**values, "data": DataSpec(**values["data"]), "optim": OptimSpec(**optim)})
+        return cls(**{**values, "data": DataSpec.from_dict(values["data"]), "optim": OptimSpec(**optim)})
 
 
 # The fields that a matrix file sets by their name, as opposed to the nested `data` and `optim`.
@@ -148,10 +169,9 @@ def _identifying_values(spec: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a spec that enter the id: without fields that were added later and have their default."""
     identifying = {}
     for declared in fields(spec):
-        value = values[declared.name]
-        if declared.metadata.get("added_later") and value == declared.default:
+        value, nested = values[declared.name], getattr(spec, declared.name)
+        if declared.metadata.get("added_later") and nested == declared.default:
             continue
-        nested = getattr(spec, declared.name)
         identifying[declared.name] = _identifying_values(nested, value) if is_dataclass(nested) else value
     return identifying
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import Problem
 from benchbox.registry.attention import attention_refusal
+from benchbox.registry.modes import mode_refusal
 from benchbox.registry.names import did_you_mean
 from benchbox.spec.cell import Cell
 from benchbox.spec.fields import Point
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from benchbox.registry.policies import PolicyEntry
-    from benchbox.spec.cell import DataSpec
     from benchbox.spec.matrix import Matrix
     from benchbox.spec.source import Keys, Source
 
@@ -94,26 +93,12 @@ def _check_completeness(source: Source, owner: Mapping[str, str]) -> list[Proble
     return problems
 
 
-def check_data(data: DataSpec, source: Source) -> list[Problem]:
-    """Return the problems of a dataset or tokenizer that does not exist, before any rank is started."""
-    problems = []
-    if data.path is not None and not (Path(data.path) / "meta" / "info.json").is_file():
-        missing = "there is no meta/info.json in it" if Path(data.path).is_dir() else "there is no such folder"
-        problems.append(Problem(source.where(("data", "lerobot")), f"{data.path} is not a LeRobot dataset: {missing}"))
-    file = data.tokenizer_file
-    if file is not None and not file.is_file():
-        missing = "there is no tokenizer.json in it" if Path(data.tokenizer).is_dir() else "there is no such file"
-        hint = "name a tokenizer.json or its folder"
-        problems.append(Problem(source.where(("data", "tokenizer")), f"{data.tokenizer} is not a tokenizer: {missing}", hint))
-    return problems
-
-
 def check_cells(matrix: Matrix, source: Source, policies: Mapping[str, PolicyEntry]) -> list[Problem]:
     """Return the problems that only the cells show: sizes that a policy lacks, and selections that select nothing."""
     cells = list(matrix.cells())
     if not cells:
         return [Problem(source.where(("exclude",), key=True), "every cell is excluded")]
-    problems = check_data(matrix.data, source)
+    problems = []
     for policy, size in dict.fromkeys((cell.policy, cell.size) for cell in cells):
         presets = policies[policy].presets
         if size not in presets:
@@ -122,6 +107,8 @@ def check_cells(matrix: Matrix, source: Source, policies: Mapping[str, PolicyEnt
     for policy, attention in dict.fromkeys((cell.policy, cell.attention) for cell in cells):
         if refusal := attention_refusal(policies[policy], attention):
             problems.append(Problem(_position_of(source, "attention", attention), *refusal))
+    refusals = (mode_refusal(policies[policy], matrix.data.mode) for policy in dict.fromkeys(cell.policy for cell in cells))
+    problems += [Problem(source.where(("data", "mode")), *refusal) for refusal in refusals if refusal]
     selections: list[tuple[Keys, Mapping[str, Any]]] = [(("reference",), matrix.reference)]
     selections += [(("thresholds", i, "where"), threshold.where) for i, threshold in enumerate(matrix.thresholds)]
     for keys, point in selections:

@@ -11,13 +11,15 @@ from benchbox.errors import ConfigurationError
 from benchbox.registry.attention import default_attention
 from benchbox.spec.cell import DataSpec, MeasureSpec, OptimSpec
 from benchbox.spec.checks import check_cells, check_structure
+from benchbox.spec.data_checks import check_data
+from benchbox.spec.datasets import DatasetSpec
 from benchbox.spec.fields import POINT_TYPES
 from benchbox.spec.files import MATRICES, find_file
 from benchbox.spec.matrix import Axis, Matrix
 from benchbox.spec.overrides import apply_overrides
 from benchbox.spec.policies import named_policies, resolve_policies
 from benchbox.spec.problems import in_order, problems_of
-from benchbox.spec.schema import DataFile, MatrixFile, OptimFile, ThresholdFile
+from benchbox.spec.schema import DataFile, DatasetFile, MatrixFile, OptimFile, ThresholdFile
 from benchbox.spec.source import read_source
 from benchbox.spec.threshold import Threshold
 
@@ -46,7 +48,7 @@ def load_matrix(path: str | Path, overrides: Mapping[str, str] | None = None, po
     except ValidationError as error:
         unreadable = {problem.where for problem in problems}  # the value read there is not the one in the file
         problems += [problem for problem in problems_of(error, MatrixFile, source) if problem.where not in unreadable]
-    problems += check_structure(source)
+    problems += [*check_structure(source), *check_data(source)]
     if problems:
         raise ConfigurationError(in_order(problems))
     matrix = _matrix(parsed, path, source, policies, policy_dirs)
@@ -93,15 +95,24 @@ def optim_spec(optim: OptimFile) -> OptimSpec:
 def data_spec(data: str | DataFile) -> DataSpec:
     if isinstance(data, str):
         return DataSpec(kind=data)
-    kind = DataSpec().kind if data.lerobot is None else "lerobot"
+    datasets = tuple(map(_dataset_spec, data.mixture or (() if data.lerobot is None else (data,))))
+    plain = len(datasets) == 1 and datasets[0] == DatasetSpec(path=datasets[0].path)
     return DataSpec(
-        kind=kind,
-        path=data.lerobot,
+        kind="lerobot" if datasets else DataSpec().kind,
+        path=datasets[0].path if plain else data.lerobot,
         workers=data.workers,
         tokenizer=data.tokenizer,
         block=data.block,
         buffer=data.buffer,
+        datasets=() if plain else datasets,
+        mode=data.mode,
+        validation=data.validation,
     )
+
+
+def _dataset_spec(dataset: DatasetFile) -> DatasetSpec:
+    values = dataset.model_dump(include=dataset.model_fields_set & (DatasetFile.model_fields.keys() | {"weight"}))
+    return DatasetSpec.from_dict({"path": values.pop("lerobot"), **values})
 
 
 def _threshold(threshold: ThresholdFile) -> Threshold:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, create_model, model_validator
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
+from benchbox.registry.contracts import Mode  # noqa: TC001 (pydantic evaluates the annotation)
 from benchbox.registry.metrics import metrics
 from benchbox.spec.cell import DataSpec, MeasureSpec, OptimSpec
 from benchbox.spec.fields import POINT_TYPES, Point
@@ -19,13 +20,40 @@ _MEASURE: Any = MeasureSpec()
 
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
+Text = Annotated[str, Field(min_length=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class DataFile(Strict):
-    lerobot: Annotated[str, Field(min_length=1)] = ABSENT
+class DatasetFile(Strict):
+    lerobot: Text = ABSENT
+    """Root folder of a LeRobot dataset."""
+    rename: dict[Text, Text] = ABSENT
+    """Cameras of the dataset by their names, and the names that policies are given them under."""
+    control_mode: Text = ABSENT
+    """What actions mean, as in joint, ee: a name that travels with every sample."""
+    source: Text = ABSENT
+    """Where the frames come from: a name that travels with every sample, by default that of the folder."""
+    keep: Text = ABSENT
+    """File with the ranges of frames that are drawn, as JSON or Parquet; all frames when it is absent."""
+
+
+class MixtureFile(DatasetFile):
+    lerobot: Text
+    """Root folder of a LeRobot dataset."""
+    weight: Positive = ABSENT
+    """Share of drawn samples, relative to the other datasets. Without weights every frame is drawn once per epoch."""
+
+
+class DataFile(DatasetFile):
+    lerobot: Text = ABSENT
     """Root folder of a LeRobot dataset; the shipped one when it is absent."""
-    tokenizer: Annotated[str, Field(min_length=1)] = _DATA.tokenizer
+    mixture: Annotated[list[MixtureFile], Field(min_length=1)] = ABSENT
+    """Several datasets, in place of one."""
+    mode: Mode = _DATA.mode
+    """What is given and what is predicted; only policy, unless the policy has modes."""
+    validation: Annotated[float, Field(ge=0, lt=1)] = _DATA.validation
+    """Share of the episodes of each dataset that is not trained on, chosen by the seed."""
+    tokenizer: Text = _DATA.tokenizer
     """A tokenizer.json of Hugging Face, or its folder; without one every byte of a text is a token."""
     workers: Annotated[int, Field(ge=0, le=64)] = _DATA.workers
     """Loader processes per rank."""
@@ -135,7 +163,7 @@ class NamedFile(Point):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     """Name of the run directory and of the baseline."""
     data: DataField = _DATA.kind
-    """The shipped dataset, generated noise, or a mapping: a LeRobot dataset, a tokenizer."""
+    """The shipped dataset, generated noise, or a mapping: LeRobot datasets, a tokenizer."""
     optim: OptimFile = OptimFile()
     """AdamW and its schedule."""
 

@@ -10,9 +10,11 @@ from pydantic import Field, ValidationError
 
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.attention import attention_refusal, default_attention
+from benchbox.registry.modes import mode_refusal
 from benchbox.registry.names import did_you_mean
 from benchbox.spec.cell import Cell
-from benchbox.spec.checks import REQUIRED, check_data
+from benchbox.spec.checks import REQUIRED
+from benchbox.spec.data_checks import check_data
 from benchbox.spec.files import TRAINING_FILES, find_file
 from benchbox.spec.load import data_spec, optim_spec
 from benchbox.spec.overrides import apply_overrides
@@ -86,18 +88,19 @@ def load_train(path: str | Path, overrides: Mapping[str, str] | None = None, pol
     except ValidationError as error:
         problems += problems_of(error, TrainFile, source)
     problems += [Problem(source.where(()), f"training needs {key}") for key in REQUIRED if key not in source.values]
+    problems += check_data(source)
     if parsed is None or problems:
-        problems += check_data(data_spec(parsed.data), source) if parsed is not None else []
         raise ConfigurationError(in_order(problems))
     entry = policies[parsed.explicit_values()["policy"]]
     attention = {"attention": default_attention(entry)}
     cell = Cell(**(attention | parsed.explicit_values()), data=data_spec(parsed.data), optim=optim_spec(parsed.optim))
-    problems += check_data(cell.data, source)
     if cell.size not in (presets := entry.presets):
         message = f"policy {cell.policy} has no size {cell.size!r}"
         problems.append(Problem(source.where(("size",)), message, did_you_mean(cell.size, presets)))
     if refusal := attention_refusal(entry, cell.attention):
         problems.append(Problem(source.where(("attention",)), *refusal))
+    if refusal := mode_refusal(entry, cell.data.mode):
+        problems.append(Problem(source.where(("data", "mode")), *refusal))
     if problems:
         raise ConfigurationError(in_order(problems))
     return TrainConfig(

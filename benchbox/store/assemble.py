@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from benchbox.registry.launch_record import (
         CollectiveRecord,
+        DataRecord,
         ErrorRecord,
         Flops,
         LaunchRecord,
@@ -87,6 +88,7 @@ def assemble_record(
         "mfu_reason": next((result["mfu_reason"] for result in merged if result.get("mfu_reason")), None),
         "unchecked_reason": next((result["unchecked_reason"] for result in merged if result.get("unchecked_reason")), None),
         "host": merge_host_state(merged),
+        "data": _data(merged),
         "precision": precision if merged else None,
         "samples": [result["samples"] for result in merged] if merged and all("samples" in r for r in merged) else None,
         "loss": rank_0.get("loss") if complete and rank_0 else None,  # the global mean, so all ranks have the same
@@ -219,6 +221,16 @@ def _towers(formulas: Sequence[dict[str, TowerFlops] | None]) -> dict[str, Tower
         }
         for tower in towers[0]
     }
+
+
+def _data(ranks: Sequence[RankResult]) -> DataRecord | None:
+    """Return the description of the data, with the samples that all ranks together drew of each dataset."""
+    data_of_ranks = [data for result in ranks if (data := result.get("data")) is not None]
+    if not ranks or len(data_of_ranks) < len(ranks):
+        return None
+    first, *_ = data_of_ranks
+    drawn = zip(*([dataset["drawn"] for dataset in data["datasets"]] for data in data_of_ranks), strict=True)
+    return {**first, "datasets": [{**dataset, "drawn": _sum(n)} for dataset, n in zip(first["datasets"], drawn, strict=True)]}
 
 
 def _lowest(values: Sequence[float | None]) -> float | None:

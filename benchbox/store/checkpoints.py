@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from benchbox import __version__
 from benchbox.errors import ConfigurationError, Problem, RecordError
 from benchbox.store.files import read_json, write_json
+from benchbox.store.table import flatten
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,16 +49,27 @@ def check_same_configuration(checkpoint: Path, cell: Cell) -> None:
     """
     description = checkpoint / _DESCRIPTION
     try:
-        saved = cell.from_dict(read_json(description)["cell"]).to_dict()  # an older one lacks fields that came later
+        saved = cell.from_dict(read_json(description)["cell"])  # an older one lacks fields that came later
     except (KeyError, TypeError) as error:
         raise RecordError(f"{description}: not what benchbox writes ({type(error).__name__}: {error})") from None
-    requested = cell.to_dict()
-    different = sorted(key for key in requested if requested[key] != saved[key])
+    there, here = _comparable(saved), _comparable(cell)
+    if len(saved.data.lerobot_datasets) != len(cell.data.lerobot_datasets):
+        there["data"], here["data"] = (f"{len(spec.data.lerobot_datasets)} dataset(s)" for spec in (saved, cell))
+    different = sorted(key for key in here if here[key] != there[key])
     if different:
-        changes = ", ".join(f"{key} is {saved[key]!r} there and {requested[key]!r} here" for key in different)
+        changes = ", ".join(f"{key} is {there[key]} there and {here[key]} here" for key in different)
         raise ConfigurationError(
             Problem(str(checkpoint), f"another configuration: {changes}", "resume with what it was trained with")
         )
+
+
+def _comparable(cell: Cell) -> dict[str, str]:
+    """Return the fields of a cell as text, those of its data and optimizer by dotted keys; datasets in `data`."""
+    fields = flatten(cell.to_dict())
+    for key in ("data.path", "data.datasets"):
+        del fields[key]
+    data = {"data": [dataset.to_dict() for dataset in cell.data.lerobot_datasets]}
+    return {key: repr(value) for key, value in (fields | data).items()}
 
 
 def remove_old_checkpoints(folder: Path, keep: int) -> None:

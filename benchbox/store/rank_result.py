@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from benchbox.registry.launch_record import CollectiveRecord, DeviceRecord, Flops, ObservedOnEveryRank, Peak, StartEnd
+from benchbox.registry.launch_record import (
+    CollectiveRecord,
+    DataRecord,
+    DeviceRecord,
+    Flops,
+    ObservedOnEveryRank,
+    Peak,
+    StartEnd,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,6 +83,7 @@ class RankResult(Utilisation):
     collectives: dict[str, CollectiveRecord] | None  # operation -> calls in one step; null until the probe has counted them
     flops: Flops | None  # null until the probe has counted them
     host: NotRequired[RankHost]
+    data: NotRequired[DataRecord]  # with the samples that this rank drew
     unchecked_reason: str | None
     environment: dict[str, Any]
     config: dict[str, Any]

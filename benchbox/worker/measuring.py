@@ -118,6 +118,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
             "hfu": None,
             "mfu_reason": "the probe, which counts FLOPs, did not complete",
             "host": host_use,
+            "data": stream.data_use.record(),
             "unchecked_reason": _UNCHECKED_REASON,
             "environment": environment(),
             "config": cell.to_dict(),

@@ -39,6 +39,8 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
         reporter.enter_stage("prepare")
         session = build_session(cell, policy, stream.statistics, reporter.enter_stage)
         check_backend(cell, session.backend.observe())
+        if rank == 0:
+            write_json(folder / "data.json", stream.data_use.record())
         if session.loaded is not None and rank == 0:
             write_json(folder / "weights.json", session.loaded.to_dict())
         if checkpoints is not None and existing:

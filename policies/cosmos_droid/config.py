@@ -16,17 +16,13 @@ from .latents import PATCH, SPATIAL_FACTOR, TEMPORAL_FACTOR
 Side = Annotated[int, Field(gt=0, multiple_of=SPATIAL_FACTOR * PATCH)]
 Task = Literal["policy", "forward_dynamics", "inverse_dynamics"]
 
-TASKS: tuple[Task, ...] = ("policy", "forward_dynamics", "inverse_dynamics")
+TASKS: tuple[Task, ...] = ("policy", "forward_dynamics", "inverse_dynamics")  # one of them, at random, in the mode joint
 DOMAINS, DROID = 32, 8  # embodiments of the published action layers, and the one of DROID and RoboMIND's Franka arms
 
 
 @dataclass(config=FORBID_EXTRA, frozen=True, slots=True, kw_only=True)
 class CosmosConfig:
-    """Configuration of cosmos_droid.
-
-    The mode `policy` denoises the future and the actions, `forward_dynamics` the future conditioned on the actions, and
-    `inverse_dynamics` the actions conditioned on the future; `joint` chooses one of these at random for every sample.
-    """
+    """Configuration of cosmos_droid."""
 
     model: DecoderConfig
     vocabulary: PositiveInt
@@ -34,7 +30,6 @@ class CosmosConfig:
     horizon: Annotated[int, Field(gt=0, multiple_of=TEMPORAL_FACTOR)]  # steps, and frames after the current one
     action_dim: PositiveInt
     prompt_tokens: PositiveInt
-    mode: Task | Literal["joint"] = "policy"
     fps: PositiveInt = 15
     domain: Annotated[int, Field(ge=0, lt=DOMAINS)] = DROID
     time_shift: PositiveFloat = 5.0  # of 480p; 3 of 256p, 10 of 720p

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchbox.data.normalisation import Normaliser
+from benchbox.data.normalisation import Normaliser, load_dataset_rows
 from benchbox.errors import UnsupportedError
 from benchbox.registry.contracts import BatchSpec
 
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from .._layers.families.vision_language import KVCache
 
+MODES = ("policy", "forward_dynamics", "inverse_dynamics", "joint")
 LOSS_WEIGHT = 10.0  # of either term
 MARGIN = 15_000  # positions between the text and the generated tokens
 BASE_FPS = 24  # at this rate a latent frame is one position long
@@ -73,6 +74,9 @@ class Conditioning(NamedTuple):
 
 class CosmosDroid(PrefixPolicy):
     """A causal prompt, and generated tokens that attend to it and to one another: current frame, future, state and actions.
+
+    The mode `policy` denoises the future and the actions, `forward_dynamics` the future conditioned on the actions, and
+    `inverse_dynamics` the actions conditioned on the future; `joint` chooses one of these at random for every sample.
 
     Future and actions have the same time. Its embedding is added to the tokens that are denoised, and to no others. Actions and
     state share layers, whose weights are those of the robot's domain, and a learned vector that marks them. Only the layers of
@@ -183,10 +187,10 @@ class CosmosDroid(PrefixPolicy):
 
         In the mode `joint` the last number of `uniform` (B, U) decides.
         """
-        if self.config.mode == "joint":
+        if self.mode == "joint":
             task = (uniform[:, -1] * len(TASKS)).long()
         else:
-            task = torch.full_like(uniform[:, -1], TASKS.index(self.config.mode)).long()
+            task = torch.full_like(uniform[:, -1], TASKS.index(self.mode)).long()
         return torch.stack((task == TASKS.index("inverse_dynamics"), task == TASKS.index("forward_dynamics")), dim=1)
 
     def velocity(
@@ -234,8 +238,8 @@ class CosmosDroid(PrefixPolicy):
         Future and actions are denoised together. Keys and values of the prompt are computed once; each step runs the generated
         tokens with it and, for guidance, with a dropped prompt.
         """
-        if self.config.mode in ("forward_dynamics", "inverse_dynamics"):
-            raise UnsupportedError(f"in the mode {self.config.mode} cosmos_droid is not trained to act")
+        if self.mode in ("forward_dynamics", "inverse_dynamics"):
+            raise UnsupportedError(f"in the mode {self.mode} cosmos_droid is not trained to act")
         batch, _ = self.prepare_batch(batch, acting=True)
         sizes, guidance = self.action_dims[batch["dataset_index"], None], self.config.guidance
         dims = torch.arange(self.config.action_dim, device=sizes.device) < sizes  # (B, A)
@@ -295,7 +299,7 @@ class CosmosDroid(PrefixPolicy):
             prompt_tokens=config.prompt_tokens,
             text_vocab=config.vocabulary,
             future=config.horizon,
-            uniforms=3 if config.mode == "joint" else 2,
+            uniforms=3 if self.mode == "joint" else 2,
             latent_shape=(config.horizon // TEMPORAL_FACTOR, self.cameras, LATENT_CHANNELS, *latent_size),
             state_normalisation=config.normalisation,
             action_normalisation=config.normalisation,
@@ -315,7 +319,7 @@ class CosmosDroid(PrefixPolicy):
         actions = [features[ACTION] for features in statistics]
         self.action_normaliser.load(actions)
         widths = [max(map(len, features.values()), default=self.config.action_dim) for features in actions]
-        self.action_dims.copy_(torch.tensor(widths))
+        load_dataset_rows(self, "action_dims", torch.tensor(widths))
 
 
 def mask_dims(action: Tensor, dims: Tensor) -> Tensor:

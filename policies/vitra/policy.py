@@ -14,7 +14,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from benchbox.data.normalisation import Normaliser
+from benchbox.data.normalisation import Normaliser, load_dataset_rows
 
 from .._layers.cost.flops import TokenCount, concat_counts, count_language, is_trainable
 from .._layers.families.guidance import classifier_free_guidance
@@ -206,7 +206,7 @@ class Vitra(PrefixPolicy):
         super().load_statistics(statistics)
         self.action_normaliser.load([features[ACTION] for features in statistics])
         widths = [[len(features[name]["mean"]) for name in (STATE, ACTION)] for features in statistics]
-        self.dims.copy_(torch.tensor(widths))
+        load_dataset_rows(self, "dims", torch.tensor(widths))
 
 
 def part_losses(

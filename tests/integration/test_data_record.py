@@ -2,14 +2,16 @@
 
 import importlib.util
 import os
+import shlex
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from benchbox.data import open_dataset, recording
+from benchbox.data import open_dataset, recording, simulator
 from benchbox.errors import DataError
 
 pytestmark = pytest.mark.skipif(
@@ -20,20 +22,29 @@ pytestmark = pytest.mark.skipif(
 CAMERAS = ("corner", "corner2", "topview", "gripperPOV")
 
 
-def benchbox_data(*arguments, cwd, before=""):
-    """Run `benchbox data` in a process of its own; `before` is Python run ahead of it, to take something away."""
+ARGUMENTS = ("--env", "metaworld/reach-v3", "--env", "metaworld/door-open-v3", "--episodes", 1, "--size", 32, "--every", 8)
+
+
+def start_benchbox_data(*arguments, cwd, before=""):
+    """Start `benchbox data` in a process of its own; `before` is Python run ahead of it, to take something away."""
     code = f"import sys\n{before}\nfrom benchbox.cli.app import main\nsys.argv[0] = 'benchbox'\nmain()"
     environment = {name: value for name, value in os.environ.items() if name not in {"MUJOCO_GL", "DISPLAY"}}
     command = [sys.executable, "-c", code, "data", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def benchbox_data(*arguments, cwd, before=""):
+    """Run `benchbox data` to its end."""
+    process = start_benchbox_data(*arguments, cwd=cwd, before=before)
+    output, errors = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """Two tasks, an episode each, all four cameras; the command's output and the dataset's folder."""
     folder = tmp_path_factory.mktemp("recorded")
-    envs = ("--env", "metaworld/reach-v3", "--env", "metaworld/door-open-v3")
-    done = benchbox_data("record", *envs, "--episodes", 1, "--size", 32, "--every", 8, "--out", "demos", cwd=folder)
+    done = benchbox_data("record", *ARGUMENTS, "--out", "demos", cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout, folder / "demos"
 
@@ -41,7 +52,7 @@ def recorded(tmp_path_factory):
 def test_a_recording_is_a_dataset_of_its_tasks_and_cameras(recorded):
     output, root = recorded
     ds = open_dataset(root)
-    assert "reach-v3: solved" in output
+    assert "reach-v3: solved in 6 frames; 1 of 1 episodes, solved in 1 of 1 attempts (100%)" in output
     assert ds.tasks == ("reach", "door open")
     assert ds.cameras == CAMERAS
     assert ds.fps == 10
@@ -88,6 +99,43 @@ def test_inspect_describes_a_recording_and_finds_nothing_wrong(recorded):
         assert text in done.stdout
 
 
+def contents(root):
+    return {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_killed_recording_says_how_to_finish_it_and_finishes_as_if_it_had_not_been_killed(recorded, tmp_path):
+    process = start_benchbox_data("record", *ARGUMENTS, "--out", "demos", cwd=tmp_path)
+    assert "reach-v3: solved" in process.stdout.readline()
+    process.kill()
+    process.communicate()
+    refused = benchbox_data("inspect", "demos", cwd=tmp_path)
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith(
+        "error: demos: an unfinished recording; finish it with: benchbox data record --env metaworld/reach-v3"
+    )
+    other = benchbox_data("record", *ARGUMENTS, "--seed", 1, "--out", "demos", cwd=tmp_path)
+    assert (other.returncode, len(other.stderr.splitlines())) == (2, 1)
+    assert "seed 0, not 1" in other.stderr
+    command = shlex.split(line.partition("finish it with: benchbox data ")[2])
+    finished = benchbox_data(*command, cwd=tmp_path)
+    assert "reach-v3: solved in 6 frames before the interruption" in finished.stdout
+    assert contents(tmp_path / "demos") == contents(recorded[1])
+
+
+def test_an_attempt_does_not_depend_on_those_before_it(tmp_path):
+    """A recording that resumes makes its first attempt in a new simulator."""
+    recording.record(tmp_path / "two", envs=["metaworld/door-open-v3"], episodes=2, cameras=[], size=32, every=8)
+    made = []
+    with simulator.Simulator("door-open-v3", [], 32, 8, 0) as second:
+        writer = SimpleNamespace(add_frame=lambda frame, task: made.append(frame))
+        second.attempt(1, writer)
+    dataset = open_dataset(tmp_path / "two")
+    episode = dataset.episodes[1]
+    states = dataset.column("observation.state", episode.from_index, episode.to_index)
+    np.testing.assert_array_equal(states, np.array([frame["observation.state"] for frame in made], dtype=np.float32))
+
+
 def test_the_same_seed_gives_the_same_demonstration(recorded, tmp_path):
     """Goals and physics are seeded: without cameras, states and actions come out as in the recording with them."""
     recording.record(tmp_path / "again", envs=["metaworld/reach-v3"], episodes=1, cameras=[], size=32, every=8)
@@ -120,8 +168,8 @@ def test_an_expert_that_never_solves_its_task_ends_the_recording(tmp_path, monke
         def get_action(self, observation):
             return np.zeros(4)
 
-    real = recording._import_simulator()
-    monkeypatch.setattr(recording, "_import_simulator", lambda: (*real[:2], {"reach-v3": Idle}))
+    real = simulator.import_simulator()
+    monkeypatch.setattr(simulator, "import_simulator", lambda: (*real[:2], {"reach-v3": Idle}))
     with pytest.raises(DataError, match="reach-v3: the expert solved 0 of 4 attempts, and 1 are wanted"):
         recording.record(tmp_path / "new", envs=["metaworld/reach-v3"], episodes=1, cameras=[], size=32, every=8)
     assert list(tmp_path.iterdir()) == []

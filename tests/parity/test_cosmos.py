@@ -57,7 +57,7 @@ modes = pytest.mark.parametrize("mode", ["policy", "forward_dynamics", "inverse_
 def cosmos(mode="policy", size=3):
     """Return a tiny policy with every parameter changed from its initial value, and a batch with prompts of several lengths."""
     torch.manual_seed(0)
-    policy = build_cosmos({**find_policies()["cosmos_droid"].presets["tiny"], "mode": mode}, Axes(attention="eager"))
+    policy = build_cosmos({**find_policies()["cosmos_droid"].presets["tiny"]}, Axes(attention="eager", mode=mode))
     batch = make_batch(policy.batch_spec(), size)
     batch["action_is_pad"][:] = False
     batch["action"][..., DIMS:] = batch["state"][..., DIMS:] = 0.0
@@ -99,7 +99,7 @@ def sizes(policy):
 
 def make_sample(policy, batch, index, frames, actions):
     """Return sample `index` of the batch with these frames (G, P, C) and actions (1 + N, A), as Cosmos 3 packs it."""
-    mode, (height, width) = policy.config.mode, policy.config.image
+    mode, (height, width) = policy.mode, policy.config.image
     return reference.Sample(
         tokens=batch["prompt_tokens"][index][batch["prompt_mask"][index] & ~dropped(policy, batch)[index]],
         frames=frames,

@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 
 from benchbox.data import open_dataset
 from benchbox.data.convert import convert
+from benchbox.data.inspection import inspect
 from benchbox.data.sample import sample_path
-from tests.parity.lerobot import ENVIRONMENT, V21_ENVIRONMENT, run_script
+from tests.parity.lerobot import ENVIRONMENT, V21_ENVIRONMENT, requires_lerobot, run_script
 from tests.support.datasets import read_index, write_dataset
 
 ENVIRONMENTS = {"v3.0": ENVIRONMENT, "v2.1": V21_ENVIRONMENT}
@@ -96,3 +97,25 @@ def test_a_converted_dataset_loads_in_lerobot_with_equal_values(parity, tmp_path
     convert(sample_path(), tmp_path / "dataset", version)
     frames, content = read_by_lerobot(tmp_path, version, fps=40, decode=False)
     assert_equal_windows(parity, f"lerobot reading {version} converted", open_dataset(sample_path()), frames, content)
+
+
+@requires_lerobot
+def test_annotations_that_lerobot_wrote_are_the_texts_that_it_renders(tmp_path):
+    """Subtasks, memories, plans and events, some beginning at a frame, one between frames, one not before its episode."""
+    (tmp_path / "options.json").write_text(json.dumps({"images": "image", "episodes": EPISODES}))
+    run_script("write_dataset", tmp_path)
+    rows = {
+        "0": [("subtask", 0.0, "reach"), ("subtask", 0.7, "grasp"), ("plan", 0.0, "first this"), ("memory", 0.7, "reached")],
+        "2": [("memory", 0.25, "a"), ("memory", 1.1, "b"), ("subtask", 0.3, "lift"), ("vqa", 0.5, "?")],
+    }
+    (tmp_path / "annotations.json").write_text(json.dumps(rows))
+    run_script("annotate_dataset", tmp_path)
+    rendered = json.loads((tmp_path / "rendered.json").read_text())
+    dataset = open_dataset(tmp_path / "dataset")
+    frames = range(sum(length for length, _ in EPISODES))
+    assert [dataset.text("response", frame) for frame in frames] == [row["subtask"] for row in rendered]
+    assert [dataset.text("memory", frame) for frame in frames] == [row["memory"] for row in rendered]
+    assert [dataset.task(frame) for frame in frames] == [row["task"] for row in rendered]
+    assert {row["subtask"] for row in rendered} == {"", "reach", "grasp", "lift"}
+    assert {row["memory"] for row in rendered} == {"", "reached", "a", "b"}
+    assert inspect(dataset).facts["language_events"] == "1 vqa"

@@ -9,6 +9,7 @@ import av
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 
@@ -75,6 +76,30 @@ def write_dataset(root, lengths=LENGTHS, tasks=TASKS, **options) -> Path:
     return root
 
 
+def write_robot(root, *, cameras, state=3, action=2, fps=10, lengths=LENGTHS, level=0, scale=1.0, robot="test") -> Path:
+    """Write a dataset of a robot with these cameras, (height, width) by name, and sizes of state and action.
+
+    Images are of one grey `level`. The action of frame i of an episode is `scale` * i in every dimension; states are likewise.
+    """
+    features = {
+        "observation.state": {"dtype": "float32", "shape": [state], "names": None},
+        "action": {"dtype": "float32", "shape": [action], "names": None},
+    }
+    for name, size in cameras.items():
+        features[f"observation.images.{name}"] = {"dtype": "video", "shape": [*size, 3], "names": None}
+    with LeRobotWriter(root, fps=fps, features=features, robot_type=robot) as writer:
+        for length in lengths:
+            for index in range(length):
+                images = {f"observation.images.{name}": np.full((*size, 3), level, np.uint8) for name, size in cameras.items()}
+                numbers = {
+                    "observation.state": np.full(state, scale * index),
+                    "action": np.full(action, scale * index) * (1 + np.arange(action)),
+                }
+                writer.add_frame(numbers | images, task=f"task of {robot}")
+            writer.save_episode()
+    return root
+
+
 def annotate(root: Path, to: Path, columns: dict[str, list], subtasks: tuple[str, ...] = ()) -> Path:
     """Copy a dataset and add columns, a text or number per frame, and a table of subtasks in the format of LeRobot 0.4.4."""
     shutil.copytree(root, to)
@@ -89,6 +114,29 @@ def annotate(root: Path, to: Path, columns: dict[str, list], subtasks: tuple[str
     if subtasks:
         index = pd.Index(list(subtasks), name="subtask")
         pd.DataFrame({"subtask_index": range(len(subtasks))}, index=index).to_parquet(to / "meta/subtasks.parquet")
+    return to
+
+
+def add_language(root: Path, to: Path, persistent: list[list[dict]], events: dict[int, list[dict]]) -> Path:
+    """Copy a dataset and add the columns of LeRobot 0.6: rows of every episode, and rows by the index of their frame.
+
+    As lerobot's writer, it infers the types of the columns and writes a row group per episode.
+    """
+    shutil.copytree(root, to)
+    (file,) = (to / "data").rglob("*.parquet")
+    table = pq.read_table(file)
+    columns = {
+        "language_persistent": [persistent[episode] for episode in table["episode_index"].to_pylist()],
+        "language_events": [events.get(frame, []) for frame in range(len(table))],
+    }
+    for name, values in columns.items():
+        table = table.append_column(name, pa.array(values))
+    with pq.ParquetWriter(file, table.schema) as writer:
+        for episode in range(len(persistent)):
+            writer.write_table(table.filter(pc.equal(table["episode_index"], episode)))
+    info = json.loads((to / "meta/info.json").read_text())
+    info["features"] |= {name: {"dtype": "language", "shape": [1], "names": None} for name in columns}
+    (to / "meta/info.json").write_text(json.dumps(info))
     return to
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def build_directly(cell: Cell) -> nn.Module:
     """Build the policy of a cell on the CPU. It is not frozen, and its statistics are not loaded."""
     torch.manual_seed(cell.seed)
-    axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing)
+    axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing, mode=cell.data.mode)
     return build_policy(cell.policy, cell.size, axes)  # type: ignore[return-value]
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.data.layouts import v2, v30
 from benchbox.data.metadata import DatasetMetadata, read_json_object
+from benchbox.data.unfinished import how_to_finish
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ def read_metadata(root: Path) -> DatasetMetadata:
     Raises:
         DataError: it is not a LeRobot dataset, has an unsupported version, or a file is damaged.
     """
+    if not (root / "meta/info.json").exists() and (remedy := how_to_finish(root)):
+        raise DataError(f"{root}: {remedy}")
     if not root.is_dir():
         raise DataError(f"{root}: no such dataset folder")
     info = read_json_object(root / "meta/info.json", missing="not a LeRobot dataset: meta/info.json is missing")

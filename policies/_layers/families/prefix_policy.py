@@ -67,7 +67,7 @@ class PrefixPolicy(nn.Module):
 
     def __init__(self, config: Any, axes: Axes) -> None:
         super().__init__()
-        self.config, self.cameras = config, axes.cams
+        self.config, self.cameras, self.mode = config, axes.cams, axes.mode
         self.spec = self.batch_spec()
         if self.reads_state:
             self.state_normaliser = Normaliser(config.state_dim, self.spec.state_normalisation)

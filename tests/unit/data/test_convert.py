@@ -195,3 +195,16 @@ def test_a_damaged_dataset_leaves_nothing_behind(dataset_root, tmp_path):
     with pytest.raises(DataError, match="exists already"):
         convert(dataset_root, source, "v2.1")
     assert torch.is_tensor(open_dataset(dataset_root)[0]["action"])
+
+
+def test_the_source_is_not_written_and_the_target_has_the_statistics_that_it_lacks(tmp_path, monkeypatch):
+    """Neither is the user's cache folder, where statistics of a source that cannot be written would be kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = write_dataset(tmp_path / "source", version="v2.1")
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in source.rglob("*")}
+    assert "q01" not in open_dataset(source).statistics["action"]
+    convert(source, tmp_path / "target", "v3.0")
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in source.rglob("*")} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
+    stats = json.loads((tmp_path / "target/meta/stats.json").read_text())["action"]
+    np.testing.assert_allclose(stats["q01"], [0.033, -3.267], atol=1e-6)  # of 0, 0.1, ..., 3.3 and their negatives

@@ -96,6 +96,8 @@ TABLE = {
     "noise": ((2, 1, 5, 6), torch.float32),
     "uniform": ((2, 2), torch.float32),
     "dataset_index": ((2,), torch.int64),
+    "source_index": ((2,), torch.int64),
+    "control_mode_index": ((2,), torch.int64),
     "episode_index": ((2,), torch.int64),
     "frame_index": ((2,), torch.int64),
 }

@@ -17,9 +17,9 @@ STATS = {
 FIRST = torch.zeros(1, dtype=torch.int64)
 
 
-def loaded(mode, dim=5, datasets=1):
-    normaliser = Normaliser(dim, mode, datasets)
-    normaliser.load([STATS] * datasets)
+def loaded(mode, dim=5):
+    normaliser = Normaliser(dim, mode)
+    normaliser.load([STATS])
     return normaliser
 
 
@@ -53,7 +53,7 @@ def test_dimensions_without_range_and_padding_are_left_alone(mode):
 
 
 def test_each_sample_uses_the_statistics_of_its_dataset():
-    normaliser = Normaliser(2, "mean_std", datasets=2)
+    normaliser = Normaliser(2, "mean_std")
     normaliser.load([{"mean": [0.0], "std": [1.0]}, {"mean": [10.0], "std": [2.0]}])
     out = normaliser.normalise(torch.tensor([[12.0, 0.0], [12.0, 0.0]]), torch.tensor([1, 0]))
     torch.testing.assert_close(out, torch.tensor([[1.0, 0.0], [12.0, 0.0]]), atol=1e-4, rtol=0)
@@ -107,6 +107,17 @@ def test_identity_needs_no_statistics():
     assert normaliser.normalise(torch.ones(1, 2), FIRST).tolist() == [[1.0, 1.0]]
 
 
-def test_the_number_of_datasets_must_agree():
-    with pytest.raises(DataError, match="statistics of 2 dataset"):
-        Normaliser(2, "identity").load([{}, {}])
+def test_it_takes_as_many_datasets_as_are_loaded():
+    normaliser = Normaliser(2, "mean_std")
+    for number in (3, 1, 2):
+        normaliser.load([{"mean": [float(dataset)], "std": [1.0]} for dataset in range(number)])
+        assert normaliser.offset[:, 0].tolist() == list(range(number))
+        assert len(normaliser.state_dict()["scale"]) == number
+
+
+def test_weights_with_the_statistics_of_another_number_of_datasets_are_one_line():
+    three, two = (Normaliser(2, "identity") for _ in range(2))
+    three.load([{}, {}, {}])
+    two.load([{}, {}])
+    with pytest.raises(DataError, match=r"^the weights come with the statistics of 3 .* has those of 2: "):
+        torch.nn.Sequential(two).load_state_dict(torch.nn.Sequential(three).state_dict())

@@ -132,7 +132,9 @@ def test_a_block_is_read_forward_by_one_rank_and_a_step_has_as_many_blocks_as_sa
         for lane in range(order.lanes):
             positions = range(start + lane, start + order.lanes * block, order.lanes)
             keys = order.block_keys(number * order.lanes + lane)
-            assert [order.key(position) for position in positions] == keys
+            assert [order.key(position) for position in positions] == [
+                keys[row] for row in order.rows(number * order.lanes + lane)
+            ]
             assert len({position % samples_per_step // (batch * accumulation) for position in positions}) == 1
 
 
@@ -155,6 +157,13 @@ def test_the_blocks_of_episodes_change_places_every_epoch():
     assert sorted(first) == sorted(second)
     assert first != second
     assert first != sorted(first)
+
+
+def test_a_step_has_many_phases_of_the_episodes():
+    order = EpisodeShuffle([make_group([160] * 40)], 0, samples_per_step=64, block=16, buffer=1024)
+    for step in range(32):
+        phases = [order.key(64 * step + position).index % 16 for position in range(64)]
+        assert len(set(phases)) > 10, "the rows of blocks are drawn in orders of their own"
 
 
 def test_a_buffer_bounds_the_blocks_that_are_read_at_the_same_time():

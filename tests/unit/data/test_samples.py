@@ -122,7 +122,7 @@ def test_fast_tokens_stand_for_the_normalised_chunk(dataset_root, spec):
     assert int(sample["fast_truncated"]) == 0
     # frames 0 to 33 hold actions (i, -i) / 10: min_max puts frame i at -1 + 2 i / 33 in the first dimension
     expected = -1 + 2 * np.arange(22, 27) / 33
-    chunk = samples._fast.decode(ids)
+    chunk = samples.fast.decode(ids)
     np.testing.assert_allclose(chunk, np.stack([expected, -expected], 1), atol=5**0.5 / 20 + 1e-3)
 
 
@@ -377,7 +377,7 @@ def test_an_unknown_kind_of_data_is_refused(spec):
 
 
 def test_chunks_are_trained_on_in_a_fixed_order(dataset_root, spec):
-    tokenizer, another = (DatasetSamples(open_dataset(dataset_root), spec, seed=seed)._fast for seed in (0, 1))
+    tokenizer, another = (DatasetSamples(open_dataset(dataset_root), spec, seed=seed).fast for seed in (0, 1))
     assert isinstance(tokenizer, FastTokenizer)
     chunk = np.linspace(-1, 1, 10).reshape(5, 2)
     assert tokenizer.encode(chunk) == another.encode(chunk)

@@ -58,7 +58,7 @@ APPENDED = [
         "m.yaml:8:31: / is not a tokenizer: there is no tokenizer.json in it; name a tokenizer.json or its folder",
     ),
     ("data: {tokenizer: 3}", "m.yaml:8:19: data.tokenizer must be text, not 3; put it in quotes"),
-    ("data: {lerobot: x, worker: 2}", "m.yaml:8:20: unknown key 'worker'; did you mean 'workers'?"),
+    ("data: {tokenizer: bytes, worker: 2}", "m.yaml:8:26: unknown key 'worker'; did you mean 'workers'?"),
     ("measure: {step: 3}", "m.yaml:8:11: unknown key 'step'; did you mean 'steps'?"),
     ("measure: 3", "m.yaml:8:10: measure must be a mapping, not 3"),
     ("optim: {betas: [0.9]}", "m.yaml:8:16: optim.betas must have 2 values, and has 1"),

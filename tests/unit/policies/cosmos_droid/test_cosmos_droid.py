@@ -29,7 +29,7 @@ def with_preset(changes: dict[str, object], **axes: object) -> CosmosDroid:
 
 
 def in_mode(mode: str, **axes: object) -> tuple[CosmosDroid, Batch]:
-    policy = with_preset({"mode": mode}, **axes)
+    policy = with_preset({}, mode=mode, **axes)
     return policy, make_batch(policy.batch_spec(), 6)
 
 
@@ -352,7 +352,7 @@ def test_modes_that_are_not_trained_to_act_refuse_to(mode):
         policy.select_actions(batch)
 
 
-@pytest.mark.parametrize("wrong", [{"mode": "dream"}, {"horizon": 6}, {"image": [64, 100]}])
+@pytest.mark.parametrize("wrong", [{"mode": "joint"}, {"horizon": 6}, {"image": [64, 100]}])
 def test_an_invalid_preset_is_refused(wrong):
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         build({**find_policies()["cosmos_droid"].presets["tiny"], **wrong}, Axes())

@@ -1,0 +1,49 @@
+"""Single cells of nested columns of data files, of which only the row groups that contain them are read."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+MAX_CACHED_GROUPS = 8
+
+
+class NestedCells:
+    """Cells of some columns. The most recently used row groups are kept."""
+
+    def __init__(self, columns: Sequence[str], max_cached_groups: int = MAX_CACHED_GROUPS) -> None:
+        self._columns = list(columns)
+        self._max_cached_groups = max_cached_groups
+        self._groups: OrderedDict[tuple[Path, int], pa.Table] = OrderedDict()
+        self._first_rows: dict[Path, list[int]] = {}  # of the row groups of a file, and the number of its rows
+
+    def cell(self, path: Path, column: str, row: int) -> Any:
+        """Return the value in a row of a data file as Python objects.
+
+        Raises:
+            IndexError: the file has no such row.
+            KeyError: it has no such column.
+            OSError, pyarrow.ArrowException: the file is missing or damaged.
+        """
+        if path not in self._first_rows:
+            footer = pq.ParquetFile(path).metadata
+            sizes = [footer.row_group(group).num_rows for group in range(footer.num_row_groups)]
+            self._first_rows[path] = [sum(sizes[:group]) for group in range(len(sizes) + 1)]
+        first_rows = self._first_rows[path]
+        if not 0 <= row < first_rows[-1]:
+            raise IndexError(f"the file has {first_rows[-1]} rows")
+        group = next(number for number, first_row in enumerate(first_rows) if row < first_row) - 1
+        if (path, group) not in self._groups:
+            self._groups[path, group] = pq.ParquetFile(path).read_row_group(group, columns=self._columns, use_threads=False)
+            while len(self._groups) > self._max_cached_groups:
+                self._groups.popitem(last=False)
+        self._groups.move_to_end((path, group))
+        return self._groups[path, group].column(column)[row - first_rows[group]].as_py()

@@ -1,0 +1,29 @@
+"""Declarations that a policy makes at the top of its `policy.py`, read from its source: planning imports no policy."""
+
+from __future__ import annotations
+
+import ast
+from functools import lru_cache
+
+
+@lru_cache(maxsize=512)
+def parse_policy(source: bytes) -> ast.Module | None:
+    """Return the syntax tree of a policy's module; None if it is not Python, which the rank that imports it reports."""
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def declared_texts(source: bytes, name: str) -> tuple[tuple[str, ...], int] | None:
+    """Return the texts of `name = ("a", "b")` and its line; no texts if it is anything else, None if it is not there."""
+    tree = parse_policy(source)
+    for statement in tree.body if tree is not None else ():
+        if isinstance(statement, ast.Assign) and [getattr(target, "id", "") for target in statement.targets] == [name]:
+            try:
+                value = ast.literal_eval(statement.value)
+            except ValueError:
+                return (), statement.lineno
+            texts = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, tuple | list) else ()
+            return texts, statement.lineno
+    return None

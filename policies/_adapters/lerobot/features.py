@@ -1,0 +1,132 @@
+"""Configurations of lerobot's policies, and batches under lerobot's names."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from benchbox.errors import ConfigurationError, Problem
+from benchbox.registry.contracts import BatchSpec
+
+from ..._layers.families.flow import time_from_uniform
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from benchbox.registry.contracts import Batch, NormalisationMode
+
+STATE, ACTION, ACTION_IS_PAD = "observation.state", "action", "action_is_pad"
+TOKENS, TOKEN_MASK = "observation.language.tokens", "observation.language.attention_mask"
+# Further entries of batches, which lerobot's policies do not read themselves
+IMAGE_MASKS, ACTION_DIM_MASK, NOISE, TIME = "image_masks", "action_dim_mask", "noise", "time"
+_MODES = {"IDENTITY": "identity", "MEAN_STD": "mean_std", "MIN_MAX": "min_max", "QUANTILES": "quantile"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Features:
+    """Inputs and outputs of a policy: images of `pixels`^2, state and actions of `dims`."""
+
+    cameras: int
+    pixels: int
+    dims: int
+
+    @property
+    def camera_keys(self) -> list[str]:
+        return [f"observation.images.camera{index}" for index in range(self.cameras)]
+
+    def config(self, source: str, name: str, **settings: Any) -> Any:
+        """Return the configuration of a policy, an instance of lerobot's class for it."""
+        types = import_lerobot("lerobot.configs.types")
+        visual = types.PolicyFeature(type=types.FeatureType.VISUAL, shape=(3, self.pixels, self.pixels))
+        state = types.PolicyFeature(type=types.FeatureType.STATE, shape=(self.dims,))
+        action = types.PolicyFeature(type=types.FeatureType.ACTION, shape=(self.dims,))
+        module = import_lerobot(f"lerobot.policies.{source}.configuration_{source}")
+        config = getattr(module, f"{name}Config")(
+            input_features={STATE: state} | dict.fromkeys(self.camera_keys, visual),
+            output_features={ACTION: action},
+            device="cpu",
+            **settings,
+        )
+        config.device = str(torch.get_default_device())  # "meta" is none that a configuration accepts at first
+        return config
+
+    def spec(self, config: Any, **prompt: Any) -> BatchSpec:
+        """Return what the data must deliver; state and actions are normalised as the configuration says."""
+        modes = config.normalization_mapping
+        return BatchSpec(
+            cameras=self.cameras,
+            image_size=(self.pixels, self.pixels),
+            state_dim=self.dims,
+            action_dim=self.dims,
+            horizon=len(config.action_delta_indices),
+            history=config.n_obs_steps,
+            state_normalisation=cast("NormalisationMode", _MODES[modes["STATE"].name]),
+            action_normalisation=cast("NormalisationMode", _MODES[modes["ACTION"].name]),
+            **{"prompt_tokens": 32, "text_vocab": 259} | prompt,
+        )
+
+    def inputs(self, batch: Batch, *, single: bool = True) -> dict[str, Tensor]:
+        """Return a batch under lerobot's names, images from 0 to 1.
+
+        Args:
+            single: only the current observation, whose tensors then have no dimension of time.
+        """
+        images = batch["images"].float() / 255  # (B, T, C, 3, H, W)
+        state = batch["state"]
+        if single:
+            images, state = images[:, -1:], state[:, -1]
+        views = {key: images[:, 0, index] if single else images[:, :, index] for index, key in enumerate(self.camera_keys)}
+        return {STATE: state} | views | {key: batch[key] for key in (ACTION, ACTION_IS_PAD) if key in batch}
+
+    def language_inputs(self, batch: Batch) -> dict[str, Any]:
+        """Return the current observation with the prompt, and a mask (B,) of every camera: whether its image is there."""
+        prompt = {TOKENS: batch["prompt_tokens"], TOKEN_MASK: batch["prompt_mask"]}
+        return self.inputs(batch) | prompt | {IMAGE_MASKS: [batch["image_mask"][:, -1, index] for index in range(self.cameras)]}
+
+    def flow_inputs(self, batch: Batch) -> tuple[dict[str, Any]]:
+        """Return a batch for a flow-matching policy: with noise (B, N, A), time (B,), and the dimensions that the data has."""
+        time = time_from_uniform(batch["uniform"][:, 0])
+        draws = {NOISE: batch["noise"][:, 0], TIME: time, ACTION_DIM_MASK: batch[ACTION_DIM_MASK]}
+        return (self.language_inputs(batch) | draws,)
+
+    def act_by_flow(self, policy: Any, batch: Batch) -> Tensor:
+        """Denoise normalised actions (B, N, A) from the first noise of the batch."""
+        actions: Tensor = policy.predict_action_chunk(self.language_inputs(batch), noise=batch["noise"][:, 0])
+        return actions
+
+
+def mean_of_elements(elements: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of the masked elements (B, N, A) of every sample (B,). The mask is broadcast to them."""
+    mask = mask.expand_as(elements)
+    return (elements * mask).sum(dim=(1, 2)) / mask.sum(dim=(1, 2)).clamp_min(1)
+
+
+def import_lerobot(module: str) -> Any:
+    """Import a module of lerobot.
+
+    Raises:
+        ConfigurationError: lerobot, or a package that the module needs, is not installed.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        package = str(error.name).split(".")[0]
+        problem = Problem("policy lerobot", f"needs the package {package}, which is not installed", f"pip install {package}")
+        raise ConfigurationError(problem) from None
+
+
+@contextmanager
+def replaced(module: Any, **substitutes: Any) -> Iterator[None]:
+    """Replace names of a module within the with block."""
+    originals = {name: getattr(module, name) for name in substitutes}
+    vars(module).update(substitutes)
+    try:
+        yield
+    finally:
+        vars(module).update(originals)
