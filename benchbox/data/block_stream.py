@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from benchbox.data.packing import PackedSamples, allocate
 from benchbox.errors import ConfigurationError
@@ -99,22 +98,17 @@ class SampleBuffer:
         if packed.fields != self._fields:
             raise ConfigurationError("the samples differ in their fields or shapes: order episode_shuffle cannot mix them")
         slots = [self._free.pop() for _ in range(packed.samples)]
-        for rows, values in zip(self._rows, _bytes_of(packed), strict=True):
+        for rows, values in zip(self._rows, packed.rows(), strict=True):
             rows[slots] = values
         return slots
 
     def take(self, slots: Sequence[int], *, pinned: bool = False) -> PackedSamples:
         """Return the samples in these slots, which are free afterwards."""
         packed = allocate(self._fields, len(slots), pinned=pinned)
-        for rows, values in zip(self._rows, _bytes_of(packed), strict=True):
+        for rows, values in zip(self._rows, packed.rows(), strict=True):
             np.take(rows, slots, axis=0, out=values, mode="clip")  # the default mode copies once more
         self._free.extend(slots)
         return packed
-
-
-def _bytes_of(packed: PackedSamples) -> list[np.ndarray]:
-    """Return views (samples, bytes of a sample) uint8 of every field."""
-    return [value.flatten().view(torch.uint8).view(packed.samples, -1).numpy() for value in packed.unpack().values()]
 
 
 class BlockBatches:

@@ -28,7 +28,13 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import DataSpec
 
 
-class SampleSource(Protocol):
+class SampleMaker(Protocol):
+    """Maker of samples, in the main process or a worker."""
+
+    def sample(self, epoch: int, index: int) -> Batch: ...
+
+
+class SampleSource(SampleMaker, Protocol):
     """Source of samples: rows of the batch table. A sample is a function of (epoch, index), in every process."""
 
     @property
@@ -41,8 +47,6 @@ class SampleSource(Protocol):
 
     def groups(self) -> list[SampleGroup]:
         """Samples that are drawn, as the episodes that they are part of."""
-
-    def sample(self, epoch: int, index: int) -> Batch: ...
 
 
 class MicroBatchStream:
@@ -74,7 +78,7 @@ class MicroBatchStream:
 
 
 def load_samples(
-    samples: SampleSource, sampler: Iterable[list[SampleKey]], workers: int, *, pin_memory: bool = False
+    samples: SampleMaker, sampler: Iterable[list[SampleKey]], workers: int, *, pin_memory: bool = False
 ) -> Iterator[PackedSamples]:
     """Return an iterator over the samples of the lists of keys in `sampler`. It owns the worker processes, which load ahead.
 
@@ -101,7 +105,7 @@ def _raise_errors(items: Iterator[PackedSamples | ConfigurationError | DataError
 class _KeysDataset(Dataset):
     """Dataset whose indices are lists of sample keys."""
 
-    def __init__(self, samples: SampleSource) -> None:
+    def __init__(self, samples: SampleMaker) -> None:
         self.samples = samples
 
     def __getitem__(self, keys: list[SampleKey]) -> PackedSamples | ConfigurationError | DataError:

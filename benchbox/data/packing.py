@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.utils.data import get_worker_info
@@ -11,6 +11,7 @@ from torch.utils.data import get_worker_info
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from torch import Tensor
 
     from benchbox.registry.contracts import Batch
@@ -18,17 +19,13 @@ if TYPE_CHECKING:
 ALIGNMENT = 64  # bytes, at which every field begins
 
 
-@dataclass(frozen=True, slots=True)
-class PackedField:
+class PackedField(NamedTuple):
     """Field of a sample: a tensor of this dtype and shape."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-
-    @property
-    def bytes_per_sample(self) -> int:
-        return self.dtype.itemsize * torch.Size(self.shape).numel()
+    bytes_per_sample: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +38,21 @@ class PackedSamples:
 
     def unpack(self) -> Batch:
         """Return the fields as tensors (samples, ...) that share the memory."""
-        batch, start = {}, 0
+        sizes = [field.bytes_per_sample * self.samples for field in self.fields]
+        parts = self.memory.split([part for size in sizes for part in (size, _aligned(size) - size)])[::2]
+        return {
+            field.name: part.view(field.dtype).view(self.samples, *field.shape)
+            for field, part in zip(self.fields, parts, strict=True)
+        }
+
+    def rows(self) -> list[np.ndarray]:
+        """Return the fields as bytes (samples, bytes of a sample) uint8 that share the memory."""
+        memory, rows, start = self.memory.numpy(), [], 0
         for field in self.fields:
             size = field.bytes_per_sample * self.samples
-            batch[field.name] = self.memory[start : start + size].view(field.dtype).view(self.samples, *field.shape)
+            rows.append(memory[start : start + size].reshape(self.samples, -1))
             start += _aligned(size)
-        return batch
+        return rows
 
     def pin_memory(self) -> PackedSamples:
         """Return a copy in page-locked memory. The loader calls it where there is a CUDA device."""
@@ -64,7 +70,7 @@ def allocate(fields: tuple[PackedField, ...], samples: int, *, pinned: bool = Fa
 
 def pack(rows: Sequence[Batch]) -> PackedSamples:
     """Stack samples, which have the same fields of the same shapes."""
-    fields = tuple(PackedField(name, value.dtype, tuple(value.shape)) for name, value in rows[0].items())
+    fields = tuple(PackedField(name, value.dtype, tuple(value.shape), value.nbytes) for name, value in rows[0].items())
     packed = allocate(fields, len(rows))
     for name, stacked in packed.unpack().items():
         torch.stack([row[name] for row in rows], out=stacked)

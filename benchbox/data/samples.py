@@ -131,7 +131,9 @@ class DatasetSamples:
         spec = self.spec
         episode = self.dataset.episode_of(index)
         history = np.arange(index - spec.history + 1, index + 1)  # (T,)
-        state = self._column_rows(STATE, history.clip(min=episode.from_index))
+        state = self.dataset.column(STATE, max(episode.from_index, index - spec.history + 1), index + 1)
+        if len(state) < spec.history:
+            state = np.concatenate([state[:1].repeat(spec.history - len(state), axis=0), state])
         action, is_pad = self._action(index)
         images, image_mask = self._images(episode, history)
         sample = {
@@ -227,14 +229,13 @@ class DatasetSamples:
 
     def _action(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the raw actions (N, D) from the current frame on, and a mask (N,) of those past the end of the episode."""
-        end = self.dataset.episode_of(index).to_index - 1
-        frames = np.arange(index, index + self.spec.horizon)
-        return self._column_rows(ACTION, frames.clip(max=end)), frames > end
-
-    def _column_rows(self, name: str, frames: np.ndarray) -> np.ndarray:
-        start = int(frames[0])
-        rows: np.ndarray = self.dataset.column(name, start, int(frames[-1]) + 1)[frames - start]
-        return rows
+        horizon = self.spec.horizon
+        action = self.dataset.column(ACTION, index, min(index + horizon, self.dataset.episode_of(index).to_index))
+        is_pad = np.zeros(horizon, dtype=bool)
+        if len(action) < horizon:
+            is_pad[len(action) :] = True
+            action = np.concatenate([action, action[-1:].repeat(horizon - len(action), axis=0)])
+        return action, is_pad
 
     def _normalise_action(self, action: np.ndarray) -> np.ndarray:
         offset, scale = self._action_affine

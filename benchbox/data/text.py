@@ -68,7 +68,7 @@ def state_bins(state: np.ndarray, bins: int, lowest: int = -1) -> np.ndarray:
     Values below -1 have the number `lowest`: -1 as in openpi and LeRobot, on whose prompts the published weights were trained,
     or 0, the first bin, as in OpenTau.
     """
-    return np.clip(np.floor((state + 1) / 2 * bins), lowest, bins - 1).astype(np.int64)
+    return np.minimum(np.maximum(np.floor((state + 1) / 2 * bins), lowest), bins - 1).astype(np.int64)
 
 
 def encode_cues(spec: BatchSpec, tokenizer: Tokenizer) -> dict[str, Tensor]:

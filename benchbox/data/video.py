@@ -6,6 +6,7 @@ import os
 from collections import OrderedDict
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import av
@@ -25,6 +26,7 @@ PIXEL_FORMAT = "yuv420p"
 GOP = 8  # frames between key frames: the number of frames to decode for random access to one of them
 MAX_DECODE_AHEAD = 12  # frames: up to this distance forwards, decoding is cheaper than a seek
 MAX_OPEN_VIDEOS = 32
+MAX_INSPECTED_PACKETS = 5000
 # PyAV 15 and 16 convert pixels in the calling thread. PyAV 17 uses every core without this argument, which is new in it.
 _ONE_THREAD = {"threads": 1} if int(av.__version__.partition(".")[0]) >= 17 else {}
 
@@ -81,6 +83,13 @@ class VideoReader:
             self._current = None
             raise DataError(f"{self.path}: cannot decode the frame at {time_s:.3f} s ({error})") from None
         raise DataError(f"{self.path}: no frame at {time_s:.3f} s, which the table expects")
+
+    def key_frame_interval(self) -> int | None:
+        """Return the largest distance of key frames in the first minutes of the file, None if there is only one."""
+        with av.open(str(self.path)) as container:
+            packets = islice(container.demux(video=0), MAX_INSPECTED_PACKETS)
+            keys = [number for number, packet in enumerate(packets) if packet.is_keyframe]
+        return max((later - earlier for earlier, later in pairwise(keys)), default=None)
 
     def _decode_to(self, time_s: float) -> tuple[float, np.ndarray] | None:
         for frame in self._frames:

@@ -1,7 +1,7 @@
-"""Seconds per sample of lerobot's own loader: raw frames and a window of actions, shuffled, with pyav.
+"""Time lerobot's own loader: raw frames by pyav and a window of actions, shuffled.
 
-`time_loading.py FOLDER` reads `options.json` there and writes `result.json`: wall seconds per sample of every repetition, after
-the workers have delivered their first batches.
+`time_loading.py FOLDER` reads `options.json` there. For every line on its standard input it prints the seconds per sample of
+the next batches, so that the caller can measure in turns. Its workers live on between them.
 """
 
 import json
@@ -14,26 +14,20 @@ import operators  # noqa: F401
 import torch
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-folder = Path(sys.argv[1])
-options = json.loads((folder / "options.json").read_text())
+options = json.loads((Path(sys.argv[1]) / "options.json").read_text())
 torch.set_num_threads(1)
 windows = {"action": [step / options["fps"] for step in range(options["horizon"])]}
 dataset = LeRobotDataset("me/dataset", root=options["root"], delta_timestamps=windows, video_backend="pyav")
+workers = options["workers"]
 loader = torch.utils.data.DataLoader(
-    dataset,
-    batch_size=options["batch"],
-    shuffle=True,
-    num_workers=options["workers"],
-    persistent_workers=options["workers"] > 0,
-    drop_last=True,
+    dataset, batch_size=options["batch"], shuffle=True, drop_last=True, num_workers=workers, persistent_workers=workers > 0
 )
 batches = (batch for _ in cycle([None]) for batch in loader)
-for batch in islice(batches, options["warm_up"]):
-    assert {key for key in batch if key.startswith("observation.images")} == set(dataset.meta.camera_keys)
-result = []
-for _ in range(options["repetitions"]):
+for _ in sys.stdin:
+    for batch in islice(batches, 2 * workers + 1):  # those that were loaded while nobody measured
+        assert set(dataset.meta.camera_keys) <= set(batch)
+        assert batch["action"].shape[:2] == (options["batch"], options["horizon"])
     before = time.perf_counter()
-    for batch in islice(batches, options["batches"]):
-        assert batch["action"].shape[1] == options["horizon"]
-    result.append((time.perf_counter() - before) / (options["batches"] * options["batch"]))
-(folder / "result.json").write_text(json.dumps(result))
+    for _ in islice(batches, options["batches"]):
+        pass
+    print((time.perf_counter() - before) / (options["batches"] * options["batch"]), flush=True)
