@@ -27,8 +27,8 @@ data:
   validation: 0.3
   mode: {mode}
   mixture:
-    - {{lerobot: arm, control_mode: joint}}
-    - {{lerobot: hand, rename: {{cam_top: top}}, source: bridge, keep: keep.json}}
+    - {{lerobot: arm, weight: 1, control_mode: joint}}
+    - {{lerobot: hand, weight: 3, rename: {{cam_top: top}}, source: bridge, keep: keep.json}}
 """
 TRAINING = SETUP + "steps: {steps}\nlog_every: 1\ncheckpoint: {{every: 3, keep: 3}}\n"
 RANGES = {"0": [[0, 4]], "1": [[2, 6], [7, 12]]}  # of the hand
@@ -70,10 +70,10 @@ def one_rank(folder):
 
 def test_what_is_drawn_of_each_dataset_is_printed_at_the_start(folder, one_rank):
     arm, hand, *_ = one_rank.splitlines()
-    assert arm == "arm: 3 episodes, 20 frames at 10 frames/s; 1 of 3 episodes for validation"
+    assert arm == "arm: 3 episodes, 20 frames at 10 frames/s; 1 of 3 episodes for validation; 25.0% of drawn samples"
     assert hand == (
         "hand: 2 episodes, 17 frames at 30 frames/s; keep.json keeps 13 of 17 frames in 2 of 2 episodes; "
-        "1 of 2 episodes for validation"
+        "1 of 2 episodes for validation; 75.0% of drawn samples"
     )
 
 
@@ -95,7 +95,7 @@ def test_the_folder_of_a_training_describes_its_data(folder, one_rank):
     for dataset in (arm, hand):
         assert dataset["training_frames"] + dataset["validation_frames"] == dataset["kept_frames"]
         assert dataset["training_episodes"] + dataset["validation_episodes"] == dataset["kept_episodes"]
-    assert arm["share"] + hand["share"] == pytest.approx(1)
+    assert (arm["share"], hand["share"], arm["weight"], hand["weight"]) == (0.25, 0.75, 1, 3)
 
 
 def test_a_training_on_a_mixture_resumes_and_its_checkpoint_has_the_statistics_of_both(folder, one_rank):
