@@ -128,6 +128,7 @@ class _EpisodeRows:
         self._left_out = left_out
         self._images = [name for name, feature in dataset.features.items() if feature["dtype"] == "image"]
         self._source: tuple[Path, pa.Table] | None = None
+        self._schema: pa.Schema | None = None  # of all episodes
 
     def read(self, episode: Episode, number: int) -> pa.Table:
         """Return the rows of an episode as those of episode `number`.
@@ -144,26 +145,35 @@ class _EpisodeRows:
             raise DataError(f"{path}: ends before frame {episode.to_index - 1}, which episode {episode.index} lists")
         index = np.arange(episode.from_index, episode.to_index)
         for name, values in {"index": index, "episode_index": np.full(len(rows), number)}.items():
-            rows = _replace(rows, name, pa.array(values).cast(rows.schema.field(name).type))
+            rows = _replace(rows, name, pa.array(values), path)
         for name in self._images:
-            rows = _replace(rows, name, self._embed(rows.column(name), path))
-        return rows
+            rows = _replace(rows, name, self._embed(rows, name, path), path)
+        if self._schema is None:
+            self._schema = rows.schema
+        try:
+            return rows.select(self._schema.names).cast(self._schema)
+        except (KeyError, ValueError, pa.ArrowException) as error:
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{path}: its columns are not those of the files before it ({reason}); restore the file") from None
 
-    def _embed(self, column: pa.ChunkedArray, path: Path) -> pa.Array:
+    def _embed(self, rows: pa.Table, name: str, path: Path) -> pa.Array:
         """Return images with their bytes: files that the rows name would not be in the new dataset."""
-        cells = column.to_pylist()
+        cells = rows.column(name).to_pylist() if name in rows.column_names else []
         for row, cell in enumerate(cells):
-            if cell["bytes"] is None:
+            if not isinstance(cell, dict):
+                raise DataError(f"{path}: row {row}, {name}: not an image; an object with bytes or a path is expected")
+            if cell.get("bytes") is None:
                 try:
-                    cell["bytes"] = (self._root / cell["path"]).read_bytes()
+                    cell["bytes"] = (self._root / str(cell.get("path"))).read_bytes()
                 except OSError as error:
                     raise DataError(f"{path}: row {row} names an image that cannot be read ({error})") from None
-        return pa.array(cells, column.type)
+        return pa.array(cells, rows.schema.field(name).type)
 
 
-def _replace(rows: pa.Table, name: str, values: pa.Array) -> pa.Table:
-    column = rows.column_names.index(name)
-    return rows.set_column(column, rows.schema.field(name), values)
+def _replace(rows: pa.Table, name: str, values: pa.Array, path: Path) -> pa.Table:
+    if name not in rows.column_names:
+        raise DataError(f"{path}: no column {name!r}; restore the file")
+    return rows.set_column(rows.column_names.index(name), name, values)
 
 
 def _stored_statistics(dataset: LeRobotDataset) -> dict[int, Statistics]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 RESPONSE = "response"
 SUBTASK = "subtask_index"
+MAX_TIME_S = 1e9  # in a video; times beyond overflow the units of video files
 
 
 def open_dataset(root: Path | str) -> LeRobotDataset:
@@ -68,9 +69,6 @@ class LeRobotDataset:
         self.metadata = metadata
         self._starts = [episode.from_index for episode in metadata.episodes]
         self._length = metadata.episodes[-1].to_index if metadata.episodes else 0
-        for name in (STATE, ACTION):
-            if name not in metadata.features:
-                raise DataError(f"{metadata.root / 'meta/info.json'}: the dataset has no feature {name!r}")
         camera_features = [name for name, feature in metadata.features.items() if feature["dtype"] in ("video", "image")]
         self._camera_features = {name.removeprefix(IMAGE_PREFIX): name for name in camera_features}
         self._tables = TableCache(metadata.features)
@@ -195,13 +193,22 @@ class LeRobotDataset:
     def column(self, name: str, start: int, stop: int) -> np.ndarray:
         """Return the values (stop - start, D) of frames `start` up to `stop` (exclusive), which are of one episode.
 
-        State and action are float32.
+        State and action are float32 and finite.
+
+        Raises:
+            DataError: the data file is missing or damaged, ends before the frames do, or has values that are not finite.
         """
         episode = self.episode_of(start)
         first_row = episode.first_row + start - episode.from_index
         rows = self._tables.rows(episode.data_file, name, first_row, first_row + stop - start)
         if len(rows) != stop - start:
             raise DataError(f"{episode.data_file}: ends before frame {stop - 1}, which episode {episode.index} lists")
+        if name in (STATE, ACTION) and not (finite := np.isfinite(rows).all(axis=1)).all():
+            row = first_row + int(finite.argmin())
+            raise DataError(
+                f"{episode.data_file}: {name} of episode {episode.index} has values that are not finite: row {row}; "
+                "correct them, or record the episode again"
+            )
         return rows
 
     def image(self, camera: str, index: int) -> Tensor:
@@ -214,6 +221,9 @@ class LeRobotDataset:
         if feature in episode.videos:
             span = episode.videos[feature]
             time_s = span.from_s + float(self.column("timestamp", index, index + 1)[0, 0])
+            if not 0 <= time_s < MAX_TIME_S:
+                row = episode.first_row + index - episode.from_index
+                raise DataError(f"{episode.data_file}: row {row}: timestamp is {time_s:g}, and seconds are expected")
             pixels = self._videos.open(span.path).frame_at(time_s)
         else:
             row = episode.first_row + index - episode.from_index

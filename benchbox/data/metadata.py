@@ -83,22 +83,56 @@ def read_json_object(path: Path, missing: str) -> dict[str, Any]:
     return value
 
 
+def read_statistics(path: Path) -> Statistics:
+    """Read the statistics of a dataset, none if there is no such file.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    statistics = read_json_object(path, missing="") if path.exists() else {}
+    for name, values in statistics.items():
+        if not isinstance(values, dict):
+            raise DataError(f"{path}, {name}: holds {values!s:.60}, and statistics by name are expected; recompute it")
+    return statistics
+
+
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     """Read columns of a Parquet file, or all of it.
 
     Raises:
         DataError: the file is missing or damaged, or lacks a column.
     """
+    file = _open_table(path)
     try:
-        table = pq.ParquetFile(path).read(columns=columns, use_threads=False)
-    except FileNotFoundError:
-        raise DataError(f"{path}: the file is missing") from None
+        table = file.read(columns=columns, use_threads=False)
     except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path}: not readable as Parquet ({str(error).splitlines()[0]})") from None
+        raise DataError(f"{path}: not readable as Parquet ({_first_line(error)}); restore the file") from None
     missing = [column for column in columns or () if column not in table.column_names]
     if missing:
         raise DataError(f"{path}: no column {missing[0]!r}")
     return table
+
+
+def read_schema(path: Path) -> pa.Schema:
+    """Read the columns of a Parquet file and their types.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    return _open_table(path).schema_arrow
+
+
+def _open_table(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except FileNotFoundError:
+        raise DataError(f"{path}: the file is missing; restore it") from None
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path}: not readable as Parquet ({_first_line(error)}); restore the file") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -139,7 +173,14 @@ def read_texts(path: Path, index: str) -> dict[int, str]:
     Raises:
         DataError: the file is missing or damaged.
     """
-    indices = read_table(path, [index]).column(index).to_pylist()
     # The texts are in the index of the data frame, whose name differs between versions of LeRobot.
-    text_column = next(column for column in pq.read_schema(path).names if column != index)
-    return dict(zip(indices, read_table(path, [text_column]).column(text_column).to_pylist(), strict=True))
+    text_column = next((column for column in read_schema(path).names if column != index), None)
+    if text_column is None:
+        raise DataError(f"{path}: no column of texts; restore the file")
+    table = read_table(path, [index, text_column])
+    numbers, names = table.column(index), table.column(text_column)
+    if not pa.types.is_integer(numbers.type) or numbers.null_count:
+        raise DataError(f"{path}: column {index!r} holds {numbers.type}, and a whole number in every row is expected")
+    if not (pa.types.is_string(names.type) or pa.types.is_large_string(names.type)) or names.null_count:
+        raise DataError(f"{path}: column {text_column!r} holds {names.type}, and a text in every row is expected")
+    return dict(zip(numbers.to_pylist(), names.to_pylist(), strict=True))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_CACHED_TABLES = 8
+INDICES = ("index", "episode_index", "frame_index", "task_index", "subtask_index")
+_VALUES = {"string": ("texts", "OU")}  # what the values of a dtype are, and NumPy's kinds of them
 
 
 class TableCache:
@@ -68,9 +70,14 @@ def read_column(path: Path, name: str, feature: Mapping[str, Any]) -> np.ndarray
     if column.null_count:
         row = column.is_null().index(True).as_py()
         raise DataError(f"{path}: column {name!r} has no value in row {row}")
-    is_nested = pa.types.is_nested(column.type)
-    values: np.ndarray = (column.flatten() if is_nested else column).to_numpy(zero_copy_only=False)
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type):
+        values = column.flatten().to_numpy(zero_copy_only=False)
+    else:
+        values = column.to_numpy(zero_copy_only=False)
     if values.size != len(column) * int(np.prod(feature["shape"])):
         raise DataError(f"{path}: the values of {name!r} do not have the shape {feature['shape']} given in info.json")
-    rows = values.reshape(len(column), -1)
+    expected, kinds = ("whole numbers", "iu") if name in INDICES else _VALUES.get(feature["dtype"], ("numbers", "biuf"))
+    if values.dtype.kind not in kinds:
+        raise DataError(f"{path}: column {name!r} holds {column.type} with other values than {expected}, which are expected")
+    rows: np.ndarray = values.reshape(len(column), int(np.prod(feature["shape"])))
     return rows.astype(np.float32) if name in (STATE, ACTION) else rows

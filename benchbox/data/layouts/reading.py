@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from benchbox.data.layouts import v2, v30
+from benchbox.data.layouts.fields import check_info
 from benchbox.data.metadata import DatasetMetadata, read_json_object
 from benchbox.data.unfinished import how_to_finish
 from benchbox.errors import DataError
@@ -28,17 +28,16 @@ def read_metadata(root: Path) -> DatasetMetadata:
         raise DataError(f"{root}: no such dataset folder")
     info = read_json_object(root / "meta/info.json", missing="not a LeRobot dataset: meta/info.json is missing")
     version = info.get("codebase_version")
-    if version not in _READERS:
+    if not isinstance(version, str) or version not in _READERS:
         raise DataError(
             f"{root / 'meta/info.json'}: codebase_version is {version!r}, and {', '.join(_READERS)} can be read; "
             "convert the dataset with lerobot's own conversion script"
         )
+    check_info(info, root / "meta/info.json")
     try:
         metadata = _READERS[version](root, info)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{root / 'meta'}: damaged metadata ({type(error).__name__}: {error})") from error
-    if not 0 < metadata.fps < math.inf:
-        raise DataError(f"{root / 'meta/info.json'}: fps is {info['fps']}, and a positive number is expected")
+        raise DataError(f"{root / 'meta'}: damaged metadata ({type(error).__name__}: {error}); restore the folder") from error
     expected = 0
     for episode in metadata.episodes:
         if episode.from_index != expected or episode.length < 1:

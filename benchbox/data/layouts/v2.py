@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchbox.data.layouts.fields import checked_statistics, file_path, text, texts, whole_number
 from benchbox.data.layouts.layout import FILES_PER_CHUNK, Layout, WrittenDataset, write_json, write_json_lines
 from benchbox.data.metadata import (
     DatasetMetadata,
@@ -17,9 +18,10 @@ from benchbox.data.metadata import (
     Statistics,
     VideoSpan,
     read_json_lines,
-    read_json_object,
+    read_statistics,
     read_subtasks,
 )
+from benchbox.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,19 +42,25 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
     tasks = root / "meta/tasks.jsonl"
     videos = [name for name, feature in features.items() if feature["dtype"] == "video"]
     episodes: list[Episode] = []
-    for row in sorted(read_json_lines(root / "meta/episodes.jsonl"), key=lambda row: row["episode_index"]):
-        index = row["episode_index"]
-        names = {"episode_chunk": index // info["chunks_size"], "episode_index": index}
+    path = root / "meta/episodes.jsonl"
+    rows = [(whole_number(row, "episode_index", str(path)), row) for row in read_json_lines(path)]
+    chunks_size = whole_number(info, "chunks_size", str(root / "meta/info.json")) if rows else 1
+    if not chunks_size:
+        raise DataError(f"{root / 'meta/info.json'}: chunks_size is 0; it is {FILES_PER_CHUNK} in LeRobot")
+    for index, row in sorted(rows, key=lambda pair: pair[0]):
+        where = f"{path}: episode {index}"
+        names = {"episode_chunk": index // chunks_size, "episode_index": index}
         start = episodes[-1].to_index if episodes else 0
         episode = Episode(
             index=index,
             from_index=start,
-            to_index=start + row["length"],
-            tasks=tuple(row["tasks"]),
-            data_file=root / info["data_path"].format(**names),
+            to_index=start + whole_number(row, "length", where),
+            tasks=texts(row, "tasks", where),
+            data_file=file_path(info, "data_path", names, root),
             first_row=0,
             videos={
-                video: VideoSpan(root / info["video_path"].format(video_key=video, **names), from_s=0.0) for video in videos
+                video: VideoSpan(file_path(info, "video_path", {"video_key": video} | names, root), from_s=0.0)
+                for video in videos
             },
         )
         episodes.append(episode)
@@ -61,7 +69,7 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
         info=info,
         fps=float(info["fps"]),
         features=features,
-        tasks={row["task_index"]: row["task"] for row in read_json_lines(tasks)},
+        tasks={whole_number(row, "task_index", str(tasks)): text(row, "task", str(tasks)) for row in read_json_lines(tasks)},
         tasks_file=tasks,
         subtasks=read_subtasks(root),
         episodes=tuple(episodes),
@@ -76,14 +84,25 @@ def _read_statistics(root: Path, version: str, lengths: Mapping[int, int]) -> St
     """
     path = root / "meta/stats.json"
     if version == V20:
-        return read_json_object(path, missing="") if path.exists() else {}
+        return read_statistics(path)
     episodes = [
         {name: {"count": [lengths[index]]} | values for name, values in stats.items()}
         for index, stats in read_episode_statistics(root).items()
         if index in lengths
     ]
     names = dict.fromkeys(name for stats in episodes for name in stats)
-    return {name: combine_statistics([stats[name] for stats in episodes if name in stats]) for name in names}
+    return {name: _combine(name, [stats[name] for stats in episodes if name in stats], root) for name in names}
+
+
+def _combine(name: str, parts: Sequence[dict[str, list[Any]]], root: Path) -> dict[str, list[Any]]:
+    try:
+        return combine_statistics(parts)
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise DataError(
+            f"{root / 'meta/episodes_stats.jsonl'}: the statistics of {name} cannot be combined ({reason}); "
+            "remove the file, and training computes those that it needs"
+        ) from None
 
 
 def read_episode_statistics(root: Path) -> dict[int, Statistics]:
@@ -93,7 +112,12 @@ def read_episode_statistics(root: Path) -> dict[int, Statistics]:
         DataError: the file is damaged.
     """
     path = root / "meta/episodes_stats.jsonl"
-    return {row["episode_index"]: row["stats"] for row in read_json_lines(path)} if path.exists() else {}
+    rows = read_json_lines(path) if path.exists() else []
+    episodes = {}
+    for row in rows:
+        index = whole_number(row, "episode_index", str(path))
+        episodes[index] = checked_statistics(row.get("stats"), f"{path}: episode {index}")
+    return episodes
 
 
 def combine_statistics(parts: Sequence[dict[str, list[Any]]]) -> dict[str, list[Any]]:

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchbox.data.layouts.fields import checked_statistics, file_path, seconds, texts, whole_number
 from benchbox.data.layouts.layout import FILES_PER_CHUNK, Layout, WrittenDataset, write_json
 from benchbox.data.metadata import (
     DatasetMetadata,
     Episode,
     Statistics,
     VideoSpan,
-    read_json_object,
+    read_schema,
+    read_statistics,
     read_subtasks,
     read_table,
     read_texts,
@@ -45,28 +47,31 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
     files = sorted((root / "meta/episodes").glob("chunk-*/file-*.parquet"))
     if not files:
         raise DataError(f"{root / 'meta/episodes'}: the episode tables are missing")
-    rows = [row for file in files for row in read_table(file, columns).to_pylist()]
-    rows.sort(key=lambda row: row["dataset_from_index"])
+    rows = [
+        (f"{file}: row {number}", row) for file in files for number, row in enumerate(read_table(file, columns).to_pylist())
+    ]
+    rows.sort(key=lambda pair: whole_number(pair[1], "dataset_from_index", pair[0]))
 
-    def video_span(row: dict[str, Any], video: str) -> VideoSpan:
-        path = info["video_path"].format(
-            video_key=video, chunk_index=row[f"videos/{video}/chunk_index"], file_index=row[f"videos/{video}/file_index"]
-        )
-        return VideoSpan(root / path, row[f"videos/{video}/from_timestamp"])
+    def file_of(row: dict[str, Any], where: str, prefix: str) -> dict[str, int]:
+        return {name: whole_number(row, f"{prefix}/{name}", where) for name in ("chunk_index", "file_index")}
+
+    def video_span(row: dict[str, Any], where: str, video: str) -> VideoSpan:
+        names = {"video_key": video, **file_of(row, where, f"videos/{video}")}
+        return VideoSpan(file_path(info, "video_path", names, root), seconds(row, f"videos/{video}/from_timestamp", where))
 
     episodes = []
     first_indices: dict[Path, int] = {}  # of the first frame in a data file
-    for row in rows:
-        path = root / info["data_path"].format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
+    for where, row in rows:
+        path = file_path(info, "data_path", file_of(row, where, "data"), root)
         start = row["dataset_from_index"]
         episode = Episode(
-            index=row["episode_index"],
+            index=whole_number(row, "episode_index", where),
             from_index=start,
-            to_index=row["dataset_to_index"],
-            tasks=tuple(row["tasks"]),
+            to_index=whole_number(row, "dataset_to_index", where),
+            tasks=texts(row, "tasks", where),
             data_file=path,
             first_row=start - first_indices.setdefault(path, start),
-            videos={video: video_span(row, video) for video in videos},
+            videos={video: video_span(row, where, video) for video in videos},
         )
         episodes.append(episode)
     return DatasetMetadata(
@@ -78,7 +83,7 @@ def read(root: Path, info: dict[str, Any]) -> DatasetMetadata:
         tasks_file=tasks,
         subtasks=read_subtasks(root),
         episodes=tuple(episodes),
-        statistics=read_json_object(statistics, missing="") if (statistics := root / "meta/stats.json").exists() else {},
+        statistics=read_statistics(root / "meta/stats.json"),
     )
 
 
@@ -90,13 +95,15 @@ def read_episode_statistics(root: Path) -> dict[int, Statistics]:
     """
     episodes: dict[int, Statistics] = {}
     for file in sorted((root / "meta/episodes").glob("chunk-*/file-*.parquet")):
-        columns = [name for name in pq.read_schema(file).names if name.startswith("stats/")]
-        for row in read_table(file, ["episode_index", *columns]).to_pylist():
-            stats = episodes.setdefault(row["episode_index"], {})
+        columns = [name for name in read_schema(file).names if name.startswith("stats/") and name.count("/") > 1]
+        for number, row in enumerate(read_table(file, ["episode_index", *columns]).to_pylist()):
+            where = f"{file}: row {number}"
+            stats: Statistics = {}
             for column in columns:
                 _, *feature, statistic = column.split("/")
                 if row[column] is not None:
                     stats.setdefault("/".join(feature), {})[statistic] = row[column]
+            episodes[whole_number(row, "episode_index", where)] = checked_statistics(stats, where)
     return episodes
 
 

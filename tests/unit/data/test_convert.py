@@ -208,3 +208,19 @@ def test_the_source_is_not_written_and_the_target_has_the_statistics_that_it_lac
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "target"]
     stats = json.loads((tmp_path / "target/meta/stats.json").read_text())["action"]
     np.testing.assert_allclose(stats["q01"], [0.033, -3.267], atol=1e-6)  # of 0, 0.1, ..., 3.3 and their negatives
+
+
+def test_statistics_and_columns_that_cannot_be_converted_are_one_line_with_the_file(tmp_path, dataset_root):
+    source = shutil.copytree(dataset_root, tmp_path / "source")
+    path = source / "meta/episodes/chunk-000/file-000.parquet"
+    table = pq.read_table(path)
+    column = table.column_names.index("stats/action/q90")
+    pq.write_table(table.set_column(column, "stats/action/q90", pa.array([b"x"] * 3)), path)
+    with pytest.raises(DataError, match=r"file-000\.parquet: row 0: q90 of action is b'x', and a list of numbers is expected"):
+        convert(source, tmp_path / "target", "v2.1")
+    source = write_dataset(tmp_path / "v21", version="v2.1")
+    path = source / "data/chunk-000/episode_000001.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["frame_index"]), path)
+    with pytest.raises(DataError, match=r"episode_000001\.parquet: .*frame_index.*; restore the file"):
+        convert(source, tmp_path / "target", "v3.0")
+    assert not (tmp_path / "target").exists()

@@ -1,4 +1,4 @@
-"""Thirty damaged datasets: training or the inspection names the file and what is wrong with it, in one line."""
+"""Fifty damaged datasets: training or the inspection names the file and what is wrong with it, in one line."""
 
 from __future__ import annotations
 
@@ -66,6 +66,15 @@ def edit_episodes(change):
     return damage
 
 
+def edit_episode_column(name, values):
+    def damage(root):
+        path = root / "meta/episodes/chunk-000/file-000.parquet"
+        table = pq.read_table(path)
+        pq.write_table(table.set_column(table.column_names.index(name), name, values), path)
+
+    return damage
+
+
 def edit_json(name, change):
     def damage(root):
         path = root / name
@@ -105,7 +114,7 @@ V30 = {
     "no info": (lambda r: (r / "meta/info.json").unlink(), "not a LeRobot dataset: meta/info.json is missing"),
     "info cut off": (lambda r: truncate(r / "meta/info.json"), r"info\.json: not readable as JSON"),
     "another version": (edit_json("meta/info.json", lambda v: v | {"codebase_version": "v1.6"}), "'v1.6'.*can be read"),
-    "no fps": (edit_json("meta/info.json", lambda v: v | {"fps": None}), r"meta: damaged metadata"),
+    "no fps": (edit_json("meta/info.json", lambda v: v | {"fps": None}), r"info\.json: fps is None"),
     "fps of 0": (edit_json("meta/info.json", lambda v: v | {"fps": 0}), r"info\.json: fps is 0"),
     "another fps": (
         edit_json("meta/info.json", lambda v: v | {"fps": 25}),
@@ -171,9 +180,69 @@ V30 = {
     "statistics cut off": (lambda r: truncate(r / "meta/stats.json"), r"stats\.json: not readable as JSON"),
     "a video cut off": (lambda r: truncate(next(r.glob("videos/*front/*/*"))), r"file-000\.mp4: not readable as video"),
     "no video": (lambda r: next(r.glob("videos/*front/*/*")).unlink(), r"file-000\.mp4: the video is missing"),
+    "a shape of no sizes": (
+        edit_json("meta/info.json", lambda v: v["features"]["action"].update(shape=[{"a": 1}])),
+        r"info\.json: feature 'action': shape is \[\{'a': 1\}\], and a list of positive sizes is expected",
+    ),
+    "a feature without dtype": (
+        edit_json("meta/info.json", lambda v: v["features"]["action"].pop("dtype") and None),
+        r"info\.json: feature 'action': dtype is None, and a text is expected",
+    ),
+    "no times": (
+        edit_json("meta/info.json", lambda v: v["features"].pop("timestamp") and None),
+        r"info\.json: the dataset has no feature 'timestamp'",
+    ),
+    "a path of other fields": (
+        edit_json("meta/info.json", lambda v: v.update(data_path="data/{episode}.parquet")),
+        r"info\.json: data_path is 'data/\{episode\}.parquet', and a path with the fields \{chunk_index\}, \{file_index\}",
+    ),
+    "a file number that is none": (
+        edit_episode_column("data/file_index", pa.array([[1], [2], [3]])),
+        r"file-000\.parquet: row 0: data/file_index is \[1\], and a whole number from 0 on is expected",
+    ),
+    "a video time that is none": (
+        edit_episode_column(f"videos/{FRONT}/from_timestamp", pa.array(["x"] * 3)),
+        r"file-000\.parquet: row 0: videos/.*front/from_timestamp is 'x', and a time in seconds is expected",
+    ),
+    "tasks that are no texts": (
+        lambda r: pq.write_table(pa.table({"task": [[1], [2]], "task_index": [0, 1]}), r / "meta/tasks.parquet"),
+        r"tasks\.parquet: column 'task' holds list.*, and a text in every row is expected",
+    ),
+    "objects for numbers": (
+        with_column("action", lambda c: pa.array([[{"a": 1}] * 2] * len(c))),
+        r"file-000\.parquet: column 'action' holds list.* with other values than numbers",
+    ),
+    "fractions for indices": (
+        with_column("task_index", lambda c: pa.array([0.5] * len(c))),
+        r"file-000\.parquet: column 'task_index' holds double with other values than whole numbers",
+    ),
+    "times that are not finite": (
+        with_column("timestamp", lambda c: pa.array([np.nan] * len(c), pa.float32())),
+        r"file-000\.parquet: row \d+: timestamp is nan, and seconds are expected",
+    ),
+    "statistics of no feature": (
+        edit_json("meta/stats.json", lambda v: v.update({"observation.state": -1})),
+        r"stats\.json, observation\.state: holds -1",
+    ),
     "text for a video": (lambda r: next(r.glob("videos/*front/*/*")).write_text("text"), r"mp4: not readable as video"),
 }
 V21 = {
+    "an episode without rows": (
+        edit_table(lambda t: t.slice(0, 0)),
+        r"episode_000002\.parquet: its rows are not consecutive frames: it has no rows",
+    ),
+    "tasks of an episode that are no list": (
+        edit_lines("meta/episodes.jsonl", lambda rows: rows[1].update(tasks=3)),
+        r"episodes\.jsonl: episode 1: tasks is 3, and a list of texts is expected",
+    ),
+    "statistics of an episode that are no numbers": (
+        edit_lines("meta/episodes_stats.jsonl", lambda rows: rows[1]["stats"]["action"].update(mean=["a", "b"])),
+        r"episodes_stats\.jsonl: episode 1: mean of action is \['a', 'b'\], and a list of numbers is expected",
+    ),
+    "statistics of episodes of other widths": (
+        edit_lines("meta/episodes_stats.jsonl", lambda rows: rows[1]["stats"]["action"].update(mean=[0.0])),
+        r"episodes_stats\.jsonl: the statistics of action cannot be combined .*; remove the file",
+    ),
     "a line cut off": (lambda r: truncate(r / "meta/episodes.jsonl"), r"episodes\.jsonl:\d: not readable as JSON"),
     "a longer episode": (
         edit_lines("meta/episodes.jsonl", lambda rows: rows[0].update(length=14)),

@@ -168,7 +168,7 @@ DAMAGE = {
     "info is not JSON": (lambda root: (root / "meta/info.json").write_text("{"), r"info\.json: not readable as JSON"),
     "another version": (lambda root: _edit_info(root, codebase_version="v1.6"), "'v1.6'.*v3.0 can be read"),
     "another count": (lambda root: _edit_info(root, total_frames=9), "total_frames is 9, and the episodes hold 34"),
-    "no features": (lambda root: _edit_info(root, features=None), "damaged metadata"),
+    "no features": (lambda root: _edit_info(root, features=None), r"info\.json: features are None"),
     "no action": (lambda root: _edit_info(root, features={"observation.state": {"dtype": "float32"}}), "no feature 'action'"),
     "no tasks": (lambda root: (root / "meta/tasks.parquet").unlink(), r"tasks\.parquet: the file is missing"),
     "no episodes": (lambda root: shutil.rmtree(root / "meta/episodes"), "episode tables are missing"),
