@@ -20,7 +20,6 @@ _SITE = _ROOT / "tests" / "integration" / "adapters" / "site"
 _MATRIX = """\
 name: trial
 size: tiny
-data: synthetic
 batch: 2
 optim: {lr: 1.0e-3, schedule: constant, warmup_steps: 0}
 measure: {warmup_steps: 1, steps: 2, launches: 1}
@@ -33,21 +32,25 @@ def set_ups(backends: list[str], **fields: Any) -> list[dict[str, Any]]:
 
 
 def run(
-    folder: Path, points: list[dict[str, Any]], command: list[str], environment: dict[str, str] | None = None
+    folder: Path,
+    points: list[dict[str, Any]],
+    command: list[str],
+    environment: dict[str, str] | None = None,
+    data: str = "synthetic",
 ) -> list[dict]:
     """Run the points as a matrix, and return the records of those that were not skipped."""
-    (folder / "matrix.yaml").write_text(f"{_MATRIX}include: {json.dumps(points)}\n")
+    (folder / "matrix.yaml").write_text(f"{_MATRIX}data: {data}\ninclude: {json.dumps(points)}\n")
     arguments = ["run", "matrix.yaml", "--out", str(folder / "run")]
     done = subprocess.run([*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=1500)
     assert "report:" in done.stdout, done.stdout + done.stderr
     return [json.loads(path.read_text()) for path in sorted((folder / "run").rglob("launch-1.json"))]
 
 
-def run_in(environment: Environment, folder: Path, points: list[dict[str, Any]]) -> list[dict]:
+def run_in(environment: Environment, folder: Path, points: list[dict[str, Any]], data: str = "synthetic") -> list[dict]:
     """Run the points in another environment, which gets benchbox by its path."""
     variables = environment.variables() | {"PYTHONPATH": f"{_SITE}{os.pathsep}{_ROOT}"}
     command = [str(environment.python), "-c", "from benchbox.cli.app import main; main()"]
-    return run(folder, points, command, variables)
+    return run(folder, points, command, variables, data)
 
 
 def failures(records: list[dict]) -> list[tuple[str, str, Any]]:

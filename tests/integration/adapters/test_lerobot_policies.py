@@ -40,11 +40,10 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
         for policy, backends in BACKENDS.items()
         for point in set_ups(backends)
     ]
-    points += [{"policy": "lerobot:smolvla", "data": "sample", **point} for point in set_ups(["single"])]
-    points += [{"policy": "lerobot:pi0_fast", "data": "sample", **point} for point in set_ups(["single"])]
+    points += [{"policy": "lerobot:smolvla", **point} for point in set_ups(["single"])]
     points += [{"policy": "lerobot:pi05", **point} for point in set_ups(["hsdp"])]
     points += [{"policy": "lerobot:act", "recipe": "fp32", **point} for point in set_ups(["ddp", "zero3"])]
-    launched = run_in(ENVIRONMENT, tmp_path_factory.mktemp("lerobot"), points)
+    launched = run_in(ENVIRONMENT, tmp_path_factory.mktemp("lerobot"), points, data="sample")
     return {(record["cell"]["policy"].removeprefix("lerobot:"), record["cell"]["backend"]): record for record in launched}
 
 
