@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.parity.type_parameters import lower_package
 from tests.support.environments import Environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 HERE = Path(__file__).parent
 ENVIRONMENT = Environment(
@@ -31,8 +36,11 @@ requires_lerobot = pytest.mark.skipif(
 )
 
 
-def run_script(name: str, folder: Path, environment: Environment = ENVIRONMENT) -> None:
-    """Run a script of `scripts/` on a folder, in an environment and offline."""
+def run_script(
+    name: str, folder: Path, environment: Environment = ENVIRONMENT, variables: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Run a script of `scripts/` on a folder, in an environment and offline, with further environment variables."""
     command = [environment.python, "-W", "ignore", HERE / "scripts" / f"{name}.py", folder]
-    done = subprocess.run(command, env=environment.variables(), capture_output=True, text=True, timeout=500, cwd=folder)
+    env = environment.variables() | dict(variables)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -100,8 +100,8 @@ def _other_sizes(modeling: Any, sizes: Mapping[str, Any] | None, pixels: int) ->
     if sizes is None:
         yield
         return
-    variants = {"gemma_2b": sizes["backbone"], "gemma_300m": sizes["backbone"] | sizes.get("expert", {})}
-    substitutes: dict[str, Any] = {"get_gemma_config": lambda variant: modeling.GemmaConfig(**variants[variant])}
+    by_name = {"gemma_2b": sizes["backbone"], "gemma_300m": sizes["backbone"] | sizes.get("expert", {})}
+    substitutes: dict[str, Any] = {"get_gemma_config": lambda name: modeling.GemmaConfig(**by_name[name])}
     paligemma = modeling.PaliGemmaForConditionalGenerationWithPiGemma
 
     def build_paligemma(config: Any) -> Any:

@@ -2,63 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.audit_corpus.environments import corpus_environment
+from tests.support.adapter_runs import COMMAND, RANKS, alarms, failures, run, run_in, set_ups
 from tests.support.foreign import FOLDER
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 pytestmark = pytest.mark.ranks
-
-ROOT = Path(__file__).parents[3]
-RANKS = {"single": 1, "ddp": 2, "fsdp1_full": 2, "fsdp1_grad_op": 2, "fsdp2": 2, "hsdp": 4, "zero1": 2, "zero2": 2, "zero3": 2}
-MATRIX = """\
-name: trial
-size: tiny
-data: synthetic
-batch: 2
-optim: {lr: 1.0e-3, schedule: constant, warmup_steps: 0}
-measure: {warmup_steps: 1, steps: 2, launches: 1}
-"""
-
-
-def set_ups(backends: list[str], **fields: Any) -> list[dict[str, Any]]:
-    return [{"backend": backend, "world_size": RANKS[backend], **fields} for backend in backends]
-
-
-def run(
-    folder: Path, points: list[dict[str, Any]], command: list[str], environment: dict[str, str] | None = None
-) -> list[dict]:
-    """Run the points as a matrix, and return the records of those that were not skipped."""
-    (folder / "matrix.yaml").write_text(f"{MATRIX}include: {json.dumps(points)}\n")
-    arguments = ["run", "matrix.yaml", "--out", str(folder / "run")]
-    done = subprocess.run([*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=1500)
-    assert "report:" in done.stdout, done.stdout + done.stderr
-    return [json.loads(path.read_text()) for path in sorted((folder / "run").rglob("launch-1.json"))]
-
-
-COMMAND = [str(Path(sys.executable).parent / "benchbox")]
-
-
-def failures(records: list[dict]) -> list[tuple[str, str, Any]]:
-    return [(r["cell"]["policy"], r["cell"]["backend"], r["error"]) for r in records if r["status"] != "ok"]
-
-
-def alarms(records: list[dict]) -> list[tuple[str, str]]:
-    """Findings that would fail an audit: rank and severity of every record that ended ok."""
-    return [
-        (record["cell"]["backend"], finding["code"])
-        for record in records
-        for finding in record["precision"]["findings"]
-        if finding["severity"] != "info"
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -160,18 +116,21 @@ def test_an_adapter_without_its_package_says_which_one_to_install(tmp_path: Path
 
 
 def test_act_of_lerobot_trains_from_its_own_package(tmp_path: Path) -> None:
-    """In the environment of the audit corpus, with the packages of lerobot; benchbox comes by its path."""
+    """In the environment of the audit corpus, with the packages of lerobot 0.4; benchbox comes by its path."""
     lerobot = corpus_environment("lerobot")
     if not lerobot.is_built:
         pytest.skip(f"lerobot is not installed in {lerobot.folder}: make audit-corpus ONLY='lerobot*' installs it")
-    site = Path(__file__).parent / "site"
-    environment = lerobot.variables() | {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}"}
-    command = [str(lerobot.python), "-c", "from benchbox.cli.app import main; main()"]
     points = [
         *({"policy": "lerobot:act", **point} for point in set_ups(["ddp", "zero2"])),
         *({"policy": "lerobot:act", **point} for point in set_ups(["fsdp2"], checkpointing=True)),
+        *({"policy": "lerobot:smolvla", **point} for point in set_ups(["fsdp1_full"])),
+        *({"policy": "lerobot:pi0", **point} for point in set_ups(["single"])),
     ]
-    records = run(tmp_path, points, command, environment)
+    *records, refused = sorted(run_in(lerobot, tmp_path, points), key=lambda record: record["status"] == "unsupported")
     assert failures(records) == []
     assert alarms(records) == []
-    assert {record["observed"]["unused_parameters_reason"] is None for record in records} == {False}
+    reasons = {record["cell"]["policy"]: record["observed"]["unused_parameters_reason"] for record in records}
+    assert reasons["lerobot:act"] is not None
+    assert refused["error"]["message"] == (
+        "lerobot:pi0 needs lerobot 0.6: the installed one asks for a patched transformers, which is not on PyPI"
+    )

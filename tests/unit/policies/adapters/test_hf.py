@@ -54,6 +54,19 @@ def test_attention_is_switched(kernel):
 
 
 @pytest.mark.skipif(Gemma2ForCausalLM._supports_sdpa, reason="transformers 4 runs Gemma 2 with sdpa, without its soft caps")
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "paligemma"])
+def test_flex_attention_computes_what_sdpa_computes(kind):
+    """On a CPU it has no backward, so that cells refuse it there; its forward runs uncompiled."""
+    losses = []
+    for kernel in ("sdpa", "flex"):
+        torch.manual_seed(0)
+        policy = build(kind, attention=kernel)
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            losses.append(float(policy(_batch(policy)).total))
+    assert policy.module.config._attn_implementation == "flex_attention"
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
 def test_a_kernel_that_a_model_lacks_is_refused():
     with pytest.raises(UnsupportedError, match="Gemma2ForCausalLM has no sdpa attention"):
         build("gemma2", attention="sdpa")

@@ -1,0 +1,56 @@
+"""Losses and sizes of the policies that benchbox's adapter builds from lerobot: adapter.py FOLDER.
+
+Needs benchbox by PYTHONPATH. FOLDER has `request.json`, and `batch.safetensors` and `weights/model.safetensors` in a folder for
+each policy of which it has a preset. Written is `results.safetensors`: `<name>.loss` for those, `<name>.adapter` and
+`<name>.lerobot` for the tiny ones, and `<name>.numel` for the published ones.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import operators  # noqa: F401
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchbox.registry.contracts import Axes
+from benchbox.registry.policies import PACKAGE, build_policy
+from tests.support.policy_batches import make_batch
+
+
+def main(folder):
+    request = json.loads((folder / "request.json").read_text())
+    axes = Axes(cams=request["cameras"], attention="native")
+    results = {}
+    for name in ("pi0_fast", "smolvla"):
+        policy = build_policy(f"lerobot:{name}", "tiny", axes)
+        batch = make_batch(policy.batch_spec(), 3)
+        batch["action_dim_mask"] = torch.ones_like(
+            batch["action_dim_mask"]
+        )  # lerobot's policies are built for the dimensions of one dataset
+        results[f"{name}.adapter"] = policy(batch).total.detach()
+        results[f"{name}.lerobot"] = own_loss(name, policy, batch).detach()
+    for name, preset in request["presets"].items():
+        policy = sys.modules[f"{PACKAGE}._adapters.lerobot.policy"].build({name: preset}, axes, name)
+        loaded = policy.load_weights(folder / name / "weights")
+        assert not loaded.unexpected, loaded.unexpected
+        losses = policy(load_file(folder / name / "batch.safetensors"), per_sample=True)
+        results[f"{name}.loss"] = losses.per_sample["loss"][0]
+    for name in ("pi0", "pi05", "pi0_fast", "smolvla"):
+        with torch.device("meta"):
+            policy = build_policy(f"lerobot:{name}", "full", axes)
+        results[f"{name}.numel"] = torch.tensor(sum(parameter.numel() for parameter in policy.parameters()))
+    save_file(results, folder / "results.safetensors")
+
+
+def own_loss(name, policy, batch):
+    """Return the mean of the losses that lerobot's own `forward` returns."""
+    (inputs,) = policy._batch(policy._normalise(batch))
+    own_class = type(policy.module).__mro__[1]
+    if name == "pi0_fast":
+        return own_class.forward(policy.module, inputs)[0]
+    return own_class.forward(policy.module, inputs, inputs["noise"], inputs["time"], reduction="none")[0].mean()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
