@@ -55,6 +55,12 @@ class FlopCounter:
         self.total = 0
         self.recomputed = 0
 
+    @staticmethod
+    def is_relevant(operation: Any) -> bool:
+        """Return whether there is a formula for an operation."""
+        packet = getattr(operation, "overloadpacket", operation)
+        return packet in _BACKWARD or packet is _FORWARD or packet in flop_registry
+
     def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         packet = getattr(operation, "overloadpacket", operation)
         if packet in _BACKWARD:

@@ -83,6 +83,11 @@ class KernelNames:
         """Names of the kernels that ran at each call site."""
         return {site: sorted(kernels, key=_kernel_order) for site, kernels in sorted(self._kernels_by_site.items())}
 
+    @staticmethod
+    def is_relevant(operation: Any) -> bool:
+        """Return whether an operation may be an attention kernel."""
+        return operation_name(operation) in (*_SDPA, _EAGER, _FLEX, _ANNOTATION)
+
     def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:  # noqa: ARG002
         name = operation_name(operation)
         if name in _SDPA:

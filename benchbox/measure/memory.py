@@ -113,7 +113,10 @@ class TensorStorageTracker:
             self._count(tensor.untyped_storage())
 
     def _count_argument(self, storage: UntypedStorage) -> None:
-        is_known, peak_before = storage._cdata in self._storages, self._latest_peak_bytes  # noqa: SLF001
+        known, peak_before = self._storages.get(storage._cdata), self._latest_peak_bytes  # noqa: SLF001
+        if known is not None and known[0] == storage.nbytes():
+            return
+        is_known = known is not None
         self._count(storage)
         if not is_known:
             size, reference = self._storages[storage._cdata]  # noqa: SLF001

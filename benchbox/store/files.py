@@ -59,9 +59,9 @@ def write_text(path: Path, text: str) -> None:
         stream.write(text.encode())
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON, atomically; non-finite numbers become null."""
-    write_text(path, json.dumps(replace_non_finite(value), indent=1, allow_nan=False) + "\n")
+def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
+    """Write a value as JSON, atomically; non-finite numbers become null. Without `indent` it takes a fraction of the time."""
+    write_text(path, json.dumps(replace_non_finite(value), indent=indent, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
+from benchbox.registry.policies import policy_entry
 from benchbox.worker.parent import signal_on_parent_death
 
 if TYPE_CHECKING:
@@ -41,22 +42,33 @@ _THREADED_MODULES = ("numpy", "scipy.special", "pyarrow")
 _PRELOADED_MODULES = (
     "torch",
     "torch._dynamo",
+    "torch.distributed.algorithms.ddp_comm_hooks",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
+    "torch.profiler._cupti_monitor",
     "torch.utils.cpp_extension",
     "torch.utils.data",
     "accelerate",
     "accelerate.utils",
+    "pydantic.dataclasses",
+    "pydantic.type_adapter",
     "deepspeed",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.ops.op_builder.all_ops",
     # Imported by every engine; it decorates functions with torch.compile, which imports all of torch._inductor.
     "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
     "transformers",
+    "transformers.integrations.deepspeed",
+    "distutils.ccompiler",
     "av",
+    "benchbox.backends.extension",
     "benchbox.backends.deepspeed",
     "benchbox.backends.fsdp1",
     "benchbox.backends.fsdp2",
     "benchbox.backends.replicated",
     "benchbox.worker.measuring",
+    "benchbox.worker.rank",
     "benchbox.worker.training",
 )
 
@@ -192,6 +204,7 @@ def _wait_for_end(pid: int, timeout_s: float) -> None:
 
 
 def _fork_leader(request: ForkRequest, connection: socket.socket) -> int:
+    _read_presets_ahead(request)
     sys.stdout.flush()
     sys.stderr.flush()
     leader = os.fork()
@@ -199,6 +212,18 @@ def _fork_leader(request: ForkRequest, connection: socket.socket) -> int:
         os.close(connection.detach())  # the launcher learns of the end of the server by the end of the connection
         _run_forked(lambda: _lead(request))
     return leader
+
+
+def _read_presets_ahead(request: ForkRequest) -> None:
+    """Parse the presets of the job's policy and search all distributions for extensions, so that no rank of a launch need to.
+
+    Both are cached until a file changes.
+    """
+    with contextlib.suppress(Exception):  # the ranks raise it again, as typed results
+        os.chdir(request["folder"])
+        job = json.loads(Path(request["job_file"]).read_text())
+        cell = job["train"]["cell"] if job["kind"] == "train" else job["cell"]
+        policy_entry(cell["policy"], [Path(directory) for directory in job["policy_dirs"]])
 
 
 def _run_forked(function: Any) -> NoReturn:

@@ -123,7 +123,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
             "environment": environment(),
             "config": cell.to_dict(),
         }
-        write_json(result_file, timed)  # before the probe, so that no failure of it costs the measurement
+        write_json(result_file, timed, indent=None)  # before the probe, so that no failure of it costs the measurement
 
         reporter.enter_stage("probe")
         _synchronize_ranks(device)  # a rank that failed here at once would end the others while they still write
@@ -148,8 +148,8 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
             **probed.utilisation(times.step_s),
             "unchecked_reason": None,
         }
-        write_json(Path(job["out"]) / facts_file(rank), facts.to_dict())
-        write_json(result_file, complete)
+        write_json(Path(job["out"]) / facts_file(rank), facts.to_dict(), indent=None)
+        write_json(result_file, complete, indent=None)
         # After writing, so that the record of a mismatch shows what was observed.
         check_step(
             cell,

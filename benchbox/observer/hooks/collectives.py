@@ -57,12 +57,13 @@ class CollectiveCounter:
     def __init__(self) -> None:
         self._totals: dict[tuple[str, str], list[int]] = {}  # (name, dtype): count, elements, bytes
 
+    @staticmethod
+    def is_relevant(operation: Any) -> bool:
+        """Return whether an operation is a collective."""
+        return getattr(operation, "namespace", None) in _NAMESPACES and operation_name(operation) not in _NOT_COLLECTIVE
+
     def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        if getattr(operation, "namespace", None) not in _NAMESPACES:
-            return
         raw_name = operation_name(operation)
-        if raw_name in _NOT_COLLECTIVE:
-            return
         name = _NAMES.get(raw_name, raw_name)
         # c10d takes outputs before inputs; the functional collectives take inputs and return outputs.
         candidates = [_tensors(argument) for argument in (*args[:2], *kwargs.values(), result)]

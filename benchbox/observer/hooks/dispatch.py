@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    _Receive = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None]
+
 
 class OperationListener(Protocol):
-    """Receiver of tensor operations."""
+    """Receiver of tensor operations. One that has a method `is_relevant(operation) -> bool` receives only those it accepts."""
 
     def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Receive one operation after it ran, with plain local tensors.
@@ -38,6 +43,7 @@ class OperationDispatchMode(TorchDispatchMode):
     def __init__(self, *listeners: OperationListener) -> None:
         super().__init__()
         self._listeners = listeners
+        self._receivers: dict[Any, tuple[_Receive, ...]] = {}  # by operation: a step has thousands of calls of a few dozen
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -47,13 +53,23 @@ class OperationDispatchMode(TorchDispatchMode):
             return NotImplemented
         kwargs = kwargs or {}
         result = self.run(func, args, kwargs)
-        for listener in self._listeners:
-            listener.on_operation(func, args, kwargs, result)
+        receivers = self._receivers.get(func)
+        if receivers is None:
+            receivers = self._receivers[func] = tuple(_receivers(func, self._listeners))
+        for receive in receivers:
+            receive(func, args, kwargs, result)
         return result
 
     def run(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and return its result."""
         return operation(*args, **kwargs)
+
+
+def _receivers(operation: Any, listeners: Iterable[OperationListener]) -> Iterator[_Receive]:
+    for listener in listeners:
+        is_relevant = getattr(listener, "is_relevant", None)
+        if is_relevant is None or is_relevant(operation):
+            yield listener.on_operation
 
 
 def operation_name(operation: Any) -> str:

@@ -23,8 +23,13 @@ class MatmulDtypes:
         """Number of products by dtype."""
         return {dtype: count for dtype, (count, _, _) in self.totals.items()}
 
+    @staticmethod
+    def is_relevant(operation: Any) -> bool:
+        """Return whether an operation is a matrix product or a convolution."""
+        return operation_name(operation) in _MATMULS
+
     def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:  # noqa: ARG002
-        if operation_name(operation) in _MATMULS and not in_backward():
+        if not in_backward():
             operand = args[1]  # the first argument may be a bias
             total = self.totals.setdefault(str(operand.dtype).removeprefix("torch."), [0, 0, 0])
             for index, amount in enumerate((1, result.numel(), result.numel() * result.element_size())):

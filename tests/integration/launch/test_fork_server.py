@@ -43,6 +43,14 @@ report = {
     "pid": os.getpid(),
     "frozen": gc.get_freeze_count(),
 }
+if "policy" in os.environ.get("TOLD", ""):
+    from benchbox.registry import extensions, policies
+
+    job = json.loads(pathlib.Path(sys.argv[1]).read_text())
+    entry = policies.policy_entry(job["cell"]["policy"], list(map(pathlib.Path, job["policy_dirs"])))
+    report["presets"] = {size: dict(values) for size, values in entry.presets.items()}
+    report["parsed"] = policies._parse_presets.cache_info().currsize, policies._parse_presets.cache_info().hits
+    report["scans"] = extensions._all_entry_points.cache_info().misses
 written = out / f"report{os.environ['RANK']}.json"
 written.with_suffix(".part").write_text(json.dumps(report))
 written.with_suffix(".part").rename(written)
@@ -58,15 +66,33 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkSe
     launcher.close()
 
 
-def run(launcher: ForkServerLauncher, folder: Path, ranks: int = 2) -> list[dict[str, Any]]:
+def run(launcher: ForkServerLauncher, folder: Path, ranks: int = 2, **config: Any) -> list[dict[str, Any]]:
     """Run the reporting worker to its end and return the reports of its ranks."""
-    job = Job(config={"kind": "report"}, ranks=ranks, folder=folder, timeout_s=60.0, hang_after_s=60.0)
+    job = Job(config={"kind": "report", **config}, ranks=ranks, folder=folder, timeout_s=60.0, hang_after_s=60.0)
     job.prepare()
     group = launcher.start(job)
     wait_until(lambda: group.poll() is not None)
     assert group.poll() == 0, job.group_log.read_text()
     group.end()
     return [json.loads((folder / f"report{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def test_ranks_find_presets_parsed_and_distributions_searched_until_a_file_changes(
+    launcher: ForkServerLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_dir: Path
+) -> None:
+    monkeypatch.setenv("TOLD", "read the policy")
+    config = {"kind": "measure", "cell": {"policy": "stand_in"}, "policy_dirs": [str(policy_dir)]}
+    presets = policy_dir / "stand_in" / "presets.yaml"
+    for size in ("tiny", "small"):
+        presets.write_text(f"{size}: {{layers: 2}}\n")
+        for report in run(launcher, tmp_path / size, **config):
+            assert report["presets"] == {size: {"layers": 2}}
+            files, hits = report["parsed"]
+            assert (files, hits) == ({"tiny": 1, "small": 2}[size], 1), "the server parsed it, and this rank found it"
+            assert report["scans"] == 1, "that of the server"
+    presets.write_text("tiny: [\n")
+    with pytest.raises(AssertionError, match="not YAML"):  # it is the business of the ranks
+        run(launcher, tmp_path / "damaged", **config)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

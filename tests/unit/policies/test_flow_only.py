@@ -10,7 +10,7 @@ import torch
 from benchbox.data.text import ByteTokenizer, encode_prompt
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import PACKAGE, policy_entry
-from tests.support.policy_batches import build, gradients, make_batch
+from tests.support.policy_batches import build, build_on_meta, gradients, make_batch
 
 WITH_FAST_TOKENS = ("pi05", "pi05_mem", "pi06", "pi07_low_level", "pi07_paligemma")
 
@@ -42,8 +42,7 @@ def test_the_flow_loss_trains_the_backbone_of_flow_only_pi05():
 
 
 def test_full_flow_has_the_layers_of_full_and_no_embedding_of_fast_tokens():
-    with torch.device("meta"):
-        full, flow = build(size="full"), build(size="full_flow")
+    full, flow = build_on_meta("pi05", "full"), build_on_meta("pi05", "full_flow")
     sizes = {name: tuple(parameter.shape) for name, parameter in full.named_parameters()}
     own = {name: tuple(parameter.shape) for name, parameter in flow.named_parameters()}
     missing = sizes.keys() - own.keys()

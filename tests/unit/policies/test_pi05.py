@@ -10,7 +10,7 @@ import torch
 from benchbox.errors import ConfigurationError
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import PACKAGE, policy_entry
-from tests.support.policy_batches import awake, build, gradients, make_batch
+from tests.support.policy_batches import awake, build, build_on_meta, gradients, make_batch
 
 
 def count(*modules: torch.nn.Module) -> int:
@@ -18,8 +18,7 @@ def count(*modules: torch.nn.Module) -> int:
 
 
 def test_full_has_the_published_parameter_counts():
-    with torch.device("meta"):
-        policy = build(size="full")
+    policy = build_on_meta("pi05", "full")
     model = policy.model
     assert count(model.vision) == 412_442_352  # 412.4 M
     assert count(model.projector) == 2_361_344  # 2.36 M

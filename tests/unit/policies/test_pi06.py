@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.policy_batches import awake, build, make_batch
+from tests.support.policy_batches import awake, build, build_on_meta, make_batch
 
 GEMMA_3 = pytest.mark.parametrize("name", ["pi06", "pi07_low_level"])
 
@@ -13,8 +13,7 @@ GEMMA_3 = pytest.mark.parametrize("name", ["pi06", "pi07_low_level"])
 @GEMMA_3
 def test_the_expert_of_full_has_the_parameters_of_a_gemma_with_adarms(name):
     """34 layers: attention and MLP, and a modulation of 3 x 1280 for every norm, as for the final one."""
-    with torch.device("meta"):
-        policy = build(name, "full")
+    policy = build_on_meta(name, "full")
     attention, mlp, modulation = 1280 * 256 * (8 + 4 + 4 + 8), 3 * 1280 * 5120, (1280 + 1) * 3 * 1280
     expert = [parameter for key, parameter in policy.named_parameters() if ".expert" in key]
     assert sum(map(torch.numel, expert)) == 34 * (attention + mlp + 2 * modulation) + modulation == 1_275_267_840

@@ -5,13 +5,12 @@ import torch
 
 from benchbox.measure.kernels import CallSite, KernelNames
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
-from tests.support.policy_batches import awake, build, make_batch
+from tests.support.policy_batches import awake, build, build_on_meta, make_batch
 
 
 def test_full_is_siglip_a_projection_and_gemma_3_270m():
     """The backbone has 268.1 M parameters, including embeddings, and the tower is that of PaliGemma."""
-    with torch.device("meta"):
-        policy = build("value", "full")
+    policy = build_on_meta("value", "full")
     sizes: dict[str, int] = {}
     for name, role in policy.parameter_roles().items():
         sizes[role.tower] = sizes.get(role.tower, 0) + policy.get_parameter(name).numel()

@@ -13,7 +13,7 @@ from benchbox_policies.vitra.policy import build as build_vitra
 
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import find_policies
-from tests.support.policy_batches import awake, build, gradients, make_batch, wake
+from tests.support.policy_batches import awake, build, build_on_meta, gradients, make_batch, wake
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Batch, Policy
@@ -38,8 +38,7 @@ def hands(policy: Policy, dims: slice, size: int = 4) -> Batch:
 
 def test_full_is_paligemma_2_and_dit_b():
     """The policy has 3.032 B and 136.6 M parameters, and two tokens."""
-    with torch.device("meta"):
-        policy = build("vitra", "full")
+    policy = build_on_meta("vitra", "full")
     sizes: dict[str, int] = {}
     for name, role in policy.parameter_roles().items():
         sizes[role.tower] = sizes.get(role.tower, 0) + policy.get_parameter(name).numel()

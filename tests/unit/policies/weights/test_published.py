@@ -11,7 +11,7 @@ from benchbox_policies._layers.weights.published_names import parameter_names
 from safetensors.torch import save_file
 
 from benchbox.errors import ConfigurationError, DataError
-from tests.support.policy_batches import build
+from tests.support.policy_batches import build, build_on_meta
 from tests.support.published_weights import PUBLISHED, PUBLISHED_LAYERS, UNUSED_HEAD, random_tensors, sizes, table
 
 TINY = sizes(48, 96, 16, 8, 64, 128, 32, 64, 4 * 16, 16, 384, 32)
@@ -59,8 +59,7 @@ def test_every_tensor_of_openpi_and_lerobot_is_copied_to_its_parameter(tmp_path,
 def test_full_has_the_published_names_and_shapes_and_no_more(tmp_path, policy, tensors):
     rows = table(policy, PUBLISHED, PUBLISHED_LAYERS)
     assert len(rows) + 1 == tensors  # as in LeRobot's file of pi05, and as pi0 has with its norms
-    with torch.device("meta"):
-        full = build(policy, "full")
+    full = build_on_meta(policy, "full")
     sources = match_tensors(full, {name: shape for name, (_, shape) in rows.items()}, tmp_path)
     assert sources == {loaded_policy: [name] for name, (loaded_policy, _) in rows.items()}
     unmatched = {name for name, _ in full.named_parameters()} - set(sources)
