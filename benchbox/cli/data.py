@@ -1,16 +1,22 @@
-"""`benchbox data`: recording, inspecting and converting LeRobot datasets."""
+"""`benchbox data`: recording, inspecting, converting and measuring LeRobot datasets."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchbox.errors import EXIT_USAGE
+from benchbox.errors import EXIT_USAGE, ConfigurationError, Problem
+from benchbox.registry.names import did_you_mean
+from benchbox.registry.orders import ORDERS
 
 if TYPE_CHECKING:
+    from benchbox.data.bench import LoadingReport
     from benchbox.data.recording import Attempt
 
-data = typer.Typer(name="data", help="Record, inspect and convert LeRobot datasets.", no_args_is_help=True)
+MAX_WORKERS = 64
+MAX_DECODED_PER_USED = 1.2  # above it the length of a block does not fit the videos
+
+data = typer.Typer(name="data", help="Record, inspect, convert and measure LeRobot datasets.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
@@ -96,6 +102,78 @@ def convert_dataset(
     print(f"wrote {target} as {version}: {conversion.copied} videos of episodes copied, {conversion.encoded} encoded again")
     if conversion.left_out:
         print(f"left out: {', '.join(conversion.left_out)}, which {version} does not have")
+
+
+@data.command("bench")
+def bench_dataset(
+    root: Annotated[Path, typer.Argument(metavar="DIR", help="A dataset.", show_default=False)],
+    orders: Annotated[
+        list[str], typer.Option("--order", metavar="NAME", help="frame_shuffle, episode_shuffle, sequential; may be repeated.")
+    ] = ["frame_shuffle", "episode_shuffle"],  # noqa: B006  # typer copies it
+    workers: Annotated[str, typer.Option(help="Numbers of loader processes, separated by commas.")] = "0,1,2",
+    policy: Annotated[str, typer.Option(help="The policy whose samples are made.")] = "pi05",
+    size: Annotated[str, typer.Option(help="A preset of the policy.")] = "tiny",
+    batch: Annotated[int, typer.Option(min=1, help="Samples of a micro-batch.")] = 8,
+    block: Annotated[int, typer.Option(min=1, help="Frames of an episode that episode_shuffle reads together.")] = 16,
+    buffer: Annotated[int, typer.Option(min=1, help="Samples among which episode_shuffle mixes.")] = 512,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Length of a measurement.")] = 3.0,
+) -> None:
+    """Measure samples/s of a dataset by order and workers, show where the time goes, and recommend a number of workers."""
+    import torch
+    from rich.console import Console
+
+    from benchbox.data import open_dataset
+    from benchbox.data.bench import measure_loading
+    from benchbox.registry.contracts import Axes
+    from benchbox.registry.policies import build_policy
+    from benchbox.spec.cell import DataSpec
+
+    counts = _parse_counts(workers)
+    for order in orders:
+        if order not in ORDERS:
+            raise ConfigurationError(Problem("--order", f"unknown order {order!r}", did_you_mean(order, ORDERS)))
+    axes = Axes(cams=max(1, len(open_dataset(root).cameras)))
+    with torch.device("meta"):
+        spec = build_policy(policy, size, axes).batch_spec()
+    with Console(stderr=True).status("measuring") as status:
+        loading = measure_loading(
+            DataSpec(kind="lerobot", path=str(root), block=block, buffer=buffer),
+            spec,
+            orders=orders,
+            workers=counts,
+            batch=batch,
+            seconds=seconds,
+            on_progress=status.update,
+        )
+    _print_loading(loading, block)
+
+
+def _parse_counts(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) <= MAX_WORKERS for part in parts):
+        raise ConfigurationError(
+            Problem("--workers", f"{text!r} is not a list of numbers from 0 to {MAX_WORKERS}", "write 0,1,2")
+        )
+    return sorted({int(part) for part in parts})
+
+
+def _print_loading(loading: "LoadingReport", block: int) -> None:
+    from benchbox.data.bench import recommend_workers
+
+    print(f"{'order':<16} {'workers':>7} {'samples/s':>10}")
+    for rate in loading.rates:
+        print(f"{rate.order:<16} {rate.workers:>7} {rate.samples_per_s:>10.0f}")
+    for cost in loading.costs:
+        stages = ", ".join(f"{stage} {seconds * 1e6:.0f}" for stage, seconds in cost.seconds.items())
+        print(f"\n{cost.order}: microseconds of a sample in one process: {stages}")
+        if cost.decoded_per_used is not None:
+            print(f"{cost.order}: {cost.decoded_per_used:.2f} frames decoded per frame used")
+        count = recommend_workers([rate for rate in loading.rates if rate.order == cost.order])
+        print(f"{cost.order}: recommended data: {{workers: {count}}}")
+        interval = loading.key_frame_interval
+        if cost.order == "episode_shuffle" and (cost.decoded_per_used or 0) > MAX_DECODED_PER_USED and interval:
+            hint = f"a multiple of {interval} decodes fewer frames" if block % interval else "a larger one decodes fewer frames"
+            print(f"{cost.order}: the videos have a key frame every {interval} frames, and a block has {block}: {hint}")
 
 
 def _print_attempt(attempt: "Attempt", episodes: int) -> None:

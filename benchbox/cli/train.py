@@ -89,6 +89,8 @@ class _MetricsPrinter:
         if not self._started:
             print(config.cell.data.reading)
             self._started = True
+        if "warning" in row:
+            print(f"warning: {row['warning']}", file=sys.stderr, flush=True)
         if step % config.log_every and step != config.steps:
             return
         remaining_s = (config.steps - step) * row["step_s"]

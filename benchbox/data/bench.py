@@ -9,13 +9,17 @@ from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from benchbox.data import frame_images
 from benchbox.data.episode_shuffle import EpisodeShuffle
 from benchbox.data.fast import FastTokenizer
 from benchbox.data.groups import generated_group
 from benchbox.data.images import ImageColumns
+from benchbox.data.lerobot import open_training_dataset
 from benchbox.data.loader import load_samples, open_stream
 from benchbox.data.order import FrameOrder, MicroBatchSampler
+from benchbox.data.samples import DatasetSamples
 from benchbox.data.tables import TableCache
 from benchbox.data.text import CachedEncoder
 from benchbox.data.video import VideoReader
@@ -24,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from benchbox.data.order import Order, SampleKey
-    from benchbox.data.samples import DatasetSamples
     from benchbox.registry.contracts import Batch, BatchSpec
     from benchbox.spec.cell import DataSpec
 
@@ -50,6 +53,47 @@ class LoadingCost:
     order: str
     seconds: dict[str, float]
     decoded_per_used: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadingReport:
+    """Measurements of a dataset. `key_frame_interval` is that of its first video, None where it is unknown."""
+
+    rates: list[LoadingRate]
+    costs: list[LoadingCost]
+    key_frame_interval: int | None
+
+
+def measure_loading(
+    data: DataSpec,
+    spec: BatchSpec,
+    *,
+    orders: Sequence[str],
+    workers: Sequence[int],
+    batch: int,
+    seconds: float,
+    on_progress: Callable[[str], None] = lambda _: None,
+) -> LoadingReport:
+    """Measure a LeRobot dataset in every order with every number of workers.
+
+    Args:
+        on_progress: called with a description of every measurement before it begins.
+
+    Raises:
+        ConfigurationError: the data cannot be provided in the form of the spec.
+        DataError: the dataset is missing or damaged.
+    """
+    assert data.path is not None
+    dataset, _ = open_training_dataset(data.path)
+    samples = DatasetSamples(dataset, spec, seed=0, tokenizer=data.tokenizer_file)
+    rates, costs = [], []
+    for order in orders:
+        on_progress(f"{order}: cost of a sample")
+        costs.append(measure_cost(samples, order, data, batch=batch))
+        for count in workers:
+            on_progress(f"{order}: {count} workers")
+            rates.append(measure_rate(replace(data, workers=count), spec, order, batch=batch, seconds=seconds))
+    return LoadingReport(rates=rates, costs=costs, key_frame_interval=dataset.key_frame_interval())
 
 
 def measure_rate(data: DataSpec, spec: BatchSpec, order: str, *, batch: int, seconds: float, seed: int = 0) -> LoadingRate:
@@ -80,11 +124,14 @@ def measure_cost(samples: DatasetSamples, order: str, data: DataSpec, *, batch: 
     keys = _first_keys(samples, order, data, batch, seed)
     counts = replace(samples.dataset.frame_counts)
     clock = StageClock()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker
     with clock.installed():
         start = time.perf_counter()
         for key in keys:
             row = samples.sample(key.epoch, key.index)
         total = time.perf_counter() - start
+    torch.set_num_threads(threads)
     seconds = {stage: clock.seconds[stage] / len(keys) for stage in STAGES[:4]}
     seconds["other"] = total / len(keys) - sum(seconds.values())
     size = data.block if order == "episode_shuffle" else batch

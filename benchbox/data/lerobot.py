@@ -129,6 +129,11 @@ class LeRobotDataset:
         """Frames of videos that this process decoded, and those of them that it used."""
         return self._videos.counts
 
+    def key_frame_interval(self) -> int | None:
+        """Return the largest distance of key frames in the first video, None without videos or with one key frame."""
+        paths = [span.path for episode in self.episodes[:1] for span in episode.videos.values()]
+        return self._videos.open(paths[0]).key_frame_interval() if paths else None
+
     def __len__(self) -> int:
         return self._length
 

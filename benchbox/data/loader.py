@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from benchbox.data.block_stream import BlockBatches, RankBlocks
+from benchbox.data.correlation import EpisodeCorrelation, matches_by_chance
 from benchbox.data.description import DataUse, describe_data
 from benchbox.data.episode_shuffle import EpisodeShuffle
 from benchbox.data.lerobot import open_dataset, open_training_dataset
@@ -56,6 +57,8 @@ class MicroBatchStream:
         self.data_use = data_use
         self.statistics = samples.statistics
         self.provenance = samples.provenance
+        by_chance = matches_by_chance(samples.groups(), *([samples.episode_of] if isinstance(samples, MixtureSamples) else []))
+        self._correlation = EpisodeCorrelation(by_chance)
         self._batches = batches
 
     def __iter__(self) -> Self:
@@ -70,7 +73,12 @@ class MicroBatchStream:
         """
         batch = next(self._batches).unpack()
         self.data_use.count(batch)
+        self._correlation.add(batch)
         return batch
+
+    def episode_warning(self) -> str | None:
+        """Return a line with the remedy if recent batches were nearly of one episode."""
+        return self._correlation.warning()
 
     def close(self) -> None:
         """End the worker processes. The stream yields nothing afterwards."""

@@ -107,6 +107,11 @@ class MixtureSamples:
         """Frames of the episodes that are not trained on, as segments (n, 2) int64 of consecutive frames."""
         return np.concatenate([member.selection.validation + start for member, start in self._members_with_start()])
 
+    def episode_of(self, index: int) -> tuple[int, int]:
+        """Return the dataset of a sample, and its episode."""
+        number = bisect_right(self._starts, index) - 1
+        return number, self.members[number].dataset.episode_of(index - self._starts[number]).index
+
     def sample(self, epoch: int, index: int) -> dict[str, Tensor]:
         """Return a row of the batch table. Only the fields from `draw_random_fields` depend on the epoch."""
         number = bisect_right(self._starts, index) - 1

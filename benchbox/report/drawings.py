@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.quantities import quantity
 from benchbox.analysis.summary import CellSummary, label
@@ -10,7 +10,7 @@ from benchbox.registry.phases import PHASES
 from benchbox.report.charts import FULL, BarData, BarPart, Chart, LegendEntry, layout_chart
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 MEMORY_SOURCES = {
     "torch.cuda": "device memory, by the counters of torch's CUDA allocator",
@@ -19,6 +19,7 @@ MEMORY_SOURCES = {
 
 _BYTE_SCALES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _COLOURS = 9
+NOTICEABLE_WAIT = 0.1  # of a step, for data
 
 
 def draw_charts(summaries: Sequence[CellSummary], axes: Sequence[str], compared: Sequence[str]) -> tuple[Chart, ...]:
@@ -105,6 +106,7 @@ def _phases(summaries: Sequence[CellSummary], layout: _Layout) -> Chart | None:
     entries = []
     names: list[str] = []
     fused: dict[str, list[str]] = {}
+    waits: list[str] = []
     for summary in summaries:
         phases, step = summary.phases(), summary.mean_step_s()
         names += [phase for phase in phases if phase not in names]
@@ -117,6 +119,8 @@ def _phases(summaries: Sequence[CellSummary], layout: _Layout) -> Chart | None:
         for record in summary.ok[:1]:
             for phase, reason in record["fused_phases"].items():
                 fused.setdefault(f"{phase} has no time of its own: {reason}", []).append(layout.name(summary))
+        if step is not None and (wait := phases.get("data_wait", 0.0)) > NOTICEABLE_WAIT * step:
+            waits.append(_wait_note(layout.name(summary), wait / step, summary.cell["data"]))
         text = summary.status if step is None else f"{quantity(step, 's')}{_flag(summary)}"
         entries.append(
             BarData(group=layout.group(summary), name=layout.name(summary), parts=tuple(parts), spread=None, text=text)
@@ -130,8 +134,16 @@ def _phases(summaries: Sequence[CellSummary], layout: _Layout) -> Chart | None:
         scale=1e-3,
         width=FULL,
         legend=[LegendEntry(colour=_phase_colour(phase), text=phase) for phase in order],
-        notes=[f"{', '.join(dict.fromkeys(cells))}: {reason}." for reason, cells in fused.items()],
+        notes=[*(f"{', '.join(dict.fromkeys(cells))}: {reason}." for reason, cells in fused.items()), *waits],
     )
+
+
+def _wait_note(name: str, share: float, data: Mapping[str, Any]) -> str:
+    """Return a note on a cell that waits for data, with the command that finds the number of workers it needs."""
+    note = f"{name}: data_wait is {share:.0%} of a step"
+    if data["kind"] == "synthetic":
+        return f"{note}; the samples are generated, so a dataset may take less."
+    return f"{note}; benchbox data bench {data.get('path') or 'DIR'} shows where the time goes and recommends data.workers."
 
 
 def _phase_colour(phase: str) -> str:

@@ -40,5 +40,5 @@ def print_table(run_path: Path, console: Console) -> None:
         say(console, f"{failure.status}: {failure.cell} ({failure.where or 'no launch'}): {message}", style="red")
     for cell, reason in report.skipped:
         say(console, f"skipped: {cell}: {reason}", style="dim")
-    for note in report.table.notes:
+    for note in [*report.table.notes, *(note for chart in report.charts for note in chart.notes if chart.key == "phases")]:
         say(console, note, style="dim")

@@ -14,6 +14,7 @@ from benchbox.errors import NonFiniteError
 from benchbox.store.files import write_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from benchbox.session import StepResult
@@ -29,12 +30,22 @@ class MetricsLog:
             these steps are repeated.
         block_steps: number of steps in a block.
         is_writer: whether this rank writes the file.
+        warning: called after every block until it returns a text, which is added to the last row of the block.
     """
 
-    def __init__(self, path: Path, *, start: int, block_steps: int, is_writer: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        start: int,
+        block_steps: int,
+        is_writer: bool,
+        warning: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._path = path
         self._block_steps = block_steps
         self._is_writer = is_writer
+        self._warning: Callable[[], str | None] | None = warning
         self._block: list[tuple[int, StepResult]] = []
         self._block_start_s = time.perf_counter()
         if is_writer and path.exists():
@@ -67,12 +78,17 @@ class MetricsLog:
         samples = _sum_over_ranks([result.samples for result in results], device)
         parts = _mean_parts(results, device)
         rows = [self._row(*values) for values in zip(self._block, samples, parts, strict=True)]
+        notes: list[dict[str, str]] = [{} for _ in rows]
+        if self._warning is not None and (text := self._warning()) is not None:
+            notes[-1], self._warning = {"warning": text}, None
         now = time.perf_counter()
         step_s = (now - self._block_start_s) / len(rows)
         self._block_start_s, self._block = now, []
         if self._is_writer:
             with self._path.open("a") as log:
-                log.writelines(json.dumps({**row, "step_s": step_s}) + "\n" for row in rows)
+                log.writelines(
+                    json.dumps({**row, "step_s": step_s, **note}) + "\n" for row, note in zip(rows, notes, strict=True)
+                )
         for row in rows:
             for name in ("loss", "grad_norm"):
                 if not math.isfinite(row[name]):

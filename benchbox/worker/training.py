@@ -50,6 +50,7 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
             start=start,
             block_steps=config.log_every,
             is_writer=rank == 0,
+            warning=stream.episode_warning,
         )
         reporter.enter_stage("train", config.steps - start)
         run_loop(

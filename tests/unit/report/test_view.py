@@ -8,6 +8,7 @@ import pytest
 
 from benchbox.registry.metrics import metrics
 from benchbox.report.view import build_report
+from benchbox.spec.cell import DataSpec
 from tests.support.example_run import CELL, OOM, example_record, example_run, write_example
 
 FSDP, ZERO = replace(CELL, backend="fsdp1_full"), replace(CELL, backend="zero2")
@@ -124,6 +125,21 @@ def test_a_fused_phase_is_declared(example):
     fsdp, zero = phases.groups[0].bars
     assert [segment.title.split()[0] for segment in fsdp.segments].count("clip") == 1
     assert [segment.title.split()[0] for segment in zero.segments].count("clip") == 0
+
+
+def test_a_cell_that_waits_for_data_names_the_command_that_shows_why():
+    slow = replace(FSDP, data=DataSpec(kind="lerobot", path="my/data"))
+    records = launches(slow)
+    for record in records:
+        phases, waits = record["phases_s"], record["phases_s"]["data_wait"]["per_rank"]
+        for rank, (wait, forward) in enumerate(zip(waits, phases["forward"]["per_rank"], strict=True)):
+            waits[rank] = [w + 0.5 * f for w, f in zip(wait, forward, strict=True)]
+            phases["forward"]["per_rank"][rank] = [0.5 * f for f in forward]
+    report = report_of(records)
+    (note,) = next(chart for chart in report.charts if chart.key == "phases").notes
+    assert note.endswith(
+        "data_wait is 20% of a step; benchbox data bench my/data shows where the time goes and recommends data.workers."
+    )
 
 
 def test_time_outside_the_phases_is_drawn_not_hidden():

@@ -1,0 +1,32 @@
+"""`benchbox data bench` prints rates, costs and a recommendation; a bad argument is one line."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from benchbox.data.sample import sample_path
+
+
+def test_the_command_prints_rates_costs_and_a_recommendation(benchbox):
+    done = benchbox("data", "bench", str(sample_path()), "--seconds", "0.1", "--workers", "0,1", "--buffer", "64")
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^(?:frame|episode)_shuffle +[01] +\d+$", done.stdout, re.MULTILINE)) == 4
+    assert re.search(r"episode_shuffle: 1\.\d\d frames decoded per frame used", done.stdout)
+    assert len(re.findall(r"recommended data: \{workers: \d\}", done.stdout)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--order", "frames"], "--order: unknown order 'frames'"),
+        (["--workers", "two"], "--workers: 'two' is not a list of numbers from 0 to 64; write 0,1,2"),
+        (["--policy", "pi5"], "unknown policy 'pi5'"),
+    ],
+)
+def test_a_bad_argument_is_one_line(benchbox, arguments, line):
+    done = benchbox("data", "bench", str(sample_path()), *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {line}")
+    assert len(done.stderr.splitlines()) == 1
