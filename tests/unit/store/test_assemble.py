@@ -216,3 +216,15 @@ def test_the_host_state_is_that_of_all_ranks_and_null_without_a_measurement():
     ranks = with_host([rank_result(CELL, rank) for rank in range(2)])
     assert assemble(ranks)["host"]["hosts"][0]["ranks"] == [0, 1]
     assert assemble(ranks[:1])["host"] is example_record(status="oom", error=OOM)["host"] is None
+
+
+def test_samples_that_the_ranks_drew_of_each_dataset_are_added_up():
+    ranks = [rank_result(CELL, rank) for rank in (0, 1)]
+    for rank, drawn in zip(ranks, ([3, 5], [4, 1]), strict=True):
+        datasets = [{"dataset": name, "drawn": number} for name, number in zip(("arm", "hand"), drawn, strict=True)]
+        rank["data"] = {"kind": "lerobot", "mode": "policy", "validation": 0.0, "cameras": ["top"], "datasets": datasets}
+    data = assemble(ranks)["data"]
+    assert data["datasets"] == [{"dataset": "arm", "drawn": 7}, {"dataset": "hand", "drawn": 6}]
+    assert (data["mode"], data["cameras"]) == ("policy", ["top"])
+    del ranks[1]["data"]
+    assert assemble(ranks)["data"] is None
