@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Protocol, Self
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from benchbox.data.lerobot import open_dataset, open_training_dataset
+from benchbox.data.decoders import choose_decoder
+from benchbox.data.lerobot import LeRobotDataset, open_dataset, open_training_dataset
 from benchbox.data.order import MicroBatchSampler, SampleKey
 from benchbox.data.sample import sample_path
 from benchbox.data.samples import DatasetSamples
@@ -41,6 +42,7 @@ class MicroBatchStream:
 
     def __init__(self, samples: SampleSource, sampler: MicroBatchSampler, workers: int) -> None:
         self.statistics = samples.statistics
+        self.decoder: str | None = getattr(samples, "decoder", None)  # of videos; None where none are decoded
         loader = DataLoader(
             _MicroBatchDataset(samples),
             batch_size=None,  # an index of the sampler is already a complete micro-batch
@@ -134,10 +136,15 @@ def _open_samples(data: DataSpec, spec: BatchSpec, seed: int) -> SampleSource:
     if data.kind == "synthetic":
         return SyntheticSamples(spec, seed)
     if data.kind == "sample":
-        return DatasetSamples(open_dataset(sample_path()), spec, seed, data.tokenizer_file)
+        return DatasetSamples(_decode(open_dataset(sample_path()), data), spec, seed, data.tokenizer_file)
     if data.kind == "lerobot":
         if data.path is None:
             raise ConfigurationError("data of kind lerobot needs the path of a dataset")
         dataset, _ = open_training_dataset(data.path)
-        return DatasetSamples(dataset, spec, seed, data.tokenizer_file)
+        return DatasetSamples(_decode(dataset, data), spec, seed, data.tokenizer_file)
     raise ConfigurationError(Problem("", f"unknown kind of data {data.kind!r}", "one of sample, lerobot, synthetic"))
+
+
+def _decode(dataset: LeRobotDataset, data: DataSpec) -> LeRobotDataset:
+    """Return the dataset with the decoder that its videos are read with."""
+    return LeRobotDataset(dataset.metadata, choose_decoder(dataset.metadata, data.decoder))

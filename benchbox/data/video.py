@@ -13,10 +13,12 @@ from av.video.reformatter import VideoReformatter
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     import numpy as np
+
+    from benchbox.data.decoders import FrameReader
 
 CODEC = "libx264"
 CODEC_NAME = "h264"
@@ -35,7 +37,7 @@ class VideoReader:
         self.path = path
         self._period = 1 / fps
         try:
-            self._container = av.open(str(path))
+            self._container = av.open(str(path), metadata_errors="replace")
         except FileNotFoundError:
             raise DataError(f"{path}: the video is missing") from None
         except (av.FFmpegError, OSError) as error:
@@ -89,12 +91,13 @@ class VideoCache:
     A forked process opens files anew: those of its parent share their position with the parent.
     """
 
-    def __init__(self, fps: float) -> None:
+    def __init__(self, fps: float, open_reader: Callable[[Path, float], FrameReader] = VideoReader) -> None:
         self._fps = fps
+        self._open_reader = open_reader
         self._pid = os.getpid()
-        self._readers: OrderedDict[Path, VideoReader] = OrderedDict()
+        self._readers: OrderedDict[Path, FrameReader] = OrderedDict()
 
-    def open(self, path: Path) -> VideoReader:
+    def open(self, path: Path) -> FrameReader:
         """Return the reader of a file.
 
         Raises:
@@ -104,7 +107,7 @@ class VideoCache:
             self._pid = os.getpid()
             self._readers = OrderedDict()
         if path not in self._readers:
-            self._readers[path] = VideoReader(path, self._fps)
+            self._readers[path] = self._open_reader(path, self._fps)
         self._readers.move_to_end(path)
         while len(self._readers) > MAX_OPEN_VIDEOS:
             self._readers.popitem(last=False)[1].close()

@@ -48,6 +48,7 @@ class DataSpec:
     path: str | None = None  # of the LeRobot dataset
     workers: int = 1  # loader processes a rank
     tokenizer: str = field(default=BYTES, metadata=ADDED_LATER)  # or the path of a tokenizer.json, or of its folder
+    decoder: str = field(default="auto", metadata=ADDED_LATER)  # of videos: pyav | torchcodec, or the faster one of them
 
     @property
     def tokenizer_file(self) -> Path | None:

@@ -94,7 +94,7 @@ def data_spec(data: str | DataFile) -> DataSpec:
     if isinstance(data, str):
         return DataSpec(kind=data)
     kind = DataSpec().kind if data.lerobot is None else "lerobot"
-    return DataSpec(kind=kind, path=data.lerobot, workers=data.workers, tokenizer=data.tokenizer)
+    return DataSpec(kind=kind, path=data.lerobot, workers=data.workers, tokenizer=data.tokenizer, decoder=data.decoder)
 
 
 def _threshold(threshold: ThresholdFile) -> Threshold:

@@ -27,6 +27,8 @@ class DataFile(Strict):
     """Root folder of a LeRobot dataset; the shipped one when it is absent."""
     tokenizer: Annotated[str, Field(min_length=1)] = _DATA.tokenizer
     """A tokenizer.json of Hugging Face, or its folder; without one every byte of a text is a token."""
+    decoder: Literal["auto", "pyav", "torchcodec"] = _DATA.decoder
+    """Decoder of videos; auto measures those that are installed, once per dataset and machine, and takes the faster one."""
     workers: Annotated[int, Field(ge=0, le=64)] = _DATA.workers
     """Loader processes per rank."""
 

@@ -122,7 +122,8 @@ def checked_statistics(stats: Any, where: str) -> Statistics:
             )
         for statistic, value in values.items():
             try:
-                is_numeric = np.asarray(value).dtype.kind in "biuf"
+                array = np.asarray(value)
+                is_numeric = array.dtype.kind in "biuf" and array.size > 0
             except ValueError:  # lists of several lengths
                 is_numeric = False
             if not is_numeric or not isinstance(value, list):
