@@ -153,6 +153,8 @@ class _EpisodeRows:
         index = np.arange(episode.from_index, episode.to_index)
         for name, values in {"index": index, "episode_index": np.full(len(rows), number)}.items():
             rows = _replace(rows, name, pa.array(values), path)
+        if "frame_index" in rows.column_names and not pa.types.is_integer(rows.schema.field("frame_index").type):
+            raise DataError(f"{path}: column 'frame_index' holds {rows.schema.field('frame_index').type}, not whole numbers")
         for name in self._images:
             rows = _replace(rows, name, self._embed(rows, name, path), path)
         if self._schema is None:
