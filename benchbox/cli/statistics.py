@@ -1,4 +1,4 @@
-"""Preparation of the data of a run before any rank needs it: missing statistics, and a summary of the frames that are drawn."""
+"""Preparation of the data of a run before any rank starts: missing statistics, decoders, and a summary of what is drawn."""
 
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,11 @@ if TYPE_CHECKING:
 def prepare_statistics(data: "DataSpec", console: "Console") -> None:
     """Compute and cache missing statistics of all LeRobot datasets, with progress, and say where they are and what is drawn.
 
+    Where several decoders are installed, the one of its videos is chosen too.
+
     Raises:
         DataError: a dataset or a keep file is missing or damaged.
-        ConfigurationError: a keep file names frames that its dataset does not have.
+        ConfigurationError: a keep file names frames that its dataset does not have, or the requested decoder is not installed.
     """
     if not data.lerobot_datasets:
         return
@@ -22,6 +24,7 @@ def prepare_statistics(data: "DataSpec", console: "Console") -> None:
 
     from rich.progress import Progress
 
+    from benchbox.data.decoders import choose_decoder, installed_decoders
     from benchbox.data.description import summarise_selection
     from benchbox.data.lerobot import open_training_dataset
     from benchbox.data.mixture import drawn_shares, select_datasets
@@ -38,6 +41,9 @@ def prepare_statistics(data: "DataSpec", console: "Console") -> None:
             opened.append((dataset, settings))
             if cached_in is not None:
                 lines.append(f"statistics that {settings.path} does not store are in {cached_in}")
+            decoder = choose_decoder(dataset.metadata, data.decoder)
+            if len(installed_decoders()) > 1:
+                lines.append(f"videos of {settings.path} are decoded by {decoder}")
     members = select_datasets(opened, validation=data.validation, seed=0)  # the lines say nothing that depends on the seed
     if data.datasets or data.validation:
         lines += map(summarise_selection, members, drawn_shares(members))

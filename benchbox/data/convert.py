@@ -110,9 +110,16 @@ def _write(
         "video_path": layout.video_path if videos else None,
         "features": {name: feature for name, feature in dataset.features.items() if name not in left_out},
     }
-    layout.write_metadata(
-        folder, WrittenDataset(info=info, tasks=tasks, episodes=episodes, statistics=dataset.statistics, limits_mib=limits)
+    written_dataset = WrittenDataset(
+        info=info, tasks=tasks, episodes=episodes, statistics=dataset.statistics, limits_mib=limits
     )
+    try:
+        layout.write_metadata(folder, written_dataset)
+    except pa.ArrowException as error:
+        raise DataError(
+            f"{dataset.root / 'meta'}: the statistics of its episodes have different shapes ({str(error).splitlines()[0]}); "
+            "remove them from the dataset, and the conversion computes them"
+        ) from None
     for name in (SUBTASKS, RECORDING):
         if (dataset.root / name).exists():
             shutil.copyfile(dataset.root / name, folder / name)
@@ -146,6 +153,8 @@ class _EpisodeRows:
         index = np.arange(episode.from_index, episode.to_index)
         for name, values in {"index": index, "episode_index": np.full(len(rows), number)}.items():
             rows = _replace(rows, name, pa.array(values), path)
+        if "frame_index" in rows.column_names and not pa.types.is_integer(rows.schema.field("frame_index").type):
+            raise DataError(f"{path}: column 'frame_index' holds {rows.schema.field('frame_index').type}, not whole numbers")
         for name in self._images:
             rows = _replace(rows, name, self._embed(rows, name, path), path)
         if self._schema is None:
@@ -158,7 +167,9 @@ class _EpisodeRows:
 
     def _embed(self, rows: pa.Table, name: str, path: Path) -> pa.Array:
         """Return images with their bytes: files that the rows name would not be in the new dataset."""
-        cells = rows.column(name).to_pylist() if name in rows.column_names else []
+        if name not in rows.column_names:
+            raise DataError(f"{path}: no column {name!r}; restore the file")
+        cells = rows.column(name).to_pylist()
         for row, cell in enumerate(cells):
             if not isinstance(cell, dict):
                 raise DataError(f"{path}: row {row}, {name}: not an image; an object with bytes or a path is expected")

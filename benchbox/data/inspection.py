@@ -11,7 +11,7 @@ import numpy as np
 from benchbox.data.attempts import read_success_rates
 from benchbox.data.language import DTYPE, PERSISTENT, count_styles
 from benchbox.data.lerobot import RESPONSE, LeRobotDataset
-from benchbox.data.metadata import ACTION, STATE
+from benchbox.data.metadata import ACTION, IMAGE_PREFIX, STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS
 from benchbox.data.selection import select_frames
 from benchbox.errors import DataError
@@ -97,10 +97,11 @@ def _find_problems(dataset: LeRobotDataset) -> Iterator[str]:
             continue
         for camera in dataset.cameras:
             try:
-                dataset.image(camera, start)
-                dataset.image(camera, end)
+                sizes = {tuple(dataset.image(camera, frame).shape) for frame in (start, end)}
             except DataError as error:
                 yield f"episode {episode.index}: {error}"
+                continue
+            yield from _find_problems_of_sizes(dataset, episode, camera, sizes)
 
 
 def _find_problems_of_rows(dataset: LeRobotDataset, episode: Episode) -> Iterator[str]:
@@ -108,6 +109,11 @@ def _find_problems_of_rows(dataset: LeRobotDataset, episode: Episode) -> Iterato
     path, start, end = episode.data_file, episode.from_index, episode.to_index
     if (index := dataset.column("index", start, end)[0, 0]) != start:
         yield f"{path}: row {episode.first_row} is frame {index}, and episode {episode.index} begins at frame {start}"
+    for name, expected in (("episode_index", np.full(end - start, episode.index)), ("frame_index", np.arange(end - start))):
+        numbers = dataset.column(name, start, end)[:, 0]
+        if (numbers != expected).any():
+            frame = int((numbers != expected).argmax())
+            yield f"{path}: row {episode.first_row + frame}: {name} is {numbers[frame]}, and {expected[frame]} is expected"
     for name in (STATE, ACTION):
         try:
             dataset.column(name, start, end)
@@ -122,3 +128,18 @@ def _find_problems_of_rows(dataset: LeRobotDataset, episode: Episode) -> Iterato
             f"{path}: row {row} is at {at_s:g} s of episode {episode.index}, and at {dataset.fps:g} fps, which meta/info.json "
             f"states, frame {frame} is at {expected_s:g} s"
         )
+
+
+def _find_problems_of_sizes(
+    dataset: LeRobotDataset, episode: Episode, camera: str, sizes: set[tuple[int, ...]]
+) -> Iterator[str]:
+    """Compare the sizes (3, H, W) of images with the shape in the metadata, which has its dimensions in either order."""
+    feature = next(name for name in dataset.features if name.removeprefix(IMAGE_PREFIX) == camera)
+    shape = dataset.features[feature]["shape"]
+    path = episode.videos[feature].path if feature in episode.videos else episode.data_file
+    for _, height, width in sizes:
+        if sorted((height, width)) != sorted(shape)[-2:]:
+            yield (
+                f"episode {episode.index}: {path}: images of {camera} are {height} x {width}, "
+                f"and the shape in meta/info.json is {' x '.join(map(str, shape))}"
+            )

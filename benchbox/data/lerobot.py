@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from benchbox.data.decoders import PYAV, open_reader
 from benchbox.data.images import ImageColumns
 from benchbox.data.language import PERSISTENT, STYLES, PersistentTexts
 from benchbox.data.layouts.reading import read_metadata
 from benchbox.data.metadata import ACTION, IMAGE_PREFIX, STATE, SUBTASKS, DatasetMetadata, Episode, Statistics
 from benchbox.data.missing_statistics import complete_statistics, ignore_progress
 from benchbox.data.tables import TableCache
-from benchbox.data.video import VideoCache
+from benchbox.data.video import VideoCache, key_frame_interval
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
@@ -65,15 +67,16 @@ class LeRobotDataset:
     It may be pickled or forked into other processes, which never share open files.
     """
 
-    def __init__(self, metadata: DatasetMetadata) -> None:
+    def __init__(self, metadata: DatasetMetadata, decoder: str = PYAV) -> None:
         self.metadata = metadata
+        self.decoder = decoder  # of videos
         self._starts = [episode.from_index for episode in metadata.episodes]
         self._length = metadata.episodes[-1].to_index if metadata.episodes else 0
         camera_features = [name for name, feature in metadata.features.items() if feature["dtype"] in ("video", "image")]
         self._camera_features = {name.removeprefix(IMAGE_PREFIX): name for name in camera_features}
         self._tables = TableCache(metadata.features)
         self._persistent_texts = PersistentTexts() if PERSISTENT in metadata.features else None
-        self._videos = VideoCache(metadata.fps)
+        self._videos = VideoCache(metadata.fps, partial(open_reader, decoder))
         self._images = ImageColumns(
             metadata.root, [name for name in camera_features if metadata.features[name]["dtype"] == "image"]
         )
@@ -132,7 +135,7 @@ class LeRobotDataset:
     def key_frame_interval(self) -> int | None:
         """Return the largest distance of key frames in the first video, None without videos or with one key frame."""
         paths = [span.path for episode in self.episodes[:1] for span in episode.videos.values()]
-        return self._videos.open(paths[0]).key_frame_interval() if paths else None
+        return key_frame_interval(paths[0]) if paths else None
 
     def __len__(self) -> int:
         return self._length
@@ -235,8 +238,8 @@ class LeRobotDataset:
             pixels = self._images.image(episode.data_file, feature, row)
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
-    def __reduce__(self) -> tuple[type[LeRobotDataset], tuple[DatasetMetadata]]:
-        return LeRobotDataset, (self.metadata,)
+    def __reduce__(self) -> tuple[type[LeRobotDataset], tuple[DatasetMetadata, str]]:
+        return LeRobotDataset, (self.metadata, self.decoder)
 
     def _look_up_text(self, kind: str, number: int, frame: int) -> str:
         metadata = self.metadata

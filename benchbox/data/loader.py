@@ -9,9 +9,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchbox.data.block_stream import BlockBatches, RankBlocks
 from benchbox.data.correlation import EpisodeCorrelation, matches_by_chance
+from benchbox.data.decoders import choose_decoder
 from benchbox.data.description import DataUse, describe_data
 from benchbox.data.episode_shuffle import EpisodeShuffle
-from benchbox.data.lerobot import open_dataset, open_training_dataset
+from benchbox.data.lerobot import LeRobotDataset, open_dataset, open_training_dataset
 from benchbox.data.mixture import MixtureSamples, select_datasets
 from benchbox.data.order import FrameOrder, MicroBatchSampler, SampleKey
 from benchbox.data.packing import PackedSamples, pack
@@ -56,6 +57,7 @@ class MicroBatchStream:
     def __init__(self, batches: Iterator[PackedSamples], samples: SampleSource, data_use: DataUse) -> None:
         self.data_use = data_use
         self.statistics = samples.statistics
+        self.decoder: str | None = getattr(samples, "decoder", None)  # of videos; None where none are decoded
         self.provenance = samples.provenance
         by_chance = matches_by_chance(samples.groups(), *([samples.episode_of] if isinstance(samples, MixtureSamples) else []))
         self._correlation = EpisodeCorrelation(by_chance)
@@ -180,11 +182,16 @@ def _open_samples(data: DataSpec, spec: BatchSpec, seed: int) -> SampleSource:
     if data.kind == "synthetic":
         return SyntheticSamples(spec, seed)
     if data.kind == "sample":
-        opened = [(open_dataset(sample_path()), SAMPLE)]
+        opened = [(_decode(open_dataset(sample_path()), data), SAMPLE)]
     elif data.kind == "lerobot":
         if not data.lerobot_datasets:
             raise ConfigurationError("data of kind lerobot needs the path of a dataset")
-        opened = [(open_training_dataset(dataset.path)[0], dataset) for dataset in data.lerobot_datasets]
+        opened = [(_decode(open_training_dataset(dataset.path)[0], data), dataset) for dataset in data.lerobot_datasets]
     else:
         raise ConfigurationError(Problem("", f"unknown kind of data {data.kind!r}", "one of sample, lerobot, synthetic"))
     return MixtureSamples(select_datasets(opened, validation=data.validation, seed=seed), spec, seed, data.tokenizer_file)
+
+
+def _decode(dataset: LeRobotDataset, data: DataSpec) -> LeRobotDataset:
+    """Return the dataset with the decoder that its videos are read with."""
+    return LeRobotDataset(dataset.metadata, choose_decoder(dataset.metadata, data.decoder))

@@ -81,9 +81,13 @@ def _compute(metadata: DatasetMetadata, on_progress: Callable[[int, int], None])
 
 def _cache_files(root: Path) -> tuple[Path, Path]:
     """Return where the statistics may be cached, in the order of preference."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
-    return root / FILE, cache / "benchbox" / "statistics" / f"{name}.json"
+    return root / FILE, cache_folder() / "statistics" / f"{name}.json"
+
+
+def cache_folder() -> Path:
+    """Return the user's folder of what benchbox computes once per dataset."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "benchbox"
 
 
 def _fingerprint(metadata: DatasetMetadata) -> str:

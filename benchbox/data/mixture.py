@@ -95,6 +95,11 @@ class MixtureSamples:
         """Statistics of state and action, one mapping per dataset, of all its episodes."""
         return [statistics for part in self._parts for statistics in part.statistics]
 
+    @property
+    def decoder(self) -> str | None:
+        """Decoders of the datasets' videos, None if they have none."""
+        return ", ".join(dict.fromkeys(part.decoder for part in self._parts if part.decoder)) or None
+
     def groups(self) -> list[SampleGroup]:
         """Frames that are trained on: one group per dataset if they have weights, otherwise one."""
         segments = [member.selection.training + start for member, start in self._members_with_start()]

@@ -118,7 +118,7 @@ class _CopiedFile:
 
 def _open(path: Path) -> Any:
     try:
-        container = av.open(str(path))
+        container = av.open(str(path), metadata_errors="replace")
     except FileNotFoundError:
         raise DataError(f"{path}: the video is missing") from None
     except (av.FFmpegError, OSError) as error:

@@ -121,6 +121,12 @@ class DatasetSamples:
         name = self.dataset.root.name
         return Provenance((name,), (name,), (UNKNOWN,))
 
+    @property
+    def decoder(self) -> str | None:
+        """Decoder of the dataset's videos, None if it has none."""
+        has_videos = any(feature["dtype"] == "video" for feature in self.dataset.features.values())
+        return self.dataset.decoder if has_videos else None
+
     def groups(self) -> list[SampleGroup]:
         """All episodes, as one group."""
         segments = [(episode.from_index, episode.to_index) for episode in self.dataset.episodes]

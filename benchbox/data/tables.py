@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 MAX_CACHED_TABLES = 8
 INDICES = ("index", "episode_index", "frame_index", "task_index", "subtask_index")
-_VALUES = {"string": ("texts", "OU")}  # what the values of a dtype are, and NumPy's kinds of them
 
 
 class TableCache:
@@ -66,7 +65,9 @@ def read_column(path: Path, name: str, feature: Mapping[str, Any]) -> np.ndarray
     """
     column = read_table(path, [name]).column(name).combine_chunks()
     if feature["dtype"] == "string":
-        column = column.fill_null("")
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_null(column.type)):
+            raise DataError(f"{path}: column {name!r} holds {column.type} with other values than texts, which are expected")
+        column = column.cast(pa.string()).fill_null("")
     if column.null_count:
         row = column.is_null().index(True).as_py()
         raise DataError(f"{path}: column {name!r} has no value in row {row}")
@@ -76,8 +77,8 @@ def read_column(path: Path, name: str, feature: Mapping[str, Any]) -> np.ndarray
         values = column.to_numpy(zero_copy_only=False)
     if values.size != len(column) * int(np.prod(feature["shape"])):
         raise DataError(f"{path}: the values of {name!r} do not have the shape {feature['shape']} given in info.json")
-    expected, kinds = ("whole numbers", "iu") if name in INDICES else _VALUES.get(feature["dtype"], ("numbers", "biuf"))
-    if values.dtype.kind not in kinds:
+    expected, kinds = ("whole numbers", "iu") if name in INDICES else ("numbers", "biuf")
+    if feature["dtype"] != "string" and values.dtype.kind not in kinds:
         raise DataError(f"{path}: column {name!r} holds {column.type} with other values than {expected}, which are expected")
     rows: np.ndarray = values.reshape(len(column), int(np.prod(feature["shape"])))
     return rows.astype(np.float32) if name in (STATE, ACTION) else rows

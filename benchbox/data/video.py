@@ -15,10 +15,12 @@ from av.video.reformatter import VideoReformatter
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     import numpy as np
+
+    from benchbox.data.decoders import FrameReader
 
 CODEC = "libx264"
 CODEC_NAME = "h264"
@@ -47,7 +49,7 @@ class VideoReader:
         self.counts = counts or FrameCounts()
         self._period = 1 / fps
         try:
-            self._container = av.open(str(path))
+            self._container = av.open(str(path), metadata_errors="replace")
         except FileNotFoundError:
             raise DataError(f"{path}: the video is missing") from None
         except (av.FFmpegError, OSError) as error:
@@ -84,13 +86,6 @@ class VideoReader:
             raise DataError(f"{self.path}: cannot decode the frame at {time_s:.3f} s ({error})") from None
         raise DataError(f"{self.path}: no frame at {time_s:.3f} s, which the table expects")
 
-    def key_frame_interval(self) -> int | None:
-        """Return the largest distance of key frames in the first minutes of the file, None if there is only one."""
-        with av.open(str(self.path)) as container:
-            packets = islice(container.demux(video=0), MAX_INSPECTED_PACKETS)
-            keys = [number for number, packet in enumerate(packets) if packet.is_keyframe]
-        return max((later - earlier for earlier, later in pairwise(keys)), default=None)
-
     def _decode_to(self, time_s: float) -> tuple[float, np.ndarray] | None:
         for frame in self._frames:
             self.counts.decoded += 1
@@ -104,20 +99,36 @@ class VideoReader:
         self._container.close()
 
 
+def key_frame_interval(path: Path) -> int | None:
+    """Return the largest distance of key frames in the first minutes of a video file, None if there is only one.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    try:
+        with av.open(str(path)) as container:
+            packets = islice(container.demux(video=0), MAX_INSPECTED_PACKETS)
+            keys = [number for number, packet in enumerate(packets) if packet.is_keyframe]
+    except (av.FFmpegError, OSError, IndexError) as error:
+        raise DataError(f"{path}: not readable as video ({error})") from None
+    return max((later - earlier for earlier, later in pairwise(keys)), default=None)
+
+
 class VideoCache:
     """Most recently used video files of a dataset, opened on first use.
 
     A forked process opens files anew: those of its parent share their position with the parent.
     """
 
-    def __init__(self, fps: float) -> None:
+    def __init__(self, fps: float, open_reader: Callable[[Path, float, FrameCounts], FrameReader] = VideoReader) -> None:
         self._fps = fps
+        self._open_reader = open_reader
         self._pid = os.getpid()
         self.counts = FrameCounts()
-        self._readers: OrderedDict[Path, VideoReader] = OrderedDict()
-        self._last: VideoReader | None = None
+        self._readers: OrderedDict[Path, FrameReader] = OrderedDict()
+        self._last: FrameReader | None = None
 
-    def open(self, path: Path) -> VideoReader:
+    def open(self, path: Path) -> FrameReader:
         """Return the reader of a file.
 
         Raises:
@@ -130,7 +141,7 @@ class VideoCache:
         if self._last is not None and path is self._last.path:  # comparing paths takes as long as finding a frame
             return self._last
         if path not in self._readers:
-            self._readers[path] = VideoReader(path, self._fps, self.counts)
+            self._readers[path] = self._open_reader(path, self._fps, self.counts)
         self._readers.move_to_end(path)
         while len(self._readers) > MAX_OPEN_VIDEOS:
             self._readers.popitem(last=False)[1].close()

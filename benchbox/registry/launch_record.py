@@ -61,6 +61,7 @@ class ObservedRecord(ObservedOnEveryRank):
 
     shard_numel: list[int | None]  # parameter elements on each rank
     device: list[str]
+    video_decoder: NotRequired[list[str | None]]  # null where no video is decoded
 
 
 class StepTime(TypedDict):

@@ -46,6 +46,7 @@ def _observed_cell(summary: CellSummary, record: LaunchRecord, observed: Observe
     shards = [count for count in observed["shard_numel"] if count is not None]
     loss = summary.values["final_loss"]
     weights = [("published weights", cell["weights"], weights_text(observed.get("weights")))] if cell.get("weights") else []
+    decoders = [("video decoder", None, _decoders(observed))] if any(observed.get("video_decoder") or ()) else []
     settings = [("backend settings", None, _settings(observed["settings"]))] if "settings" in observed else []
     observations: tuple[tuple[str, Any, Any], ...] = (
         ("backend", cell["backend"], observed["backend"]),
@@ -54,6 +55,7 @@ def _observed_cell(summary: CellSummary, record: LaunchRecord, observed: Observe
         ("shard elements, by rank", None, ", ".join(f"{count:,}" for count in shards)),
         ("ranks", cell["world_size"], observed["world_size"]),
         ("device", None, ", ".join(dict.fromkeys(str(device) for device in observed["device"]))),
+        *decoders,
         ("attention", cell["attention"], _attention(observed)),
         ("checkpointing", matrix_text(cell["checkpointing"]), _recomputed_modules(observed["checkpointed_modules"])),
         ("parameters that train", cell.get("freeze"), _trainable_share(observed)),
@@ -76,6 +78,10 @@ def _observation(name: str, requested: Any, observed: Any) -> Observation:
         requested=None if requested is None else str(requested),
         observed=UNKNOWN if observed in (None, "") else str(observed),
     )
+
+
+def _decoders(observed: ObservedRecord) -> str:
+    return ", ".join(dict.fromkeys(str(decoder) for decoder in observed.get("video_decoder", ())))
 
 
 def _attention(observed: ObservedRecord) -> str | None:

@@ -62,6 +62,7 @@ class DataSpec:
     tokenizer: str = field(default=BYTES, metadata=ADDED_LATER)  # or the path of a tokenizer.json, or of its folder
     block: int = field(default=16, metadata=ADDED_LATER)  # episode_shuffle: frames of an episode that are read together
     buffer: int = field(default=2048, metadata=ADDED_LATER)  # episode_shuffle: samples of all ranks that are mixed
+    decoder: str = field(default="auto", metadata=ADDED_LATER)  # of videos: pyav | torchcodec, or the faster one of them
     datasets: tuple[DatasetSpec, ...] = field(default=(), metadata=ADDED_LATER)  # of a mixture, or one with settings
     mode: Mode = field(default="policy", metadata=ADDED_LATER)  # what is given, and what is predicted
     validation: float = field(default=0.0, metadata=ADDED_LATER)  # share of each dataset's episodes that is not trained on

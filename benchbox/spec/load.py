@@ -102,6 +102,7 @@ def data_spec(data: str | DataFile) -> DataSpec:
         path=datasets[0].path if plain else data.lerobot,
         workers=data.workers,
         tokenizer=data.tokenizer,
+        decoder=data.decoder,
         block=data.block,
         buffer=data.buffer,
         datasets=() if plain else datasets,

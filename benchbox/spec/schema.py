@@ -55,6 +55,8 @@ class DataFile(DatasetFile):
     """Share of the episodes of each dataset that is not trained on, chosen by the seed."""
     tokenizer: Text = _DATA.tokenizer
     """A tokenizer.json of Hugging Face, or its folder; without one every byte of a text is a token."""
+    decoder: Literal["auto", "pyav", "torchcodec"] = _DATA.decoder
+    """Decoder of videos; auto measures those that are installed, once per dataset and machine, and takes the faster one."""
     workers: Annotated[int, Field(ge=0, le=64)] = _DATA.workers
     """Loader processes per rank."""
     block: Annotated[int, Field(ge=1, le=65536)] = _DATA.block

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from benchbox.store.rank_result import RankResult
 
 # Ranks may differ in these, so the record keeps one value per rank. A difference in any other observation is a mismatch.
-_OBSERVED_PER_RANK = ("shard_numel", "device")
+_OBSERVED_PER_RANK = ("shard_numel", "device", "video_decoder")
 
 
 def assemble_record(

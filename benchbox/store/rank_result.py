@@ -26,6 +26,7 @@ class RankObserved(ObservedOnEveryRank):
 
     shard_numel: int  # parameter elements on this rank
     device: str
+    video_decoder: NotRequired[str | None]  # null where no video is decoded
 
 
 class RankMemory(Peak):

@@ -97,6 +97,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
                 "total_numel": observed.total_numel,
                 "world_size": observed.world_size,
                 "device": observed.device,
+                "video_decoder": stream.decoder,
                 "settings": observed.settings,
                 "attention_kernel": None,
                 "checkpointed_modules": None,

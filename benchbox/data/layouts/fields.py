@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from benchbox.data.metadata import Statistics
 
+_MAX_FPS = 10_000
 _REQUIRED = (STATE, ACTION, "index", "episode_index", "frame_index", "task_index", "timestamp")
 
 
@@ -89,8 +90,8 @@ def check_info(info: Mapping[str, Any], where: Path) -> None:
         DataError: one of them is missing or of another type than it must be.
     """
     rate = info.get("fps")
-    if not isinstance(rate, float | int) or isinstance(rate, bool) or not 0 < rate < math.inf:
-        raise DataError(f"{where}: fps is {rate!r:.60}, and a positive number is expected")
+    if not isinstance(rate, float | int) or isinstance(rate, bool) or not 0 < rate < _MAX_FPS:
+        raise DataError(f"{where}: fps is {rate!r:.60}, and a positive number of frames per second is expected")
     features = info.get("features")
     if not isinstance(features, dict):
         raise DataError(f"{where}: features are {features!r:.60}, and an object by name is expected; restore the file")
@@ -122,7 +123,8 @@ def checked_statistics(stats: Any, where: str) -> Statistics:
             )
         for statistic, value in values.items():
             try:
-                is_numeric = np.asarray(value).dtype.kind in "biuf"
+                array = np.asarray(value)
+                is_numeric = array.dtype.kind in "biuf" and array.size > 0
             except ValueError:  # lists of several lengths
                 is_numeric = False
             if not is_numeric or not isinstance(value, list):

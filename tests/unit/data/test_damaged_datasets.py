@@ -224,6 +224,18 @@ V30 = {
         edit_json("meta/stats.json", lambda v: v.update({"observation.state": -1})),
         r"stats\.json, observation\.state: holds -1",
     ),
+    "videos of two cameras swapped": (
+        lambda r: shutil.copyfile(next(r.glob("videos/*wrist/*/*")), next(r.glob("videos/*front/*/*"))),
+        r"episode 0: .*front/chunk-000/file-000\.mp4: images of front are 24 x 24, and the shape in meta/info\.json is 32 x 48",
+    ),
+    "rows of another episode": (
+        with_column("episode_index", lambda c: pc.add(c, 1)),
+        r"file-000\.parquet: row 0: episode_index is 1, and 0 is expected",
+    ),
+    "frame numbers that start late": (
+        with_column("frame_index", lambda c: pc.add(c, 1)),
+        r"file-000\.parquet: row 0: frame_index is 1, and 0 is expected",
+    ),
     "text for a video": (lambda r: next(r.glob("videos/*front/*/*")).write_text("text"), r"mp4: not readable as video"),
 }
 V21 = {

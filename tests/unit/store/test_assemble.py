@@ -89,6 +89,15 @@ def test_ranks_that_observed_different_things_are_a_mismatch_that_names_them():
     assert record["error"]["message"] == "ranks disagree on observed sharding: 'none' on rank 0, 'full' on rank 1"
 
 
+def test_ranks_of_two_hosts_may_use_two_decoders():
+    ranks = [rank_result(CELL, rank) for rank in range(2)]
+    for rank, decoder in zip(ranks, ("pyav", "torchcodec"), strict=True):
+        rank["observed"]["video_decoder"] = decoder
+    record = assemble(ranks)
+    assert record["status"] == "ok"
+    assert record["observed"]["video_decoder"] == ["pyav", "torchcodec"]
+
+
 def test_values_in_which_ranks_may_differ_are_recorded_per_rank():
     observed = example_record(cuda=True)["observed"]
     assert observed["shard_numel"] == [1000, 1001]

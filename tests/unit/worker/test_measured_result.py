@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from benchbox.data import open_dataset
+from benchbox.data.decoders import choose_decoder
+from benchbox.data.sample import sample_path
 from benchbox.errors import MismatchError
 from benchbox.measure.phases import ProgressTracker
 from benchbox.registry.phases import PHASES
@@ -30,7 +33,7 @@ CELL = Cell(
     recipe="fp32",
     attention="sdpa",
     checkpointing=False,
-    data=DataSpec(kind="synthetic", workers=0),
+    data=DataSpec(kind="sample", workers=0),
 )
 MEASURE = MeasureSpec(warmup_steps=1, steps=1, launches=1)
 
@@ -70,6 +73,11 @@ def measurement(tmp_path_factory: pytest.TempPathFactory) -> Measurement:
             measure(job, 0, tracker, events)
     events.close()
     return Measurement(raised.value, read_json(folder / "rank0.json"), steps_at_resets, checked_backends)
+
+
+def test_the_decoder_of_videos_is_the_one_that_the_stream_used(measurement: Measurement) -> None:
+    """The choice of the test's own process: of the decoders installed, the one measured or cached for the shipped dataset."""
+    assert measurement.result["observed"]["video_decoder"] == choose_decoder(open_dataset(sample_path()).metadata)
 
 
 def test_the_kernel_and_the_recomputed_modules_are_those_that_ran(measurement: Measurement) -> None:
