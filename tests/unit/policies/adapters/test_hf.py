@@ -53,7 +53,6 @@ def test_attention_is_switched(kernel):
     assert build("qwen3", attention=kernel).module.config._attn_implementation == kernel
 
 
-@pytest.mark.skipif(Gemma2ForCausalLM._supports_sdpa, reason="transformers 4 runs Gemma 2 with sdpa, without its soft caps")
 @pytest.mark.parametrize("kind", ["llama", "gemma3", "paligemma"])
 def test_flex_attention_computes_what_sdpa_computes(kind):
     """On a CPU it has no backward, so that cells refuse it there; its forward runs uncompiled."""
@@ -67,6 +66,7 @@ def test_flex_attention_computes_what_sdpa_computes(kind):
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
+@pytest.mark.skipif(Gemma2ForCausalLM._supports_sdpa, reason="transformers 4 runs Gemma 2 with sdpa, without its soft caps")
 def test_a_kernel_that_a_model_lacks_is_refused():
     with pytest.raises(UnsupportedError, match="Gemma2ForCausalLM has no sdpa attention"):
         build("gemma2", attention="sdpa")
