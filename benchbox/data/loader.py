@@ -16,6 +16,7 @@ from benchbox.data.lerobot import LeRobotDataset, open_dataset, open_training_da
 from benchbox.data.mixture import MixtureSamples, select_datasets
 from benchbox.data.order import FrameOrder, MicroBatchSampler, SampleKey
 from benchbox.data.packing import PackedSamples, pack
+from benchbox.data.prefetch import CudaCopier
 from benchbox.data.sample import SAMPLE, sample_path
 from benchbox.data.synthetic import SyntheticSamples
 from benchbox.errors import ConfigurationError, DataError, Problem
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from benchbox.data.groups import SampleGroup
     from benchbox.data.metadata import Statistics
+    from benchbox.data.prefetch import Copier
     from benchbox.data.provenance import Provenance
     from benchbox.registry.contracts import Batch, BatchSpec
     from benchbox.spec.cell import DataSpec
@@ -52,9 +54,15 @@ class SampleSource(SampleMaker, Protocol):
 
 
 class MicroBatchStream:
-    """Endless iterator of micro-batches; a step takes `accumulation` of them. Close it to end its worker processes."""
+    """Endless iterator of micro-batches; a step takes `accumulation` of them. Close it to end its worker processes.
 
-    def __init__(self, batches: Iterator[PackedSamples], samples: SampleSource, data_use: DataUse) -> None:
+    Args:
+        copier: copies batches to a device, one batch ahead of the step. Without one they stay on the host.
+    """
+
+    def __init__(
+        self, batches: Iterator[PackedSamples], samples: SampleSource, data_use: DataUse, copier: Copier | None = None
+    ) -> None:
         self.data_use = data_use
         self.statistics = samples.statistics
         self.decoder: str | None = getattr(samples, "decoder", None)  # of videos; None where none are decoded
@@ -62,6 +70,8 @@ class MicroBatchStream:
         by_chance = matches_by_chance(samples.groups(), *([samples.episode_of] if isinstance(samples, MixtureSamples) else []))
         self._correlation = EpisodeCorrelation(by_chance)
         self._batches = batches
+        self._copier = copier
+        self._ahead: tuple[Batch, Batch] | Exception | None = None  # the next batch and its copy, or why there is none
 
     def __iter__(self) -> Self:
         return self
@@ -73,10 +83,30 @@ class MicroBatchStream:
             ConfigurationError: a sample cannot be brought into the form of the spec.
             DataError: a sample could not be read, here or in a worker process.
         """
-        batch = next(self._batches).unpack()
+        if self._copier is None:
+            batch = next(self._batches).unpack()
+            self._count(batch)
+            return batch
+        if self._ahead is None:
+            self._ahead = self._copy_next(self._copier)
+        if isinstance(self._ahead, Exception):
+            raise self._ahead
+        batch, copy = self._ahead
+        self._count(batch)
+        finished = self._copier.finish(copy)
+        self._ahead = self._copy_next(self._copier)  # an error in it is of the next step
+        return finished
+
+    def _copy_next(self, copier: Copier) -> tuple[Batch, Batch] | Exception:
+        try:
+            batch = next(self._batches).unpack()
+        except (ConfigurationError, DataError, StopIteration) as error:
+            return error
+        return batch, copier.start(batch)
+
+    def _count(self, batch: Batch) -> None:
         self.data_use.count(batch)
         self._correlation.add(batch)
-        return batch
 
     def episode_warning(self) -> str | None:
         """Return a line with the remedy if recent batches were nearly of one episode."""
@@ -85,6 +115,7 @@ class MicroBatchStream:
     def close(self) -> None:
         """End the worker processes. The stream yields nothing afterwards."""
         self._batches = iter(())
+        self._ahead = None
 
 
 def load_samples(
@@ -166,16 +197,18 @@ def open_stream(
         )
         blocks = RankBlocks(order=shuffle, samples_per_rank=samples_per_rank, rank=rank, start_step=start_step)
         loaded = load_samples(samples, blocks, data.workers)
-        return MicroBatchStream(BlockBatches(blocks, loaded.__next__, batch=batch, pinned=pinned), samples, data_use)
-    sampler = MicroBatchSampler(
-        order=FrameOrder(samples.groups(), seed, shuffled=order == "frame_shuffle"),
-        batch=batch,
-        accumulation=accumulation,
-        rank=rank,
-        world_size=world_size,
-        start_step=start_step,
-    )
-    return MicroBatchStream(load_samples(samples, sampler, data.workers, pin_memory=pinned), samples, data_use)
+        batches: Iterator[PackedSamples] = BlockBatches(blocks, loaded.__next__, batch=batch, pinned=pinned)
+    else:
+        sampler = MicroBatchSampler(
+            order=FrameOrder(samples.groups(), seed, shuffled=order == "frame_shuffle"),
+            batch=batch,
+            accumulation=accumulation,
+            rank=rank,
+            world_size=world_size,
+            start_step=start_step,
+        )
+        batches = load_samples(samples, sampler, data.workers, pin_memory=pinned)
+    return MicroBatchStream(batches, samples, data_use, CudaCopier() if pinned else None)
 
 
 def _open_samples(data: DataSpec, spec: BatchSpec, seed: int) -> SampleSource:
