@@ -153,7 +153,7 @@ def test_a_training_is_not_overwritten_and_not_mixed_with_another(straight: tupl
     assert "--resume continues it" in again.stderr
     mixed = train(config, out, "--resume", "--set", "optim.lr=1.0e-4,steps=9")
     assert mixed.returncode == 2
-    assert "optim is" in mixed.stderr
+    assert "optim.lr is 0.001 there and 0.0001 here" in mixed.stderr
     assert len(mixed.stderr.splitlines()) == 1
 
 
