@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from benchbox.data.groups import SampleGroup, generated_group
-from benchbox.data.provenance import Provenance
+from benchbox.data.order.groups import SampleGroup, generated_group
+from benchbox.data.samples.provenance import Provenance
 from benchbox.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
@@ -47,9 +47,18 @@ class GeneratedSamples:
         """Nothing: generated samples are of no dataset."""
         return Provenance()
 
+    @property
+    def decoder(self) -> None:
+        """Nothing: no video is decoded."""
+        return
+
     def groups(self) -> list[SampleGroup]:
         """One group, in which every sample is an episode of its own."""
         return [generated_group(SAMPLES)]
+
+    def episode_of(self, index: int) -> int:
+        """Return the index: every sample is an episode of its own."""
+        return index
 
     def sample(self, epoch: int, index: int) -> Batch:
         """Return the tensors of one sample by their position in the structure that the function returns."""

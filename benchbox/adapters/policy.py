@@ -111,10 +111,8 @@ class AdaptedPolicy(nn.Module):
         if loss.ndim > 1:
             message = f"returned a tensor of shape {tuple(loss.shape)}"
             raise ConfigurationError(Problem("adapt(loss=...)", message, "return a scalar, or one value per sample (B,)"))
-        if per_sample and not loss.ndim:
-            raise UnsupportedError(f"the loss of {type(self.module).__name__} is a scalar: it has no values per sample")
         total = loss.mean()
-        samples = {"loss": (loss.detach(), torch.ones_like(loss))} if per_sample else None
+        samples = {"loss": (loss.detach(), torch.ones_like(loss))} if per_sample and loss.ndim else None  # a scalar has none
         return Losses(total, {"loss": total.detach()}, samples)
 
     def layer_units(self) -> tuple[type[nn.Module], ...]:

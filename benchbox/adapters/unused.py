@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchbox.data.synthetic import SyntheticSamples
+from benchbox.data.samples.synthetic import SyntheticSamples
 from benchbox.observer.introspect.names import live_parameters
 
 if TYPE_CHECKING:

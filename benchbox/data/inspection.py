@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchbox.data.attempts import read_success_rates
-from benchbox.data.language import DTYPE, PERSISTENT, count_styles
-from benchbox.data.lerobot import RESPONSE, LeRobotDataset
-from benchbox.data.metadata import ACTION, IMAGE_PREFIX, STATE
+from benchbox.data.dataset.lerobot import RESPONSE, LeRobotDataset
+from benchbox.data.format.language import DTYPE, PERSISTENT, count_styles
+from benchbox.data.format.metadata import ACTION, IMAGE_PREFIX, STATE
 from benchbox.data.normalisation import REQUIRED_STATISTICS
-from benchbox.data.selection import select_frames
+from benchbox.data.samples.selection import select_frames
+from benchbox.data.writing.attempts import read_success_rates
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from benchbox.data.metadata import Episode
+    from benchbox.data.format.metadata import Episode
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def inspect(dataset: LeRobotDataset, keep: Path | None = None) -> Inspection:
     """Read all states and actions, and the first and last frame of every episode from every camera.
 
     Args:
-        keep: file of ranges of frames, see `benchbox.data.keep`.
+        keep: file of ranges of frames, see `benchbox.data.samples.keep`.
 
     Raises:
         DataError: the keep file is missing or damaged.

@@ -58,7 +58,7 @@ def combine_losses(
 
     Args:
         terms: sum and count of each term, both (B,).
-        per_sample: whether to return sums and counts too.
+        per_sample: whether to return sums and counts, and the loss of each sample, too.
         weights: (B,) of each term, of the total only: the reported parts and sums are not weighted.
     """
     ratios = {name: total / count.clamp(min=1.0) for name, (total, count) in terms.items()}
@@ -69,4 +69,5 @@ def combine_losses(
         parts={name: ratio.detach().sum() / counts[name].clamp(min=1.0) for name, ratio in ratios.items()},
         per_sample={name: (total.detach(), count) for name, (total, count) in terms.items()} if per_sample else None,
         counts=counts,
+        sample_losses=torch.stack([ratio.detach() for ratio in weighted.values()]).sum(dim=0) if per_sample else None,
     )

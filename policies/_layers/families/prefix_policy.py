@@ -19,6 +19,7 @@ from ..nn.units import BackboneLayer
 from ..presets import FORBID_EXTRA
 from ..sequence.presence import agree_on_presence
 from ..sequence.token_sequence import Attention, Block, TokenSequence, gather_tokens
+from ..weights.export import published_state_dict
 from ..weights.published import load_published
 from .roles import assign_roles, vision_language_tower
 from .vision_language import VisionLanguageConfig
@@ -189,6 +190,10 @@ class PrefixPolicy(nn.Module):
     def load_weights(self, path: Path) -> LoadedWeights:
         """See `load_published`."""
         return load_published(self, path, predicts_text=bool(self.predicted_texts))
+
+    def published_state_dict(self) -> dict[str, Tensor]:
+        """See the function of that name."""
+        return published_state_dict(self)
 
     def load_statistics(self, statistics: list[Mapping[str, Mapping[str, list[float]]]]) -> None:
         if self.reads_state:

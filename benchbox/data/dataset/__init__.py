@@ -1,0 +1,1 @@
+"""Open datasets: frames, actions, states and images by index."""

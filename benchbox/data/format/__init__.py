@@ -1,0 +1,1 @@
+"""LeRobot datasets on disk: layouts, metadata, tables, statistics."""

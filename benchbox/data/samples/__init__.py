@@ -1,0 +1,1 @@
+"""Samples as rows of the batch table: of a dataset, a mixture, or generated."""

@@ -1,0 +1,163 @@
+"""Samples of one or several LeRobot datasets, of different robots, in one index space."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchbox.data.order.groups import SampleGroup
+from benchbox.data.samples.provenance import Provenance
+from benchbox.data.samples.selection import FrameSelection, check_not_empty, count_frames, select_frames
+from benchbox.data.samples.windows import FAST_CHUNKS, DatasetSamples, Membership, evenly_distributed
+from benchbox.data.text.fast import FastTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from benchbox.data.dataset.lerobot import LeRobotDataset
+    from benchbox.data.format.metadata import Statistics
+    from benchbox.registry.contracts import BatchSpec
+    from benchbox.spec.datasets import DatasetSpec
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureDataset:
+    """An open dataset, what the configuration says about it, and the frames that are drawn of it."""
+
+    dataset: LeRobotDataset
+    settings: DatasetSpec
+    selection: FrameSelection
+
+
+def select_datasets(
+    datasets: Iterable[tuple[LeRobotDataset, DatasetSpec]], *, validation: float, seed: int
+) -> list[MixtureDataset]:
+    """Select the frames of every dataset of a mixture.
+
+    Raises:
+        DataError: a keep file is missing or damaged, or there is nothing to train on in a dataset.
+        ConfigurationError: a keep file names frames that the dataset does not have.
+    """
+    members = []
+    for number, (dataset, settings) in enumerate(datasets):
+        selection = select_frames(dataset.episodes, settings.keep, validation=validation, seed=seed, dataset=number)
+        check_not_empty(selection, settings.path)
+        members.append(MixtureDataset(dataset, settings, selection))
+    return members
+
+
+class MixtureSamples:
+    """Samples of several LeRobot datasets: sample i is the window whose current frame is frame i of all datasets in a row.
+
+    Each dataset keeps its own frames per second, statistics, state bins and longest episode; what a sample lacks is padded and
+    masked as by `DatasetSamples`. Cameras have slots by name: those of the first dataset, then new ones of the others.
+
+    With weights every dataset is a group of its own. Without them all are one, and each frame is drawn once per epoch.
+
+    Raises:
+        DataError: a dataset's state or action is wider than the policy's, or a statistic is missing or not finite.
+        ConfigurationError: the prompt or the actions do not fit the policy's vocabularies.
+    """
+
+    def __init__(self, members: Sequence[MixtureDataset], spec: BatchSpec, seed: int, tokenizer: Path | None = None) -> None:
+        self.members = tuple(members)
+        settings = [member.settings for member in members]
+        self.provenance = Provenance(
+            tuple(setting.path for setting in settings),
+            tuple(dict.fromkeys(setting.source_name for setting in settings)),
+            tuple(dict.fromkeys(setting.control_mode for setting in settings)),
+        )
+        self.cameras = camera_slots(members)[: spec.cameras]
+        self.shares = drawn_shares(members)
+        lengths = [len(member.dataset) for member in members]
+        self._starts = [0, *np.cumsum(lengths).tolist()]
+        self._parts = [
+            DatasetSamples(member.dataset, spec, seed, tokenizer, membership=self._membership(number), train_fast=False)
+            for number, member in enumerate(members)
+        ]
+        if spec.fast_tokens:
+            fast = FastTokenizer.train(self._fast_chunks(), horizon=spec.horizon, vocab=spec.fast_vocab)
+            for part in self._parts:
+                part.fast = fast
+
+    def __len__(self) -> int:
+        """Return the number of frames, those that are not drawn included."""
+        return int(self._starts[-1])
+
+    @property
+    def statistics(self) -> list[Statistics]:
+        """Statistics of state and action, one mapping per dataset, of all its episodes."""
+        return [statistics for part in self._parts for statistics in part.statistics]
+
+    @property
+    def decoder(self) -> str | None:
+        """Decoders of the datasets' videos, None if they have none."""
+        return ", ".join(dict.fromkeys(part.decoder for part in self._parts if part.decoder)) or None
+
+    def groups(self) -> list[SampleGroup]:
+        """Frames that are trained on: one group per dataset if they have weights, otherwise one."""
+        segments = [member.selection.training + start for member, start in self._members_with_start()]
+        weights = [member.settings.weight for member in self.members]
+        if None in weights:
+            return [SampleGroup(np.concatenate(segments))]
+        return [SampleGroup(own, weight) for own, weight in zip(segments, weights, strict=True) if weight is not None]
+
+    def validation_segments(self) -> np.ndarray:
+        """Frames of the episodes that are not trained on, as segments (n, 2) int64 of consecutive frames."""
+        return np.concatenate([member.selection.validation + start for member, start in self._members_with_start()])
+
+    def episode_of(self, index: int) -> tuple[int, int]:
+        """Return the dataset of a sample, and its episode."""
+        number = bisect_right(self._starts, index) - 1
+        return number, self.members[number].dataset.episode_of(index - self._starts[number]).index
+
+    def sample(self, epoch: int, index: int) -> dict[str, Tensor]:
+        """Return a row of the batch table. Only the fields from `draw_random_fields` depend on the epoch."""
+        number = bisect_right(self._starts, index) - 1
+        return self._parts[number].sample(epoch, index - self._starts[number])
+
+    def _members_with_start(self) -> Iterator[tuple[MixtureDataset, int]]:
+        return zip(self.members, self._starts, strict=False)  # the last start is the end
+
+    def _membership(self, number: int) -> Membership:
+        member = self.members[number]
+        cameras = {slot_name(camera, member.settings): camera for camera in member.dataset.cameras}
+        return Membership(
+            dataset=number,
+            source=self.provenance.sources.index(member.settings.source_name),
+            control_mode=self.provenance.control_modes.index(member.settings.control_mode),
+            first=self._starts[number],
+            cameras=tuple(cameras.get(slot) for slot in self.cameras),
+        )
+
+    def _fast_chunks(self) -> Iterator[np.ndarray]:
+        """Yield chunks of actions that are trained on, of every dataset as many as its share of the drawn samples."""
+        for part, member, share in zip(self._parts, self.members, self.shares, strict=True):
+            group = SampleGroup(member.selection.training)
+            for position in evenly_distributed(len(group), max(1, round(FAST_CHUNKS * share))):
+                yield part.chunk(group.index_of(position))
+
+
+def camera_slots(members: Sequence[MixtureDataset]) -> tuple[str, ...]:
+    """Return the names of all cameras: those of the first dataset, then new ones of the others."""
+    return tuple(dict.fromkeys(slot_name(camera, member.settings) for member in members for camera in member.dataset.cameras))
+
+
+def drawn_shares(members: Sequence[MixtureDataset]) -> list[float]:
+    """Return the share of every dataset in the samples that are drawn: by weight, or by frame without weights."""
+    sizes = [
+        count_frames(member.selection.training) if member.settings.weight is None else member.settings.weight
+        for member in members
+    ]
+    return [size / sum(sizes) for size in sizes]
+
+
+def slot_name(camera: str, settings: DatasetSpec) -> str:
+    """Return the name of a camera's slot: its own, unless it is renamed."""
+    return dict(settings.rename).get(camera, camera)

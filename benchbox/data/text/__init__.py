@@ -1,0 +1,1 @@
+"""Text of a sample: prompts, tokenizers, FAST tokens of actions."""

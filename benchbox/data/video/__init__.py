@@ -1,0 +1,1 @@
+"""Video files: decoders, key frames, copies without re-encoding."""

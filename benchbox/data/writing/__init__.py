@@ -1,0 +1,1 @@
+"""Datasets written: recorded, resumed, converted."""
