@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchbox import __version__
-from benchbox.analysis.gate import BaselineLookup
+from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import label, varying_fields
 from benchbox.errors import RecordError, ThresholdError
+from benchbox.registry.metrics import metric_by_name
 from benchbox.store.baseline import Baseline, baseline_path, read_baseline
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from benchbox.analysis.summary import CellSummary
+    from benchbox.analysis.summary import CellSummary, Spread
     from benchbox.registry.launch_record import LaunchRecord
     from benchbox.store.run import Run
 
@@ -58,7 +59,7 @@ def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> B
     cells = {
         summary.cell_id: {
             "cell": dict(summary.cell),
-            "values": {name: asdict(spread) if spread else None for name, spread in summary.values.items()},
+            "values": {name: _values(summary, name, spread) for name, spread in summary.values.items()},
         }
         for summary in summaries
     }
@@ -70,13 +71,22 @@ def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> B
         measure=dict(run.measure),
         environment=dict(summaries[0].records[-1]["environment"] or {}),
         cells=cells,
+        started_at=tuple(sorted(record["started_at"] for summary in summaries for record in summary.records)),
     )
+
+
+def _values(summary: CellSummary, name: str, spread: Spread | None) -> dict[str, Any] | None:
+    if spread is None:
+        return None
+    by_launch = {str(number): value for number, value in summary.by_launch(metric_by_name(name)).items()}
+    return {**asdict(spread), "by_launch": by_launch}
 
 
 def find_baseline(run: Run, records: Sequence[LaunchRecord], location: Path) -> BaselineLookup:
     """Find the baseline to compare a run with: the file `location`, or in that folder the one of the run's machine.
 
-    There is none when the run was measured on another machine than the baseline: two machines are not a regression.
+    There is none when the run was measured on another machine than the baseline: two machines are not a regression. Nor is
+    there one when the baseline has launches of this run: it would be compared with itself.
 
     Raises:
         RecordError: the file exists and is not a baseline, or a file was named that does not exist.
@@ -94,4 +104,7 @@ def find_baseline(run: Run, records: Sequence[LaunchRecord], location: Path) -> 
     measured_on = slug(str(baseline.environment.get("machine")))
     if measured_on != machine:
         return BaselineLookup(None, f"{path} was measured on {measured_on}, and this run on {machine}: not comparable")
+    if shared := set(baseline.started_at) & {record["started_at"] for record in records}:
+        remedy = f"{path} was promoted from this run ({len(shared)} launches are the same): measure another run to compare"
+        return BaselineLookup(None, remedy)
     return BaselineLookup(baseline, None)

@@ -1,12 +1,14 @@
-"""Throughput ratios of cells. Only cells that differ in the named axis and in nothing else, requested or observed, get one."""
+"""Throughput ratios of cells, with verdicts. Only cells that differ in the named axis and in nothing else get one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from benchbox.analysis.summary import matrix_text
+from benchbox.analysis.inference import ALPHA, RELEVANT, Effect, estimate_effect, holm, launches_to_settle
+from benchbox.analysis.summary import MISSING, matrix_text
+from benchbox.registry.metrics import metric_by_name
 
 if TYPE_CHECKING:
     from benchbox.analysis.summary import CellSummary
@@ -29,19 +31,35 @@ _SAME_ENVIRONMENT = (
 )
 
 # The same, but older records lack them, and what is unknown on one side is no difference.
-_ADDED_ENVIRONMENT = ("numerics",)
+_ADDED_ENVIRONMENT = ("nccl", "numerics")
+
+
+Verdict = Literal["improvement", "neutral", "regression", "inconclusive", "incomparable", "missing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Throughput of one cell as a multiple of another's, or the reason why that number would mislead."""
+    """Throughput of one cell as a multiple of another's, with its verdict, or the reason why that number would mislead.
+
+    An improvement or a regression is larger than `RELEVANT`, and shown by launches at a p of at most `ALPHA` after Holm's
+    correction for the number of pairs. Of a neutral pair the whole interval is within `RELEVANT`. Any other is inconclusive.
+    """
 
     axis: tuple[str, ...]
     subject: CellSummary
     reference: CellSummary | None
-    ratio: float | None
-    reason: str | None
-    ranges_disjoint: bool | None  # over launches; None with a single launch on either side
+    verdict: Verdict
+    effect: Effect | None = None  # None: incomparable or missing
+    reason: str | None = None  # why there is no effect
+    more_launches: int | None = None  # of each cell, before any difference could settle the pair; None: there are enough
+
+    @property
+    def ratio(self) -> float | None:
+        return None if self.effect is None else self.effect.ratio
+
+    @property
+    def is_settled(self) -> bool:
+        return self.verdict in ("improvement", "neutral", "regression")
 
 
 def reference_axis(reference: Mapping[str, Any], axes: Mapping[str, Any]) -> tuple[tuple[str, ...], str | None]:
@@ -76,7 +94,7 @@ def compare_with_reference(
         reference_cell = {**summary.cell, **reference}
         counterpart = next((candidate for candidate in summaries if candidate.cell == reference_cell), None)
         comparisons[summary.cell_id] = _comparison(summary, counterpart, fields, obstacle)
-    return comparisons
+    return _with_verdicts(comparisons)
 
 
 def _comparison(subject: CellSummary, reference: CellSummary | None, axis: tuple[str, ...], obstacle: str | None) -> Comparison:
@@ -85,15 +103,39 @@ def _comparison(subject: CellSummary, reference: CellSummary | None, axis: tuple
         reason = f"no cell differs from it in {' and '.join(axis)} only"
     if reason is None and reference is not None:
         reason = why_incomparable(subject, reference, axis)
-    ratio = disjoint = None
-    if reason is None and reference is not None:
-        numerator, denominator = (summary.values["global_samples_per_s"] for summary in (subject, reference))
-        assert numerator is not None
-        assert denominator is not None
-        ratio = numerator.value / denominator.value
-        if min(numerator.launches, denominator.launches) > 1:
-            disjoint = numerator.low > denominator.high or numerator.high < denominator.low
-    return Comparison(axis=axis, subject=subject, reference=reference, ratio=ratio, reason=reason, ranges_disjoint=disjoint)
+    if reason is not None or reference is None:
+        is_missing = MISSING in (subject.status, reference.status if reference else None)
+        verdict: Verdict = "missing" if is_missing else "incomparable"
+        return Comparison(axis=axis, subject=subject, reference=reference, verdict=verdict, reason=reason)
+    metric = metric_by_name("global_samples_per_s")
+    effect = estimate_effect(subject.by_launch(metric), reference.by_launch(metric))
+    return Comparison(axis=axis, subject=subject, reference=reference, verdict="inconclusive", effect=effect)
+
+
+def _with_verdicts(comparisons: Mapping[str, Comparison]) -> dict[str, Comparison]:
+    """Return the comparisons of a table with verdicts that hold for all its pairs at once."""
+    effects = {cell_id: comparison.effect for cell_id, comparison in comparisons.items() if comparison.effect is not None}
+    adjusted = dict(zip(effects, holm([effect.p for effect in effects.values()]), strict=True))
+    needed = launches_to_settle(max(1, len(effects)))
+    settled = {}
+    for cell_id, comparison in comparisons.items():
+        if comparison.effect is not None:
+            verdict = _verdict(comparison.effect, adjusted[cell_id])
+            missing = needed - min(comparison.effect.launches)
+            more = missing if verdict == "inconclusive" and missing > 0 else None
+            comparison = replace(comparison, verdict=verdict, more_launches=more)
+        settled[cell_id] = comparison
+    return settled
+
+
+def _verdict(effect: Effect, adjusted_p: float | None) -> Verdict:
+    if effect.low is None or effect.high is None or adjusted_p is None:
+        return "inconclusive"
+    if adjusted_p <= ALPHA and not 1 / (1 + RELEVANT) < effect.ratio < 1 + RELEVANT:
+        return "improvement" if effect.ratio > 1 else "regression"
+    if effect.low > 1 / (1 + RELEVANT) and effect.high < 1 + RELEVANT:
+        return "neutral"
+    return "inconclusive"
 
 
 def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collection[str]) -> str | None:

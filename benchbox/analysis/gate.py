@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.quantities import quantity
+from benchbox.analysis.regression import has_noise, judge_regression
 from benchbox.analysis.summary import MISSING, CellSummary, label, metric_words, varying_fields
 from benchbox.registry.metrics import Metric, metric_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from benchbox.store.baseline import Baseline
+    from benchbox.analysis.regression import BaselineLookup, Verdict
     from benchbox.store.run import Run
-
-Verdict = Literal["ok", "breach", "missing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +34,13 @@ class GateRow:
         return {{"actual": "found"}.get(key, key): value for key, value in asdict(self).items()}
 
 
-@dataclass(frozen=True, slots=True)
-class BaselineLookup:
-    """The baseline to compare with, or why there is none and what to do about it."""
-
-    baseline: Baseline | None
-    remedy: str | None
-
-
 def verdict_of(rows: Sequence[GateRow]) -> Verdict:
-    """Return the verdict on a run: `missing` when nothing is breached, but a value or the baseline to judge by is absent."""
+    """Return the verdict on a run: its worst one.
+
+    `missing` is the absence of a value or of the baseline to judge by, `inconclusive` a difference that launches do not settle.
+    """
     verdicts = {row.verdict for row in rows}
-    if "breach" in verdicts or not verdicts:
-        return "breach"
-    return "missing" if "missing" in verdicts else "ok"
+    return next((verdict for verdict in ("breach", "missing", "inconclusive", "ok") if verdict in verdicts), "breach")
 
 
 def gate(run: Run, summaries: Sequence[CellSummary], lookup: BaselineLookup) -> list[GateRow]:
@@ -59,15 +51,24 @@ def gate(run: Run, summaries: Sequence[CellSummary], lookup: BaselineLookup) -> 
     """
     fields = varying_fields(summary.cell for summary in summaries)
     rows = [_state_row(summary, fields) for summary in summaries]
-    for threshold in run.thresholds:
-        where = threshold.get("where") or {}
-        selected = [summary for summary in summaries if all(summary.cell.get(k) == v for k, v in where.items())]
+    selections = [(threshold, _select(threshold, summaries)) for threshold in run.thresholds]
+    demands = sum(
+        len(selected)
+        for threshold, selected in selections
+        if "max_regression" in threshold and has_noise(metric_by_name(threshold["metric"]))
+    )
+    for threshold, selected in selections:
         if not selected:
-            rows.append(_unmatched_row(run, threshold, where))
+            rows.append(_unmatched_row(run, threshold))
         for summary in selected:
-            rows += _demand_rows(threshold, summary, fields, lookup)
+            rows += _demand_rows(threshold, summary, fields, lookup, demands)
     # A threshold that repeats the demand of a state row adds nothing.
     return list(dict.fromkeys(rows))
+
+
+def _select(threshold: Mapping[str, Any], summaries: Sequence[CellSummary]) -> list[CellSummary]:
+    where = threshold.get("where") or {}
+    return [summary for summary in summaries if all(summary.cell.get(key) == value for key, value in where.items())]
 
 
 def _state_row(summary: CellSummary, fields: Sequence[str]) -> GateRow:
@@ -84,7 +85,8 @@ def _state_row(summary: CellSummary, fields: Sequence[str]) -> GateRow:
     return _row(summary, fields, "status", "ok", actual, verdict, note)
 
 
-def _unmatched_row(run: Run, threshold: Mapping[str, Any], where: Mapping[str, Any]) -> GateRow:
+def _unmatched_row(run: Run, threshold: Mapping[str, Any]) -> GateRow:
+    where = threshold.get("where") or {}
     skipped = [entry for entry in run.skipped if all(entry["cell"].get(k) == v for k, v in where.items())]
     note = f"every cell it selects was skipped: {skipped[0]['reason']}" if skipped else "no cell of the matrix has these values"
     return GateRow(
@@ -99,7 +101,7 @@ def _unmatched_row(run: Run, threshold: Mapping[str, Any], where: Mapping[str, A
 
 
 def _demand_rows(
-    threshold: Mapping[str, Any], summary: CellSummary, fields: Sequence[str], lookup: BaselineLookup
+    threshold: Mapping[str, Any], summary: CellSummary, fields: Sequence[str], lookup: BaselineLookup, demands: int
 ) -> Iterator[GateRow]:
     metric = metric_by_name(threshold["metric"])
     if not metric.is_number:
@@ -111,54 +113,39 @@ def _demand_rows(
             yield _row(summary, fields, metric.name, expected, actual, "ok" if actual == expected else "breach")
         return
     spread = summary.values[metric.name]
-
-    def number(value: float) -> str:
-        return quantity(value, metric.unit, digits=4)
-
-    for text, bounds, remedy in _ranges(threshold, metric, summary.cell_id, lookup):
+    for text, low, high in _ranges(threshold, metric):
         if spread is None:
-            reason = "no launch ended ok" if not summary.ok else "no launch could measure it"
-            yield _row(summary, fields, metric.name, text, "no value", "missing", reason)
-        elif bounds is None:
-            yield _row(summary, fields, metric.name, text, number(spread.value), "missing", remedy)
-        else:
-            low, high = bounds
-            verdict: Verdict = "ok" if low <= spread.value <= high else "breach"
-            yield _row(summary, fields, metric.name, text, number(spread.value), verdict)
+            yield _row(summary, fields, metric.name, text, "no value", "missing", _why_no_value(summary))
+            continue
+        verdict: Verdict = "ok" if low <= spread.value <= high else "breach"
+        yield _row(summary, fields, metric.name, text, quantity(spread.value, metric.unit, digits=4), verdict)
+    if (allowed := threshold.get("max_regression")) is None:
+        return
+    if spread is None:
+        text = f"within {allowed * 100:g}% of the baseline"
+        yield _row(summary, fields, metric.name, text, "no value", "missing", _why_no_value(summary))
+        return
+    judged = judge_regression(summary, metric, allowed, lookup, demands=max(1, demands))
+    yield _row(summary, fields, metric.name, judged.expected, judged.actual, judged.verdict, judged.note)
 
 
-def _ranges(
-    threshold: Mapping[str, Any], metric: Metric, cell_id: str, lookup: BaselineLookup
-) -> Iterator[tuple[str, tuple[float, float] | None, str | None]]:
-    """Yield each demand as text with the closed range it allows, or with None and the remedy if there is no baseline value."""
+def _why_no_value(summary: CellSummary) -> str:
+    return "no launch could measure it" if summary.ok else "no launch ended ok"
+
+
+def _ranges(threshold: Mapping[str, Any], metric: Metric) -> Iterator[tuple[str, float, float]]:
+    """Yield each absolute demand as text, with the lowest and the highest value that it allows."""
 
     def number(value: float) -> str:
         return quantity(value, metric.unit, digits=4)
 
     infinity = float("inf")
     if (expect := threshold.get("expect")) is not None:
-        yield f"= {number(expect)}", (float(expect), float(expect)), None
+        yield f"= {number(expect)}", float(expect), float(expect)
     if (low := threshold.get("min")) is not None:
-        yield f">= {number(low)}", (low, infinity), None
+        yield f">= {number(low)}", low, infinity
     if (high := threshold.get("max")) is not None:
-        yield f"<= {number(high)}", (-infinity, high), None
-    if (allowed := threshold.get("max_regression")) is None:
-        return
-    text = f"within {allowed * 100:g}% of the baseline"
-    if lookup.baseline is None:
-        yield text, None, lookup.remedy
-        return
-    base = lookup.baseline.value(cell_id, metric.name)
-    if base is None:
-        yield text, None, "the baseline does not have it: promote a run of today's matrix"
-        return
-    worse, better = base + allowed * abs(base), base - allowed * abs(base)
-    if metric.direction == "lower":
-        yield f"<= {number(worse)} (baseline {number(base)} + {allowed * 100:g}%)", (-infinity, worse), None
-    elif metric.direction == "higher":
-        yield f">= {number(better)} (baseline {number(base)} - {allowed * 100:g}%)", (better, infinity), None
-    else:
-        yield f"{number(better)} .. {number(worse)} (baseline {number(base)} +- {allowed * 100:g}%)", (better, worse), None
+        yield f"<= {number(high)}", -infinity, high
 
 
 def _row(

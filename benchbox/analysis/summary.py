@@ -87,6 +87,11 @@ class CellSummary:
         }
         return tuple(mark for mark, applies in marks.items() if applies)
 
+    def by_launch(self, metric: Metric) -> dict[int, float]:
+        """Return the values of a numeric metric by number of the launch, of launches that ended ok and know it."""
+        values = {record["launch"]: metric.read(record) for record in self.ok}
+        return {number: float(value) for number, value in values.items() if value is not None}
+
     def phases(self) -> dict[str, float]:
         """Return seconds of each phase in a mean step of the slowest rank, mean over launches, in the order of the step.
 

@@ -39,7 +39,7 @@ def plan(matrix: Matrix, only: str = "") -> Plan:
     skipped: list[Skip] = []
     for cell in select(only, matrix.cells()):
         refusal = backend_info(cell.backend).refusal(
-            world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing
+            world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing, shard_size=cell.shard_size
         )
         if refusal:
             skipped.append(Skip(cell, refusal))

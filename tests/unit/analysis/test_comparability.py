@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from benchbox.analysis.comparability import adam_dtypes, compare_with_reference, why_incomparable
+from benchbox.analysis.inference import ALPHA
 from benchbox.analysis.summary import summarize
-from tests.support.example_run import CELL, OOM, example_record, example_run
+from tests.support.example_run import CELL, OOM, example_record, example_run, steady_records
 
 FSDP, ZERO = replace(CELL, backend="fsdp1_full"), replace(CELL, backend="zero2")
 
@@ -24,23 +25,57 @@ def compare(*records, reference=None, axes=None):
     return comparisons[records[0]["cell_id"]]
 
 
-def two_launches(cell, step_s):
-    return [example_record(cell, launch, step_s=step_s) for launch in (1, 2)]
+def launches(cell, *steps_s):
+    """Records of launches, one for each time of a step."""
+    return [example_record(cell, launch, step_s=step_s) for launch, step_s in enumerate(steps_s, 1)]
+
+
+QUIET = (0.98, 1.0, 1.01, 0.99, 1.02)  # times of five launches whose medians differ by chance
 
 
 def test_cells_that_differ_in_the_backend_only_have_a_ratio_of_throughputs():
-    comparison = compare(*two_launches(FSDP, 0.3), *two_launches(ZERO, 0.2))
+    comparison = compare(*launches(FSDP, *(0.3 * time for time in QUIET)), *launches(ZERO, *(0.2 * time for time in QUIET)))
     assert comparison.ratio == pytest.approx(0.2 / 0.3)
-    assert (comparison.reason, comparison.ranges_disjoint) == (None, True)
+    assert (comparison.verdict, comparison.reason, comparison.more_launches) == ("regression", None, None)
+    assert comparison.effect.low < 0.2 / 0.3 < comparison.effect.high < 1
     assert comparison.reference.cell["backend"] == "zero2"
 
 
-def test_launches_whose_ranges_overlap_are_not_called_disjoint():
-    assert compare(*two_launches(FSDP, 0.201), *two_launches(ZERO, 0.2)).ranges_disjoint is False
+def test_the_faster_cell_is_an_improvement():
+    assert (
+        compare(*launches(FSDP, *(0.2 * t for t in QUIET)), *launches(ZERO, *(0.3 * t for t in QUIET))).verdict == "improvement"
+    )
 
 
-def test_a_single_launch_cannot_say_whether_ranges_overlap():
-    assert compare(example_record(FSDP), example_record(ZERO)).ranges_disjoint is None
+def test_a_difference_that_chance_explains_is_inconclusive():
+    """The ranges of two launches each do not overlap here, which chance alone brings about in one of three pairs."""
+    comparison = compare(*launches(FSDP, 0.31, 0.32), *launches(ZERO, 0.2, 0.21))
+    assert (comparison.verdict, comparison.more_launches) == ("inconclusive", 3)
+    overlapping = compare(*launches(FSDP, 0.2, 0.3, 0.25, 0.22, 0.28), *launches(ZERO, 0.2, 0.21, 0.24, 0.2, 0.22))
+    assert (overlapping.verdict, overlapping.more_launches) == ("inconclusive", None)
+
+
+def test_a_difference_below_two_percent_is_never_a_verdict_of_its_own():
+    slower = compare(*steady_records(FSDP, step_s=0.202), *steady_records(ZERO, step_s=0.2))
+    assert slower.effect.p < ALPHA
+    assert slower.verdict == "neutral"
+
+
+def test_more_pairs_need_more_launches():
+    """One of five launches against five is rarer than 1% by chance; the best of four such pairs is not."""
+    others = [replace(ZERO, backend=name) for name in ("ddp", "zero1", "zero3")]
+    records = [record for cell in (FSDP, *others) for record in launches(cell, *(0.3 * time for time in QUIET))]
+    comparisons = compare_with_reference(
+        summaries(*records, *launches(ZERO, *(0.2 * time for time in QUIET))), {"backend": "zero2"}, {}
+    )
+    assert {(comparison.verdict, comparison.more_launches) for comparison in comparisons.values()} == {("inconclusive", 1)}
+
+
+def test_a_cell_that_never_ran_is_missing():
+    records = launches(ZERO, 0.2, 0.2)
+    run = replace(example_run([CELL]), cells={FSDP.cell_id: FSDP.to_dict(), ZERO.cell_id: ZERO.to_dict()})
+    comparison = compare_with_reference(summarize(run, records), {"backend": "zero2"}, {})[FSDP.cell_id]
+    assert (comparison.verdict, comparison.ratio) == ("missing", None)
 
 
 def test_the_famous_comparison_is_refused():
@@ -111,7 +146,7 @@ def test_the_reference_is_not_compared_with_itself_and_no_reference_compares_not
 
 
 def test_a_variable_that_is_null_is_as_one_that_an_older_record_does_not_list():
-    old, new = two_launches(FSDP, 0.3), two_launches(ZERO, 0.2)
+    old, new = launches(FSDP, 0.3, 0.3), launches(ZERO, 0.2, 0.2)
     for record in old:
         record["environment"]["variables"] = {"OMP_NUM_THREADS": "1"}
     for record in new:
@@ -123,7 +158,7 @@ def test_a_variable_that_is_null_is_as_one_that_an_older_record_does_not_list():
 
 
 def test_tf32_and_determinism_must_agree_where_both_sides_recorded_them():
-    old, new = two_launches(FSDP, 0.3), two_launches(ZERO, 0.2)
+    old, new = launches(FSDP, 0.3, 0.3), launches(ZERO, 0.2, 0.2)
     for record in new:
         record["environment"]["numerics"] = {"cudnn_tf32": True}
     assert compare(*old, *new).reason is None

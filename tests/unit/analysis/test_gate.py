@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import asdict, replace
 from statistics import median
 
 import pytest
 
 from benchbox.analysis.baseline import find_baseline, make_baseline, slug
-from benchbox.analysis.gate import BaselineLookup, gate, verdict_of
+from benchbox.analysis.gate import gate, verdict_of
+from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import summarize
 from benchbox.errors import EXIT_THRESHOLD, RecordError, ThresholdError
 from benchbox.store.baseline import baseline_path, write_baseline
-from tests.support.example_run import CELL, OOM, example_record, example_run
+from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, steady_records
 
 NONE = BaselineLookup(None, "promote one")
 COMPLETE = [example_record(launch=1), example_record(launch=2)]
@@ -123,25 +125,58 @@ def test_a_where_that_matches_nothing_is_a_breach_that_says_so():
 
 @pytest.fixture
 def lookup():
-    run = example_run([CELL])
-    return BaselineLookup(make_baseline(run, summarize(run, COMPLETE), "example"), None)
+    """A baseline of five launches, measured a day before."""
+    run = example_run([CELL], measure=asdict(MEASURE) | {"launches": 5})
+    records = steady_records(step_s=STEP_S, started="2025-12-31")
+    return BaselineLookup(make_baseline(run, summarize(run, records), "example"), None)
 
 
-@pytest.mark.parametrize(
-    ("metric", "factor", "verdict"),
-    [
-        ("step_time_s", 1.04, "ok"),
-        ("step_time_s", 1.06, "breach"),
-        ("step_time_s", 0.5, "ok"),
-        ("global_samples_per_s", 1.04, "ok"),
-        ("global_samples_per_s", 1.06, "breach"),
-        ("global_samples_per_s", 0.5, "ok"),
-    ],
-)
+def regression_row(records, lookup, metric="step_time_s", allowed=0.05):
+    run = {"measure": asdict(MEASURE) | {"launches": len(records)}}
+    return rows(records, [{"metric": metric, "max_regression": allowed}], lookup=lookup, **run)[1]
+
+
+@pytest.mark.parametrize("metric", ["step_time_s", "global_samples_per_s"])
+@pytest.mark.parametrize(("factor", "verdict"), [(1.04, "ok"), (1.08, "breach"), (0.5, "ok")])
 def test_only_the_worse_direction_is_a_regression(lookup, metric, factor, verdict):
-    slower = [example_record(launch=launch, step_s=0.2 * factor) for launch in (1, 2)]
-    gate_rows = rows(slower, [{"metric": metric, "max_regression": 0.05}], lookup=lookup)
-    assert gate_rows[1].verdict == verdict
+    assert regression_row(steady_records(step_s=STEP_S * factor), lookup, metric).verdict == verdict
+
+
+def test_a_regression_is_shown_with_its_interval(lookup):
+    row = regression_row(steady_records(step_s=STEP_S * 1.08), lookup)
+    assert re.search(r"\(8\.0% worse, \+7\.\d% to \+8\.\d%\)$", row.actual)
+
+
+def test_launches_that_do_not_settle_a_regression_are_inconclusive(lookup):
+    """One launch was disturbed: the median says nothing of it, and the interval does."""
+    records = steady_records(step_s=STEP_S * 1.03)
+    disturbed = [*records[:4], example_record(launch=5, step_s=STEP_S * 3)]
+    row = regression_row(disturbed, lookup)
+    assert (row.verdict, verdict_of([row])) == ("inconclusive", "inconclusive")
+    assert "launches do not settle whether it is worse" in row.note
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_too_few_launches_are_never_a_verdict_and_the_row_says_how_many_can_be(lookup, factor):
+    row = regression_row(steady_records(step_s=STEP_S * factor, launches=2), lookup)
+    assert row.verdict == "inconclusive"
+    assert row.note == "2 and 5 launches cannot settle it: 5 of the run and of the baseline can"
+
+
+def test_a_baseline_of_an_older_version_has_no_launches_to_compare_with(lookup):
+    values = {"step_time_s": {"value": STEP_S, "low": STEP_S, "high": STEP_S, "launches": 2}}
+    older = BaselineLookup(replace(lookup.baseline, cells={CELL.cell_id: {"cell": {}, "values": values}}), None)
+    row = regression_row(steady_records(step_s=STEP_S), older)
+    assert (row.verdict, row.note) == ("missing", "the baseline has no values of launches, as older ones: promote a run again")
+
+
+def test_peak_memory_has_no_noise_and_is_compared_by_value(lookup):
+    """Two launches suffice."""
+    records = steady_records(step_s=STEP_S, launches=2)
+    assert regression_row(records, lookup, "peak_allocated_bytes").verdict == "ok"
+    for record in records:
+        record["memory"]["worst"]["allocated_peak_bytes"] *= 2
+    assert regression_row(records, lookup, "peak_allocated_bytes").verdict == "breach"
 
 
 @pytest.mark.parametrize(("loss", "verdict"), [(0.4, "ok"), (0.43, "breach"), (0.37, "breach")])
@@ -183,6 +218,17 @@ def test_the_baseline_of_this_machine_is_found_and_that_of_another_is_not_compar
     rejected = find_baseline(run, elsewhere, path)
     assert rejected.baseline is None
     assert "example-cpu-2-cores, and this run on another: not comparable" in rejected.remedy
+
+
+def test_a_run_is_never_its_own_baseline(tmp_path):
+    records = steady_records(step_s=STEP_S)
+    run = example_run([CELL], measure=asdict(MEASURE) | {"launches": 5})
+    path = tmp_path / "own.json"
+    write_baseline(path, make_baseline(run, summarize(run, records), "example"))
+    own = find_baseline(run, records, path)
+    assert own.baseline is None
+    assert "was promoted from this run (5 launches are the same): measure another run" in own.remedy
+    assert find_baseline(run, steady_records(step_s=STEP_S, started="2026-01-02"), path).baseline is not None
 
 
 def test_a_baseline_file_that_was_named_must_exist(tmp_path):

@@ -1,0 +1,110 @@
+"""Demands relative to a baseline: launches against launches where a metric has noise, value against value elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from benchbox.analysis.inference import ALPHA, estimate_effect, launches_to_settle
+from benchbox.analysis.quantities import quantity
+
+if TYPE_CHECKING:
+    from benchbox.analysis.inference import Effect
+    from benchbox.analysis.summary import CellSummary
+    from benchbox.registry.metrics import Metric
+    from benchbox.store.baseline import Baseline
+
+Verdict = Literal["ok", "inconclusive", "missing", "breach"]
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineLookup:
+    """The baseline to compare with, or why there is none and what to do about it."""
+
+    baseline: Baseline | None
+    remedy: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegressionJudgement:
+    """Verdict on one demand, with the texts that explain it."""
+
+    expected: str
+    actual: str
+    verdict: Verdict
+    note: str | None = None
+
+
+def has_noise(metric: Metric) -> bool:
+    """Return whether a metric differs between launches by chance: not a worst value such as a peak, nor one of equality."""
+    return metric.is_number and metric.direction != "none" and metric.launches == "median"
+
+
+def judge_regression(
+    summary: CellSummary, metric: Metric, allowed: float, lookup: BaselineLookup, *, demands: int
+) -> RegressionJudgement:
+    """Judge whether a metric of a cell is within `allowed`, such as 0.05, of the baseline in the worse direction.
+
+    A metric with noise is a breach when launches show that it is worse, and by more than allowed; ok when its whole interval is
+    within what is allowed; and inconclusive otherwise.
+
+    Args:
+        summary: a cell in which the metric has a value.
+        demands: number of demands with noise in this gate, among which a wrong breach has a probability of at most `ALPHA`.
+    """
+    spread = summary.values[metric.name]
+    assert spread is not None
+    actual = quantity(spread.value, metric.unit, digits=4)
+    expected = f"within {allowed * 100:g}% of the baseline"
+    if lookup.baseline is None:
+        return RegressionJudgement(expected=expected, actual=actual, verdict="missing", note=lookup.remedy)
+    base = lookup.baseline.value(summary.cell_id, metric.name)
+    if base is None:
+        note = "the baseline does not have it: promote a run of today's matrix"
+        return RegressionJudgement(expected=expected, actual=actual, verdict="missing", note=note)
+    expected, low, high = _allowed_range(metric, base, allowed)
+    ours, theirs = summary.by_launch(metric), lookup.baseline.by_launch(summary.cell_id, metric.name)
+    if not has_noise(metric) or min(spread.value, base) <= 0 or min([*ours.values(), *theirs.values()], default=0) < 0:
+        return RegressionJudgement(expected=expected, actual=actual, verdict="ok" if low <= spread.value <= high else "breach")
+    if not theirs:
+        note = "the baseline has no values of launches, as older ones: promote a run again"
+        return RegressionJudgement(expected=expected, actual=actual, verdict="missing", note=note)
+    worse, better = (ours, theirs) if metric.direction == "lower" else (theirs, ours)
+    effect = estimate_effect(worse, better, alpha=ALPHA / demands, same_run=False)
+    verdict, reason = _verdict(effect, allowed, demands)
+    return RegressionJudgement(expected=expected, actual=f"{actual} ({_describe(effect)})", verdict=verdict, note=reason)
+
+
+def _allowed_range(metric: Metric, base: float, allowed: float) -> tuple[str, float, float]:
+    """Return the demand as text, and the lowest and highest value it allows."""
+
+    def number(value: float) -> str:
+        return quantity(value, metric.unit, digits=4)
+
+    worse, better, infinity = base + allowed * abs(base), base - allowed * abs(base), float("inf")
+    percent = f"{allowed * 100:g}%"
+    if metric.direction == "lower":
+        return f"<= {number(worse)} (baseline {number(base)} + {percent})", -infinity, worse
+    if metric.direction == "higher":
+        return f">= {number(better)} (baseline {number(base)} - {percent})", better, infinity
+    return f"{number(better)} .. {number(worse)} (baseline {number(base)} +- {percent})", better, worse
+
+
+def _verdict(effect: Effect, allowed: float, demands: int) -> tuple[Verdict, str | None]:
+    """Return the verdict on an effect above 1 where the cell is worse, and a note if it is inconclusive."""
+    if effect.low is None or effect.high is None:
+        ours, theirs = effect.launches
+        needed = launches_to_settle(demands)
+        return "inconclusive", f"{ours} and {theirs} launches cannot settle it: {needed} of the run and of the baseline can"
+    if effect.low > 1 and effect.ratio > 1 + allowed:
+        return "breach", None
+    if effect.high <= 1 + allowed:
+        return "ok", None
+    return "inconclusive", "launches do not settle whether it is worse: more of them, or a quieter host, can"
+
+
+def _describe(effect: Effect) -> str:
+    change = f"{abs(effect.ratio - 1):.1%} {'worse' if effect.ratio >= 1 else 'better'}"
+    if effect.low is None or effect.high is None:
+        return change
+    return f"{change}, {effect.low - 1:+.1%} to {effect.high - 1:+.1%}"

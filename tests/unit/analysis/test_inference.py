@@ -1,0 +1,118 @@
+"""Verdicts on two cells: how often chance alone brings one about, and how often a real difference is found."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from benchbox.analysis.inference import ALPHA, RELEVANT, Effect, estimate_effect, holm, launches_to_settle
+
+
+def effect_of(subject, reference) -> Effect:
+    return estimate_effect(dict(enumerate(subject, 1)), dict(enumerate(reference, 1)))
+
+
+def share_of_verdicts(
+    launches: int, *, noise: float, slowdown: float = 0.0, repetitions: int, disturbed: bool = False
+) -> float:
+    """Return the share of simulated comparisons that call the subject different from the reference."""
+    rng = np.random.default_rng(launches)
+    verdicts = 0
+    for _ in range(repetitions):
+        subject, reference = np.exp(rng.normal(0, noise, (2, launches)))
+        subject /= 1 + slowdown
+        if disturbed:
+            for values in (subject, reference):
+                values[rng.integers(launches)] /= rng.uniform(1.2, 3)
+        effect = effect_of(subject, reference)
+        assert effect.p is not None
+        verdicts += effect.p <= ALPHA and abs(math.log(effect.ratio)) >= math.log(1 + RELEVANT)
+    return verdicts / repetitions
+
+
+@pytest.mark.parametrize("launches", [5, 6, 10])
+@pytest.mark.parametrize("noise", [0.002, 0.01, 0.05, 0.2])
+def test_equal_cells_differ_in_at_most_one_of_a_hundred_comparisons(launches, noise):
+    """Whatever the noise of launches. With 2000 repetitions of a rate of 1%, chance gives up to 1.7%."""
+    assert share_of_verdicts(launches, noise=noise, repetitions=2000 if launches < 10 else 300) <= 0.017
+
+
+def test_a_slowdown_of_five_percent_is_found_with_five_launches_on_a_quiet_host():
+    assert share_of_verdicts(5, noise=0.01, slowdown=0.05, repetitions=500) >= 0.9
+
+
+def test_a_disturbed_launch_of_each_cell_makes_no_verdict():
+    assert share_of_verdicts(5, noise=0.01, repetitions=500, disturbed=True) <= 0.01
+
+
+@pytest.mark.parametrize("launches", [5, 10])
+def test_the_interval_has_the_true_ratio_as_often_as_it_says(launches):
+    rng, repetitions = np.random.default_rng(0), 1000 if launches < 10 else 300
+    covered = 0
+    for _ in range(repetitions):
+        subject, reference = np.exp(rng.normal(0, 0.03, (2, launches)))
+        effect = effect_of(subject * 1.3, reference)
+        covered += effect.low <= 1.3 <= effect.high
+    assert covered / repetitions >= 1 - ALPHA - 0.01
+
+
+def test_drift_of_the_machine_over_rounds_is_removed_with_ten_rounds():
+    """The machine becomes a third slower; the cells differ by 4%, which is found once launches are paired by round."""
+    rng = np.random.default_rng(3)
+    drift = np.linspace(1, 0.67, 10)
+    subject, reference = drift * np.exp(rng.normal(0, 0.005, (2, 10)))
+    effect = effect_of(subject * 1.04, reference)
+    assert (effect.method, effect.launches) == ("exchanged rounds", (10, 10))
+    assert effect.p <= ALPHA
+    assert 1.02 < effect.low < effect.ratio < effect.high < 1.06
+
+
+def test_the_p_value_is_that_of_all_exchanges_counted_one_by_one():
+    subject, reference = [1.0, 1.2, 0.9, 1.1, 1.3], [1.4, 1.35, 1.0, 1.5, 1.25]
+    logs = np.log(subject + reference)
+    difference = logs[:5].mean() - logs[5:].mean()
+    exchanged = [logs[list(chosen)].mean() - np.delete(logs, list(chosen)).mean() for chosen in combinations(range(10), 5)]
+    expected = 2 * sum(value <= difference + 1e-12 for value in exchanged) / len(exchanged)
+    assert effect_of(subject, reference).p == pytest.approx(expected)
+
+
+def test_unequal_numbers_of_launches_are_compared():
+    effect = effect_of([1.1, 1.12, 1.11, 1.13], [1.0, 1.01, 1.02, 0.99, 1.0, 1.01])
+    assert effect.launches == (4, 6)
+    assert effect.p == pytest.approx(2 / math.comb(10, 4))
+    assert effect.low > 1
+
+
+def test_many_launches_are_sampled_and_agree_with_the_enumeration(monkeypatch):
+    rng = np.random.default_rng(5)
+    subject, reference = rng.normal(1, 0.02, (2, 8))
+    exact = effect_of(subject, reference)
+    monkeypatch.setattr("benchbox.analysis.inference.MAX_EXCHANGES", 12_000)  # of 12,870
+    sampled = effect_of(subject, reference)
+    assert sampled.p == pytest.approx(exact.p, abs=0.05)
+    assert (sampled.low, sampled.high) == (pytest.approx(exact.low, rel=0.01), pytest.approx(exact.high, rel=0.01))
+
+
+def test_too_few_launches_have_a_ratio_without_an_interval():
+    effect = effect_of([2.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0])
+    assert effect.ratio == pytest.approx(2)
+    assert (effect.low, effect.high, effect.p) == (None, None, None)
+
+
+def test_equal_launches_show_no_difference():
+    effect = effect_of([1.0] * 5, [1.0] * 5)
+    assert (effect.ratio, effect.low, effect.high, effect.p) == (1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(("pairs", "launches"), [(1, 5), (4, 6), (17, 7), (64, 8)])
+def test_the_number_of_launches_that_can_settle_a_table_grows_with_its_pairs(pairs, launches):
+    assert launches_to_settle(pairs) == launches
+    assert 2 / math.comb(2 * launches, launches) <= ALPHA / pairs < 2 / math.comb(2 * launches - 2, launches - 1)
+
+
+def test_holm_multiplies_the_smallest_p_by_all_pairs_and_never_decreases():
+    assert holm([0.01, 0.04, 0.03, None]) == [pytest.approx(0.04), pytest.approx(0.09), pytest.approx(0.09), None]
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
