@@ -14,17 +14,21 @@ from torch import Tensor, nn
 from benchbox.backends.deferred import materialise_policy
 from benchbox.backends.observe import Observed, observe
 from benchbox.backends.settings import read_settings
+from benchbox.backends.state import TrainingState, create_optimizer_state, named_parameters
+from benchbox.errors import UnsupportedError
+from benchbox.observer.introspect.names import live_parameters
+from benchbox.observer.introspect.tensors import local_shard
 from benchbox.observer.introspect.wrappers import optimizer_chain
-from benchbox.optim import clip_coefficient, plan_groups, scale_gradients, squared_norm
-from benchbox.registry.backends import BackendInfo, backend_info
+from benchbox.optim import MasterWeightOptimizer, clip_coefficient, plan_groups, scale_gradients, squared_norm
+from benchbox.registry.backends import DEFAULT_SHARD_SIZE, BackendInfo, backend_info
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
 
     from torch.optim import Optimizer
-    from torch.optim.lr_scheduler import LRScheduler
 
-    from benchbox.optim import GroupPlan
+    from benchbox.dcp.shards import Shards
+    from benchbox.optim import GroupPlan, StepSchedule
     from benchbox.registry.contracts import Policy
     from benchbox.registry.launch_record import Setting
     from benchbox.registry.recipes import Recipe
@@ -40,6 +44,7 @@ class StepShape:
     batch: int
     accumulation: int
     max_grad_norm: float
+    shard_size: int = DEFAULT_SHARD_SIZE  # of a hybrid backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +58,14 @@ class Prepared:
     model: nn.Module
     optimizer: Any
     stepping: Optimizer
-    schedule: LRScheduler
+    schedule: StepSchedule
 
 
 class Backend(ABC):
     """Prepares a policy and carries out the parts of a step that depend on who shards and reduces.
 
-    A step is, for each micro-batch, `context` around forward and `backward`; then `clip`, `step`, `zero_grad`.
+    A step is `begin_step`; for each micro-batch, `context` around forward and `backward`; then `clip`, `step` or `skip_step`,
+    `zero_grad`. Between steps `stepped_tensors` are the weights in the precision in which they are trained.
     """
 
     name: ClassVar[str]
@@ -68,6 +74,8 @@ class Backend(ABC):
     # Whether `_prepare` takes a policy on the meta device and fills its shards itself, from `take_deferred_weights`. A backend
     # that replicates the parameters gets them all on the rank's device.
     fills_shards: ClassVar[bool] = False
+    # Why gradients of parameters that are frozen for some steps are computed and dropped; empty where they are not computed.
+    drops_frozen_gradients: ClassVar[str] = ""
 
     def __init__(self) -> None:
         self.enter_stage: Callable[[str], None] = lambda _: None  # to report a long part of `prepare`
@@ -76,6 +84,8 @@ class Backend(ABC):
         self.grad_norm: Tensor  # () float32: of the last step, over all ranks, before clipping
         self._recipe: Recipe
         self._shape: StepShape
+        self._plans: list[GroupPlan]
+        self._frozen: list[nn.Parameter] = []  # parameters that the current step does not train, of those that later steps do
 
     @staticmethod
     def environment() -> dict[str, str]:
@@ -94,7 +104,7 @@ class Backend(ABC):
         """
         assert isinstance(policy, nn.Module)
         self._recipe, self._shape = recipe, shape
-        plans = plan_groups(policy, policy.parameter_roles(), optim)
+        plans = self._plans = plan_groups(policy, policy.parameter_roles(), optim)
         if not self.fills_shards:
             materialise_policy(policy)
         self.prepared = self._prepare(policy, recipe, optim, plans)
@@ -117,8 +127,27 @@ class Backend(ABC):
         """Accumulate the gradient of `loss` / accumulation."""
         (loss / self._shape.accumulation).backward()
 
+    def begin_step(self) -> None:
+        """Freeze or thaw the parameter groups that begin frozen, as the number of steps taken says."""
+        step = self.prepared.schedule.step_count
+        names = {name for plan in self._plans if step < plan.freeze_steps for name in plan.names}
+        if len(names) == len(self._frozen):
+            return
+        parameters = dict(live_parameters(self.prepared.model))
+        if not self.drops_frozen_gradients:
+            for parameter in self._frozen:
+                parameter.requires_grad_(True)
+            for name in names:
+                parameters[name].requires_grad_(False)
+        self._frozen = [parameters[name] for name in names]
+
     def clip(self) -> None:
-        """Set `grad_norm`, and scale the gradients so that it is at most `max_grad_norm`."""
+        """Set `grad_norm`, and scale the gradients so that it is at most `max_grad_norm`. Frozen parameters have no part."""
+        for parameter in self._frozen:  # without a gradient no optimizer steps, decays or makes state for a parameter
+            parameter.grad = None
+        self._clip()
+
+    def _clip(self) -> None:
         gradients = [p.grad for p in self.prepared.model.parameters() if p.grad is not None]
         norm = self._sum_over_shards(squared_norm(gradients, self.device)).sqrt()
         scale_gradients(gradients, clip_coefficient(norm, self._shape.max_grad_norm))
@@ -128,11 +157,52 @@ class Backend(ABC):
         """Sum over the ranks that share one copy of the gradients. Replicated gradients are complete on every rank."""
         return value
 
+    def norm_of_step(self) -> float:
+        """Return the gradient norm of the step that comes next, the same on all ranks; infinite where it is not finite.
+
+        It waits for the device.
+        """
+        norm = self._norm_before_step().detach().to(torch.float32).reshape(()).clone()
+        norm = torch.where(norm.isfinite() & (norm >= 0), norm, torch.inf)
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(norm, op=dist.ReduceOp.MAX)  # ranks that judged differently would wait for one another
+        return norm.item()
+
+    def _norm_before_step(self) -> Tensor:
+        return self.grad_norm
+
     def step(self) -> None:
         self.prepared.optimizer.step()
 
+    def skip_step(self) -> None:  # noqa: B027 (most backends have nothing to do)
+        """Leave weights, masters and moments as they are, in place of `step`."""
+
     def zero_grad(self) -> None:
         self.prepared.optimizer.zero_grad(set_to_none=True)
+
+    def reshard(self) -> None:  # noqa: B027 (replicated parameters need nothing)
+        """Free the parameters that forward passes without a backward have left gathered, where parameters are sharded.
+
+        Gathered parameters would be used again in the next forward, and are not those that the optimizer or a checkpoint reads.
+        """
+
+    def stepped_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that the optimizer steps on this rank, by parameter name before wrapping.
+
+        They are masters or, where the backend steps the parameters, these; of sharded ones the part of this rank, possibly
+        empty or flat. After writing into them call `refresh_live`.
+        """
+        names = [name for plan in self._plans for name in plan.names]
+        stepping = self.prepared.stepping
+        if isinstance(stepping, MasterWeightOptimizer):
+            return dict(zip(names, stepping.masters, strict=True))
+        parameters = dict(live_parameters(self.prepared.model))
+        return {name: local_shard(parameters[name]).detach() for name in names}
+
+    def refresh_live(self) -> None:
+        """Make the next forward pass compute with what was written into `stepped_tensors`. All ranks must call it."""
+        if isinstance(self.prepared.stepping, MasterWeightOptimizer):
+            self.prepared.stepping.round_into_live()
 
     @property
     def max_grad_norm(self) -> float:
@@ -146,6 +216,30 @@ class Backend(ABC):
     def settings(self) -> dict[str, Setting]:
         """Return the settings in force that can tilt a comparison, read from the live objects. A backend may add its own."""
         return read_settings(self.prepared.model, optimizer_chain(self.prepared.optimizer))
+
+    def training_state(self) -> TrainingState:
+        """Return what this rank stores of weights, optimizer state and buffers, as views.
+
+        Raises:
+            UnsupportedError: this backend cannot be saved.
+        """
+        raise UnsupportedError(
+            f"{self.name} cannot be saved: {type(self).__name__} defines no training_state(); "
+            "set checkpoint.every=0 to train without checkpoints"
+        )
+
+    def locate_stepped(self, tensors: Mapping[str, Tensor]) -> dict[str, Shards]:
+        """Return where tensors belong that have the elements of what this rank steps of each parameter, such as averages."""
+        layouts = {part.name: part.layout for part in self.training_state().stepped}
+        return {name: layouts[name](tensor) for name, tensor in tensors.items() if name in layouts}
+
+    def create_optimizer_state(self, names: Collection[str]) -> None:
+        """Create the optimizer state of the parameters of these names, with any values: a checkpoint overwrites them."""
+        create_optimizer_state(self.prepared.stepping, named_parameters(self.prepared.model, names))
+
+    def mesh(self) -> list[int]:
+        """Return the sizes of the mesh of ranks; the last is the one that is sharded over, if this backend shards."""
+        return [dist.get_world_size() if dist.is_initialized() else 1]
 
     def mean_over_ranks(self, value: Tensor) -> Tensor:
         """Return the mean of a small float32 tensor over all ranks, computed in place."""

@@ -7,6 +7,7 @@ and one module.
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -16,10 +17,17 @@ from torch import Tensor, nn
 from benchbox.backends.base import DTYPES, Backend, Prepared
 from benchbox.backends.deferred import allocate, materialise_policy, take_deferred_weights
 from benchbox.backends.optimizers import build_optimizer
+from benchbox.backends.state import SteppedPart, TrainingState, create_optimizer_state, model_state
+from benchbox.dcp.shards import Shards, element_shards, full_shards
 from benchbox.observer.introspect.names import live_buffers, live_parameters
+from benchbox.observer.introspect.tensors import local_shard
 from benchbox.optim import bind_groups, build_schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from torch.optim import Optimizer
+
     from benchbox.backends.deferred import DeferredWeights
     from benchbox.optim import GroupPlan
     from benchbox.registry.recipes import Recipe
@@ -39,6 +47,7 @@ class _Zero(Backend):
 
     stage: ClassVar[int]
     fused_phases: ClassVar[dict[str, str]] = {"clip": "DeepSpeed clips inside its optimizer step: see optimizer"}
+    drops_frozen_gradients = "DeepSpeed reduces the gradients of all parameters that its partitions were built of"
 
     @staticmethod
     def environment() -> dict[str, str]:
@@ -78,9 +87,13 @@ class _Zero(Backend):
         basic = build_optimizer(recipe, bind_groups(plans, dict(live_parameters(policy))), optim)
         engine, optimizer = accelerator.prepare(policy, basic)
         _set_masters(values)
-        self._engine = engine
+        self._engine: Any = engine
+        self._excluded: list[dict[str, Any]] = []
+        self._links_moments = not optim.freeze_backbone_steps
+        if optim.freeze_backbone_steps or optim.spike is not None:
+            basic.register_step_pre_hook(self._drop_gradients)
         # DeepSpeed replaces the tensors in the groups of this same AdamW by its partitions, and steps it.
-        return Prepared(engine, optimizer, basic, build_schedule(basic, optim))
+        return Prepared(engine, optimizer, basic, build_schedule(basic, optim, plans))
 
     def _config(self, recipe: Recipe, numel: int) -> dict[str, Any]:
         # A bucket is allocated whole, so one larger than the model only wastes memory. DeepSpeed wants an even number.
@@ -128,11 +141,133 @@ class _Zero(Backend):
 
     def step(self) -> None:
         """Clip, step the partitions, gather the updated parameters."""
-        self._engine.step()
+        frozen = self._frozen_groups()
+        self._clear_gradients(frozen)
+        self._step_without(frozen)
         self.grad_norm = torch.as_tensor(self._engine.get_global_grad_norm(), dtype=torch.float32, device=self.device)
+
+    def skip_step(self) -> None:
+        """Take DeepSpeed's step, which clears its gradients and counters, without a gradient for any group."""
+        self.grad_norm = self._norm_before_step()
+        self._step_without(set(range(len(self._plans))))
+
+    def _step_without(self, groups: set[int]) -> None:
+        self._excluded = [self.prepared.stepping.param_groups[index] for index in groups]
+        if self.stage < 3 and not self._links_moments:
+            # DeepSpeed looks up the moments of all groups after its first step. A group that was frozen then has none yet.
+            self._zero._hp_optimizer_states_linked = False  # noqa: SLF001
+            self._links_moments = not groups
+        self._engine.step()
+
+    def _norm_before_step(self) -> Tensor:
+        self._clear_gradients(self._frozen_groups())
+        groups = self._zero.fp16_groups if self.stage == 3 else self._zero.params_in_partition
+        gradients = self._zero.averaged_gradients
+        norms = [self._zero.get_grad_norm_direct(gradients[index], group) for index, group in enumerate(groups)]
+        stacked = torch.stack([torch.as_tensor(norm, dtype=torch.float32, device=self.device) for norm in norms])
+        is_finite = (stacked.isfinite() & (stacked >= 0)).all()  # DeepSpeed's number for a norm that is not finite is -1
+        return torch.where(is_finite, torch.linalg.vector_norm(stacked), torch.inf)
+
+    def _frozen_groups(self) -> set[int]:
+        step = self.prepared.schedule.step_count
+        return {index for index, plan in enumerate(self._plans) if step < plan.freeze_steps}
+
+    def _clear_gradients(self, groups: set[int]) -> None:
+        """Set the reduced gradients of these groups to zero, so that they have no part in the norm."""
+        group_indices = self._zero.sub_group_to_group_id if self.stage == 3 else {}
+        for index, gradients in self._zero.averaged_gradients.items() if groups else ():
+            if group_indices.get(index, index) in groups:
+                for gradient in gradients or ():
+                    gradient.zero_()
+
+    def _drop_gradients(self, basic: Optimizer, *_: Any) -> None:
+        """Remove the gradients of the excluded groups, so that their partitions are not stepped, decayed or given moments."""
+        excluded = set(map(id, self._excluded))
+        for group in basic.param_groups:
+            if id(group) in excluded:
+                for partition in group["params"]:
+                    partition.grad = None
+
+    def stepped_tensors(self) -> dict[str, Tensor]:
+        names = {name for plan in self._plans for name in plan.names}
+        parameters = {name: parameter for name, parameter in live_parameters(self.prepared.model) if name in names}
+        if self.stage == 3:
+            return {name: self._zero.get_local_fp32_param(parameter).detach() for name, parameter in parameters.items()}
+        mappings = {name: getattr(parameter, "_hp_mapping", None) for name, parameter in parameters.items()}
+        return {name: mapping.hp_fragment.detach() for name, mapping in mappings.items() if mapping is not None}
 
     def zero_grad(self) -> None:
         """Do nothing: DeepSpeed clears gradients in its step."""
+
+    @property
+    def _zero(self) -> Any:
+        return self._engine.optimizer
+
+    def _partitions(self) -> list[tuple[Tensor, int, list[Any]]]:
+        """Return the flat tensors that DeepSpeed steps: (tensor, number of its parameter group, parameters)."""
+        zero = self._zero
+        return [
+            (*pair, zero.bit16_groups[pair[1]]) for pair in zip(zero.single_partition_of_fp32_groups, count(), strict=False)
+        ]
+
+    def training_state(self) -> TrainingState:
+        model, optimizer = self.prepared.model, self.prepared.stepping
+        names = {id(parameter): name for name, parameter in live_parameters(model)}
+        parts = [
+            SteppedPart(names[id(parameter)], group, flat, optimizer.state.get(flat, {}), layout)
+            for flat, group, parameters in self._partitions()
+            for parameter in parameters
+            if (layout := self._layout(parameter)) is not None
+        ]
+        return model_state(model, parts, _frozen_layout)
+
+    def _layout(self, parameter: Any) -> Callable[[Tensor], Shards] | None:
+        """Return where this rank's elements of a parameter are in a partition, None where it has none."""
+        mapping = parameter._hp_mapping  # noqa: SLF001 (DeepSpeed's functions give copies over all ranks)
+        if mapping is None:
+            return None
+        source, target = mapping.hp_fragment_address, mapping.lp_fragment_address
+        shape = tuple(parameter.shape)
+        return lambda flat: element_shards(flat.detach()[source.start : source.start + source.numel], shape, target.start)
+
+    def locate_stepped(self, tensors: Mapping[str, Tensor]) -> dict[str, Shards]:
+        return {
+            name: self._locate(parameter, tensors[name])
+            for name, parameter in live_parameters(self.prepared.model)
+            if name in tensors
+        }
+
+    def _locate(self, parameter: Any, elements: Tensor) -> Shards:
+        return element_shards(elements, tuple(parameter.shape), parameter._hp_mapping.lp_fragment_address.start)  # noqa: SLF001
+
+    def create_optimizer_state(self, names: Collection[str]) -> None:
+        model, optimizer = self.prepared.model, self.prepared.stepping
+        wanted = {id(parameter) for name, parameter in live_parameters(model) if name in names}
+        groups = [group["params"] for group in optimizer.param_groups]
+        for flat, index, parameters in self._partitions():
+            if any(id(parameter) in wanted for parameter in parameters):
+                for number, group in enumerate(optimizer.param_groups):
+                    group["params"] = [flat] if number == index else []
+                create_optimizer_state(optimizer, [flat])
+        for group, tensors in zip(optimizer.param_groups, groups, strict=True):
+            group["params"] = tensors
+
+    def refresh_live(self) -> None:
+        self._zero.update_lp_params()
+
+
+def _frozen_layout(_: str, parameter: Any) -> Callable[[Tensor], Shards]:
+    if not hasattr(parameter, "ds_tensor"):
+        return full_shards
+    start, size = _partition_range(parameter)
+    return lambda tensor: element_shards(local_shard(tensor)[:size], tuple(parameter.ds_shape), start)
+
+
+def _partition_range(parameter: Any) -> tuple[int, int]:
+    """Return the first element of this rank's partition under ZeRO-3, and the number of elements without padding."""
+    size = parameter.ds_tensor.numel()
+    start = min(dist.get_rank() * size, parameter.ds_numel)
+    return start, min(size, parameter.ds_numel - start)
 
 
 def _partition_parameters(policy: nn.Module, device: torch.device, config: dict[str, Any]) -> None:
@@ -212,3 +347,28 @@ class Zero3(_Zero):
     name = "zero3"
     fills_shards = True
     stage = 3
+
+    def _partitions(self) -> list[tuple[Tensor, int, list[Any]]]:
+        zero = self._zero
+        flats = enumerate(zero.fp32_partitioned_groups_flat)
+        return [(flat, zero.sub_group_to_group_id[index], zero.fp16_groups[index]) for index, flat in flats]
+
+    def _layout(self, parameter: Any) -> Callable[[Tensor], Shards] | None:
+        _, offset, _ = self._zero.grad_position[self._zero.get_param_id(parameter)]
+        start, size = _partition_range(parameter)
+        shape = tuple(parameter.ds_shape)
+        return lambda flat: element_shards(flat.detach()[offset : offset + size], shape, start)
+
+    def _locate(self, parameter: Any, elements: Tensor) -> Shards:
+        start, size = _partition_range(parameter)
+        return element_shards(elements[:size], tuple(parameter.ds_shape), start)
+
+    def refresh_live(self) -> None:
+        zero = self._zero
+        zero._partition_all_parameters()  # noqa: SLF001 (as its step does around its update)
+        for index in range(len(zero.fp32_partitioned_groups_flat)):
+            zero._reassign_or_swap_out_partitioned_parameters(index)  # noqa: SLF001
+        persistent = zero.persistent_parameters
+        if len(persistent) > 0:  # kept whole on every rank
+            persistent[0].partition(persistent)
+            persistent[0].all_gather(persistent)

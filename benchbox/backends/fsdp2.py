@@ -20,12 +20,14 @@ from benchbox.backends.accelerators import device_of, fsdp_accelerator, runs
 from benchbox.backends.base import DTYPES, Backend, Prepared
 from benchbox.backends.deferred import materialise_policy, take_deferred_weights
 from benchbox.backends.optimizers import build_optimizer
+from benchbox.backends.state import TrainingState, model_state, optimizer_parts
+from benchbox.dcp.shards import Shards, full_shards, row_shards
 from benchbox.observer.introspect.names import live_buffers, live_parameters
 from benchbox.observer.introspect.tensors import local_shard
 from benchbox.optim import bind_groups, build_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from benchbox.backends.deferred import DeferredWeights
     from benchbox.optim import GroupPlan
@@ -60,9 +62,13 @@ class Fsdp2(Backend):
         model = fsdp2_prepare_model(accelerator, policy) if sharded else accelerator.prepare_model(policy)
         if weights is not None:
             _fill_shards(model, weights, dtypes)
+        if sharded and optim.freeze_backbone_steps:
+            # FSDP2 reads the dtypes of gradients when it initialises itself, by default in the first forward pass, and finds
+            # none in a unit that is frozen then.
+            model._get_fsdp_state()._lazy_init()  # noqa: SLF001 (torch has no public function)
         stepping = build_optimizer(recipe, bind_groups(plans, dict(live_parameters(model))), optim)
         optimizer = accelerator.prepare_optimizer(stepping, device_placement=False)
-        return Prepared(model, optimizer, stepping, build_schedule(stepping, optim))
+        return Prepared(model, optimizer, stepping, build_schedule(stepping, optim, plans))
 
     def _parallelism(self) -> ParallelismConfig | None:
         return None
@@ -71,6 +77,19 @@ class Fsdp2(Backend):
         model = self.prepared.model
         return nullcontext() if boundary or not isinstance(model, FSDPModule) else _no_reduction(model)
 
+    def stepped_tensors(self) -> dict[str, Tensor]:
+        self.reshard()  # a gathered unit has whole parameters in place of its shards
+        return super().stepped_tensors()
+
+    def refresh_live(self) -> None:
+        self.reshard()
+
+    def reshard(self) -> None:
+        """See `Backend.reshard`. FSDP2 keeps its outermost unit gathered until the backward."""
+        for module in self.prepared.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def _sum_over_shards(self, value: Tensor) -> Tensor:
         parameter = next(self.prepared.model.parameters())
         if isinstance(parameter, DTensor):
@@ -78,15 +97,35 @@ class Fsdp2(Backend):
             dist.all_reduce(value, group=parameter.device_mesh.get_group(parameter.device_mesh.ndim - 1))
         return value
 
+    def training_state(self) -> TrainingState:
+        model = self.prepared.model
+        for module in model.modules():  # the root stays gathered after a forward pass without a backward pass
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return model_state(model, list(optimizer_parts(model, self.prepared.stepping, _layout_of)), _layout_of)
+
+    def mesh(self) -> list[int]:
+        parameter = next(self.prepared.model.parameters())
+        return list(parameter.device_mesh.shape) if isinstance(parameter, DTensor) else super().mesh()
+
+
+def _layout_of(_: str, parameter: nn.Parameter) -> Callable[[Tensor], Shards]:
+    """Return the layout of tensors that are sharded like a parameter."""
+    if not isinstance(parameter, DTensor):
+        return full_shards
+    shape, start = tuple(parameter.shape), _row_range(parameter).start
+    return lambda tensor: row_shards(local_shard(tensor.detach()), shape, start)
+
 
 class Hsdp(Fsdp2):
-    """FSDP2 that shards within pairs of ranks and replicates across the pairs."""
+    """FSDP2 that shards within groups of ranks and replicates across the groups."""
 
     name = "hsdp"
 
     def _parallelism(self) -> ParallelismConfig:
         # From the launcher: the mesh must be known before the Accelerator that starts the process group.
-        return ParallelismConfig(dp_replicate_size=int(os.environ["WORLD_SIZE"]) // 2, dp_shard_size=2)
+        size = self._shape.shard_size
+        return ParallelismConfig(dp_replicate_size=int(os.environ["WORLD_SIZE"]) // size, dp_shard_size=size)
 
 
 def _fill_shards(model: nn.Module, weights: DeferredWeights, dtypes: Mapping[str, torch.dtype]) -> None:
@@ -108,10 +147,16 @@ def _fill_shards(model: nn.Module, weights: DeferredWeights, dtypes: Mapping[str
 
 def _local_rows(full: Tensor, sharded: DTensor) -> Tensor:
     """Return the rows of a whole tensor that this rank stores of a tensor sharded alike. FSDP2 splits as `torch.chunk` does."""
-    mesh = sharded.device_mesh
-    rows = -(-len(full) // mesh.size(mesh.ndim - 1))  # the last mesh dimension is the one sharded over
-    start = min(rows * mesh.get_local_rank(mesh.ndim - 1), len(full))
-    return full[start : start + rows]
+    rows = _row_range(sharded)
+    return full[rows.start : rows.stop]
+
+
+def _row_range(sharded: DTensor) -> range:
+    """Return the numbers of the rows that this rank stores."""
+    mesh, total = sharded.device_mesh, sharded.shape[0]
+    rows = -(-total // mesh.size(mesh.ndim - 1))  # the last mesh dimension is the one sharded over
+    start = min(rows * mesh.get_local_rank(mesh.ndim - 1), total)
+    return range(start, min(start + rows, total))
 
 
 def _layer_class_names(policy: Any) -> list[str]:

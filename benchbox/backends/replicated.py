@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,13 +16,19 @@ from torch.nn.parallel import DistributedDataParallel
 from benchbox.backends.accelerators import ddp_accelerator, device_of, single_accelerator
 from benchbox.backends.base import DTYPES, Backend, Prepared
 from benchbox.backends.optimizers import build_master_optimizer, build_optimizer
+from benchbox.backends.state import SteppedPart, TrainingState, group_numbers, model_state, optimizer_parts
+from benchbox.dcp.shards import element_shards, full_shards
 from benchbox.observer.introspect.names import live_parameters
 from benchbox.optim import MasterWeightOptimizer, bind_groups, build_schedule
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from accelerate import Accelerator
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from benchbox.dcp.shards import Shards
     from benchbox.optim import GroupPlan
     from benchbox.registry.recipes import Recipe
     from benchbox.spec.cell import OptimSpec
@@ -54,13 +61,34 @@ class _Replicated(Backend):
         else:
             stepping = build_optimizer(recipe, groups, optim)
         optimizer = accelerator.prepare_optimizer(stepping, device_placement=False)
-        return Prepared(model, optimizer, stepping, build_schedule(stepping, optim))
+        return Prepared(model, optimizer, stepping, build_schedule(stepping, optim, plans))
 
-    def clip(self) -> None:
+    def _clip(self) -> None:
         if isinstance(self.prepared.stepping, MasterWeightOptimizer):
             self.grad_norm = self.prepared.stepping.clip_grad_norm_(self._shape.max_grad_norm)
         else:
-            super().clip()
+            super()._clip()
+
+    def training_state(self) -> TrainingState:
+        model, stepping = self.prepared.model, self.prepared.stepping
+        if isinstance(stepping, MasterWeightOptimizer):
+            return model_state(model, list(_master_parts(model, stepping)))
+        return model_state(model, list(optimizer_parts(model, stepping)))
+
+    def locate_stepped(self, tensors: Mapping[str, Tensor]) -> dict[str, Shards]:
+        return {name: full_shards(tensor) for name, tensor in tensors.items()}
+
+
+def _master_parts(model: nn.Module, optimizer: MasterWeightOptimizer) -> Iterator[SteppedPart]:
+    """Yield the masters, of which large ones are stepped in consecutive chunks."""
+    names = {id(parameter): name for name, parameter in live_parameters(model)}
+    groups, starts = group_numbers(optimizer), dict.fromkeys(names.values(), 0)
+    for parameter, master in optimizer.stepped():
+        name, shape = names[id(parameter)], tuple(parameter.shape)
+        start = starts[name]
+        starts[name] += master.numel()
+        layout = full_shards if master.shape == parameter.shape else partial(element_shards, shape=shape, start=start)
+        yield SteppedPart(name, groups[id(parameter)], master, optimizer.inner.state.get(master, {}), layout)
 
 
 class Single(_Replicated):
@@ -72,6 +100,7 @@ class Single(_Replicated):
 
 class Ddp(_Replicated):
     name = "ddp"
+    drops_frozen_gradients = "DDP reduces the gradients of all parameters that it was built with"
 
     def _accelerator(self) -> Accelerator:
         return ddp_accelerator()

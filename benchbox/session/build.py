@@ -14,10 +14,10 @@ from torch import nn
 
 from benchbox.backends.base import StepShape
 from benchbox.backends.deferred import deferred_weights
-from benchbox.data.loader import open_stream
+from benchbox.data.loading.loader import open_stream
 from benchbox.errors import UnsupportedError
 from benchbox.optim import freeze
-from benchbox.registry.backends import backend_info
+from benchbox.registry.backends import DEFAULT_SHARD_SIZE, backend_info
 from benchbox.registry.contracts import Axes
 from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.registry.recipes import recipe_by_name
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchbox.backends.base import Backend
-    from benchbox.data.loader import MicroBatchStream
+    from benchbox.data.loading.loader import MicroBatchStream
     from benchbox.registry.contracts import Policy
     from benchbox.registry.weights import LoadedWeights
     from benchbox.spec.cell import Cell
@@ -108,24 +108,37 @@ def build_session(
     """
     assert isinstance(policy, nn.Module)
     backend: Backend = backend_info(cell.backend).load()()
-    refusal = backend.capabilities.refusal(world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing)
+    refusal = backend.capabilities.refusal(
+        world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing, shard_size=cell.shard_size
+    )
     if refusal is not None:
         raise UnsupportedError(refusal)
     backend.enter_stage = enter_stage
     os.environ.update(backend.environment())
     weights = deferred_weights(policy)
     with nullcontext() if weights is None else weights.recording():
-        loaded = _load_weights(cell, policy)
+        loaded = load_cell_weights(cell, policy)
         freeze(policy, policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
         policy.load_statistics(list(statistics))
     if weights is not None:
         weights.bind(policy)  # again, because loading may have replaced a tensor
-    shape = StepShape(batch=cell.batch, accumulation=cell.accumulation, max_grad_norm=cell.optim.max_grad_norm)
+    shape = StepShape(
+        batch=cell.batch,
+        accumulation=cell.accumulation,
+        max_grad_norm=cell.optim.max_grad_norm,
+        shard_size=cell.shard_size or DEFAULT_SHARD_SIZE,
+    )
     backend.prepare(policy, recipe_by_name(cell.recipe), cell.optim, shape)
-    return Session(backend, accumulation=cell.accumulation, loaded=loaded)
+    return Session(backend, accumulation=cell.accumulation, loaded=loaded, optim=cell.optim)
 
 
-def _load_weights(cell: Cell, policy: Policy) -> LoadedWeights | None:
+def load_cell_weights(cell: Cell, policy: Policy) -> LoadedWeights | None:
+    """Load the published weights that a cell names, if any.
+
+    Raises:
+        UnsupportedError: the policy reads no published weights.
+        DataError: they are missing or damaged.
+    """
     if cell.weights is None:
         return None
     if not hasattr(policy, "load_weights"):

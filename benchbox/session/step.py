@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from benchbox.errors import UnsupportedError
 from benchbox.measure.phases import NONE, Instrument
+from benchbox.optim import SpikeGuard, WeightAverages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from torch import Tensor, nn
 
     from benchbox.backends.base import Backend
     from benchbox.registry.contracts import Batch, Losses
     from benchbox.registry.weights import LoadedWeights
+    from benchbox.spec.optim import OptimSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,8 @@ class StepResult:
 
     `loss` is the mean over all ranks and micro-batches, `grad_norm` the global norm before clipping, both () float32;
     `parts` the named terms of the loss, means over the samples of this rank that have them, and `part_counts` the numbers of
-    these samples; `samples` the number that this rank consumed; `lr` the rate of each parameter group in this step.
+    these samples; `samples` the number that this rank consumed; `lr` the rate of each parameter group in this step. `skipped`
+    is whether the gradient norm was a spike and the weights are as they were.
     """
 
     loss: Tensor
@@ -34,15 +39,28 @@ class StepResult:
     samples: int
     lr: tuple[float, ...]
     part_counts: dict[str, Tensor]
+    skipped: bool = False
 
 
 class Session:
-    """A prepared policy and the step that trains it. `loaded` names the published weights that were loaded, if any."""
+    """A prepared policy and the step that trains it.
 
-    def __init__(self, backend: Backend, *, accumulation: int, loaded: LoadedWeights | None = None) -> None:
+    `loaded` names the published weights that were loaded, if any. `averages` and `spikes` are those that `optim.ema_decay` and
+    `optim.spike` ask for.
+    """
+
+    def __init__(
+        self, backend: Backend, *, accumulation: int, loaded: LoadedWeights | None = None, optim: OptimSpec | None = None
+    ) -> None:
         self.backend = backend
         self.accumulation = accumulation
         self.loaded = loaded
+        self.averages: WeightAverages | None = None
+        self.spikes: SpikeGuard | None = None
+        if optim is not None and optim.ema_decay is not None:
+            self.averages = WeightAverages(backend.stepped_tensors(), optim.ema_decay, warmup=optim.ema_warmup)
+        if optim is not None and optim.spike is not None:
+            self.spikes = SpikeGuard(optim.spike)
 
     @property
     def model(self) -> nn.Module:
@@ -68,6 +86,7 @@ class Session:
         parts = _PartSums()
         samples = 0
         with instruments.step():  # all work on the device is inside, so that none of it is missing from the time of a step
+            backend.begin_step()
             loss = torch.zeros((), device=self.device)
             for micro in range(self.accumulation):
                 boundary = micro == self.accumulation - 1
@@ -87,13 +106,17 @@ class Session:
                     backend.clip()
             rates = tuple(float(group["lr"]) for group in backend.prepared.stepping.param_groups)
             with phase("optimizer"):
-                backend.step()
+                skipped = self.spikes is not None and self.spikes.skips(backend.norm_of_step())
+                (backend.skip_step if skipped else backend.step)()
             with phase("zero_grad"):
                 backend.zero_grad()
                 backend.prepared.schedule.step()
             with phase("sync"):
                 mean_loss = backend.mean_over_ranks(loss / self.accumulation)
                 means = parts.means()
+            if self.averages is not None and not skipped:
+                with phase("average"):
+                    self.averages.update(backend.stepped_tensors())
         return StepResult(
             loss=mean_loss,
             grad_norm=backend.grad_norm,
@@ -101,7 +124,43 @@ class Session:
             samples=samples,
             lr=rates,
             part_counts=parts.counts,
+            skipped=skipped,
         )
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> Losses:
+        """Return the losses of a batch, with those per sample if the policy has them, in the precision of a step.
+
+        All ranks must call it together. Modules stay in the mode in which they are.
+        """
+        with self.backend.compute():
+            losses: Losses = self.backend.prepared.model(self._to_device(batch), per_sample=True)
+        return losses
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """Return the context in which the model has its averaged weights; afterwards it has its own again, bit for bit.
+
+        All ranks must enter and leave it together, between steps. Inside, this rank holds a copy of what it steps.
+
+        Raises:
+            UnsupportedError: there are no averages.
+        """
+        if self.averages is None:
+            raise UnsupportedError("this session keeps no averages of the weights: set optim.ema_decay")
+        stepped = self.backend.stepped_tensors()
+        trained = {name: tensor.clone() for name, tensor in stepped.items()}
+        self._write_weights(self.averages.tensors)
+        try:
+            yield
+        finally:
+            self._write_weights(trained)
+
+    @torch.no_grad()
+    def _write_weights(self, values: Mapping[str, Tensor]) -> None:
+        for name, tensor in self.backend.stepped_tensors().items():
+            tensor.copy_(values[name])
+        self.backend.refresh_live()
 
     def _to_device(self, batch: Batch) -> Batch:
         if self.device.type == "cpu":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
+from benchbox.store.environments import merge_environments
 from benchbox.store.host_state import merge_host_state
 from benchbox.store.record import SCHEMA_VERSION
 
@@ -93,7 +94,7 @@ def assemble_record(
         "samples": [result["samples"] for result in merged] if merged and all("samples" in r for r in merged) else None,
         "loss": rank_0.get("loss") if complete and rank_0 else None,  # the global mean, so all ranks have the same
         "grad_norm": rank_0.get("grad_norm") if complete and rank_0 else None,
-        "environment": {**(environment or {}), **((rank_0.get("environment") if rank_0 else None) or {})} or None,
+        "environment": {**(environment or {}), **merge_environments(ranks)} or None,
         "config": (rank_0.get("config") if rank_0 else None) or cell.to_dict(),
         "started_at": started_at,
         "duration_s": duration_s,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from benchbox.errors import RecordError
 from benchbox.store.files import read_json, write_json
@@ -20,6 +20,7 @@ class _Value(TypedDict):
     low: float
     high: float
     launches: int
+    by_launch: NotRequired[dict[str, float]]  # value by number of the launch
 
 
 class _BaselineCell(TypedDict):
@@ -35,11 +36,16 @@ class _BaselineFile(TypedDict, total=False):
     measure: dict[str, Any]
     environment: dict[str, Any]
     cells: dict[str, _BaselineCell]
+    started_at: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """Metric values of a run. `cells` maps a cell id to its `cell` and `values`: metric -> {value, low, high, launches}."""
+    """Metric values of a run.
+
+    `cells` maps a cell id to its `cell` and `values`: metric -> {value, low, high, launches, by_launch}. Baselines of earlier
+    versions lack `by_launch` and `started_at`, the times at which the launches started.
+    """
 
     machine: str
     matrix: str
@@ -48,6 +54,12 @@ class Baseline:
     measure: Mapping[str, Any]
     environment: Mapping[str, Any]
     cells: Mapping[str, Mapping[str, Any]]
+    started_at: tuple[str, ...] = ()
+
+    def by_launch(self, cell_id: str, metric: str) -> dict[int, float]:
+        """Return the values of a metric by number of the launch; empty when the baseline does not have them."""
+        entry = (self.cells.get(cell_id) or {}).get("values", {}).get(metric) or {}
+        return {int(number): float(value) for number, value in entry.get("by_launch", {}).items()}
 
     def value(self, cell_id: str, metric: str) -> float | None:
         """Return a metric of a cell, None when the baseline does not have it."""
@@ -76,6 +88,6 @@ def read_baseline(path: Path) -> Baseline:
     if problem := type_problem(values, _BaselineFile):
         raise RecordError(f"{path}: not a baseline ({problem})")
     try:
-        return Baseline(**values)
+        return Baseline(**values | {"started_at": tuple(values.get("started_at", ()))})
     except TypeError as error:
         raise RecordError(f"{path}: not a baseline ({error})") from None

@@ -1,22 +1,93 @@
-"""Checkpoints on disk: the names of their folders, and the description inside each."""
+"""Checkpoints on disk: folders `step-<n>`, the manifest in each, which of them are kept, and which one is the newest.
+
+A folder has its name only when all its files are on disk, and loses it before the first of them is removed. `latest` is a link
+to the newest, replaced in one operation. Whatever a process that is killed leaves behind begins with a dot.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
-from typing import TYPE_CHECKING
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from benchbox import __version__
-from benchbox.errors import ConfigurationError, Problem, RecordError
+from benchbox.errors import ConfigurationError, DataError, Problem, RecordError
 from benchbox.store.files import read_json, write_json
 from benchbox.store.table import flatten
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
     from benchbox.spec.cell import Cell
 
-_PREFIX = "step-"
-_DESCRIPTION = "checkpoint.json"
+SCHEMA_VERSION = 2
+LATEST = "latest"
+MANIFEST = "checkpoint.json"
+_PREFIX, _PARTIAL, _REMOVED, _DAMAGED = "step-", ".partial-", ".removed-", "damaged-"
+_CHUNK_BYTES = 1 << 24
+# Fields of a cell that a resumed training may change: who shards, how a step is split over ranks and micro-batches, and whether
+# activations are recomputed. The samples of a step stay the same.
+_SPLIT = ("batch", "accumulation", "world_size")
+_CHANGEABLE = {"backend", "checkpointing", *_SPLIT}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointManifest:
+    """Description of a checkpoint: `checkpoint.json`.
+
+    `topology` is {backend, world_size, mesh}; `files` the size and CRC-32 of every other file by its path in the folder.
+    `score` is the value of the metric that `keep_best` compares, lower is better. With `trainable_only` the frozen weights
+    are not in the checkpoint.
+    """
+
+    steps: int
+    samples: int
+    cell: dict[str, Any]
+    config: dict[str, Any] | None
+    topology: dict[str, Any]
+    recipe: str
+    trainable_only: bool
+    score: float | None
+    files: dict[str, dict[str, int]]
+    versions: dict[str, str]
+
+    def write(self, folder: Path) -> None:
+        """Write the manifest into the folder of its checkpoint, atomically."""
+        document = {"schema_version": SCHEMA_VERSION, "benchbox_version": __version__, **asdict(self)}
+        write_json(folder / MANIFEST, document)
+
+
+def read_manifest(checkpoint: Path) -> CheckpointManifest:
+    """Read the manifest of a checkpoint.
+
+    Raises:
+        RecordError: it is missing or damaged.
+        DataError: another version of benchbox wrote a format that this one does not read.
+    """
+    path = checkpoint / MANIFEST
+    values = read_json(path)
+    if (version := values.get("schema_version")) != SCHEMA_VERSION:
+        raise DataError(
+            f"{checkpoint}: a checkpoint of format {version}, and this benchbox reads {SCHEMA_VERSION}; start the training "
+            "anew, or resume it with the benchbox that saved it"
+        )
+    try:
+        return CheckpointManifest(**{name: values[name] for name in CheckpointManifest.__slots__})
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{path}: not what benchbox writes ({type(error).__name__}: {error})") from None
+
+
+def checkpoint_name(steps: int) -> str:
+    return f"{_PREFIX}{steps:08d}"
+
+
+def checkpoint_steps(checkpoint: Path) -> int:
+    """Return the number of optimizer steps after which a checkpoint was written."""
+    return int(checkpoint.name.removeprefix(_PREFIX))
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -25,42 +96,166 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(paths, key=checkpoint_steps)
 
 
-def checkpoint_steps(checkpoint: Path) -> int:
-    """Return the number of optimizer steps after which a checkpoint was written."""
-    return int(checkpoint.name.removeprefix(_PREFIX))
-
-
-def checkpoint_name(steps: int) -> str:
-    return f"{_PREFIX}{steps:08d}"
-
-
-def write_description(folder: Path, cell: Cell, steps: int) -> None:
-    """Write the description of a checkpoint into its folder: its steps and the cell that was trained."""
-    description = {"schema_version": 1, "steps": steps, "cell": cell.to_dict(), "benchbox_version": __version__}
-    write_json(folder / _DESCRIPTION, description)
-
-
-def check_same_configuration(checkpoint: Path, cell: Cell) -> None:
-    """Raise ConfigurationError if a checkpoint is from the training of another configuration.
+def find_checkpoint(path: Path) -> Path:
+    """Return the checkpoint at a path: itself, what a link leads to, or the newest one of a training's folder.
 
     Raises:
-        ConfigurationError: naming what differs.
-        RecordError: the checkpoint has no valid description.
+        DataError: there is none.
     """
-    description = checkpoint / _DESCRIPTION
+    for candidate in (path, path / LATEST, path / "checkpoints" / LATEST):
+        if (candidate / MANIFEST).is_file():
+            return candidate.resolve()  # `latest` may change
+    raise DataError(f"{path}: no checkpoint of benchbox train: give a folder step-<n>, or that of a training")
+
+
+def begin_checkpoint(folder: Path, steps: int) -> Path:
+    """Return an empty folder to write a checkpoint into, after removing what interrupted saves have left."""
+    for prefix in (_PARTIAL, _REMOVED):
+        for path in folder.glob(f"{prefix}*"):
+            shutil.rmtree(path)
+    partial = partial_folder(folder, steps)
+    partial.mkdir(parents=True)
+    return partial
+
+
+def partial_folder(folder: Path, steps: int) -> Path:
+    return folder / f"{_PARTIAL}{checkpoint_name(steps)}"
+
+
+def publish_checkpoint(folder: Path, steps: int) -> Path:
+    """Give a complete checkpoint its name, and let `latest` lead to it. All of it is on disk when this returns."""
+    partial, final = partial_folder(folder, steps), folder / checkpoint_name(steps)
+    for path in [*sorted(partial.rglob("*")), partial]:
+        _sync(path)
+    if final.exists():  # of an earlier training: `latest` must not lead to it while it is replaced
+        _point_latest(folder, [path for path in list_checkpoints(folder) if path != final])
+        _remove(final)
+    partial.rename(final)
+    _sync(folder)
+    _point_latest(folder, list_checkpoints(folder))
+    _sync(folder)
+    return final
+
+
+def remove_old_checkpoints(folder: Path, keep: int, best: int = 0) -> None:
+    """Remove all but the newest `keep` checkpoints and the `best` of lowest score."""
+    paths = list_checkpoints(folder)
+    newest = set(paths[-keep:])
+    scores = {path: read_manifest(path).score for path in paths} if best else {}
+    scored = sorted((score, path) for path, score in scores.items() if score is not None)
+    for path in paths:
+        if path not in newest | {path for _, path in scored[:best]}:
+            _remove(path)
+
+
+def describe_files(folder: Path, paths: Iterable[Path]) -> dict[str, dict[str, int]]:
+    """Return size and CRC-32 of files by their path in a folder."""
+    return {path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "crc32": _crc32(path)} for path in paths}
+
+
+def damage_of(checkpoint: Path, *, contents: bool = True) -> str | None:
+    """Return what is wrong with the files of a checkpoint, None if they are those that were saved.
+
+    Args:
+        contents: whether the contents are read and compared, and not the sizes only.
+
+    Raises:
+        DataError: another version of benchbox wrote it.
+    """
     try:
-        saved = cell.from_dict(read_json(description)["cell"])  # an older one lacks fields that came later
+        files = read_manifest(checkpoint).files
+    except RecordError as error:
+        return str(error)
+    for name, saved in files.items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if (size := path.stat().st_size) != saved["bytes"]:
+            return f"{name} has {size} bytes, and {saved['bytes']} were saved"
+    if contents:
+        with ThreadPoolExecutor() as pool:  # checksums release the interpreter
+            for (name, saved), checksum in zip(
+                files.items(), pool.map(_crc32, [checkpoint / name for name in files]), strict=True
+            ):
+                if checksum != saved["crc32"]:
+                    return f"{name} has other contents than were saved"
+    return None
+
+
+def set_damaged_aside(folder: Path) -> list[str]:
+    """Rename damaged checkpoints that are newer than every intact one, so that a training resumes from the newest intact one.
+
+    Returns:
+        A line about each of them.
+
+    Raises:
+        DataError: all are damaged; none has been renamed.
+    """
+    paths, damaged = list_checkpoints(folder), {}
+    while paths and (damage := damage_of(paths[-1])) is not None:
+        damaged[paths.pop()] = damage
+    if damaged and not paths:
+        path, damage = next(iter(damaged.items()))
+        raise DataError(
+            f"{path}: damaged checkpoint ({damage}), and there is no intact one; --out names a folder for a new training"
+        )
+    if damaged:
+        _point_latest(folder, paths)
+    lines = []
+    for path, damage in damaged.items():
+        aside = path.with_name(f"{_DAMAGED}{path.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        lines.append(f"{path}: damaged checkpoint ({damage}); renamed to {aside.name}, and {paths[-1].name} is used")
+    return lines
+
+
+def configuration_changes(checkpoint: Path, cell: Cell) -> list[str]:
+    """Return what a training resumed from a checkpoint changes, of what it may change, as `field is a there and b here`.
+
+    Raises:
+        ConfigurationError: the checkpoint is of another configuration, naming what differs.
+        RecordError: the checkpoint has no valid manifest.
+    """
+    manifest = read_manifest(checkpoint)
+    try:
+        saved = cell.from_dict(manifest.cell)  # an older one lacks fields that came later
     except (KeyError, TypeError) as error:
-        raise RecordError(f"{description}: not what benchbox writes ({type(error).__name__}: {error})") from None
+        raise RecordError(f"{checkpoint / MANIFEST}: not what benchbox writes ({type(error).__name__}: {error})") from None
     there, here = _comparable(saved), _comparable(cell)
     if len(saved.data.lerobot_datasets) != len(cell.data.lerobot_datasets):
         there["data"], here["data"] = (f"{len(spec.data.lerobot_datasets)} dataset(s)" for spec in (saved, cell))
     different = sorted(key for key in here if here[key] != there[key])
-    if different:
-        changes = ", ".join(f"{key} is {there[key]} there and {here[key]} here" for key in different)
+    refused = [key for key in different if key not in _CHANGEABLE]
+    message = ""
+    if samples_per_step(saved) != samples_per_step(cell):
+        refused += [key for key in different if key in _SPLIT]
+        message = f" ({samples_per_step(saved)} samples per step there and {samples_per_step(cell)} here)"
+    if refused:
         raise ConfigurationError(
-            Problem(str(checkpoint), f"another configuration: {changes}", "resume with what it was trained with")
+            Problem(
+                str(checkpoint),
+                f"another configuration: {_changes(refused, there, here)}{message}",
+                "resume with what it was trained with",
+            )
         )
+    return [_changes([key], there, here) for key in different]
+
+
+def describe_resume(checkpoint: Path, cell: Cell) -> str:
+    """Return a line about resuming from a checkpoint: where the training continues, and what changes."""
+    manifest, changes = read_manifest(checkpoint), configuration_changes(checkpoint, cell)
+    line = f"resuming after step {manifest.steps} ({manifest.samples} samples)"
+    return f"{line}; changed: {', '.join(changes)}" if changes else line
+
+
+def samples_per_step(cell: Cell) -> int:
+    """Return the number of samples of an optimizer step, over all ranks and micro-batches."""
+    return cell.batch * cell.accumulation * cell.world_size
+
+
+def _changes(keys: Collection[str], there: Mapping[str, str], here: Mapping[str, str]) -> str:
+    return ", ".join(f"{key} is {there[key]} there and {here[key]} here" for key in keys)
 
 
 def _comparable(cell: Cell) -> dict[str, str]:
@@ -72,7 +267,38 @@ def _comparable(cell: Cell) -> dict[str, str]:
     return {key: repr(value) for key, value in (fields | data).items()}
 
 
-def remove_old_checkpoints(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints."""
-    for path in list_checkpoints(folder)[:-keep]:
-        shutil.rmtree(path)
+def _point_latest(folder: Path, checkpoints: list[Path]) -> None:
+    """Let `latest` lead to the newest of the checkpoints; remove it without any."""
+    link = folder / LATEST
+    if not checkpoints:
+        link.unlink(missing_ok=True)
+        return
+    temporary = folder / f".{LATEST}"
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(checkpoints[-1].name)
+    temporary.replace(link)
+
+
+def _remove(checkpoint: Path) -> None:
+    """Remove a checkpoint. It loses its name first, so that no half of it is ever taken for a checkpoint."""
+    removed = checkpoint.with_name(f"{_REMOVED}{checkpoint.name}")
+    shutil.rmtree(removed, ignore_errors=True)
+    checkpoint.rename(removed)
+    shutil.rmtree(removed)
+
+
+def _crc32(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum
+
+
+def _sync(path: Path) -> None:
+    """Flush a file or folder to disk: a rename may otherwise reach the disk before the contents."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -28,11 +28,12 @@ class _EventFields(TypedDict, total=False):
     message: str
     traceback: str
     secondary: bool  # error: a collective failed, probably because another rank did
-    signal: str  # terminated
+    signal: str  # terminated, stopped
+    completed: int  # stopped: steps of the training
 
 
 class RankEvent(_EventFields):
-    """One line of a rank's event file. `event` is start, progress, heartbeat, error, terminated or done."""
+    """One line of a rank's event file. `event` is start, progress, heartbeat, stopped, error, terminated or done."""
 
     t: float  # unix time
     monotonic_s: float  # of the host: durations and order are computed from it, since `t` may jump

@@ -88,8 +88,21 @@ def _identify_fsdp1(model: nn.Module) -> tuple[str, str]:
     # The handle holds the strategy in force, the wrapper only the requested one.
     strategies = {handle._sharding_strategy.name for handle in fsdp1_handles(model)}  # noqa: SLF001
     names = sorted(_FSDP1_NAMES[strategy] for strategy in strategies)
-    sharding = f"{', '.join(sorted(strategies))} in {len(fsdp1_units(model))} units"
+    sharding = f"{', '.join(sorted(strategies))}{_hybrid_groups(model)} in {len(fsdp1_units(model))} units"
     return (names[0] if len(names) == 1 else "fsdp1, mixed: " + ", ".join(names)), sharding
+
+
+def _hybrid_groups(model: nn.Module) -> str:
+    """Return the sizes of the groups that a hybrid strategy shards within and replicates across, from the groups in use."""
+    replicas = {group.size() for unit in fsdp1_units(model) if (group := getattr(unit, "_inter_node_pg", None)) is not None}
+    if not replicas:
+        return ""
+    shards = {handle.process_group.size() for handle in fsdp1_handles(model)}
+    return f" over {_listed(shards)} ranks, {_listed(replicas)} copies"
+
+
+def _listed(sizes: set[int]) -> str:
+    return ", ".join(map(str, sorted(sizes)))
 
 
 def _identify_fsdp2(model: nn.Module) -> tuple[str, str]:

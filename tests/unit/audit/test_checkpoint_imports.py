@@ -13,7 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
-from benchbox.audit.subjects.checkpoint.distributed_metadata import MetadataUnpickler
+from benchbox.dcp.metadata import MetadataUnpickler
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from benchbox.audit.subjects.checkpoint.distributed_metadata import load_metadata
 from benchbox.audit.subjects.checkpoint.files import METADATA, build_rank_checkpoint
 from benchbox.audit.subjects.checkpoint.optimizers import merge_models
 from benchbox.audit.subjects.checkpoint.safe import load_torch_bytes
 from benchbox.audit.subjects.checkpoint.stored import ElementRange, RankCheckpoint, StoredArray, StoredSteppedTensor
+from benchbox.dcp.metadata import load_metadata
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:

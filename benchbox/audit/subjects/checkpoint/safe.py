@@ -16,6 +16,7 @@ import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from benchbox.audit.subjects.checkpoint.sizes import check_archive_size, check_tensor_sizes
+from benchbox.dcp.untrusted import PROGRAM, first_line
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ _RECORD_PREFIXES = (
 _RECORD_NAMES = frozenset({"functools.partial", "copy_reg._reconstructor"}) | {
     f"__builtin__.{name}" for name in ("complex", "frozenset", "getattr", "object", "slice", "xrange")
 }
-PROGRAM = "a program, not read and not run"
 
 
 class PlaceholderObject:
@@ -109,8 +109,3 @@ def _torch_load(source: Path | io.BytesIO, path: Path, *, size: int, mmap: bool)
 def _is_zip(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(4) == b"PK\x03\x04"
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of a library's message."""
-    return str(error).strip().split("\n")[0][:200] or type(error).__name__

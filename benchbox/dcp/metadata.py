@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.distributed.checkpoint import metadata as dcp
 
-from benchbox.audit.subjects.checkpoint.safe import PROGRAM, first_line
+from benchbox.dcp.untrusted import PROGRAM, first_line
 from benchbox.errors import DataError
 
 if TYPE_CHECKING:

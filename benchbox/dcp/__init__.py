@@ -1,0 +1,1 @@
+"""Tensors in files of `torch.distributed.checkpoint` (DCP): shards of any layout, read without running code in the files."""

@@ -1,0 +1,124 @@
+"""Writing a checkpoint: all ranks together, at once or in a thread beside the training."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from benchbox.dcp.files import METADATA, write_shards
+from benchbox.dcp.untrusted import first_line
+from benchbox.errors import DataError
+from benchbox.store.checkpoints import (
+    CheckpointManifest,
+    begin_checkpoint,
+    describe_files,
+    partial_folder,
+    publish_checkpoint,
+    remove_old_checkpoints,
+)
+from benchbox.store.files import write_json
+from benchbox.trainer.checkpoint.state import TENSORS, TRAINER, rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from benchbox.dcp.shards import Shards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointContents:
+    """Contents that one rank writes: its tensors, and the documents, of which rank 0 writes those of all ranks."""
+
+    tensors: dict[str, Shards]
+    trainer: dict[str, Any]
+    manifest: CheckpointManifest
+
+
+def write_checkpoint(
+    folder: Path, contents: CheckpointContents, group: dist.ProcessGroup | None, *, keep: int, keep_best: int
+) -> None:
+    """Write a checkpoint under another name, flush it, and rename it. All ranks of the group must call it.
+
+    Raises:
+        DataError: on every rank, if it cannot be written on one of them.
+    """
+    steps = contents.manifest.steps
+    partial = partial_folder(folder, steps)
+    _on_all_ranks(group, lambda: begin_checkpoint(folder, steps) if rank() == 0 else None)
+    _on_all_ranks(group, lambda: write_shards(partial / TENSORS, contents.tensors, group))
+    own_files = f"__{rank()}_*"
+    written = _on_all_ranks(
+        group, lambda: (describe_files(partial, (partial / TENSORS).glob(own_files)), contents.trainer["parameters"])
+    )
+
+    def publish() -> None:
+        if rank() != 0:
+            return
+        entries = {name: entry for _, rank_entries in written for name, entry in rank_entries.items()}
+        write_json(partial / TRAINER, contents.trainer | {"parameters": entries}, indent=None)
+        files = describe_files(partial, [partial / TENSORS / METADATA, partial / TRAINER])
+        files |= {name: entry for rank_files, _ in written for name, entry in rank_files.items()}
+        for name in files:
+            if not (partial / name).is_file():
+                raise OSError(f"{name} of another machine is not in {folder}: all machines need one shared folder")
+        replace(contents.manifest, files=files).write(partial)
+        publish_checkpoint(folder, steps)
+        remove_old_checkpoints(folder, keep, keep_best)
+
+    _on_all_ranks(group, publish)
+
+
+def _on_all_ranks(group: dist.ProcessGroup | None, work: Callable[[], Any]) -> list[Any]:
+    """Do a piece of work on every rank and return the results of all ranks, by rank.
+
+    Raises:
+        DataError: on every rank, if one failed: none waits for it in vain.
+    """
+    result, problem = None, None
+    try:
+        result = work()
+    except Exception as error:  # noqa: BLE001 (any error must reach the other ranks)
+        problem = _describe(error)
+    answers: list[Any] = [(problem, result)]
+    if group is not None:
+        answers *= dist.get_world_size(group)
+        dist.all_gather_object(answers, (problem, result), group=group)
+    for number, (text, _) in enumerate(answers):
+        if text is not None:
+            raise DataError(f"the checkpoint could not be written on rank {number}: {text}")
+    return [value for _, value in answers]
+
+
+def _describe(error: Exception) -> str:
+    return str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {first_line(error)}"
+
+
+class BackgroundTask:
+    """A thread beside the training, whose error is raised in the thread that joins it."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._error: Exception | None = None
+        # Where the training ends without joining it, the process does not wait for it.
+        self._thread = threading.Thread(target=self._run, name="benchbox-checkpoint", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:  # noqa: BLE001 (raised by `join`)
+            self._error = error
+
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for the end of the work, and raise its error."""
+        self._thread.join(timeout_s)
+        if self._error is not None:
+            raise self._error
