@@ -88,6 +88,12 @@ class NonFiniteError(BenchboxError):
     status = "nan"
 
 
+class GradientSpikeError(BenchboxError):
+    """A gradient norm is a spike, and the configuration says to stop at one."""
+
+    exit_code = EXIT_CELL_FAILED
+
+
 class DesyncError(BenchboxError):
     """Ranks disagree about what they are doing, detected before it became a hang."""
 

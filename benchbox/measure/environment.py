@@ -1,10 +1,11 @@
-"""Machine, software and settings of a measurement, without host name, user name and paths."""
+"""Machine, software and settings of a measurement, without user name and paths; the host name only on several nodes."""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
+import socket
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -51,7 +52,15 @@ def environment() -> dict[str, Any]:
         "variables": _variables(),
         "numerics": _numerics(),
         "git": _git(),
+        **_node(),
     }
+
+
+def _node() -> dict[str, Any]:
+    """Return the node of this rank and its host where the launch has several, by the variables that torchrun sets."""
+    if int(os.environ.get("GROUP_WORLD_SIZE", "1")) == 1:
+        return {}
+    return {"node": int(os.environ["GROUP_RANK"]), "host": socket.gethostname()}
 
 
 def machine_slug(devices: list[str], cpu: str, cores: int) -> str:

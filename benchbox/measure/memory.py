@@ -113,12 +113,11 @@ class TensorStorageTracker:
             self._count(tensor.untyped_storage())
 
     def _count_argument(self, storage: UntypedStorage) -> None:
-        known, peak_before = self._storages.get(storage._cdata), self._latest_peak_bytes  # noqa: SLF001
-        if known is not None and known[0] == storage.nbytes():
+        counted, peak_before = self._storages.get(storage._cdata), self._latest_peak_bytes  # noqa: SLF001
+        if counted is not None and counted[0] == storage.nbytes():
             return
-        is_known = known is not None
         self._count(storage)
-        if not is_known:
+        if counted is None:
             size, reference = self._storages[storage._cdata]  # noqa: SLF001
             self._arguments.append((size, reference, peak_before))
             self._latest_peak_bytes = self.current_bytes

@@ -7,7 +7,7 @@ null instrument does nothing.
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,7 +17,7 @@ from benchbox.registry.phases import PHASES as PHASES
 from benchbox.registry.phases import RankState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from types import TracebackType
 
@@ -196,6 +196,14 @@ class ProgressTracker:
     def enter(self, stage: str, total_steps: int | None = None) -> None:
         """Begin a stage of `total_steps` steps; its steps are numbered from 1."""
         self._set_state(RankState(stage, None, total_steps, None, time.monotonic()))
+
+    @contextmanager
+    def within(self, stage: str, total_steps: int) -> Iterator[None]:
+        """Enter a stage of `total_steps` steps between two steps of the present one, and return to that afterwards."""
+        outer, step, outer_steps, _, _ = self.state
+        self.enter(stage, total_steps)
+        yield
+        self._set_state(RankState(outer, step, outer_steps, None, time.monotonic()))
 
     def step(self) -> AbstractContextManager[None]:
         return self._step

@@ -225,6 +225,11 @@ class MasterWeightOptimizer(Optimizer):
         self.inner.load_state_dict({"state": state, "param_groups": groups})
         self.state = self.inner.state
         self._copy_inner_options()
+        self.round_into_live()
+
+    @torch.no_grad()
+    def round_into_live(self) -> None:
+        """Round the masters into the live parameters, after the masters were written."""
         for chunk in flatten_chunks(self._chunks):
             chunk.round_into_live()
 

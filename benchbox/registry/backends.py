@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 GROUP = "benchbox.backends"
+DEFAULT_SHARD_SIZE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,22 +35,24 @@ class BackendInfo:
     recognise: str | None = None
     min_ranks: int = 2
     max_ranks: int | None = None
-    ranks_multiple_of: int = 1
+    hybrid: bool = False  # whether it shards within groups of `shard_size` ranks and replicates across the groups
     supports_recipe: Callable[[Recipe], bool] = lambda _: True
     no_other_recipe_because: str = ""
     checkpointing: bool = True
     no_checkpointing_because: str = ""
     shards_optimizer: bool = False  # whether each rank steps fewer elements than the policy trains
-    saves: bool = False  # whether the trainer can save and resume it
 
     @property
     def recipes(self) -> tuple[str, ...]:
         """The names of the recipes that this backend runs."""
         return tuple(name for name, recipe in recipes().items() if self.supports_recipe(recipe))
 
-    def refusal(self, *, world_size: int, recipe: str, checkpointing: bool) -> str | None:
+    def refusal(self, *, world_size: int, recipe: str, checkpointing: bool, shard_size: int | None = None) -> str | None:
         """Return why this backend cannot run such a cell, or None when it can."""
-        if ranks_refusal := self.ranks_refusal(world_size):
+        if shard_size is not None and not self.hybrid:
+            hybrids = ", ".join(name for name, info in backends().items() if info.hybrid)
+            return f"{self.name} has no shard_size: it is for {hybrids}"
+        if ranks_refusal := self.ranks_refusal(world_size, shard_size):
             return ranks_refusal
         if recipe not in self.recipes:
             return f"{self.name} has no {recipe} recipe: {self._why_no_other_recipe()}"
@@ -59,14 +62,16 @@ class BackendInfo:
             return f"{self.name} refuses activation checkpointing: {self.no_checkpointing_because}"
         return None
 
-    def ranks_refusal(self, world_size: int) -> str | None:
+    def ranks_refusal(self, world_size: int, shard_size: int | None = None) -> str | None:
         """Return why this backend cannot run with that number of ranks, or None when it can."""
+        size = (shard_size or DEFAULT_SHARD_SIZE) if self.hybrid else 1
+        min_ranks = max(self.min_ranks, 2 * size) if self.hybrid else self.min_ranks
         if self.max_ranks is not None and world_size > self.max_ranks:
             return f"{self.name} runs on {_at_most(self.max_ranks)}, and world_size is {world_size}"
-        if world_size < self.min_ranks:
-            return f"{self.name} needs at least {self.min_ranks} ranks, and world_size is {world_size}"
-        if world_size % self.ranks_multiple_of:
-            return f"{self.name} needs a multiple of {self.ranks_multiple_of} ranks, and world_size is {world_size}"
+        if world_size < min_ranks:
+            return f"{self.name} needs at least {min_ranks} ranks, and world_size is {world_size}"
+        if world_size % size:
+            return f"{self.name} needs a multiple of {size} ranks, and world_size is {world_size}"
         return None
 
     def limits(self) -> list[str]:
@@ -76,8 +81,8 @@ class BackendInfo:
             limits.append(_at_most(self.max_ranks))
         if self.min_ranks > 1:
             limits.append(f"at least {self.min_ranks} ranks")
-        if self.ranks_multiple_of > 1:
-            limits.append(f"a multiple of {self.ranks_multiple_of} ranks")
+        if self.hybrid:
+            limits.append(f"a multiple of shard_size ranks, {DEFAULT_SHARD_SIZE} by default")
         if lacking := [recipe for recipe in recipes() if recipe not in self.recipes]:
             limits.append(f"no recipe {' or '.join(lacking)}: {self._why_no_other_recipe()}")
         if not self.checkpointing:
@@ -125,13 +130,11 @@ BUILT_IN_BACKENDS: dict[str, BackendInfo] = {
             target="benchbox.backends.replicated:Single",
             min_ranks=1,
             max_ranks=1,
-            saves=True,
         ),
         BackendInfo(
             name="ddp",
             summary="DistributedDataParallel: everything replicated, gradients all-reduced",
             target="benchbox.backends.replicated:Ddp",
-            saves=True,
         ),
         BackendInfo(
             name="fsdp1_full",
@@ -146,6 +149,22 @@ BUILT_IN_BACKENDS: dict[str, BackendInfo] = {
             shards_optimizer=True,
         ),
         BackendInfo(
+            name="fsdp1_hybrid",
+            summary="FSDP1 HYBRID_SHARD: as fsdp1_full within groups of ranks, replicated across them",
+            target="benchbox.backends.fsdp1:Fsdp1Hybrid",
+            shards_optimizer=True,
+            min_ranks=4,
+            hybrid=True,
+        ),
+        BackendInfo(
+            name="fsdp1_hybrid_grad_op",
+            summary="FSDP1 _HYBRID_SHARD_ZERO2: as fsdp1_grad_op within groups of ranks, replicated across them",
+            target="benchbox.backends.fsdp1:Fsdp1HybridGradOp",
+            shards_optimizer=True,
+            min_ranks=4,
+            hybrid=True,
+        ),
+        BackendInfo(
             name="fsdp2",
             summary="FSDP2 fully_shard: parameters and optimizer state are DTensors sharded on dimension 0",
             target="benchbox.backends.fsdp2:Fsdp2",
@@ -153,11 +172,11 @@ BUILT_IN_BACKENDS: dict[str, BackendInfo] = {
         ),
         BackendInfo(
             name="hsdp",
-            summary="FSDP2 on a 2-D mesh: sharded within pairs of ranks, replicated across them",
+            summary="FSDP2 on a 2-D mesh: sharded within groups of ranks, replicated across them",
             target="benchbox.backends.fsdp2:Hsdp",
             shards_optimizer=True,
             min_ranks=4,
-            ranks_multiple_of=2,
+            hybrid=True,
         ),
         BackendInfo(
             name="zero1",

@@ -140,13 +140,15 @@ class Losses(NamedTuple):
     have them. `counts` are the numbers of these samples, () float32, by which the parts of several batches are averaged; a part
     without a number is a mean over all samples of the batch. A part with the number 0 has the value 0 and is not reported.
     Parts have the same names in every step and on every rank. `per_sample` holds, for each term, (sum, count), each (B,)
-    float32, when it was asked for.
+    float32, when it was asked for; None for a policy without losses per sample. With it, `sample_losses` (B,) float32 are the
+    losses whose mean is `total`; None where these are the sums over the terms of sum / count.
     """
 
     total: Tensor
     parts: dict[str, Tensor]
     per_sample: dict[str, tuple[Tensor, Tensor]] | None = None
     counts: dict[str, Tensor] | None = None
+    sample_losses: Tensor | None = None
 
 
 class Policy(Protocol):
@@ -160,6 +162,9 @@ class Policy(Protocol):
 
     A policy from `benchbox.adapt` has three methods more: `apply_axes`, called after `build`, `own_samples`, where it generates
     its batches, and `freeze_unused_parameters`. It has no `work` without a formula.
+
+    A policy whose weights others publish may have `published_state_dict()`, which returns them under the published names, or
+    raises UnsupportedError: `benchbox export` calls it.
     """
 
     def __call__(self, batch: Batch, *, per_sample: bool = False) -> Losses: ...
@@ -192,7 +197,7 @@ class Policy(Protocol):
     def load_weights(self, path: Path) -> LoadedWeights:
         """Load published weights from a safetensors file or a folder of them, in float32, before anything is wrapped.
 
-        The only optional method: the cells of a policy without it name no weights.
+        An optional method: the cells of a policy without it name no weights.
 
         Raises:
             ConfigurationError: they are of another policy.

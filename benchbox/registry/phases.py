@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-STAGES = ("build", "compile_extension", "prepare", "warmup", "measure", "train", "probe", "write")
+STAGES = ("build", "compile_extension", "prepare", "warmup", "measure", "train", "validate", "probe", "write")
 
 # Texts of the stages whose names do not say what takes so long.
 STAGE_TEXTS = {"compile_extension": "compiling DeepSpeed's CPU extension, once per environment"}
 
-PHASES = ("data_wait", "forward", "backward", "clip", "optimizer", "zero_grad", "sync")
+PHASES = ("data_wait", "forward", "backward", "clip", "optimizer", "zero_grad", "sync", "average")
 
 
 class RankState(NamedTuple):

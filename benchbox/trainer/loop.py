@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from benchbox.measure.phases import NONE
 
@@ -11,9 +11,32 @@ if TYPE_CHECKING:
 
     from benchbox.measure.phases import Instrument
     from benchbox.registry.contracts import Batch
-    from benchbox.session import Session
+    from benchbox.session import Session, StepResult
     from benchbox.trainer.checkpoint import CheckpointManager
     from benchbox.trainer.metrics import MetricsLog
+    from benchbox.trainer.validation import Validation
+
+
+class StepAudit(Protocol):
+    """Audit of some of the steps of a training. It observes them and changes nothing."""
+
+    def take_step(self, step: int, batches: Iterator[Batch], instruments: Instrument) -> StepResult:
+        """Take a step of the session, observed if an audit needs it."""
+
+    def is_due(self, completed: int) -> bool:
+        """Return whether an audit has observed all its steps after `completed` steps."""
+
+    def judge(self, completed: int) -> None:
+        """Judge the observations of all ranks, which must all call it.
+
+        Raises:
+            ThresholdError: the findings end the training.
+        """
+
+
+def never_stop() -> bool:
+    """Return False: the default `stopping`."""
+    return False
 
 
 def train(
@@ -24,24 +47,56 @@ def train(
     steps: int,
     metrics: MetricsLog,
     checkpoints: CheckpointManager | None,
+    validation: Validation | None = None,
+    audit: StepAudit | None = None,
     instruments: Instrument = NONE,
     after_step: Callable[[], None] = lambda: None,
-) -> None:
-    """Train from step `start` to `steps` (exclusive), log every step, and save checkpoints at intervals and at the end.
+    stopping: Callable[[], bool] = never_stop,
+) -> int:
+    """Train from step `start` to `steps` (exclusive), log every step, and audit, validate and save at intervals and at the end.
 
     Args:
         batches: the micro-batches from step `start` on.
         checkpoints: None saves no checkpoints.
+        validation: None does not validate.
+        audit: None audits nothing.
         after_step: called after every step.
+        stopping: called after every step; once it returns True, which it must on all ranks at once, a checkpoint is saved and
+            the training ends.
+
+    Returns:
+        the number of completed steps, below `steps` if the training was stopped.
 
     Raises:
+        DataError: a checkpoint could not be written.
         NonFiniteError: a loss or gradient norm is not finite. No checkpoint is saved after it.
+        ThresholdError: an audit ends the training. No checkpoint is saved after it.
     """
+    completed = start
+    if validation is not None and start == 0 and validation.is_due(0, last=False):
+        validation.run(session, 0)
     for step in range(start, steps):
-        metrics.add(step, session.step(batches, instruments))
+        if audit is None:
+            metrics.add(step, session.step(batches, instruments))
+        else:
+            metrics.add(step, audit.take_step(step, batches, instruments))
         completed = step + 1
-        if checkpoints is not None and (completed % checkpoints.interval == 0 or completed == steps):
+        is_stopping = stopping()
+        last = completed == steps or is_stopping
+        if audit is not None and audit.is_due(completed):
+            metrics.flush()  # a training that the audit ends has its rows
+            audit.judge(completed)
+        score = None
+        if validation is not None and validation.is_due(completed, last=completed == steps):  # a stopped training ends soon
+            metrics.flush()
+            score = validation.run(session, completed)
+        if checkpoints is not None and checkpoints.is_due(completed, last=last):
             metrics.flush()  # before the checkpoint: a diverged run must not replace a good checkpoint
-            checkpoints.save(session, completed)
+            checkpoints.save(session, completed, score=score)
         after_step()
+        if is_stopping:
+            break
+    if checkpoints is not None:
+        checkpoints.close()
     metrics.flush()
+    return completed

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from benchbox.errors import NonFiniteError
 from benchbox.store.files import write_text
+from benchbox.trainer.trackers.fan_out import Trackers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from benchbox.session import StepResult
+    from benchbox.trainer.gauges import TrainingGauges
 
 
 class MetricsLog:
@@ -31,6 +33,8 @@ class MetricsLog:
         block_steps: number of steps in a block.
         is_writer: whether this rank writes the file.
         warning: called after every block until it returns a text, which is added to the last row of the block.
+        gauges: values of every row besides the results of the step.
+        trackers: get the same rows, on the rank that writes.
     """
 
     def __init__(
@@ -41,11 +45,15 @@ class MetricsLog:
         block_steps: int,
         is_writer: bool,
         warning: Callable[[], str | None] = lambda: None,
+        gauges: TrainingGauges | None = None,
+        trackers: Trackers | None = None,
     ) -> None:
         self._path = path
         self._block_steps = block_steps
         self._is_writer = is_writer
         self._warning: Callable[[], str | None] | None = warning
+        self._gauges = gauges
+        self._trackers = trackers or Trackers()
         self._block: list[tuple[int, StepResult]] = []
         self._block_start_s = time.perf_counter()
         if is_writer and path.exists():
@@ -77,22 +85,32 @@ class MetricsLog:
         device, results = self._block[0][1].loss.device, [result for _, result in self._block]
         samples = _sum_over_ranks([result.samples for result in results], device)
         parts = _mean_parts(results, device)
-        rows = [self._row(*values) for values in zip(self._block, samples, parts, strict=True)]
-        notes: list[dict[str, str]] = [{} for _ in rows]
-        if self._warning is not None and (text := self._warning()) is not None:
-            notes[-1], self._warning = {"warning": text}, None
+        rows: list[dict[str, Any]] = [self._row(*values) for values in zip(self._block, samples, parts, strict=True)]
         now = time.perf_counter()
         step_s = (now - self._block_start_s) / len(rows)
+        gauged = [{} for _ in rows] if self._gauges is None else self._gauges.read([step for step, _ in self._block], step_s)
+        rows = [{**row, "step_s": step_s, **values} for row, values in zip(rows, gauged, strict=True)]
         self._block_start_s, self._block = now, []
-        if self._is_writer:
-            with self._path.open("a") as log:
-                log.writelines(
-                    json.dumps({**row, "step_s": step_s, **note}) + "\n" for row, note in zip(rows, notes, strict=True)
-                )
+        self._write(rows)
         for row in rows:
-            for name in ("loss", "grad_norm"):
+            for name in () if row.get("skipped") else ("loss", "grad_norm"):
                 if not math.isfinite(row[name]):
                     raise NonFiniteError(f"step {row['step']}: {name} is {row[name]}")
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        """Append rows to the file, the last with the warnings of the block, and pass them on to the trackers."""
+        if not self._is_writer:
+            return
+        for row in rows:
+            self._trackers.log(row)
+        warnings = self._trackers.take_warnings()
+        if self._warning is not None and (text := self._warning()) is not None:
+            self._warning = None
+            warnings.append(text)
+        if warnings:
+            rows[-1]["warning"] = "; ".join(warnings)
+        with self._path.open("a") as log:
+            log.writelines(json.dumps(row) + "\n" for row in rows)
 
     @staticmethod
     def _row(entry: tuple[int, StepResult], samples: int, parts: dict[str, float]) -> dict[str, float]:
@@ -103,6 +121,7 @@ class MetricsLog:
             "grad_norm": float(result.grad_norm),
             "lr": result.lr[0],
             "samples": samples,
+            **({"skipped": True} if result.skipped else {}),
             **parts,
         }
 

@@ -1,18 +1,18 @@
-"""Parameter groups are planned before wrapping, presets freeze towers, the norm is float32, schedules follow their formula."""
+"""Parameter groups are planned before wrapping, presets freeze towers, and the norm is float32."""
 
 from __future__ import annotations
 
-import itertools
+from typing import Literal
 
 import pytest
 import torch
 from torch import nn
 
 from benchbox.errors import ConfigurationError, UnsupportedError
-from benchbox.optim import bind_groups, build_schedule, clip_coefficient, freeze, plan_groups, squared_norm
+from benchbox.optim import bind_groups, clip_coefficient, freeze, plan_groups, squared_norm
 from benchbox.registry.contracts import Role
 from benchbox.registry.freezing import FREEZE_PRESETS
-from benchbox.spec.cell import OptimSpec
+from benchbox.spec.optim import GroupSpec, OptimSpec
 
 
 def policy() -> nn.ModuleDict:
@@ -66,6 +66,40 @@ def test_frozen_parameters_are_in_no_group() -> None:
     frozen = policy()
     frozen["tower"].requires_grad_(False)
     assert [plan.name for plan in plan_groups(frozen, ROLES, OptimSpec())] == ["head, decayed", "head, not decayed"]
+
+
+def test_the_first_pattern_that_matches_sets_hyperparameters_and_the_role_sets_the_others() -> None:
+    patterns = (
+        GroupSpec(match="*.bias", lr=3e-5),
+        GroupSpec(match="tower.*", weight_decay=0.3, betas=(0.8, 0.9)),
+    )
+    optim = OptimSpec(lr=1e-5, head_lr=1e-4, weight_decay=0.1, head_weight_decay=0.2, groups=patterns)
+    plans = plan_groups(policy(), ROLES, optim)
+    assert [(plan.name, plan.names, plan.lr, plan.weight_decay, plan.betas) for plan in plans] == [
+        ("*.bias: backbone, not decayed", ("tower.bias",), 3e-5, 0.0, optim.betas),
+        ("*.bias: head, not decayed", ("head.bias",), 3e-5, 0.0, optim.betas),
+        ("tower.*: backbone, decayed", ("tower.weight",), 1e-5, 0.3, (0.8, 0.9)),
+        ("head, decayed", ("head.weight",), 1e-4, 0.2, optim.betas),
+    ]
+
+
+def test_patterns_that_select_nothing_are_all_reported_with_the_nearest_names() -> None:
+    patterns = (GroupSpec(match="towr.*", lr=1.0), GroupSpec(match="head.*", lr=1.0), GroupSpec(match="head.bias", lr=1.0))
+    with pytest.raises(ConfigurationError) as caught:
+        plan_groups(policy(), ROLES, OptimSpec(groups=patterns))
+    assert str(caught.value).splitlines() == [
+        "optim.groups[0].match: 'towr.*' matches no trainable parameter; did you mean 'tower.*'?",
+        "optim.groups[2].match: 'head.bias' matches only parameters that earlier patterns match; move it up",
+    ]
+
+
+@pytest.mark.parametrize(("part", "scope"), [("backbone", "everything"), ("head", "nothing")])
+def test_freezing_everything_or_nothing_at_first_is_refused(part: Literal["backbone", "head"], scope: str) -> None:
+    roles = {name: Role(part, decay=True) for name in ROLES}
+    with pytest.raises(
+        ConfigurationError, match=f"optim.freeze_backbone_steps: would freeze {scope} that trains of ModuleDict"
+    ):
+        plan_groups(policy(), roles, OptimSpec(freeze_backbone_steps=3))
 
 
 def test_a_parameter_without_a_role_is_an_error_with_its_name() -> None:
@@ -135,28 +169,3 @@ def test_the_norm_of_bfloat16_gradients_is_float32() -> None:
 @pytest.mark.parametrize(("norm", "wanted"), [(0.5, 1.0), (4.0, 0.25)])
 def test_clipping_only_shrinks(norm: float, wanted: float) -> None:
     assert float(clip_coefficient(torch.tensor(norm), 1.0)) == pytest.approx(wanted, rel=1e-5)
-
-
-def rates(spec: OptimSpec, steps: int) -> list[float]:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=spec.lr)
-    schedule = build_schedule(optimizer, spec)
-    learning_rates = []
-    for _ in range(steps):
-        learning_rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    return learning_rates
-
-
-def test_warm_up_then_cosine_with_a_floor() -> None:
-    """Rises linearly, is at its peak after the warm-up, falls to the floor and stays there."""
-    learning_rates = rates(OptimSpec(lr=1.0, schedule="warmup_cosine", warmup_steps=4, total_steps=14, final_lr=0.1), 20)
-    assert learning_rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-    assert learning_rates[9] == pytest.approx(0.55)
-    assert learning_rates[14:] == pytest.approx([0.1] * 6)
-    assert all(later <= sooner for sooner, later in itertools.pairwise(learning_rates[4:]))
-
-
-def test_an_unknown_schedule_says_which_there_are() -> None:
-    with pytest.raises(ConfigurationError, match=r"did you mean 'constant'"):
-        rates(OptimSpec(schedule="constnat"), 1)

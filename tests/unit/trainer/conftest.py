@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchbox.spec.cell import Cell
+from benchbox.spec.train import CheckpointSection
 from benchbox.trainer.checkpoint import CheckpointManager
 
 if TYPE_CHECKING:
@@ -18,4 +19,4 @@ def cell() -> Cell:
 
 @pytest.fixture
 def checkpoints(tmp_path: Path, cell: Cell) -> CheckpointManager:
-    return CheckpointManager(tmp_path / "checkpoints", cell, interval=2, keep=2)
+    return CheckpointManager(tmp_path / "checkpoints", cell, CheckpointSection(every=2, keep=2, background=False))

@@ -2,76 +2,153 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
+from benchbox.dcp.files import TensorFolder
 from benchbox.errors import ConfigurationError, DataError
+from benchbox.spec.train import BestSection, CheckpointSection
+from benchbox.store.checkpoints import list_checkpoints, read_manifest
 from benchbox.store.files import read_json
 from benchbox.trainer.checkpoint import CheckpointManager
 from tests.support.small_session import SmallSession, batches
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from benchbox.spec.cell import Cell
 
-FILES = ["checkpoint.json", "model.safetensors", "optimizer.pt", "rng-rank0.pt", "schedule.pt"]
+FILES = ["checkpoint.json", "tensors/.metadata", "tensors/__0_0.distcp", "trainer.json"]
 
 
 def weights(session: SmallSession) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in session.model.state_dict().items()}
 
 
+def files_of(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def saved_weight(checkpoint: Path) -> torch.Tensor:
+    return TensorFolder(checkpoint / "tensors").read(["weights/0.weight"])["weights/0.weight"]
+
+
 def test_a_checkpoint_has_the_documented_files_and_describes_itself(checkpoints: CheckpointManager, cell: Cell) -> None:
     session = SmallSession()
+    session.step(batches())
     folder = checkpoints.save(session, 3)
     assert folder.name == "step-00000003"
-    assert sorted(path.name for path in folder.iterdir()) == FILES
-    description = read_json(folder / "checkpoint.json")
-    assert (description["steps"], description["cell"]) == (3, cell.to_dict())
-    stored = load_file(folder / "model.safetensors")
-    assert {name: tensor.dtype for name, tensor in stored.items()} == {"0.weight": torch.bfloat16, "0.bias": torch.bfloat16}
-    assert all(torch.equal(stored[name], tensor) for name, tensor in weights(session).items())
-    masters = torch.load(folder / "optimizer.pt", weights_only=True)["masters"]
+    assert files_of(folder) == FILES
+    manifest = read_manifest(folder)
+    assert (manifest.steps, manifest.samples, manifest.cell, manifest.recipe) == (3, 6, cell.to_dict(), "bf16_master")
+    assert manifest.topology == {"backend": "single", "world_size": 1, "mesh": [1]}
+    assert {name: entry["bytes"] for name, entry in manifest.files.items()} == {
+        name: (folder / name).stat().st_size for name in FILES[1:]
+    }
+    layout = TensorFolder(folder / "tensors").layout
+    names = [f"{kind}/0.{name}" for kind in ("state/exp_avg", "state/exp_avg_sq", "weights") for name in ("bias", "weight")]
+    assert sorted(key for key in layout if not key.startswith("rng/")) == names
+    masters = TensorFolder(folder / "tensors").read(["weights/0.weight", "weights/0.bias"]).values()
     assert all(torch.equal(*pair) for pair in zip(masters, session.optimizer.masters, strict=True))
+    assert not torch.equal(saved_weight(folder), saved_weight(folder).bfloat16().float()), "the masters were saved"
+    trainer = read_json(folder / "trainer.json")
+    entry = {"group": 0, "numbers": {"step": 1.0}}
+    assert trainer["parameters"] == {"0.weight": entry, "0.bias": entry}
+    assert trainer["schedule"]["last_epoch"] == 1
 
 
-def test_the_newest_are_kept(checkpoints: CheckpointManager, tmp_path: Path) -> None:
+def test_the_newest_are_kept_and_latest_leads_to_the_newest(checkpoints: CheckpointManager, tmp_path: Path) -> None:
     for steps in (1, 2, 10):
         checkpoints.save(SmallSession(), steps)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-00000002", "step-00000010"]
+        assert (tmp_path / "checkpoints/latest").resolve().name == f"step-{steps:08d}"
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["latest", "step-00000002", "step-00000010"]
+
+
+def test_the_best_are_kept_beside_the_newest(tmp_path: Path, cell: Cell) -> None:
+    """Lower scores are better. A checkpoint without a score is never the best."""
+    section = CheckpointSection(every=1, keep=1, keep_best=BestSection(count=2))
+    manager = CheckpointManager(tmp_path, cell, section)
+    for steps, score in enumerate([0.5, 0.2, None, 0.3, 0.9], start=1):
+        manager.save(SmallSession(), steps, score=score)
+    manager.close()
+    assert [path.name[-1] for path in list_checkpoints(tmp_path)] == ["2", "4", "5"]
+    assert read_manifest(list_checkpoints(tmp_path)[0]).score == 0.2
 
 
 def test_a_step_that_is_repeated_replaces_its_checkpoint(checkpoints: CheckpointManager) -> None:
     checkpoints.save(SmallSession(), 2)
     session = SmallSession(seed=1)
     folder = checkpoints.save(session, 2)
-    assert torch.equal(load_file(folder / "model.safetensors")["0.weight"], weights(session)["0.weight"])
+    assert torch.equal(saved_weight(folder).bfloat16(), weights(session)["0.weight"])
+    assert (folder.parent / "latest").resolve() == folder
 
 
-def test_what_an_interrupted_save_left_is_not_in_the_next_checkpoint(checkpoints: CheckpointManager, tmp_path: Path) -> None:
-    partial = tmp_path / "checkpoints" / ".partial-step-00000002"
-    partial.mkdir(parents=True)
-    (partial / "rng-rank7.pt").write_bytes(b"")
+def test_what_interrupted_saves_left_is_removed_by_the_next_one(checkpoints: CheckpointManager, tmp_path: Path) -> None:
+    for name in (".partial-step-00000002", ".partial-step-00000001", ".removed-step-00000001"):
+        (tmp_path / "checkpoints" / name / "tensors").mkdir(parents=True)
+        (tmp_path / "checkpoints" / name / "tensors" / "__7_0.distcp").write_bytes(b"")
     folder = checkpoints.save(SmallSession(), 2)
-    assert sorted(path.name for path in folder.iterdir()) == FILES
-    assert not partial.exists()
+    assert files_of(folder) == FILES
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["latest", folder.name]
 
 
-def test_a_save_that_fails_leaves_no_checkpoint(
-    checkpoints: CheckpointManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def refuse_writes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the system refuse to flush the manifest of a checkpoint: what a full disk does."""
+    fsync = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if "checkpoint.json" in Path(f"/proc/self/fd/{descriptor}").readlink().name:
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+
+def save_and_wait(manager: CheckpointManager, steps: int) -> None:
+    manager.save(SmallSession(), steps)
+    manager.close()
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_save_that_fails_is_an_error_of_the_training_and_leaves_no_checkpoint(
+    tmp_path: Path, cell: Cell, monkeypatch: pytest.MonkeyPatch, background: bool
 ) -> None:
-    def fail(*_: object) -> None:
-        raise OSError("no space left on device")
+    """In the background it is raised by the next call: here the wait at the end."""
+    manager = CheckpointManager(tmp_path, cell, CheckpointSection(every=1, background=background))
+    first = manager.save(SmallSession(), 1)
+    manager.close()
+    refuse_writes(tmp_path, monkeypatch)
+    with pytest.raises(DataError, match=r"could not be written on rank 0: OSError: .*No space left on device"):
+        save_and_wait(manager, 2)
+    assert list_checkpoints(tmp_path) == [first]
+    assert (tmp_path / "latest").resolve() == first
+    manager.close()  # raised once
 
-    monkeypatch.setattr("benchbox.trainer.checkpoint.write_description", fail)
-    with pytest.raises(OSError, match="no space left"):
-        checkpoints.save(SmallSession(), 2)
-    assert not list((tmp_path / "checkpoints").glob("step-*"))
+
+def test_a_failed_save_ends_the_training_at_the_next_step(tmp_path: Path, cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = CheckpointManager(tmp_path, cell, CheckpointSection(every=1000))
+    refuse_writes(tmp_path, monkeypatch)
+    manager.save(SmallSession(), 1)
+    manager._task._thread.join()
+    with pytest.raises(DataError, match="No space left"):
+        manager.is_due(2, last=False)
+
+
+def test_steps_during_a_background_save_do_not_change_what_is_saved(tmp_path: Path, cell: Cell) -> None:
+    manager = CheckpointManager(tmp_path, cell, CheckpointSection(every=1))
+    session, stream = SmallSession(), batches()
+    session.step(stream)
+    expected = session.optimizer.masters[0].clone()
+    folder = manager.save(session, 1)
+    for _ in range(20):
+        session.step(stream)
+    manager.close()
+    assert torch.equal(saved_weight(folder), expected)
+    assert not torch.equal(session.optimizer.masters[0], expected)
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(checkpoints: CheckpointManager, cell: Cell, tmp_path: Path) -> None:
@@ -79,13 +156,21 @@ def test_a_checkpoint_of_another_configuration_is_refused(checkpoints: Checkpoin
     folder = checkpoints.save(SmallSession(), 2)
     session = SmallSession(seed=1)
     before = weights(session)
-    another = CheckpointManager(tmp_path / "checkpoints", replace(cell, batch=4), interval=2, keep=2)
-    with pytest.raises(ConfigurationError, match="batch is 2 there and 4 here"):
+    another = CheckpointManager(tmp_path / "checkpoints", replace(cell, batch=4), CheckpointSection(every=2, keep=2))
+    with pytest.raises(ConfigurationError, match=r"batch is 2 there and 4 here \(2 samples per step there and 4 here\)"):
         another.restore(session, folder)
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(session).items())
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "checkpoint.json"])
+def test_a_checkpoint_of_another_policy_is_refused_by_the_weight_that_it_lacks(checkpoints: CheckpointManager) -> None:
+    folder = checkpoints.save(SmallSession(), 2)
+    session = SmallSession()
+    session.model.register_buffer("extra", torch.zeros(1))
+    with pytest.raises(DataError, match="has no tensor extra"):
+        checkpoints.restore(session, folder)
+
+
+@pytest.mark.parametrize("name", FILES[1:])
 @pytest.mark.parametrize("damage", ["cut off", "missing"])
 def test_a_damaged_checkpoint_is_named_and_not_restored_in_part(checkpoints: CheckpointManager, name: str, damage: str) -> None:
     trained = SmallSession()

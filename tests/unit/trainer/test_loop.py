@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from benchbox.errors import NonFiniteError
+from benchbox.errors import NonFiniteError, ThresholdError
 from benchbox.store.checkpoints import list_checkpoints
 from benchbox.trainer.loop import train
 from benchbox.trainer.metrics import MetricsLog
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from benchbox.session import StepResult
     from benchbox.trainer.checkpoint import CheckpointManager
 
 
@@ -98,3 +99,40 @@ def test_without_checkpoints_none_are_saved_and_progress_is_reported_after_every
     assert len(learning_rates) == len(rows) == 3
     assert learning_rates[:-1] == [row["lr"] for row in rows[1:]], "the schedule is ahead by one step"
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_training_that_is_asked_to_stop_saves_after_the_step_and_ends(tmp_path: Path, checkpoints: CheckpointManager) -> None:
+    """Whatever the interval is, and the rows are written though their block is not full."""
+    answers = iter([False, False, True])
+    rows = run(SmallSession(), tmp_path, checkpoints, steps=8, stopping=lambda: next(answers))
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert saved(tmp_path) == ["step-00000002", "step-00000003"]
+
+
+class EndingAudit:
+    """Audit that is due after every third step, and ends the training then."""
+
+    def __init__(self, session: SmallSession) -> None:
+        self._session = session
+        self.steps: list[int] = []
+
+    def take_step(self, step: int, batches: Iterator[Tensor], instruments: Any) -> StepResult:
+        self.steps.append(step)
+        return self._session.step(batches, instruments)
+
+    def is_due(self, completed: int) -> bool:
+        return completed % 3 == 0
+
+    def judge(self, completed: int) -> None:
+        raise ThresholdError(f"after {completed}")
+
+
+def test_an_audit_that_ends_the_training_leaves_its_rows_and_no_checkpoint(
+    tmp_path: Path, checkpoints: CheckpointManager
+) -> None:
+    session = SmallSession()
+    audit = EndingAudit(session)
+    with pytest.raises(ThresholdError, match="after 3"):
+        run(session, tmp_path, checkpoints, steps=3, audit=audit)
+    assert audit.steps == [row["step"] for row in read_rows(tmp_path)] == [0, 1, 2]
+    assert saved(tmp_path) == ["step-00000002"]

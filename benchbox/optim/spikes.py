@@ -1,0 +1,62 @@
+"""Gradient norms that are spikes: their steps are skipped, or training stops."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchbox.errors import GradientSpikeError, NonFiniteError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from benchbox.spec.optim import SpikeSpec
+
+MIN_NORMS = 10  # a median of fewer norms would call the noise of the first steps spikes
+
+
+class SpikeGuard:
+    """Judge of gradient norms, with the norms that it compares them with and the number of skipped steps."""
+
+    def __init__(self, spec: SpikeSpec) -> None:
+        self._spec = spec
+        self._norms: deque[float] = deque(maxlen=spec.window)
+        self.skipped = 0
+
+    @property
+    def limit(self) -> float:
+        """The norm above which a norm is a spike now; infinite until enough norms are known."""
+        if self._spec.max is not None:
+            return self._spec.max
+        if len(self._norms) < min(MIN_NORMS, self._spec.window):
+            return math.inf
+        return self._spec.factor * median(self._norms)
+
+    def skips(self, norm: float) -> bool:
+        """Return whether the step with this gradient norm is skipped. Only the norms of steps that are taken are remembered.
+
+        Raises:
+            GradientSpikeError: the norm is a spike, and spikes stop the training.
+            NonFiniteError: likewise, and the norm is not finite.
+        """
+        limit = self.limit
+        if math.isfinite(norm) and norm <= limit:
+            self._norms.append(norm)
+            return False
+        if self._spec.action == "skip":
+            self.skipped += 1
+            return True
+        if math.isfinite(norm):
+            raise GradientSpikeError(f"the gradient norm is {norm:.4g}, above {limit:.4g}: optim.spike stops the training")
+        raise NonFiniteError(f"the gradient norm is {norm}: optim.spike stops the training")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the next judgements depend on, in plain values."""
+        return {"norms": list(self._norms), "skipped": self.skipped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the state of `state_dict`."""
+        self._norms = deque(state["norms"], maxlen=self._spec.window)
+        self.skipped = int(state["skipped"])

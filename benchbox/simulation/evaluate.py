@@ -1,0 +1,149 @@
+"""Evaluation of a checkpoint in closed loop: its record, videos and stills."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from benchbox.analysis.proportion import wilson_interval
+from benchbox.errors import ConfigurationError, Problem
+from benchbox.measure.environment import environment as describe_machine
+from benchbox.registry.contracts import Axes
+from benchbox.registry.policies import build_policy
+from benchbox.simulation.environment import find_factory
+from benchbox.simulation.live import open_inputs
+from benchbox.simulation.processes import EnvironmentProcess
+from benchbox.simulation.rollout import run_episodes
+from benchbox.simulation.videos import write_stills, write_video
+from benchbox.spec.cell import Cell
+from benchbox.store.checkpoints import find_checkpoint, read_manifest
+from benchbox.store.files import write_json
+from benchbox.trainer.checkpoint import load_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from benchbox.registry.contracts import Batch
+    from benchbox.simulation.rollout import EpisodeResult
+
+SCHEMA_VERSION = 1
+RECORD = "evaluation.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSettings:
+    """Settings of an evaluation. None of `execute` is the whole chunk, of `max_steps` the limit of the environment."""
+
+    env: str
+    episodes: int = 50
+    seed: int = 0  # of the first episode; the next ones follow
+    execute: int | None = None
+    environments: int = 2
+    max_steps: int | None = None
+    videos: int = 3
+    averages: bool = False  # of the weights, in their place
+
+
+def evaluate(
+    checkpoint: Path,
+    settings: EvaluationSettings,
+    out: Path,
+    policy_dirs: Sequence[Path] = (),
+    report: Callable[[EpisodeResult], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Run the episodes, and write `evaluation.json`, `videos/` and `stills/` into `out`; return the record.
+
+    Raises:
+        ConfigurationError: there is no such environment, or the settings do not fit the policy.
+        UnsupportedError: the policy does not act, or was trained on other data than one LeRobot dataset.
+        DataError: the checkpoint or its dataset is missing or damaged.
+        RecordError: the manifest of the checkpoint is damaged.
+    """
+    checkpoint = find_checkpoint(checkpoint)
+    manifest = read_manifest(checkpoint)
+    cell, factory = Cell.from_dict(manifest.cell), find_factory(settings.env)
+    with torch.device("meta"):
+        spec = build_policy(cell.policy, cell.size, Axes(cams=cell.cams, mode=cell.data.mode), policy_dirs).batch_spec()
+    execute = spec.horizon if settings.execute is None else settings.execute
+    if not 1 <= execute <= spec.horizon:
+        raise ConfigurationError(Problem("--execute", f"{execute} actions of a chunk of {spec.horizon}"))
+    inputs = open_inputs(cell.data, spec, cell.seed)
+    count = min(settings.environments, settings.episodes)
+    with ExitStack() as stack:
+        environments = [  # forked before the first forward pass starts threads
+            stack.enter_context(closing(EnvironmentProcess(factory, inputs.cameras, inputs.image_size, inputs.dataset.fps)))
+            for _ in range(count)
+        ]
+        policy = load_policy(checkpoint, policy_dirs, averages=settings.averages)
+
+        def act(batch: Batch) -> Tensor:
+            actions: Tensor = policy.select_actions(batch)
+            return actions
+
+        results = run_episodes(
+            act,
+            inputs,
+            environments,
+            seeds=range(settings.seed, settings.seed + settings.episodes),
+            execute=execute,
+            max_steps=settings.max_steps,
+            filmed=settings.videos,
+            report=report,
+        )
+        task, limit = environments[0].task, environments[0].max_steps
+    solved = sum(result.solved for result in results)
+    low, high = wilson_interval(solved, len(results))
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "checkpoint": {"name": checkpoint.resolve().name, "steps": manifest.steps, "cell": cell.to_dict()},
+        "env": settings.env,
+        "task": task,
+        "cameras": list(inputs.cameras),
+        "frames_per_s": inputs.dataset.fps,
+        "horizon": spec.horizon,
+        "execute": execute,
+        "max_steps": limit if settings.max_steps is None else settings.max_steps,
+        "environments": count,
+        "weights": "averages" if settings.averages else "trained",
+        "dtype": "float32",
+        "device": "cpu",
+        "success_rate": {"solved": solved, "episodes": len(results), "rate": solved / len(results), "low": low, "high": high},
+        "episodes": [_episode(result, out, inputs.dataset.fps) for result in results],
+        "versions": {name: _version(name) for name in ("metaworld", "mujoco", "gymnasium")},
+        "environment": describe_machine(),
+        "torch_threads": torch.get_num_threads(),
+    }
+    write_json(out / RECORD, record)
+    return record
+
+
+def _episode(result: EpisodeResult, out: Path, fps: float) -> dict[str, Any]:
+    """Write the video and the stills of an episode that was filmed, and return its part of the record."""
+    name = f"episode-{result.seed:04d}"
+    stills: list[str] = []
+    if result.frames:
+        write_video(out / "videos" / f"{name}.mp4", result.frames, fps)
+        stills = write_stills(out / "stills", name, result.frames)
+    return {
+        "seed": result.seed,
+        "solved": result.solved,
+        "steps": result.steps,
+        "video": f"videos/{name}.mp4" if result.frames else None,
+        "stills": [f"stills/{still}" for still in stills],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

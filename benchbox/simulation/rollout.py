@@ -1,0 +1,109 @@
+"""Episodes of a policy in several environments side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.data import default_collate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from torch import Tensor
+
+    from benchbox.registry.contracts import Batch
+    from benchbox.simulation.live import EpisodeInputs, LiveInputs
+    from benchbox.simulation.processes import Advance, EnvironmentProcess
+
+
+@dataclass(slots=True)
+class EpisodeResult:
+    """Outcome of an episode. `frames` are (H, W, 3) uint8 images of the first camera, of those episodes that are filmed."""
+
+    seed: int
+    solved: bool = False
+    steps: int = 0
+    frames: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _RunningEpisode:
+    """An episode in an environment."""
+
+    environment: EnvironmentProcess
+    inputs: EpisodeInputs
+    result: EpisodeResult
+    is_filmed: bool
+
+
+def run_episodes(
+    policy: Callable[[Batch], Tensor],
+    inputs: LiveInputs,
+    environments: Sequence[EnvironmentProcess],
+    *,
+    seeds: Sequence[int],
+    execute: int,
+    max_steps: int | None = None,
+    filmed: int = 0,
+    report: Callable[[EpisodeResult], None] = lambda _: None,
+) -> list[EpisodeResult]:
+    """Run one episode per seed, and return their results in the order of the seeds.
+
+    All running episodes act in one forward pass; then their environments execute the first `execute` actions of their chunks at
+    the same time. An environment that is finished takes the next seed. The course of all episodes is a function of the
+    arguments and of the number of environments: rounding in the forward pass depends on the size of the batch.
+
+    Args:
+        policy: returns actions (B, N, A) in raw units.
+        execute: actions of a chunk that are executed before the policy acts again.
+        max_steps: actions after which an episode ends unsolved; None for the limit of the environment.
+        filmed: of so many first episodes every frame is observed and kept.
+        report: called with every result as it appears.
+    """
+    results: list[EpisodeResult] = []
+    running: list[_RunningEpisode] = []
+    waiting = iter(enumerate(seeds))
+    free = list(environments)
+    every_frame = inputs.spec.history > 1
+    while True:
+        started = [_start(environment, inputs, number, seed, filmed) for environment, (number, seed) in zip(free, waiting)]  # noqa: B905
+        for episode in started:
+            _observe(episode, episode.environment.receive(), inputs)
+        results += [episode.result for episode in started]
+        running += started
+        if not running:
+            return results
+        batch = default_collate([episode.inputs.row() for episode in running])
+        with torch.no_grad():
+            chunks = policy(batch)[:, :execute, : inputs.action_dim].float().cpu().numpy()
+        for episode, chunk in zip(running, chunks, strict=True):
+            limit = episode.environment.max_steps if max_steps is None else max_steps
+            actions = chunk[: limit - episode.result.steps]
+            episode.environment.begin_execution(actions, every_frame=every_frame or episode.is_filmed)
+        free, still_running = [], []
+        for episode in running:
+            progress = episode.environment.receive()
+            _observe(episode, progress, inputs)
+            limit = episode.environment.max_steps if max_steps is None else max_steps
+            if progress.solved or progress.over or episode.result.steps >= limit:
+                free.append(episode.environment)
+                report(episode.result)
+            else:
+                still_running.append(episode)
+        running = still_running
+
+
+def _start(environment: EnvironmentProcess, inputs: LiveInputs, number: int, seed: int, filmed: int) -> _RunningEpisode:
+    environment.begin_reset(seed)
+    return _RunningEpisode(environment, inputs.begin(environment.task, seed), EpisodeResult(seed), number < filmed)
+
+
+def _observe(episode: _RunningEpisode, progress: Advance, inputs: LiveInputs) -> None:
+    episode.inputs.append(progress.observations)
+    episode.result.steps += progress.steps
+    episode.result.solved |= progress.solved
+    if episode.is_filmed and inputs.cameras:
+        episode.result.frames += [observation.images[inputs.cameras[0]] for observation in progress.observations]

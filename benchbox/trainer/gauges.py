@@ -1,0 +1,141 @@
+"""Values in a row of metrics besides the results of the step: epoch, waiting for data, memory, utilisation."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from benchbox.measure.memory import peak_memory, reset_peak_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+_NULL_CONTEXT: AbstractContextManager[None] = nullcontext()
+
+# Fields of a row that differ between two runs of the same training.
+MEASURED_FIELDS = frozenset(
+    {"step_s", "data_wait_s", "allocated_peak_bytes", "reserved_peak_bytes", "host_rss_bytes", "mfu", "mfu_reason"}
+)
+
+
+class DataWaitClock:
+    """Instrument that times how long the host waits for the batches of a step. All other phases cost nothing."""
+
+    def __init__(self) -> None:
+        self._waits_s: list[float] = []
+        self._start_s = 0.0
+        self._step = _Context(self._begin_step, lambda: None)
+        self._wait = _Context(self._begin_wait, self._end_wait)
+
+    def step(self) -> AbstractContextManager[None]:
+        return self._step
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return self._wait if name == "data_wait" else _NULL_CONTEXT
+
+    def drain(self) -> list[float]:
+        """Return the seconds of each step since the last call."""
+        waits_s, self._waits_s = self._waits_s, []
+        return waits_s
+
+    def _begin_step(self) -> None:
+        self._waits_s.append(0.0)
+
+    def _begin_wait(self) -> None:
+        self._start_s = time.perf_counter()
+
+    def _end_wait(self) -> None:
+        self._waits_s[-1] += time.perf_counter() - self._start_s
+
+
+class _Context:
+    """Reusable context manager of two callbacks."""
+
+    __slots__ = ("_enter", "_leave")
+
+    def __init__(self, enter: Callable[[], None], leave: Callable[[], None]) -> None:
+        self._enter = enter
+        self._leave = leave
+
+    def __enter__(self) -> None:
+        self._enter()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._leave()
+
+
+class TrainingGauges:
+    """Values of every row besides the results of its step.
+
+    Args:
+        waits: passed to the session as an instrument.
+        device: of this rank.
+        samples_per_step: of all ranks.
+        samples_per_epoch: None if the data has no epochs.
+        mfu: the utilisation of steps that take this many seconds, and the reason if it is unknown.
+    """
+
+    def __init__(
+        self,
+        waits: DataWaitClock,
+        device: torch.device,
+        *,
+        samples_per_step: int,
+        samples_per_epoch: int | None,
+        mfu: Callable[[float], tuple[float | None, str | None]],
+    ) -> None:
+        self._waits = waits
+        self._device = device
+        self._samples_per_step = samples_per_step
+        self._samples_per_epoch = samples_per_epoch
+        self._mfu = mfu
+        self._process = psutil.Process()
+        self._stated_reason: str | None = None
+
+    def read(self, steps: Sequence[int], step_s: float) -> list[dict[str, Any]]:
+        """Return the values of each of these steps, which took `step_s` on average. All ranks must call it.
+
+        `epoch` is the number of epochs after the step, a fraction; `data_wait_s` the wait of the rank that waited longest. The
+        peaks of memory are those since the last call on the rank with the highest; `host_rss_bytes` is what a rank has in the
+        memory of the host now, without its loader processes. What a device does not count is None. `mfu` is that of rank 0;
+        `mfu_reason` is in the first row.
+        """
+        memory = peak_memory(self._device)
+        reset_peak_memory(self._device)
+        # -1: not counted on this device
+        peaks = (-1, -1) if memory is None else (memory["allocated_peak_bytes"] or -1, memory["reserved_peak_bytes"] or -1)
+        waits_s = self._waits.drain()
+        values = [*waits_s[-len(steps) :], *peaks, self._process.memory_info().rss]
+        *waits_s, allocated, reserved, resident = _max_over_ranks(values, self._device)
+        mfu, reason = self._mfu(step_s)
+        common: dict[str, Any] = {
+            "allocated_peak_bytes": None if allocated < 0 else int(allocated),
+            "reserved_peak_bytes": None if reserved < 0 else int(reserved),
+            "host_rss_bytes": int(resident),
+            "mfu": mfu,
+        }
+        rows = [
+            {"epoch": self._epoch(step), "data_wait_s": wait_s} | common for step, wait_s in zip(steps, waits_s, strict=True)
+        ]
+        if reason != self._stated_reason and reason is not None:
+            rows[0]["mfu_reason"] = self._stated_reason = reason
+        return rows
+
+    def _epoch(self, step: int) -> float | None:
+        if self._samples_per_epoch is None:
+            return None
+        return round((step + 1) * self._samples_per_step / self._samples_per_epoch, 4)
+
+
+def _max_over_ranks(values: Sequence[float], device: torch.device) -> list[float]:
+    maxima = torch.tensor(values, dtype=torch.float64, device=device)
+    if dist.is_initialized():
+        dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
+    return maxima.tolist()

@@ -1,0 +1,111 @@
+"""A training before it starts: its parameter groups with counts and bytes, its data, and its schedule. No rank is started."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from benchbox.errors import UnsupportedError
+from benchbox.observer.introspect.names import live_parameters
+from benchbox.optim import freeze, plan_groups, rate_factor
+from benchbox.registry.backends import backend_info
+from benchbox.registry.freezing import FREEZE_PRESETS
+from benchbox.registry.recipes import recipe_by_name
+from benchbox.session.build import build_cell_policy, open_cell_data
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from benchbox.optim import GroupPlan
+    from benchbox.registry.contracts import Policy
+    from benchbox.spec.cell import Cell
+    from benchbox.spec.train import TrainConfig
+
+_SIZES = {"float32": 4, "bfloat16": 2}
+_MOMENTS = 2  # of AdamW, per element
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPreview:
+    """A parameter group: its plan, its counts, and the learning rate of every step.
+
+    Bytes are of whole tensors, one copy of each: sharding divides them by ranks, replication multiplies them.
+    """
+
+    plan: GroupPlan
+    tensors: int
+    elements: int
+    weights_bytes: int
+    masters_bytes: int
+    moments_bytes: int
+    averages_bytes: int
+    rates: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPreview:
+    """A training as its file describes it, after everything was checked that can be checked without ranks.
+
+    `epoch_samples` is None where samples are generated.
+    """
+
+    groups: tuple[GroupPreview, ...]
+    frozen_elements: int
+    epoch_samples: int | None
+
+
+def preview_training(config: TrainConfig, policy_dirs: Sequence[Path]) -> TrainingPreview:
+    """Build the policy on the meta device, plan its groups, and read one sample of the data.
+
+    Raises:
+        ConfigurationError: the policy, a parameter group or the data cannot be what the configuration says.
+        DataError: the dataset is missing or damaged.
+        UnsupportedError: the backend, the device or the policy does not support the cell.
+    """
+    cell = config.cell
+    refusal = backend_info(cell.backend).refusal(
+        world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing, shard_size=cell.shard_size
+    )
+    if refusal is not None:
+        raise UnsupportedError(refusal)
+    policy = build_cell_policy(cell, policy_dirs)
+    assert isinstance(policy, nn.Module)
+    if cell.weights is not None and not hasattr(policy, "load_weights"):
+        raise UnsupportedError(f"{type(policy).__name__} reads no published weights")
+    freeze(policy, policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
+    parameters = dict(live_parameters(policy))
+    plans = plan_groups(policy, policy.parameter_roles(), cell.optim)
+    groups = tuple(_preview_group(plan, parameters, config) for plan in plans)
+    frozen = sum(parameter.numel() for parameter in parameters.values() if not parameter.requires_grad)
+    return TrainingPreview(groups=groups, frozen_elements=frozen, epoch_samples=_count_samples(cell, policy))
+
+
+def _preview_group(plan: GroupPlan, parameters: dict[str, nn.Parameter], config: TrainConfig) -> GroupPreview:
+    cell, recipe = config.cell, recipe_by_name(config.cell.recipe)
+    elements = sum(parameters[name].numel() for name in plan.names)
+    keeps_masters = recipe.masters or (recipe.stepped is None and backend_info(cell.backend).shards_optimizer)
+    stepped = "float32" if keeps_masters else recipe.storage
+    factor = rate_factor(cell.optim, plan.lr, plan.freeze_steps)
+    return GroupPreview(
+        plan=plan,
+        tensors=len(plan.names),
+        elements=elements,
+        weights_bytes=elements * _SIZES[recipe.storage],
+        masters_bytes=elements * _SIZES["float32"] if keeps_masters else 0,
+        moments_bytes=elements * _MOMENTS * _SIZES[stepped],
+        averages_bytes=elements * _SIZES["float32"] if cell.optim.ema_decay is not None else 0,
+        rates=tuple(plan.lr * factor(step) for step in range(config.steps)),
+    )
+
+
+def _count_samples(cell: Cell, policy: Policy) -> int | None:
+    """Return the number of samples of an epoch. One sample is read, in this process, in the form that the policy needs."""
+    single = replace(cell, batch=1, accumulation=1, data=replace(cell.data, workers=0))
+    with closing(open_cell_data(single, policy, rank=0)) as stream:
+        next(stream)
+        datasets = stream.data_use.record()["datasets"]
+    return sum(dataset["training_frames"] for dataset in datasets) if datasets else None

@@ -1,0 +1,1 @@
+"""Trackers: where the rows of `metrics.jsonl` go besides that file."""

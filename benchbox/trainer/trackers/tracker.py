@@ -1,0 +1,39 @@
+"""The contract of a tracker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+class Tracker(Protocol):
+    """Receiver of the metrics of a training, on rank 0."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Record the values of a step, numbered from 0. Steps come in ascending order."""
+
+    def close(self) -> None:
+        """Write what is still buffered. No value follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedTraining:
+    """A training as a tracker describes it.
+
+    `start` is the first step of this run: an earlier run may have logged it and later ones, which are repeated.
+    """
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    start: int
+
+
+class OpenTracker(Protocol):
+    """Function that opens a tracker for a training; it may raise anything."""
+
+    def __call__(self, training: TrackedTraining) -> Tracker: ...

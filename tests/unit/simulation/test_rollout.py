@@ -1,0 +1,137 @@
+"""Episodes of a policy in environments, which run in processes of their own."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from benchbox.data import open_dataset
+from benchbox.data.sample import sample_path
+from benchbox.data.samples.windows import DatasetSamples
+from benchbox.errors import ConfigurationError
+from benchbox.simulation.environment import EnvironmentFrame, find_factory
+from benchbox.simulation.live import LiveInputs, open_inputs
+from benchbox.simulation.processes import EnvironmentProcess, SimulationError
+from benchbox.simulation.rollout import EpisodeResult, run_episodes
+from benchbox.spec.cell import DataSpec
+from tests.support.policy_batches import build
+from tests.support.toy_environment import MAX_STEPS, FailingEnvironment, ToyEnvironment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from benchbox.registry.contracts import Batch, Policy
+
+HORIZON, EXECUTE = 10, 4
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    policy = build("pi05", "tiny_flow")
+    policy.load_statistics([open_dataset(sample_path()).statistics])
+    return policy
+
+
+@pytest.fixture(scope="module")
+def inputs(policy: Policy) -> LiveInputs:
+    return open_inputs(DataSpec(), policy.batch_spec(), seed=0)
+
+
+def rollout(
+    inputs: LiveInputs,
+    act: Callable[[Batch], Tensor],
+    *,
+    count: int = 2,
+    seeds: Sequence[int] = range(4),
+    factory: type = ToyEnvironment,
+    max_steps: int | None = None,
+) -> list[EpisodeResult]:
+    with ExitStack() as stack:
+        environments = [
+            stack.enter_context(closing(EnvironmentProcess(factory, inputs.cameras, inputs.image_size, inputs.dataset.fps)))
+            for _ in range(count)
+        ]
+        return run_episodes(act, inputs, environments, seeds=seeds, execute=EXECUTE, max_steps=max_steps, filmed=len(seeds))
+
+
+def count_up(batch: Batch) -> Tensor:
+    """Return chunks whose k-th action is k in every dimension."""
+    return torch.arange(float(HORIZON))[None, :, None].expand(len(batch["state"]), -1, 32)
+
+
+def states(result: EpisodeResult) -> list[float]:
+    """First number of the state in every frame of a filmed episode."""
+    return [float(frame.reshape(-1)[:4].view("float32")[0]) for frame in result.frames]
+
+
+def test_results_are_in_the_order_of_their_seeds_with_any_number_of_environments(inputs: LiveInputs) -> None:
+    seeds = (9, 0, 5, 1, 11)
+    outcomes = {
+        count: [(result.seed, result.solved, result.steps) for result in rollout(inputs, count_up, count=count, seeds=seeds)]
+        for count in (1, 3)
+    }
+    assert outcomes[1] == [(9, True, 12), (0, True, 3), (5, True, 8), (1, True, 4), (11, False, MAX_STEPS)]
+    assert outcomes[3] == outcomes[1]
+
+
+def test_the_first_actions_of_a_chunk_are_executed_before_the_policy_acts_again(inputs: LiveInputs) -> None:
+    (result,) = rollout(inputs, count_up, count=1, seeds=[5])
+    assert states(result) == pytest.approx([0.5 + total for total in (0, 0, 1, 3, 6, 6, 7, 9, 12)])
+
+
+def test_running_episodes_act_in_one_batch(inputs: LiveInputs) -> None:
+    sizes = []
+
+    def act(batch: Batch) -> Tensor:
+        sizes.append(len(batch["state"]))
+        return count_up(batch)
+
+    rollout(inputs, act, count=3, seeds=[0, 5, 5, 0])
+    assert sizes == [3, 3]  # the first is solved in its first chunk, and the fourth takes its environment
+
+
+def test_an_episode_ends_unsolved_at_the_limit(inputs: LiveInputs) -> None:
+    (result,) = rollout(inputs, count_up, count=1, seeds=[5], max_steps=6)
+    assert (result.solved, result.steps) == (False, 6)
+
+
+def test_the_same_seeds_give_the_same_actions_and_another_seed_of_noise_others(policy: Policy, inputs: LiveInputs) -> None:
+    def courses(seed: int) -> list[list[float]]:
+        seeded = LiveInputs(dataset=inputs.dataset, spec=inputs.spec, tokenizer=None, seed=seed)
+        return [states(result) for result in rollout(seeded, policy.select_actions, seeds=range(3))]
+
+    first = courses(0)
+    assert courses(0) == first
+    assert courses(1) != first
+
+
+def test_the_inputs_of_a_frame_are_those_of_the_same_frame_in_training() -> None:
+    spec = build("pi05_mem", "tiny", cams=2).batch_spec()  # which also reads the history
+    inputs = open_inputs(DataSpec(), spec, seed=3)
+    dataset, frame = inputs.dataset, 5
+    live = inputs.begin(dataset.task(0), number=0)
+    for index in range(frame + 1):
+        images = {camera: dataset.pixels(camera, index).permute(1, 2, 0).numpy() for camera in inputs.cameras}
+        live.append([EnvironmentFrame(dataset.column("observation.state", index, index + 1)[0], images)])
+    expected = DatasetSamples(dataset, spec, 3, train_fast=False).sample(0, frame)
+    row = live.row()
+    assert {"images", "state", "noise", "prompt_tokens"} <= row.keys()
+    assert "action" not in row
+    texts = ("response_tokens", "response_mask")  # nobody writes a response while the policy acts
+    assert [name for name in row if name not in texts and not torch.equal(row[name], expected[name])] == []
+
+
+def test_an_environment_that_fails_is_reported_in_one_line(inputs: LiveInputs) -> None:
+    with pytest.raises(SimulationError, match="ValueError: no action like 4 numbers"):
+        rollout(inputs, count_up, factory=FailingEnvironment)
+
+
+@pytest.mark.parametrize("name", ["reach-v3", "tests.support.toy_environment:Missing", "no_such_module:factory"])
+def test_an_unknown_environment_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=name.partition(":")[0]):
+        find_factory(name)

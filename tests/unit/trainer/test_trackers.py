@@ -1,0 +1,83 @@
+"""Trackers get the rows of metrics, and none of them can end a training."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from benchbox.session import StepResult
+from benchbox.trainer.metrics import MetricsLog
+from benchbox.trainer.trackers.fan_out import Trackers
+from benchbox.trainer.trackers.tracker import TrackedTraining
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+class ListTracker:
+    """Keeps what it gets; raises at a step, or when it is closed."""
+
+    def __init__(self, fails_at: int | None = None, *, fails_to_close: bool = False) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.closed = 0
+        self._fails_at = fails_at
+        self._fails_to_close = fails_to_close
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if step == self._fails_at:
+            raise OSError("disk full\nand more")
+        self.rows.append((step, dict(values)))
+
+    def close(self) -> None:
+        self.closed += 1
+        if self._fails_to_close:
+            raise RuntimeError("no server")
+
+
+def result() -> StepResult:
+    return StepResult(torch.tensor(0.5), torch.tensor(2.0), {}, 8, (1e-4,), {})
+
+
+def log_steps(folder: Path, trackers: Trackers, steps: int) -> list[dict[str, Any]]:
+    log = MetricsLog(folder / "metrics.jsonl", start=0, block_steps=2, is_writer=True, trackers=trackers)
+    for step in range(steps):
+        log.add(step, result())
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_tracker_gets_the_numbers_of_every_row() -> None:
+    tracker = ListTracker()
+    trackers = Trackers({"list": tracker})
+    trackers.log({"step": 3, "loss": 0.5, "samples": 8, "mfu": None, "mfu_reason": "no peak", "warning": "w"})
+    trackers.close()
+    assert tracker.rows == [(3, {"loss": 0.5, "samples": 8.0})]
+    assert tracker.closed == 1
+
+
+def test_a_tracker_that_fails_is_one_warning_and_the_log_is_complete(tmp_path: Path) -> None:
+    failing, healthy = ListTracker(fails_at=3), ListTracker()
+    rows = log_steps(tmp_path, Trackers({"failing": failing, "healthy": healthy}), 8)
+    assert [row["step"] for row in rows] == [step for step, _ in healthy.rows] == list(range(8))
+    assert [row.get("warning") for row in rows] == [
+        *[None] * 3,
+        "tracker failing failed and gets no more values: OSError: disk full",
+        *[None] * 4,
+    ]
+    assert [step for step, _ in failing.rows] == [0, 1, 2]
+    assert failing.closed == 1
+
+
+def test_a_tracker_that_cannot_be_opened_or_closed_is_a_warning(tmp_path: Path) -> None:
+    """A file where TensorBoard makes its folder."""
+    pytest.importorskip("tensorboard", reason="pip install 'benchbox[track]'")
+    (tmp_path / "tensorboard").write_text("")
+    training = TrackedTraining(name="t", folder=tmp_path, config={}, start=0)
+    (warning,) = Trackers.open(["tensorboard"], training).take_warnings()
+    assert warning.startswith("tracker tensorboard failed and gets no more values: ")
+    trackers = Trackers({"list": ListTracker(fails_to_close=True)})
+    trackers.close()
+    assert trackers.take_warnings() == ["tracker list failed and gets no more values: RuntimeError: no server"]

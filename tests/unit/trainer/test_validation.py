@@ -1,0 +1,150 @@
+"""Validations of one process: when they are due, what they write, and what they leave alone."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch
+
+from benchbox.data.loading.loader import open_samples
+from benchbox.errors import ConfigurationError, NonFiniteError
+from benchbox.measure.phases import ProgressTracker
+from benchbox.registry.contracts import BatchSpec, Losses
+from benchbox.spec.cell import Cell, DataSpec
+from benchbox.spec.datasets import DatasetSpec
+from benchbox.spec.validation_section import ValidationSection
+from benchbox.trainer.validation import Validation
+from tests.support.datasets import write_robot
+from tests.support.small_session import SmallSession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SPEC = BatchSpec(cameras=1, image_size=(16, 16), state_dim=3, action_dim=2, horizon=4, prompt_tokens=48, text_vocab=300)
+
+
+class NoisySession(SmallSession):
+    """The loss of a sample is the square of its noise plus an offset."""
+
+    def __init__(self, offset: float = 0.0) -> None:
+        super().__init__()
+        self.offset = offset
+        self.samples: list[tuple[int, int]] = []
+
+    def evaluate(self, batch: dict[str, torch.Tensor]) -> Losses:
+        assert not self.model.training
+        self.samples += zip(batch["episode_index"].tolist(), batch["frame_index"].tolist(), strict=True)
+        losses = batch["noise"].square().mean(dim=(1, 2, 3)) + self.offset
+        return Losses(losses.mean(), {}, {"noise": (losses, torch.ones_like(losses))})
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_robot(tmp_path_factory.mktemp("data") / "robot", cameras={"top": (16, 16)}, lengths=(4, 3, 5, 2))
+
+
+@pytest.fixture
+def validation(root: Path, tmp_path: Path) -> Callable[..., Validation]:
+    def build(*, share: float = 0.5, workers: int = 0, start: int = 0, **options: Any) -> Validation:
+        data = DataSpec(kind="lerobot", datasets=(DatasetSpec(path=str(root)),), validation=share, workers=workers)
+        cell = Cell(policy="small", size="tiny", backend="single", world_size=1, batch=2, data=data)
+        tracker = options.pop("tracker", ProgressTracker("train"))
+        section = ValidationSection(**{"every": 3, **options})
+        samples = open_samples(data, SPEC, 0)
+        return Validation(section, cell, samples, rank=0, path=tmp_path / "validation.jsonl", start=start, tracker=tracker)
+
+    return build
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "validation.jsonl").read_text().splitlines()]
+
+
+def test_it_is_due_at_intervals_at_the_end_and_at_the_start_on_request(validation: Callable[..., Validation]) -> None:
+    quiet, eager = validation(), validation(at_start=True)
+    assert [step for step in range(8) if quiet.is_due(step, last=step == 7)] == [3, 6, 7]
+    assert [step for step in range(8) if eager.is_due(step, last=step == 7)] == [0, 3, 6, 7]
+
+
+def test_every_validation_has_the_same_samples_with_the_same_noise(
+    validation: Callable[..., Validation], tmp_path: Path
+) -> None:
+    session = NoisySession()
+    once = validation()
+    losses = [once.run(session, step) for step in (3, 6)]
+    losses.append(validation(workers=1, batch=100, start=6).run(session, 7))
+    assert losses[0] == losses[1] == pytest.approx(losses[2], rel=1e-6)
+    assert [row["step"] for row in rows(tmp_path)] == [3, 6, 7]
+    assert [row["loss"] for row in rows(tmp_path)] == losses
+    number = rows(tmp_path)[0]["samples"]
+    first, second, third = (session.samples[start * number : (start + 1) * number] for start in range(3))
+    assert first == second == third
+    assert len(set(first)) == number
+
+
+def test_the_noise_is_of_an_epoch_that_no_training_arrives_at(validation: Callable[..., Validation]) -> None:
+    session = NoisySession()
+    own = validation()
+    loss = own.run(session, 3)
+    (planned,) = {key.epoch for batch in own._batches for key in batch.keys}
+    keys = [key for batch in own._batches for key in batch.keys]
+    samples = [own._samples.sample(0, key.index) for key in keys]
+    in_training = torch.stack([sample["noise"].square().mean() for sample in samples]).mean()
+    assert loss != pytest.approx(float(in_training), rel=1e-3)
+    assert planned > 10**9
+
+
+def test_loader_processes_end_with_the_validation(validation: Callable[..., Validation]) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    started: set[psutil.Process] = set()
+
+    class Watching(NoisySession):
+        def evaluate(self, batch: dict[str, torch.Tensor]) -> Losses:
+            started.update(set(psutil.Process().children(recursive=True)) - before)
+            return super().evaluate(batch)
+
+    validation(workers=2).run(Watching(), 3)
+    assert len(started) >= 2
+    assert not set(psutil.Process().children(recursive=True)) & started
+
+
+def test_progress_is_reported_as_batches_of_a_stage_and_training_continues_in_its_own(
+    validation: Callable[..., Validation],
+) -> None:
+    states = []
+    tracker = ProgressTracker("train", on_change=states.append)
+    own = validation(tracker=tracker)
+    own.run(NoisySession(), 3)
+    steps = [state.step for state in states if state.stage == "validate" and state.phase == "forward"]
+    assert steps == list(range(1, len(own._batches) + 1))
+    assert {state.of for state in states if state.stage == "validate"} == {len(own._batches)}
+    assert tracker.state.stage == "train"
+
+
+def test_rows_of_steps_that_are_repeated_after_an_interruption_are_removed(
+    validation: Callable[..., Validation], tmp_path: Path
+) -> None:
+    interrupted = validation()
+    for step in (3, 6, 9):
+        interrupted.run(NoisySession(), step)
+    resumed = validation(start=6)
+    assert [row["step"] for row in rows(tmp_path)] == [3, 6], "the row of the checkpoint itself is not repeated"
+    resumed.run(NoisySession(), 9)
+    assert [row["step"] for row in rows(tmp_path)] == [3, 6, 9]
+
+
+def test_a_loss_that_is_not_finite_ends_the_training_after_its_row(
+    validation: Callable[..., Validation], tmp_path: Path
+) -> None:
+    with pytest.raises(NonFiniteError, match="validation after 3 steps: loss is inf"):
+        validation().run(NoisySession(offset=float("inf")), 3)
+    assert rows(tmp_path)[0]["loss"] == float("inf")
+
+
+def test_a_share_of_data_without_a_second_episode_is_refused(tmp_path: Path, validation: Callable[..., Validation]) -> None:
+    with pytest.raises(ConfigurationError, match=r"validation.every: no dataset has a validation episode; a dataset needs two"):
+        validation(share=0.0)
