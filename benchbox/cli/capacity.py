@@ -4,8 +4,8 @@ from benchbox.launch.capacity import capacity_refusal
 from benchbox.plan import Plan, Skip
 
 
-def skip_beyond_capacity(planned: Plan) -> Plan:
-    """Return a plan for this machine, in which cells of too many ranks are skipped."""
-    refusals = {cell: capacity_refusal(cell.world_size) for cell in planned.cells}
+def skip_beyond_capacity(planned: Plan, nnodes: int = 1) -> Plan:
+    """Return a plan for machines like this one, in which cells of too many ranks on a node are skipped."""
+    refusals = {cell: capacity_refusal(cell.world_size // nnodes) for cell in planned.cells}
     refused = tuple(Skip(cell, refusal) for cell, refusal in refusals.items() if refusal is not None)
     return Plan(tuple(cell for cell, refusal in refusals.items() if refusal is None), (*planned.skipped, *refused))

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from benchbox.cli.options import Format, FormatOption
-from benchbox.errors import ThresholdError
+from benchbox.errors import EXIT_INCONCLUSIVE, ThresholdError
 
 BASELINES = Path("reports/baselines")
 
@@ -20,15 +20,18 @@ def check(
     baseline: Annotated[
         Path, typer.Option(metavar="FILE|DIR", help="A baseline file, or a folder of <machine>/<matrix>.json.")
     ] = BASELINES,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with code 5 if nothing is worse than inconclusive.")] = False,
     output: FormatOption = Format.text,
 ) -> None:
     """Check a run against the thresholds of its matrix: expected, found, verdict.
 
     A cell that failed or has not run never passes, whatever the thresholds say. The verdict is `missing` when nothing is
-    breached but something cannot be judged, as on a machine without a baseline. Exit code 4 when anything is not ok.
+    breached but something cannot be judged, as on a machine without a baseline: exit code 4, as for a breach. It is
+    `inconclusive` when launches do not settle whether a metric is worse than the baseline's: exit code 0, and 5 with --strict.
     """
     from benchbox.analysis.baseline import find_baseline
-    from benchbox.analysis.gate import BaselineLookup, gate, verdict_of
+    from benchbox.analysis.gate import gate, verdict_of
+    from benchbox.analysis.regression import BaselineLookup
     from benchbox.analysis.summary import summarize
     from benchbox.store.run import RunStore
 
@@ -50,14 +53,19 @@ def check(
         columns = ("cell", "metric", "expected", "found", "verdict")
         print_rows(console, columns, [(row.cell, row.metric, row.expected, row.actual, row.verdict) for row in rows])
         annotated = (row for row in failing if row.note)
-        notes = (f"{row.cell}: {row.note}" if row.verdict == "breach" else f"{row.note}" for row in annotated)
+        notes = (f"{row.note}" if row.verdict == "missing" else f"{row.cell}: {row.note}" for row in annotated)
         for note in dict.fromkeys(notes):
             say(console, f"note: {note}")
     if verdict == "missing":
         absent = "; ".join(dict.fromkeys(row.note for row in failing if row.note))
         raise ThresholdError(f"missing: {len(failing)} of {len(rows)} demands on {path} cannot be judged: {absent}")
     if verdict == "breach":
-        raise ThresholdError(f"{len(failing)} of {len(rows)} demands on {path} are not met" if rows else f"{path}: no cells")
+        breaches = sum(row.verdict == "breach" for row in failing)
+        raise ThresholdError(f"{breaches} of {len(rows)} demands on {path} are not met" if rows else f"{path}: no cells")
+    if verdict == "inconclusive":
+        typer.echo(f"inconclusive: launches do not settle {len(failing)} of {len(rows)} demands on {path}", err=True)
+        if strict:
+            raise typer.Exit(EXIT_INCONCLUSIVE)
 
 
 def promote(

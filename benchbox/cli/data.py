@@ -10,8 +10,8 @@ from benchbox.registry.names import did_you_mean
 from benchbox.registry.orders import ORDERS
 
 if TYPE_CHECKING:
-    from benchbox.data.bench import LoadingReport
-    from benchbox.data.recording import Attempt
+    from benchbox.data.loading.bench import LoadingReport
+    from benchbox.data.writing.recording import Attempt
 
 MAX_WORKERS = 64
 MAX_DECODED_PER_USED = 1.2  # above it the length of a block does not fit the videos
@@ -43,7 +43,7 @@ def record_dataset(
 
     Repeat the command to finish a recording that was interrupted.
     """
-    from benchbox.data.recording import record
+    from benchbox.data.writing.recording import record
 
     rates = record(
         out,
@@ -93,7 +93,7 @@ def convert_dataset(
     from rich.console import Console
     from rich.progress import Progress
 
-    from benchbox.data.convert import convert
+    from benchbox.data.writing.convert import convert
 
     console = Console(stderr=True)
     with Progress(console=console, transient=True) as progress:
@@ -123,7 +123,7 @@ def bench_dataset(
     from rich.console import Console
 
     from benchbox.data import open_dataset
-    from benchbox.data.bench import measure_loading
+    from benchbox.data.loading.bench import measure_loading
     from benchbox.registry.contracts import Axes
     from benchbox.registry.policies import build_policy
     from benchbox.spec.cell import DataSpec
@@ -158,7 +158,7 @@ def _parse_counts(text: str) -> list[int]:
 
 
 def _print_loading(loading: "LoadingReport", block: int) -> None:
-    from benchbox.data.bench import recommend_workers
+    from benchbox.data.loading.bench import recommend_workers
 
     print(f"{'order':<16} {'workers':>7} {'samples/s':>10}")
     for rate in loading.rates:

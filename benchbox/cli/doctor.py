@@ -173,7 +173,7 @@ def _video() -> Check:
     from av.codec import Codec
     from av.codec.codec import UnknownCodecError
 
-    from benchbox.data.video import CODEC
+    from benchbox.data.video.files import CODEC
 
     missing = []
     for name, mode, use in (("h264", "r", "reading"), ("av1", "r", "reading"), (CODEC, "w", "writing")):

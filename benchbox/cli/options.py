@@ -58,6 +58,42 @@ class LauncherName(StrEnum):
     torchrun = "torchrun"
 
 
+class TrainingLauncherName(StrEnum):
+    """Values of `--launcher` where ranks may run on other machines."""
+
+    local = "local"
+    torchrun = "torchrun"
+    slurm = "slurm"
+
+
+TrainingLauncherOption = Annotated[
+    TrainingLauncherName,
+    typer.Option(
+        "--launcher",
+        help="local forks ranks from a server that has imported all libraries; torchrun starts new interpreters, on all "
+        "nodes; slurm submits this command as a job.",
+    ),
+]
+
+NnodesOption = Annotated[
+    int, typer.Option("--nnodes", metavar="N", envvar="NNODES", help="Nodes; the same command is started on each.")
+]
+NodeRankOption = Annotated[
+    int | None,
+    typer.Option("--node-rank", metavar="R", envvar="NODE_RANK", help="Rank of this node; node 0 writes the records."),
+]
+MasterAddrOption = Annotated[
+    str | None,
+    typer.Option("--master-addr", metavar="HOST", envvar="MASTER_ADDR", help="Address of node 0, for several nodes."),
+]
+MasterPortOption = Annotated[
+    int, typer.Option("--master-port", metavar="PORT", envvar="MASTER_PORT", help="Free port of node 0, for several nodes.")
+]
+NodeTimeoutOption = Annotated[
+    float,
+    typer.Option("--node-timeout", metavar="S", help="Seconds until a node that does not join or report counts as lost."),
+]
+
 LauncherOption = Annotated[
     LauncherName,
     typer.Option(

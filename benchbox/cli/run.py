@@ -8,17 +8,32 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchbox.cli.options import LauncherName, LauncherOption, MatrixArgument, OnlyOption, PolicyDirOption, SetOption
+from benchbox.cli.options import (
+    MasterAddrOption,
+    MasterPortOption,
+    MatrixArgument,
+    NnodesOption,
+    NodeRankOption,
+    NodeTimeoutOption,
+    OnlyOption,
+    PolicyDirOption,
+    SetOption,
+    TrainingLauncherName,
+    TrainingLauncherOption,
+)
+from benchbox.cli.slurm import SlurmOption, job_command, render, slurm_options, submit_and_follow
 from benchbox.errors import CellFailedError, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from benchbox.launch.resume import Launches, PendingLaunches
     from benchbox.launch.runner import RunSummary
+    from benchbox.launch.slurm.job import JobState, SlurmJob
     from benchbox.plan import Plan
     from benchbox.spec import Matrix
     from benchbox.spec.cell import Cell
-    from benchbox.store.run import Run
+    from benchbox.store.run import Run, RunStore
 
 
 _EXIT_STOPPED = 130  # 128 + SIGINT, as a shell reports it
@@ -43,11 +58,17 @@ def run(
     sets: SetOption,
     policy_dirs: PolicyDirOption,
     only: OnlyOption,
+    slurm: SlurmOption,
     out: OutOption = None,
     launches: LaunchesOption = None,
     fresh: FreshOption = False,
     dry_run: DryRunOption = False,
-    launcher: LauncherOption = LauncherName.local,
+    launcher: TrainingLauncherOption = TrainingLauncherName.local,
+    nnodes: NnodesOption = 1,
+    node_rank: NodeRankOption = None,
+    master_addr: MasterAddrOption = None,
+    master_port: MasterPortOption = 29500,
+    node_timeout: NodeTimeoutOption = 180.0,
 ) -> None:
     """Measure every cell of a matrix, print the table and write the reports.
 
@@ -57,8 +78,9 @@ def run(
     Exit code 3 when a cell did not end ok, 130 when the run was stopped.
     """
     from benchbox.cli.capacity import skip_beyond_capacity
+    from benchbox.cli.nodes import check_world_sizes, follow_node_0, open_launcher
     from benchbox.cli.statistics import prepare_statistics
-    from benchbox.launch.process import make_launcher
+    from benchbox.launch.nodes.settings import read_node_settings
     from benchbox.launch.process.lock import lock_run_directory
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.launch.progress import ConsoleProgress
@@ -71,20 +93,50 @@ def run(
 
     if launches is not None:
         sets = [*sets, f"measure.launches={launches}"]
-    loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
-    planned, selected = (skip_beyond_capacity(plan(loaded, only)) for only in ("", join_expressions(only)))
+    nodes = read_node_settings(
+        nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port, timeout_s=node_timeout
+    )
+    overrides = parse_overrides(sets)
+    resources = slurm_options(launcher, slurm, nnodes)
+    loaded = load_matrix(matrix, overrides, policy_dirs)
+    planned, selected = (plan(loaded, only) for only in ("", join_expressions(only)))
+    if resources is None:  # a job runs on other machines
+        planned, selected = (skip_beyond_capacity(cells, nnodes) for cells in (planned, selected))
     if not selected.cells:
         reasons = "; ".join(dict.fromkeys(skip.reason for skip in selected.skipped))
         raise ConfigurationError(f"{matrix}: no cell can run: {reasons}")
+    world_sizes = (cell.world_size for cell in selected.cells)
+    check_world_sizes(loaded.path, overrides, world_sizes, resources.nodes if resources else nnodes)
     selected_launches = launches_of(selected, loaded.measure)
     folder = out or Path("runs") / loaded.name
     store = RunStore(folder)
+
+    def find_pending(*, fresh: bool) -> "PendingLaunches":
+        return pending_launches(selected_launches, loaded.measure, store, loaded.policy_dirs, fresh=fresh)
+
+    script = ""
+    if resources:
+        more = [*(word for text in only for word in ("--only", text)), *["--fresh"] * fresh]
+        command = job_command("run", loaded.path, resources, out=folder, sets=sets, policy_dirs=policy_dirs, more=more)
+        script = render(loaded.name, command, folder, resources)
     if dry_run:
         from benchbox.cli.plan import print_plan
 
         print_plan(loaded, selected)
-        pending = pending_launches(selected_launches, loaded.measure, store, loaded.policy_dirs, fresh=fresh)
+        pending = find_pending(fresh=fresh)
         print(f"in {folder}: {pending.reused} launches are done, {len(pending.launches)} would run")
+        print(f"\n{script}" if script else "", end="")
+        return
+    if resources:
+        if find_pending(fresh=fresh).launches:
+            job, state = submit_and_follow(script, folder)
+            _check_job(job, state, find_pending(fresh=False).launches, store)
+        else:
+            print(f"all {len(selected_launches)} launches are done already: no job was submitted")
+            _write_reports(folder)
+        return
+    if nodes is not None and nodes.rank:
+        follow_node_0(folder, nodes)
         return
 
     from rich.console import Console
@@ -94,12 +146,12 @@ def run(
         store.write_run(_build_run(loaded, planned, matrix_file=str(matrix)))
         console.print(loaded.data.reading, markup=False, soft_wrap=True)
         prepare_statistics(loaded.data, console)
-        with stop_on_signals() as stop:
+        with stop_on_signals() as stop, open_launcher(launcher, folder, nodes, stop) as opened:
             summary = run_matrix(
                 selected_launches,
                 measure=loaded.measure,
                 store=store,
-                launcher=make_launcher(launcher),
+                launcher=opened,
                 progress=ConsoleProgress(console, _make_label(planned)),
                 policy_dirs=loaded.policy_dirs,
                 fresh=fresh,
@@ -108,6 +160,18 @@ def run(
         if not summary.stopped:
             _write_reports(folder)
     _exit(summary, folder, len(selected.cells))
+
+
+def _check_job(job: "SlurmJob", state: "JobState", pending: "Launches", store: "RunStore") -> None:
+    """Raise the error of a job that left launches without an ok record."""
+    from benchbox.launch.slurm.job import SlurmJobError
+
+    if not pending:
+        return
+    recorded = all(store.record(cell.cell_id, launch) for cell, launch in pending)
+    if recorded and state.ended_by_itself:
+        raise CellFailedError(f"Slurm job {job.id}: {len(pending)} launches did not end ok; output: {job.log}")
+    raise SlurmJobError(f"Slurm job {job.id} ended {state} with {len(pending)} launches left; the same command submits them")
 
 
 def _build_run(matrix: "Matrix", planned: "Plan", *, matrix_file: str) -> "Run":

@@ -24,10 +24,10 @@ def prepare_statistics(data: "DataSpec", console: "Console") -> None:
 
     from rich.progress import Progress
 
-    from benchbox.data.decoders import choose_decoder, installed_decoders
-    from benchbox.data.description import summarise_selection
-    from benchbox.data.lerobot import open_training_dataset
-    from benchbox.data.mixture import drawn_shares, select_datasets
+    from benchbox.data.dataset.lerobot import open_training_dataset
+    from benchbox.data.samples.description import summarise_selection
+    from benchbox.data.samples.mixture import drawn_shares, select_datasets
+    from benchbox.data.video.decoders import choose_decoder, installed_decoders
 
     opened, lines = [], []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

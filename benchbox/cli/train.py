@@ -2,30 +2,63 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchbox.cli.options import LauncherName, LauncherOption, PolicyDirOption, SetOption
-from benchbox.errors import EXIT_CELL_FAILED, EXIT_USAGE
+from benchbox.cli.options import (
+    MasterAddrOption,
+    MasterPortOption,
+    NnodesOption,
+    NodeRankOption,
+    NodeTimeoutOption,
+    PolicyDirOption,
+    SetOption,
+    TrainingLauncherName,
+    TrainingLauncherOption,
+)
+from benchbox.cli.slurm import SlurmOption, job_command, render, slurm_options, submit_and_follow
+from benchbox.errors import EXIT_CELL_FAILED, EXIT_THRESHOLD, EXIT_USAGE, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from benchbox.launch.slurm.job import JobState, SlurmJob
     from benchbox.launch.supervise.outcome import Outcome
-    from benchbox.spec.train import TrainConfig
+    from benchbox.spec.measured_setup import MeasuredSetup
 
 _EXIT_STOPPED = 130
+_EXIT_CODES = {
+    "ConfigurationError": EXIT_USAGE,
+    "DataError": EXIT_USAGE,
+    "ThresholdError": EXIT_THRESHOLD,
+}  # by error of a rank
 
 ConfigArgument = Annotated[
-    Path,
+    Path | None,
     typer.Argument(metavar="CONFIG", help="A training file, or the name of one in matrices/train/.", show_default=False),
 ]
+FromOption = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="RUN", help="Train with the set-up of a cell that this run directory has measured."),
+]
+CellOption = Annotated[str | None, typer.Option("--cell", metavar="ID", help="With --from: the beginning of the cell's id.")]
+StepsOption = Annotated[int | None, typer.Option("--steps", metavar="N", help="Optimizer steps in all, as --set steps=N.")]
 OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Output folder.", show_default="runs/train/<name of the config>")
 ]
 ResumeOption = Annotated[
     bool, typer.Option("--resume", help="Continue from the newest checkpoint; start anew if there is none.")
+]
+MaxRestartsOption = Annotated[
+    int,
+    typer.Option(
+        "--max-restarts", metavar="N", min=0, help="How often to start again from the last checkpoint after a rank died."
+    ),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Check everything and print the plan, the parameter groups and the schedule.")
+]
+DrawingOption = Annotated[
+    Path | None, typer.Option("--figure", metavar="FILE.svg", help="With --dry-run: draw the schedule.", show_default=False)
 ]
 
 
@@ -35,71 +68,120 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    config: ConfigArgument,
     sets: SetOption,
     policy_dirs: PolicyDirOption,
+    slurm: SlurmOption,
+    config: ConfigArgument = None,
+    from_run: FromOption = None,
+    cell: CellOption = None,
+    steps: StepsOption = None,
     out: OutOption = None,
     resume: ResumeOption = False,
-    launcher: LauncherOption = LauncherName.local,
+    max_restarts: MaxRestartsOption = 0,
+    launcher: TrainingLauncherOption = TrainingLauncherName.local,
+    nnodes: NnodesOption = 1,
+    node_rank: NodeRankOption = None,
+    master_addr: MasterAddrOption = None,
+    master_port: MasterPortOption = 29500,
+    node_timeout: NodeTimeoutOption = 180.0,
+    dry_run: DryRunOption = False,
+    drawing: DrawingOption = None,
 ) -> None:
     """Train a policy with the step that `benchbox run` measures: the same seed gives bit-identical losses.
 
-    The output folder gets metrics.jsonl with the metrics of every step, and checkpoints/ with everything needed to resume.
+    With --from and --cell, the set-up is that of a measured cell, and CONFIG has only the rest: steps, checkpoints and so on.
 
-    Exit code 3 when a rank failed, 130 when it was stopped.
+    The output folder gets metrics.jsonl with the metrics of every step, validation.jsonl with every validation, and
+    checkpoints/ with everything needed to resume.
+
+    SIGTERM, SIGUSR1, SIGHUP or ctrl-C, sent to this command, stop the training after a step, with a checkpoint; a second one
+    ends it at once. SIGTERM and SIGUSR1 sent to a rank stop it likewise.
+
+    Exit code 3 when a rank failed, 4 when an audit ended the training, 130 when it was stopped.
     """
     from rich.console import Console
 
+    from benchbox.cli.nodes import check_world_sizes, follow_node_0, open_launcher
     from benchbox.cli.statistics import prepare_statistics
-    from benchbox.launch.process import make_launcher
+    from benchbox.cli.train_preview import preview
+    from benchbox.launch.nodes.settings import read_node_settings
     from benchbox.launch.process.lock import lock_run_directory
-    from benchbox.launch.process.signals import stop_on_signals
+    from benchbox.launch.process.signals import collect_stop_signals
     from benchbox.launch.training import launch_training
+    from benchbox.launch.training_progress import TrainingProgress
     from benchbox.spec import parse_overrides
+    from benchbox.spec.files import TRAINING_FILES, find_file
+    from benchbox.spec.measured_setup import differences
     from benchbox.spec.train import load_train
 
-    loaded = load_train(config, parse_overrides(sets), policy_dirs)
+    if steps is not None:
+        sets = [*sets, f"steps={steps}"]
+    nodes = read_node_settings(
+        nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port, timeout_s=node_timeout
+    )
+    overrides, measured = parse_overrides(sets), _measured(config, from_run, cell)
+    loaded = load_train(config, overrides, policy_dirs, measured=measured)
+    file, resources = None if config is None else find_file(config, TRAINING_FILES), slurm_options(launcher, slurm, nnodes)
+    check_world_sizes(file, overrides, [loaded.cell.world_size], resources.nodes if resources else nnodes)
+    if measured is not None:
+        print(f"set-up: {measured.label}")
+        for line in differences(loaded.cell, measured.cell):
+            print(f"not as measured: {line}")
+    if dry_run:
+        preview(loaded, config, overrides, drawing)
+        return
+    if drawing is not None:
+        raise typer.BadParameter("draws the schedule of --dry-run only", param_hint="--figure")
     folder = out or Path("runs") / "train" / loaded.name
-    prepare_statistics(loaded.cell.data, Console(highlight=False))
-    printer = _MetricsPrinter(loaded)
-    with lock_run_directory(folder), stop_on_signals() as stop:
+    if resources:
+        if file is None or measured is not None:
+            raise ConfigurationError("--launcher slurm submits a training file; write the set-up of the cell into one")
+        more = [*["--resume"] * resume, "--max-restarts", str(max_restarts)]
+        command = job_command("train", file, resources, out=folder, sets=sets, policy_dirs=policy_dirs, more=more)
+        _check_job(*submit_and_follow(render(loaded.name, command, folder, resources), folder))
+        return
+    if nodes is not None and nodes.rank:
+        follow_node_0(folder, nodes)
+        return
+    console = Console(highlight=False)
+    prepare_statistics(loaded.cell.data, console)
+    with (
+        lock_run_directory(folder),
+        collect_stop_signals() as stop_signals,
+        open_launcher(launcher, folder, nodes, lambda: bool(stop_signals)) as opened,
+    ):
         outcome = launch_training(
             loaded,
             folder,
             resume=resume,
-            launcher=make_launcher(launcher),
+            launcher=opened,
+            max_restarts=max_restarts,
             policy_dirs=loaded.policy_dirs,
-            on_metrics=printer.print_row,
-            stop=stop,
+            progress=TrainingProgress(loaded, console),
+            stop_signals=stop_signals,
         )
     _exit(outcome, folder)
 
 
-class _MetricsPrinter:
-    """Prints one line about the data, one every `log_every` steps, and one for the last step."""
+def _check_job(job: "SlurmJob", state: "JobState") -> None:
+    """Raise SlurmJobError unless the job of a training completed; its output, with the reason, is printed already."""
+    from benchbox.launch.slurm.job import SlurmJobError
 
-    def __init__(self, config: "TrainConfig") -> None:
-        self._config = config
-        self._started = False
+    if state.state != "COMPLETED":
+        raise SlurmJobError(f"Slurm job {job.id} ended {state}; --resume submits the rest of the training")
 
-    def print_row(self, row: "Mapping[str, Any]") -> None:
-        from benchbox.launch.progress import format_clock
 
-        config, step = self._config, int(row["step"]) + 1
-        if not self._started:
-            print(config.cell.data.reading)
-            self._started = True
-        if "warning" in row:
-            print(f"warning: {row['warning']}", file=sys.stderr, flush=True)
-        if step % config.log_every and step != config.steps:
-            return
-        remaining_s = (config.steps - step) * row["step_s"]
-        print(
-            f"step {step}/{config.steps}  loss {row['loss']:.4f}  grad norm {row['grad_norm']:.3f}  lr {row['lr']:.2e}"
-            f"  {row['samples'] / row['step_s']:.3g} samples/s"
-            + (f"  {format_clock(remaining_s)} left" if remaining_s >= 1 else ""),
-            flush=True,
-        )
+def _measured(config: Path | None, run: Path | None, cell: str | None) -> "MeasuredSetup | None":
+    """Return the measured set-up that the options name, if any."""
+    from benchbox.cli.measured_cell import find_measured_cell
+
+    if (run is None) != (cell is None):
+        raise ConfigurationError("--from RUN and --cell ID go together")
+    if run is None or cell is None:
+        if config is None:
+            raise ConfigurationError("give a training file, or the set-up of a measured cell: --from RUN --cell ID --steps N")
+        return None
+    return find_measured_cell(run, cell)
 
 
 def _exit(outcome: "Outcome", folder: Path) -> None:
@@ -110,12 +192,12 @@ def _exit(outcome: "Outcome", folder: Path) -> None:
     if outcome.status == "ok":
         print(f"done; {newest}; metrics: {folder / 'metrics.jsonl'}")
         return
-    if outcome.status == "interrupted":
-        print(f"stopped; {newest}; continue with --resume", file=sys.stderr)
-        raise typer.Exit(_EXIT_STOPPED)
     error = outcome.error
     assert error is not None, "every other status has an error"
+    if outcome.status == "interrupted":
+        print(f"stopped: {error['message']}; {newest}; continue with --resume", file=sys.stderr)
+        raise typer.Exit(_EXIT_STOPPED)
     location = f" (rank {error['rank']}, {error['phase'] or 'outside a step'})" if error["rank"] is not None else ""
     print(f"error: {outcome.status}: {error['type']}: {error['message']}{location}; {newest}", file=sys.stderr)
     print(f"error: logs of each rank: {folder / 'launch'}", file=sys.stderr)
-    raise typer.Exit(EXIT_USAGE if error["type"] in {"ConfigurationError", "DataError"} else EXIT_CELL_FAILED)
+    raise typer.Exit(_EXIT_CODES.get(error["type"], EXIT_CELL_FAILED))

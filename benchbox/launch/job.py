@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from benchbox.store.files import write_json
@@ -25,6 +26,25 @@ class Job:
     folder: Path
     timeout_s: float | None  # start to end; None: no limit
     hang_after_s: float  # without progress of any rank
+    nnodes: int = 1
+    node: int = 0  # that starts its part of the ranks from this object
+
+    def on_node(self, node: int) -> Job:
+        """Return the same job as another node starts it, with files of its own for what concerns one node."""
+        return replace(self, node=node)
+
+    def node_of(self, rank: int) -> int:
+        """Return the node of a rank: nodes have equally many, in order."""
+        return rank // (self.ranks // self.nnodes)
+
+    @property
+    def process_id(self) -> str:
+        """Value of the variable by which the processes of this job on this node are found."""
+        return f"{self.folder.resolve()}{self._suffix}"
+
+    @property
+    def _suffix(self) -> str:
+        return f"-node{self.node}" if self.node else ""
 
     @property
     def file(self) -> Path:
@@ -34,7 +54,17 @@ class Job:
     @property
     def group_log(self) -> Path:
         """Log of the process that starts the ranks, and of ranks until they open a log of their own."""
-        return self.folder / "torchrun.log"
+        return self.folder / f"torchrun{self._suffix}.log"
+
+    @property
+    def torchrun_folder(self) -> Path:
+        """Log folder that torchrun needs, by default a new one in /tmp. Removed when the group has ended."""
+        return self.folder / f"torchrun{self._suffix}"
+
+    @property
+    def exits(self) -> Path:
+        """File of the failed ranks, see `read_rank_exits`."""
+        return self.folder / f"exits{self._suffix}.json"
 
     def events(self, rank: int) -> Path:
         return self.folder / f"events-rank{rank}.jsonl"
@@ -55,7 +85,7 @@ class Job:
         if self.folder.exists():
             shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True)
-        write_json(self.file, {**self.config, "out": str(self.folder.resolve())})
+        write_json(self.file, {**self.config, "out": str(self.folder.resolve()), "launcher": os.getpid()})
 
     def remove_empty_stacks(self) -> None:
         """Remove the stack files of ranks that were never asked for a stack."""
@@ -109,6 +139,7 @@ class Launcher(Protocol):
     """Starts jobs. Ranks report through the event files of their job, so a launcher only has to start and end them."""
 
     name: str
+    nnodes: int = 1
 
     def variables(self, ranks: int) -> Mapping[str, str]:
         """Return the environment variables that the launcher sets for a group of this size; they are recorded."""

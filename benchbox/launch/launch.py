@@ -65,6 +65,7 @@ def launch_cell(
         folder=folder,
         timeout_s=measure.timeout_s,
         hang_after_s=measure.hang_after_s,
+        nnodes=launcher.nnodes,
     )
     environment = {
         "benchbox_sha256": benchbox_sha256(),

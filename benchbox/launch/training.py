@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from benchbox.errors import ConfigurationError, Problem, UnsupportedError
 from benchbox.launch.capacity import capacity_refusal
+from benchbox.launch.follower import RowFollower
 from benchbox.launch.job import Job
-from benchbox.launch.supervise.group import never_stop, run_group
-from benchbox.registry.backends import backend_info, backends
-from benchbox.store.checkpoints import check_same_configuration, list_checkpoints
+from benchbox.launch.restarts import is_restartable, record_restart
+from benchbox.launch.supervise.group import run_group
+from benchbox.registry.backends import backend_info
+from benchbox.store.checkpoints import checkpoint_steps, describe_resume, list_checkpoints, set_damaged_aside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from benchbox.launch.job import Launcher
     from benchbox.launch.supervise.outcome import Outcome
     from benchbox.launch.supervise.trace import Trace
+    from benchbox.launch.training_progress import TrainingProgress
     from benchbox.spec.train import TrainConfig
     from benchbox.worker.job_file import TrainJob
 
@@ -30,10 +33,11 @@ def launch_training(
     resume: bool,
     launcher: Launcher,
     policy_dirs: Sequence[Path] = (),
-    on_metrics: Callable[[Mapping[str, Any]], None],
-    stop: Callable[[], bool] = never_stop,
+    max_restarts: int = 0,
+    progress: TrainingProgress,
+    stop_signals: Sequence[str] = (),
 ) -> Outcome:
-    """Train in a process group of its own.
+    """Train in a process group, and in another one after each restart.
 
     Args:
         config: the training run.
@@ -41,16 +45,17 @@ def launch_training(
         resume: continue from the newest checkpoint in `folder`.
         launcher: starts the ranks.
         policy_dirs: additional folders of policies.
-        on_metrics: called with every row of `metrics.jsonl` as it appears.
-        stop: see `run_group`.
+        max_restarts: how often the ranks are started again from the newest checkpoint after one of them died.
+        progress: shows stages, rows of metrics and findings as they appear.
+        stop_signals: names of the signals that asked to stop; it grows while the training runs. See `_StopRequests`.
 
     Raises:
         ConfigurationError: the folder has checkpoints and `resume` is false, they are of another configuration, or this machine
             cannot run so many ranks.
-        UnsupportedError: the backend cannot run this cell, or cannot save it.
+        UnsupportedError: the backend cannot run this cell.
     """
     cell = config.cell
-    _check(config, folder, resume)
+    _check(config, folder, resume, launcher.nnodes, progress)
     job_config: TrainJob = {
         "kind": "train",
         "train": config.to_dict(),
@@ -64,61 +69,91 @@ def launch_training(
         folder=folder / "launch",
         timeout_s=None,
         hang_after_s=config.hang_after_s,
+        nnodes=launcher.nnodes,
     )
     if not resume:
-        (folder / "metrics.jsonl").unlink(missing_ok=True)
-    follower = _MetricsFollower(folder / "metrics.jsonl", on_metrics, skip_existing=resume)
-    outcome = run_group(job, launcher, on_progress=follower.on_progress, stop=stop)
-    follower.read()
+        for name in ("metrics.jsonl", "validation.jsonl", "findings.jsonl", "restarts.json"):
+            (folder / name).unlink(missing_ok=True)
+    with progress.display():
+        outcome = _run_once(job, folder, resume, launcher, progress, stop_signals)
+        for number in range(1, max_restarts + 1):
+            if stop_signals or not is_restartable(outcome):
+                break
+            progress.restarted(record_restart(folder, outcome, number, max_restarts))
+            job = replace(job, config={**job_config, "resume": True})
+            outcome = _run_once(job, folder, True, launcher, progress, stop_signals)
     return outcome
 
 
-def _check(config: TrainConfig, folder: Path, resume: bool) -> None:
+def _run_once(
+    job: Job, folder: Path, resume: bool, launcher: Launcher, progress: TrainingProgress, stop_signals: Sequence[str]
+) -> Outcome:
+    """Run one process group, and show the rows of its metrics, validations and findings as they appear."""
+    existing = list_checkpoints(folder / "checkpoints") if resume else []
+    start = checkpoint_steps(existing[-1]) if existing else 0
+    followers = [
+        RowFollower(folder / "metrics.jsonl", progress.metrics_row, first_step=start),
+        RowFollower(folder / "validation.jsonl", progress.validation_row, first_step=start + 1 if existing else 0),
+        RowFollower(folder / "findings.jsonl", progress.audit_row, first_step=start + 1),
+    ]
+    requests = _StopRequests(stop_signals, progress)
+
+    def on_progress(traces: Sequence[Trace]) -> None:
+        progress.ranks_progressed(traces)
+        requests.is_training = requests.is_training or all(_trains(trace) for trace in traces)
+        if _trains(traces[0]):  # which has removed the rows of repeated steps
+            for follower in followers:
+                follower.read()
+
+    outcome = run_group(job, launcher, on_progress=on_progress, stop=requests.ends, ask=requests.asks)
+    if requests.is_training:
+        for follower in followers:
+            follower.read()
+    return outcome
+
+
+def _trains(trace: Trace) -> bool:
+    return trace.state is not None and trace.state.stage in ("train", "validate")
+
+
+def _check(config: TrainConfig, folder: Path, resume: bool, nnodes: int, progress: TrainingProgress) -> None:
     cell, info = config.cell, backend_info(config.cell.backend)
-    if refusal := info.refusal(world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing):
+    if refusal := info.refusal(
+        world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing, shard_size=cell.shard_size
+    ):
         raise UnsupportedError(refusal)
-    if refusal := capacity_refusal(cell.world_size):
+    if refusal := capacity_refusal(cell.world_size // nnodes):
         raise ConfigurationError(refusal)
-    if config.checkpoint_every and not info.saves:
-        names = " or ".join(name for name, backend in backends().items() if backend.saves)
-        raise UnsupportedError(
-            f"{cell.backend} cannot be saved yet: train with {names}, or set checkpoint.every=0 to train without"
-        )
+    for line in set_damaged_aside(folder / "checkpoints") if resume else ():
+        progress.warn(line)
     paths = list_checkpoints(folder / "checkpoints")
     if paths and not resume:
         raise ConfigurationError(
             Problem(str(folder), f"holds a training, at {paths[-1].name}", "--resume continues it, --out names another folder")
         )
     if paths:
-        check_same_configuration(paths[-1], cell)
+        progress.message(describe_resume(paths[-1], cell))
 
 
-class _MetricsFollower:
-    """Passes on the rows that are appended to a file of JSON lines."""
+class _StopRequests:
+    """Signals that asked a training to stop: the first asks the ranks, the second ends them.
 
-    def __init__(self, path: Path, on_row: Callable[[Mapping[str, Any]], None], *, skip_existing: bool) -> None:
-        self._path = path
-        self._on_row = on_row
-        self._last_step = -1
-        if skip_existing:
-            self._last_step = max((int(row["step"]) for row in self._rows()), default=-1)
+    A training that takes no steps yet has nothing to save, and ends at the first.
+    """
 
-    def on_progress(self, traces: Sequence[Trace]) -> None:
-        if any(trace.state is not None and trace.state.stage == "train" for trace in traces):
-            self.read()
+    def __init__(self, received: Sequence[str], progress: TrainingProgress) -> None:
+        self._received = received
+        self._progress = progress
+        self.is_training = False
+        self._has_asked = False
 
-    def read(self) -> None:
-        rows = self._rows()
-        if rows and rows[-1]["step"] < self._last_step:
-            self._last_step = rows[-1]["step"]  # resuming removed the rows after the checkpoint: those steps are repeated
-        for row in rows:
-            if row["step"] > self._last_step:
-                self._last_step = row["step"]
-                self._on_row(row)
+    def ends(self) -> bool:
+        """Return whether to end the group now."""
+        return len(self._received) > 1 or (bool(self._received) and not self.is_training)
 
-    def _rows(self) -> list[dict[str, Any]]:
-        try:
-            text = self._path.read_text()
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    def asks(self) -> bool:
+        """Return whether to ask the ranks to stop."""
+        if self._received and not self._has_asked:
+            self._has_asked = True
+            self._progress.stop_requested(self._received[0])
+        return self._has_asked

@@ -10,6 +10,7 @@ from benchbox.analysis.quantities import UNKNOWN, quantity
 from benchbox.analysis.summary import CellSummary, matrix_text, metric_words
 from benchbox.registry.host_load import busy_reasons
 from benchbox.registry.metrics import BUILT_IN_METRICS, Metric, metrics
+from benchbox.report.headline import evidence_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -76,12 +77,8 @@ def _ratio(_: CellSummary, comparison: Comparison | None) -> CellValue:
         return CellValue("reference", 1.0, "what the others are compared with")
     if comparison.ratio is None:
         return CellValue(UNKNOWN, -1.0, comparison.reason or "")
-    text = f"{comparison.ratio:.2f}x"
-    if comparison.ranges_disjoint is None:
-        return CellValue(text, comparison.ratio, "of a single launch on one side: the spread is unknown")
-    if not comparison.ranges_disjoint:
-        return CellValue(f"{text} ~", comparison.ratio, "ranges over launches overlap: no difference is shown")
-    return CellValue(text, comparison.ratio, "ranges over launches do not overlap")
+    text = f"{comparison.ratio:.2f}x" + ("" if comparison.is_settled else " ~")
+    return CellValue(text, comparison.ratio, evidence_of(comparison))
 
 
 def _kernel(summary: CellSummary, _: Comparison | None) -> CellValue:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchbox.analysis.inference import ALPHA, RELEVANT
 from benchbox.analysis.summary import label
 
 if TYPE_CHECKING:
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One pair of cells. `ranges_disjoint` as in `Comparison`."""
+    """One pair of cells."""
 
     ratio: str
     sentence: str
     context: str
     evidence: str
-    ranges_disjoint: bool | None
+    is_settled: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +66,13 @@ def _axis_value(cell: Mapping[str, object], field: str) -> str:
 
 
 def _sentence(subject: str, reference: str, pairs: Sequence[Comparison]) -> str:
-    """Quote the ratios of pairs whose ranges over launches do not overlap; count the other pairs."""
-    ratios = [comparison.ratio for comparison in pairs if comparison.ratio is not None and comparison.ranges_disjoint]
+    """Quote the ratios of settled pairs, and count the others."""
+    ratios = [comparison.ratio for comparison in pairs if comparison.ratio is not None and comparison.is_settled]
     unsettled = len(pairs) - len(ratios)
     if not ratios:
-        return f"Launches do not settle whether {subject} or {reference} trains faster."
+        more = max((comparison.more_launches or 0 for comparison in pairs), default=0)
+        remedy = f": {more} more of each cell could" if more else ""
+        return f"Launches do not settle whether {subject} or {reference} trains faster{remedy}."
     low, high = f"{min(ratios):.2f}x", f"{max(ratios):.2f}x"
     text = f"{subject} trains at {low if low == high else f'{low} to {high}'} the samples/s of {reference}"
     if len(pairs) > 1:
@@ -83,18 +86,30 @@ def _card(comparison: Comparison, axes: Sequence[str]) -> Card:
     assert comparison.ratio is not None
     assert comparison.reference is not None
     subject, reference = _pair_names(comparison)
-    counts = (len(comparison.subject.ok), len(comparison.reference.ok))
-    launches = f"{counts[0]} against {counts[1]} launches"
-    evidence = {
-        None: f"{launches}: the spread of a single launch is unknown",
-        False: f"{launches}, ranges overlap: no difference is shown",
-        True: f"{launches}, ranges do not overlap",
-    }[comparison.ranges_disjoint]
     shared_fields = [field for field in axes if field not in comparison.axis]
     return Card(
         ratio=f"{comparison.ratio:.2f}x",
         sentence=f"the samples/s of {reference}, by {subject}",
         context=label(comparison.subject.cell, shared_fields) if shared_fields else "",
-        evidence=evidence,
-        ranges_disjoint=comparison.ranges_disjoint,
+        evidence=evidence_of(comparison),
+        is_settled=comparison.is_settled,
+    )
+
+
+def evidence_of(comparison: Comparison) -> str:
+    """Return what the launches of a pair show, with the interval of the ratio."""
+    effect = comparison.effect
+    assert effect is not None
+    launches = f"{effect.launches[0]} against {effect.launches[1]} launches"
+    if comparison.more_launches is not None:
+        return f"{launches}: too few to settle any difference; {comparison.more_launches} more of each cell could"
+    text = f"{launches}, {effect.low:.2f}x to {effect.high:.2f}x with {1 - ALPHA:.0%} confidence"
+    return (
+        text
+        + {
+            "improvement": ": faster",
+            "regression": ": slower",
+            "neutral": f": no difference above {RELEVANT:.0%}",
+            "inconclusive": ": not settled",
+        }[comparison.verdict]
     )

@@ -27,7 +27,7 @@ def render_html(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["n"] = _coordinate
+    environment.filters["n"] = format_coordinate
     style, script = ((_TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", "sort.js"))
     return environment.get_template("report.html.j2").render(
         report=report,
@@ -39,5 +39,6 @@ def render_html(report: Report) -> str:
     )
 
 
-def _coordinate(value: float) -> str:
+def format_coordinate(value: float) -> str:
+    """Return a coordinate of a drawing with two decimals at most."""
     return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchbox import __version__
 from benchbox.analysis.comparability import compare_with_reference
+from benchbox.analysis.inference import ALPHA, RELEVANT
 from benchbox.analysis.summary import (
     BUSY_HOST,
     HIGH_SPREAD,
@@ -143,7 +144,10 @@ def _sampling(run: Run) -> str:
         f"Every cell was launched {_count(launches, 'time')}, each a fresh process group, cells interleaved. "
         f"A launch ran {_count(warmup, 'warm-up step')}, reset its peaks, and measured {_count(steps, 'step')}. "
         "The launch is the sample: a figure is the median over launches of what each found over its steps, "
-        "and a range goes from the lowest launch to the highest."
+        "and a range goes from the lowest launch to the highest. "
+        "A ratio is the median over all pairs of launches, and its interval has the ratios that an exact permutation test of "
+        f"the launches does not reject at {ALPHA:.0%}. A pair is settled when the test, corrected for the number of pairs by "
+        f"Holm's procedure, rejects equality and the difference is at least {RELEVANT:.0%}, or if the interval is within that."
     )
 
 
@@ -166,7 +170,7 @@ def _table_notes(summaries: Sequence[CellSummary], comparisons: Mapping[str, Com
     reasons = dict.fromkeys(memory["reason"] for memory in memories if memory["reason"])
     notes = [f"Memory source {source}: {MEMORY_SOURCES.get(source, 'an unknown source')}." for source in sources]
     notes += [f"Peak reserved is unknown: {reason}." for reason in reasons]
-    if any(comparison.ratio is not None and comparison.ranges_disjoint is False for comparison in comparisons.values()):
-        notes.append("A ratio marked ~ is of launches whose ranges overlap: no difference is shown.")
+    if any(comparison.verdict == "inconclusive" for comparison in comparisons.values()):
+        notes.append("A ratio marked ~ is not settled by the launches: chance may explain it.")
     marks = {mark for summary in summaries for mark in summary.marks}
     return (*notes, *(note for mark, note in _MARK_NOTES.items() if mark in marks))

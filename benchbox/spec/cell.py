@@ -12,6 +12,8 @@ from typing import Any, Self
 
 from benchbox.registry.contracts import AttentionKernel, Mode
 from benchbox.spec.datasets import DatasetSpec
+from benchbox.spec.optim import ADDED_LATER as ADDED_LATER
+from benchbox.spec.optim import OptimSpec as OptimSpec
 from benchbox.spec.types import (
     BackendName,
     Batch,
@@ -21,35 +23,17 @@ from benchbox.spec.types import (
     PolicyName,
     RecipeName,
     Seed,
+    ShardSize,
     Size,
     WeightsPath,
 )
 
 BYTES = "bytes"  # the tokenizer that needs no file
 
-# Metadata of a field that was added after records were published: at its default it is left out of the id, and ids stay.
-ADDED_LATER = {"added_later": True}
-
 
 def about(description: str) -> dict[str, str]:
     """Return the metadata of a field that a matrix file can set, with what an editor shows about it."""
     return {"description": description}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimSpec:
-    """AdamW and its schedule. Defaults are those of the pi family (openpi, lerobot)."""
-
-    lr: float = 2.5e-5
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-    head_lr: float | None = None  # None: the same as lr
-    max_grad_norm: float = 1.0
-    schedule: str = "warmup_cosine"  # constant | warmup_constant | warmup_cosine
-    warmup_steps: int = 1000
-    total_steps: int = 30_000
-    final_lr: float = 2.5e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +107,10 @@ class Cell:
         default=None,
         metadata=about("Published weights to start from: a safetensors file or a folder of them.") | ADDED_LATER,
     )
+    shard_size: ShardSize | None = field(
+        default=None,
+        metadata=about("Ranks that share one copy of the parameters under a hybrid backend, 2 by default.") | ADDED_LATER,
+    )
     accumulation: Count = field(default=1, metadata=about("Micro-steps per optimizer step."))
     seed: Seed = field(default=0, metadata=about("Seed of the parameters and the data order."))
     order: OrderName = field(
@@ -150,16 +138,15 @@ class Cell:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, which `from_dict` reads back to an equal cell."""
         values = asdict(self)
-        values["optim"]["betas"] = list(values["optim"]["betas"])
+        values["optim"] = self.optim.to_dict()
         values["data"]["datasets"] = [dataset.to_dict() for dataset in self.data.datasets]
         return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Return the cell of `to_dict`; a field that an older benchbox did not write has its default."""
-        optim = dict(values["optim"])
-        optim["betas"] = tuple(optim["betas"])
-        return cls(**{**values, "data": DataSpec.from_dict(values["data"]), "optim": OptimSpec(**optim)})
+        nested = {"data": DataSpec.from_dict(values["data"]), "optim": OptimSpec.from_dict(values["optim"])}
+        return cls(**{**values, **nested})
 
 
 # The fields that a matrix file sets by their name, as opposed to the nested `data` and `optim`.
@@ -183,6 +170,6 @@ class MeasureSpec:
 
     warmup_steps: int = 5
     steps: int = 10
-    launches: int = 3
+    launches: int = 5  # fewer cannot settle any comparison
     timeout_s: float = 600.0  # of one launch, start to end
     hang_after_s: float = 120.0  # without progress of any rank, once the first rank has begun to step

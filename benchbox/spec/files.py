@@ -12,8 +12,10 @@ MATRICES = "matrices"
 TRAINING_FILES = "matrices/train"
 
 
-def find_file(path: Path, folder: str) -> Path:
+def find_file(path: Path, folder: str, *more_folders: str) -> Path:
     """Return the path itself if it is a file, else the file of that name in ./`folder` or in the bundled one.
+
+    Names that are not in `folder` are looked for in `more_folders`.
 
     `fsdp_vs_zero2` thus names `matrices/fsdp_vs_zero2.yaml` in any working directory. A path that is not the name of such a
     file is returned as it is, for the reader of the file to refuse.
@@ -23,7 +25,9 @@ def find_file(path: Path, folder: str) -> Path:
     """
     if path.is_file():
         return path
-    files = _named_files(folder)
+    files: dict[str, Path] = {}
+    for searched in (folder, *more_folders):
+        files = {**_named_files(searched), **files}
     is_name = len(path.parts) == 1 and not path.suffix
     if is_name and path.name in files:
         return files[path.name]

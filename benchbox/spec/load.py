@@ -9,19 +9,21 @@ from pydantic import ValidationError
 
 from benchbox.errors import ConfigurationError
 from benchbox.registry.attention import default_attention
-from benchbox.spec.cell import DataSpec, MeasureSpec, OptimSpec
+from benchbox.spec.cell import DataSpec, MeasureSpec
 from benchbox.spec.checks import check_cells, check_structure
 from benchbox.spec.data_checks import check_data
 from benchbox.spec.datasets import DatasetSpec
 from benchbox.spec.fields import POINT_TYPES
-from benchbox.spec.files import MATRICES, find_file
+from benchbox.spec.files import MATRICES, TRAINING_FILES, find_file
 from benchbox.spec.matrix import Axis, Matrix
+from benchbox.spec.optim_file import optim_spec
 from benchbox.spec.overrides import apply_overrides
 from benchbox.spec.policies import named_policies, resolve_policies
 from benchbox.spec.problems import in_order, problems_of
-from benchbox.spec.schema import DataFile, DatasetFile, MatrixFile, OptimFile, ThresholdFile
+from benchbox.spec.schema import DataFile, DatasetFile, MatrixFile, ThresholdFile
 from benchbox.spec.source import read_source
 from benchbox.spec.threshold import Threshold
+from benchbox.spec.training_keys import remove_training_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,16 +33,17 @@ if TYPE_CHECKING:
 
 
 def load_matrix(path: str | Path, overrides: Mapping[str, str] | None = None, policy_dirs: Sequence[Path] = ()) -> Matrix:
-    """Read and check a matrix file, by path or by name (see `find_file`).
+    """Read and check a matrix file, by path or by name (see `find_file`). A training file is a matrix of one cell.
 
     `overrides` are dotted keys and YAML texts, as `parse_overrides` returns them.
 
     Raises:
         ConfigurationError: with every problem of the file, top to bottom, each at its line and column.
     """
-    path = find_file(Path(path), MATRICES)
+    path = find_file(Path(path), MATRICES, TRAINING_FILES)
     source = read_source(path)
-    problems = [*source.problems, *apply_overrides(source, overrides or {})]
+    overrides = overrides or {}
+    problems = [*source.problems, *remove_training_keys(source, overrides), *apply_overrides(source, overrides)]
     policies, policy_dirs, unresolved = resolve_policies(source, path, policy_dirs)
     problems += unresolved
     try:
@@ -86,10 +89,6 @@ def _axes(parsed: MatrixFile, in_file: Mapping[str, Any]) -> tuple[Axis, ...]:
         points = [{name: value} for value in values] if name in POINT_TYPES else [point.explicit_values() for point in values]
         axes.append(Axis(name=name, points=tuple(points)))
     return tuple(axes)
-
-
-def optim_spec(optim: OptimFile) -> OptimSpec:
-    return OptimSpec(**{**optim.model_dump(), "betas": tuple(optim.betas)})
 
 
 def data_spec(data: str | DataFile) -> DataSpec:

@@ -9,19 +9,17 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from benchbox.registry.contracts import Mode  # noqa: TC001 (pydantic evaluates the annotation)
 from benchbox.registry.metrics import metrics
-from benchbox.spec.cell import DataSpec, MeasureSpec, OptimSpec
+from benchbox.spec.cell import DataSpec, MeasureSpec
 from benchbox.spec.fields import POINT_TYPES, Point
+from benchbox.spec.optim_file import OptimFile
 from benchbox.spec.types import ABSENT, Count, Fraction, MetricName, Strict, check_name, refusal, reject_search
 
 # Defaults are those of the dataclasses. Any: the type of a key in the file may be narrower than that of the field.
 _DATA: Any = DataSpec()
-_OPTIM: Any = OptimSpec()
 _MEASURE: Any = MeasureSpec()
 
-NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Text = Annotated[str, Field(min_length=1)]
-Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class DatasetFile(Strict):
@@ -63,20 +61,6 @@ class DataFile(DatasetFile):
     """Consecutive frames of an episode that `order: episode_shuffle` reads together."""
     buffer: Annotated[int, Field(ge=1, le=10_000_000)] = _DATA.buffer
     """Samples of all ranks among which `order: episode_shuffle` mixes."""
-
-
-class OptimFile(Strict):
-    lr: NonNegative = _OPTIM.lr
-    betas: Annotated[list[Beta], Field(min_length=2, max_length=2)] = Field(default=list(_OPTIM.betas))
-    eps: Positive = _OPTIM.eps
-    weight_decay: NonNegative = _OPTIM.weight_decay
-    head_lr: NonNegative = ABSENT
-    """Learning rate of the action head; that of the other parameters when it is absent."""
-    max_grad_norm: Positive = _OPTIM.max_grad_norm
-    schedule: Literal["constant", "warmup_constant", "warmup_cosine"] = _OPTIM.schedule
-    warmup_steps: Annotated[int, Field(ge=0)] = _OPTIM.warmup_steps
-    total_steps: Annotated[int, Field(ge=1)] = _OPTIM.total_steps
-    final_lr: NonNegative = _OPTIM.final_lr
 
 
 class MeasureFile(Strict):
@@ -199,7 +183,7 @@ class _Generator(GenerateJsonSchema):
         return super().default_schema(schema)
 
 
-def json_schema() -> dict[str, Any]:
-    """Return the JSON schema with which editors complete and check a matrix."""
-    generated = MatrixFile.model_json_schema(schema_generator=_Generator)
+def json_schema(model: type[Strict] = MatrixFile) -> dict[str, Any]:
+    """Return the JSON schema with which editors complete and check a file of that model."""
+    generated = model.model_json_schema(schema_generator=_Generator)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **generated}

@@ -1,38 +1,81 @@
-"""Training files: one cell, the number of its steps, and its checkpoints."""
+"""Training files: one cell, the number of its steps, its validation and its checkpoints."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import re
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema
 
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.attention import attention_refusal, default_attention
+from benchbox.registry.backends import backend_info
 from benchbox.registry.modes import mode_refusal
 from benchbox.registry.names import did_you_mean
+from benchbox.registry.trackers import INSTALL, TRACKERS
+from benchbox.spec.audit_section import AuditSection
 from benchbox.spec.cell import Cell
 from benchbox.spec.checks import REQUIRED
 from benchbox.spec.data_checks import check_data
 from benchbox.spec.files import TRAINING_FILES, find_file
-from benchbox.spec.load import data_spec, optim_spec
+from benchbox.spec.load import data_spec
+from benchbox.spec.measured_setup import add_measured_values
+from benchbox.spec.optim_file import optim_spec
 from benchbox.spec.overrides import apply_overrides
 from benchbox.spec.policies import resolve_policies
 from benchbox.spec.problems import in_order, problems_of
 from benchbox.spec.schema import NamedFile
-from benchbox.spec.source import read_source
-from benchbox.spec.types import Count, Strict
+from benchbox.spec.source import Source, read_source
+from benchbox.spec.types import Count, Strict, check_name, refusal
+from benchbox.spec.validation_section import ValidationSection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from benchbox.spec.measured_setup import MeasuredSetup
 
-class CheckpointFile(Strict):
+
+class BestSection(Strict):
+    """Checkpoints that are kept because validation scored them best, beside the newest ones."""
+
+    metric: str = "loss"
+    """Metric of the validation; the lowest values are the best."""
+    count: Count = 1
+    """Number of best checkpoints to keep."""
+
+
+class CheckpointSection(Strict):
+    """Checkpoints: how often, how many are kept, and what is in them."""
+
     every: Annotated[int, Field(ge=0)] = 1000
     """Steps between checkpoints; 0 for none, not even at the end."""
     keep: Count = 2
     """Number of newest checkpoints to keep."""
+    keep_best: BestSection | None = None
+    """Also keep the checkpoints that validation scored best; needs `validation`."""
+    background: bool = True
+    """Write a copy in host memory while the training goes on; false waits until the files are on disk."""
+    trainable_only: bool = False
+    """Leave frozen weights out: a resumed training takes them from `weights` or the seed again."""
+
+
+def _check_tracker(name: str) -> str:
+    check_name("tracker", name, TRACKERS)
+    if not TRACKERS[name].is_installed:
+        raise refusal(f"tracker {name} is not installed", INSTALL)
+    return name
+
+
+TrackerName = Annotated[str, AfterValidator(_check_tracker), WithJsonSchema({"enum": list(TRACKERS)})]
+
+# The mappings of a training file by their key. Each is a field of the file and of `TrainConfig`.
+SECTIONS: dict[str, type[Strict]] = {
+    "audit": AuditSection,
+    "checkpoint": CheckpointSection,
+    "validation": ValidationSection,
+}
 
 
 class TrainFile(NamedFile):
@@ -42,8 +85,14 @@ class TrainFile(NamedFile):
     """Optimizer steps in all."""
     log_every: Count = 10
     """Steps between lines on the screen; every step is in `metrics.jsonl`."""
-    checkpoint: CheckpointFile = CheckpointFile()
+    checkpoint: CheckpointSection = CheckpointSection()
     """What survives an interruption."""
+    validation: ValidationSection = ValidationSection()
+    """The loss of episodes that are not trained on."""
+    audit: AuditSection = AuditSection()
+    """Audits of the precision while the training runs."""
+    trackers: list[TrackerName] = Field(default=[])
+    """Where metrics go besides `metrics.jsonl`."""
     hang_after_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds without progress of any rank after which the training is called hung and ended."""
 
@@ -56,30 +105,53 @@ class TrainConfig:
     cell: Cell
     steps: int
     log_every: int
-    checkpoint_every: int
-    keep: int
+    checkpoint: CheckpointSection
+    validation: ValidationSection
+    audit: AuditSection
+    trackers: tuple[str, ...] = ()
     hang_after_s: float
     policy_dirs: tuple[Path, ...] = field(default=(), compare=False)  # those in the file included; not stored
 
     def to_dict(self) -> dict[str, Any]:
-        values = {**asdict(self), "cell": self.cell.to_dict()}
-        del values["policy_dirs"]
-        return values
+        values = {declared.name: getattr(self, declared.name) for declared in fields(self) if declared.name != "policy_dirs"}
+        sections = {name: values[name].model_dump(mode="json") for name in SECTIONS}
+        return {**values, **sections, "cell": self.cell.to_dict(), "trackers": list(self.trackers)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:
-        return cls(**{**values, "cell": Cell.from_dict(values["cell"])})
+        """Return the configuration of `to_dict`; a section that an older benchbox did not write has its defaults."""
+        sections = {name: section.model_validate(values.get(name, {}), strict=False) for name, section in SECTIONS.items()}
+        trackers = tuple(values.get("trackers", ()))
+        return cls(**{**values, **sections, "cell": Cell.from_dict(values["cell"]), "trackers": trackers})
 
 
-def load_train(path: str | Path, overrides: Mapping[str, str] | None = None, policy_dirs: Sequence[Path] = ()) -> TrainConfig:
+def load_train(
+    path: str | Path | None,
+    overrides: Mapping[str, str] | None = None,
+    policy_dirs: Sequence[Path] = (),
+    *,
+    measured: MeasuredSetup | None = None,
+) -> TrainConfig:
     """Read and check a training file, by path or by name (see `find_file`); `overrides` as for `load_matrix`.
+
+    Args:
+        path: None, with a measured set-up, for a training whose other values are overrides and defaults.
+        measured: the set-up to train with. The file then need not have one, see `add_measured_values`.
 
     Raises:
         ConfigurationError: with every problem of the file, top to bottom, each at its line and column.
     """
-    path = find_file(Path(path), TRAINING_FILES)
-    source = read_source(path)
-    problems = [*source.problems, *apply_overrides(source, overrides or {})]
+    if path is None:
+        assert measured is not None, "a training has a file or a measured set-up"
+        source = Source("--from", {"name": f"{measured.cell.policy}-{measured.cell.cell_id}"}, {(): "--from"})
+        path = Path("--from")
+    else:
+        path = find_file(Path(path), TRAINING_FILES)
+        source = read_source(path)
+    problems = list(source.problems)
+    if measured is not None:
+        problems += add_measured_values(source, measured)
+    problems += apply_overrides(source, overrides or {})
     policies, policy_dirs, unresolved = resolve_policies(source, path, policy_dirs)
     problems += unresolved
     parsed: TrainFile | None = None
@@ -89,11 +161,23 @@ def load_train(path: str | Path, overrides: Mapping[str, str] | None = None, pol
         problems += problems_of(error, TrainFile, source)
     problems += [Problem(source.where(()), f"training needs {key}") for key in REQUIRED if key not in source.values]
     problems += check_data(source)
+    if parsed is not None and parsed.checkpoint.keep_best is not None:
+        where, every = source.where(("checkpoint", "keep_best")), parsed.validation.every
+        if not every:
+            problems.append(
+                Problem(where, "keep_best needs a validation that scores checkpoints", "add validation, or remove it")
+            )
+        elif parsed.checkpoint.every % every:
+            message = (
+                f"keep_best needs a validation at every checkpoint, and {parsed.checkpoint.every} is no multiple of {every}"
+            )
+            problems.append(Problem(where, message, "make checkpoint.every a multiple of validation.every"))
     if parsed is None or problems:
         raise ConfigurationError(in_order(problems))
     entry = policies[parsed.explicit_values()["policy"]]
     attention = {"attention": default_attention(entry)}
-    cell = Cell(**(attention | parsed.explicit_values()), data=data_spec(parsed.data), optim=optim_spec(parsed.optim))
+    data = data_spec(parsed.data) if measured is None or "data" in source.values else measured.cell.data
+    cell = Cell(**(attention | parsed.explicit_values()), data=data, optim=optim_spec(parsed.optim))
     if cell.size not in (presets := entry.presets):
         message = f"policy {cell.policy} has no size {cell.size!r}"
         problems.append(Problem(source.where(("size",)), message, did_you_mean(cell.size, presets)))
@@ -101,6 +185,12 @@ def load_train(path: str | Path, overrides: Mapping[str, str] | None = None, pol
         problems.append(Problem(source.where(("attention",)), *refusal))
     if refusal := mode_refusal(entry, cell.data.mode):
         problems.append(Problem(source.where(("data", "mode")), *refusal))
+    if parsed.validation.every and not cell.data.validation:
+        hint = "write data: {validation: 0.1}, or leave out validation.every"
+        problems.append(Problem(source.where(("validation", "every")), "the data have no validation episodes", hint))
+    info = backend_info(cell.backend)
+    if impossible := info.refusal(world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing):
+        problems.append(Problem(source.where(("backend",)), impossible))
     if problems:
         raise ConfigurationError(in_order(problems))
     return TrainConfig(
@@ -108,8 +198,20 @@ def load_train(path: str | Path, overrides: Mapping[str, str] | None = None, pol
         cell=cell,
         steps=parsed.steps,
         log_every=parsed.log_every,
-        checkpoint_every=parsed.checkpoint.every,
-        keep=parsed.checkpoint.keep,
         hang_after_s=parsed.hang_after_s,
+        trackers=tuple(parsed.trackers),
+        **{name: getattr(parsed, name) for name in SECTIONS},
         policy_dirs=tuple(policy_dirs),
     )
+
+
+def locate_problems(problems: Sequence[Problem], path: str | Path, overrides: Mapping[str, str]) -> list[Problem]:
+    """Return problems whose position is a key of the training file, such as `optim.groups[0].match`, at its line and column."""
+    source = read_source(find_file(Path(path), TRAINING_FILES))
+    apply_overrides(source, overrides)
+    located = []
+    for problem in problems:
+        keys = tuple(int(key) if key.isdigit() else key for key in re.findall(r"\w+", problem.where))
+        is_key = bool(keys) and keys[0] in TrainFile.model_fields
+        located.append(replace(problem, where=source.where(keys)) if is_key else problem)
+    return located

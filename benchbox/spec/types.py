@@ -96,6 +96,7 @@ def _suggest(names: Iterable[str]) -> WithJsonSchema:
 
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
+ShardSize = Annotated[int, Field(ge=2, le=1_000_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Fraction = Annotated[float, BeforeValidator(_parse_fraction), Field(ge=0), WithJsonSchema({"type": ["number", "string"]})]
 PolicyName = Annotated[str, AfterValidator(_check_policy)]

@@ -29,12 +29,14 @@ class MeasureJobFile(MeasureJob):
     """Contents of the job file of a measurement."""
 
     out: str  # folder of the events, logs and results of ranks
+    launcher: int  # its process id
 
 
 class TrainJobFile(TrainJob):
     """Contents of the job file of a training run."""
 
     out: str
+    launcher: int
 
 
 JobConfig = MeasureJob | TrainJob

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from benchbox.data.loader import MicroBatchStream
+    from benchbox.data.loading.loader import MicroBatchStream
     from benchbox.measure.phases import Instrument, ProgressTracker
     from benchbox.registry.contracts import Batch, Policy
     from benchbox.registry.launch_record import TowerFlops, WeightsRecord

@@ -24,6 +24,7 @@ from benchbox.store.events import EventWriter
 from benchbox.store.rank_state import RankStateFile
 from benchbox.worker.parent import signal_on_parent_death
 from benchbox.worker.reporting import describe_error
+from benchbox.worker.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from benchbox.measure.phases import ProgressTracker
@@ -40,7 +41,7 @@ def run_rank(job_file: str) -> NoReturn:
     _redirect_output(out / f"rank{rank}.log")
     events = EventWriter(out / f"events-rank{rank}.jsonl", rank)
     signal_on_parent_death(signal.SIGKILL)
-    _report_sigterm(events)
+    signals = StopSignals(events, launcher=job.get("launcher"), handles_usr1=job["kind"] == "train")
     _dump_stacks_on_sigusr2(out / f"stack-rank{rank}.txt")
     events.write("start", pid=os.getpid())
 
@@ -49,7 +50,7 @@ def run_rank(job_file: str) -> NoReturn:
     tracker = ProgressTracker(on_change=RankStateFile(out / f"state-rank{rank}").write)
     _start_heartbeat(tracker, events)
     try:
-        _run_job(job, rank, tracker, events)
+        _run_job(job, rank, tracker, events, signals)
     except BaseException as error:  # noqa: BLE001 (every failure is reported as the result of this rank)
         events.write("error", **describe_error(error, tracker.state))
         traceback.print_exc()
@@ -74,12 +75,12 @@ def _skip_torch_finalizers() -> None:
             finalizer.atexit = False
 
 
-def _run_job(job: JobFile, rank: int, tracker: ProgressTracker, events: EventWriter) -> None:
+def _run_job(job: JobFile, rank: int, tracker: ProgressTracker, events: EventWriter, signals: StopSignals) -> None:
     if job["kind"] == "train":
         from benchbox.worker.training import train
 
         _exempt_from_collection()
-        train(job, rank, tracker, events)
+        train(job, rank, tracker, events, signals)
     else:
         from benchbox.worker.measuring import measure
 
@@ -104,22 +105,6 @@ def _redirect_output(path: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-
-
-def _report_sigterm(events: EventWriter) -> None:
-    """On SIGTERM write a final event and exit.
-
-    A thread waits for the signal, because the main thread may be in a collective that never returns to Python. Without the
-    event this rank would look like one that was killed.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-    def wait() -> None:
-        received = signal.sigwait({signal.SIGTERM})
-        events.write("terminated", signal=signal.Signals(received).name)
-        os._exit(128 + received)
-
-    threading.Thread(target=wait, name="sigterm", daemon=True).start()
 
 
 def _dump_stacks_on_sigusr2(path: Path) -> None:

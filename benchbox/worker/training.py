@@ -2,40 +2,64 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import sys
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchbox.measure.phases import CombinedInstrument
+from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import build_session
-from benchbox.session.build import build_cell_policy, open_cell_data
+from benchbox.session.build import build_cell_policy, copy_meta_policy, open_cell_data
 from benchbox.spec.train import TrainConfig
-from benchbox.store.checkpoints import checkpoint_steps, list_checkpoints
+from benchbox.store.checkpoints import checkpoint_steps, describe_resume, list_checkpoints
 from benchbox.store.files import write_json
 from benchbox.trainer.checkpoint import CheckpointManager
+from benchbox.trainer.gauges import DataWaitClock, TrainingGauges
 from benchbox.trainer.loop import train as run_loop
 from benchbox.trainer.metrics import MetricsLog
+from benchbox.trainer.stopping import AgreedStop, cpu_group
+from benchbox.trainer.trackers.fan_out import Trackers
+from benchbox.trainer.trackers.tracker import TrackedTraining
+from benchbox.trainer.validation import Validation
 from benchbox.worker.expected import check_backend
 from benchbox.worker.reporting import Reporter
+from benchbox.worker.training_audit import TrainingAudit
+from benchbox.worker.utilisation import StepUtilisation
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from benchbox.measure.phases import ProgressTracker
     from benchbox.store.events import EventWriter
     from benchbox.worker.job_file import TrainJobFile
+    from benchbox.worker.stop_signals import StopSignals
 
 
-def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventWriter) -> None:
-    """Train to the configured number of steps, from the newest checkpoint when the job says `resume`."""
+def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventWriter, signals: StopSignals) -> None:
+    """Train to the configured number of steps, from the newest checkpoint when the job says `resume`.
+
+    A signal that asks to stop ends the training after a step, with a checkpoint and the event `stopped`.
+    """
     config = TrainConfig.from_dict(job["train"])
     cell, folder = config.cell, Path(job["folder"])
     reporter = Reporter(tracker, events)
     reporter.enter_stage("build")
     checkpoints = None
-    if config.checkpoint_every:
-        checkpoints = CheckpointManager(folder / "checkpoints", cell, interval=config.checkpoint_every, keep=config.keep)
+    if config.checkpoint.every:
+        checkpoints = CheckpointManager(folder / "checkpoints", cell, config.checkpoint, config.to_dict())
     policy = build_cell_policy(cell, [Path(directory) for directory in job["policy_dirs"]])
+    meta_policy = copy_meta_policy(cell, policy)
     existing = list_checkpoints(folder / "checkpoints") if job["resume"] else []
     start = checkpoint_steps(existing[-1]) if existing else 0
-    with closing(open_cell_data(cell, policy, rank, start_step=start)) as stream:
+    with ExitStack() as contexts:
+        if checkpoints is not None:
+            contexts.enter_context(checkpoints)
+        stream = contexts.enter_context(closing(open_cell_data(cell, policy, rank, start_step=start)))
+        validation = None
+        if config.validation.every:
+            path = folder / "validation.jsonl"
+            validation = Validation(config.validation, cell, stream.samples, rank=rank, path=path, start=start, tracker=tracker)
         reporter.enter_stage("prepare")
         session = build_session(cell, policy, stream.statistics, reporter.enter_stage)
         check_backend(cell, session.backend.observe())
@@ -43,23 +67,63 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
             write_json(folder / "data.json", stream.data_use.record())
         if session.loaded is not None and rank == 0:
             write_json(folder / "weights.json", session.loaded.to_dict())
+        if checkpoints is not None:
+            session.backend.training_state()  # a backend that cannot be saved says so before the first step
         if checkpoints is not None and existing:
             checkpoints.restore(session, existing[-1])
+            if rank == 0:
+                print(describe_resume(existing[-1], cell), flush=True)
+        recipe, group, waits = recipe_by_name(cell.recipe), cpu_group(), DataWaitClock()
+        use = StepUtilisation(meta_policy, session.device, accumulation=cell.accumulation, compute=recipe.compute)
+        gauges = TrainingGauges(
+            waits,
+            session.device,
+            samples_per_step=cell.samples_per_step,
+            samples_per_epoch=stream.samples_per_epoch,
+            mfu=use.mfu,
+        )
         metrics = MetricsLog(
             folder / "metrics.jsonl",
             start=start,
             block_steps=config.log_every,
             is_writer=rank == 0,
             warning=stream.episode_warning,
+            gauges=gauges,
+            trackers=contexts.enter_context(_open_trackers(config, folder, start, rank)),
         )
+        audit = None
+        if config.audit.every:
+            audit = TrainingAudit(session, recipe, config.audit, folder / "findings.jsonl", start=start, group=group)
+            contexts.callback(audit.close)
+        stop = contexts.enter_context(closing(AgreedStop(lambda: signals.requested is not None, group)))
+        signals.defer()
         reporter.enter_stage("train", config.steps - start)
-        run_loop(
+        completed = run_loop(
             session,
-            stream,
+            use.record(stream),
             start=start,
             steps=config.steps,
             metrics=metrics,
             checkpoints=checkpoints,
-            instruments=tracker,
+            validation=validation,
+            audit=audit,
+            instruments=CombinedInstrument(tracker, waits),
             after_step=reporter.report_progress,
+            stopping=stop.agreed,
         )
+    if completed < config.steps:
+        events.write("stopped", completed=completed, signal=signals.requested)
+
+
+@contextmanager
+def _open_trackers(config: TrainConfig, folder: Path, start: int, rank: int) -> Iterator[Trackers]:
+    """Open the trackers of a training on rank 0, none on the others."""
+    names = config.trackers if rank == 0 else ()
+    training = TrackedTraining(name=config.name, folder=folder, config=config.to_dict(), start=start)
+    trackers = Trackers.open(names, training)
+    try:
+        yield trackers
+    finally:
+        trackers.close()
+        for warning in trackers.take_warnings():  # too late for a row of metrics
+            print(f"warning: {warning}", file=sys.stderr)

@@ -91,6 +91,15 @@ def test_other_settings_leave_the_digest_unchanged(checkout):
     assert changes.dependencies_digest(checkout) == before == changes.dependencies_digest()
 
 
+def test_an_extra_counts_if_the_environments_install_it(checkout):
+    before, path = changes.dependencies_digest(checkout), checkout / "pyproject.toml"
+    text = path.read_text()
+    path.write_text(text.replace("tensorboard>=", "tensorboard>=1"))
+    assert changes.dependencies_digest(checkout) == before
+    path.write_text(text.replace("torchao>=", "torchao>=1"))
+    assert changes.dependencies_digest(checkout) != before
+
+
 def test_only_passing_results_are_stated_as_tested(tmp_path, monkeypatch):
     monkeypatch.setattr(changes, "TESTED", tmp_path / "tested.json")
     assert changes.changed_since_tested(), "nothing was tested"

@@ -14,6 +14,7 @@ CODES = {
     "UnsupportedError": (3, "unsupported"),
     "MismatchError": (3, "mismatch"),
     "NonFiniteError": (3, "nan"),
+    "GradientSpikeError": (3, "crash"),
     "DesyncError": (3, "desync"),
     "CellFailedError": (3, "crash"),
     "ThresholdError": (4, "crash"),

@@ -13,8 +13,10 @@ from benchbox.launch.process.environment import group_variables, host_variables
 from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, find_processes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from benchbox.launch.nodes.settings import NodeSettings
 
 
 class TorchrunLauncher(Launcher):
@@ -22,41 +24,65 @@ class TorchrunLauncher(Launcher):
 
     name = "torchrun"
 
-    def __init__(self, *, worker_module: str = "benchbox.worker", grace_s: float = 5.0) -> None:
-        """Ranks get `grace_s` seconds to end after SIGTERM, then SIGKILL."""
+    def __init__(
+        self, *, worker_module: str = "benchbox.worker", grace_s: float = 5.0, nodes: NodeSettings | None = None
+    ) -> None:
+        """Create a launcher.
+
+        Args:
+            worker_module: run by every rank.
+            grace_s: seconds that ranks get to end after SIGTERM, before SIGKILL.
+            nodes: the nodes that each job is started on; this launcher starts the ranks of one of them.
+        """
         self._worker_module = worker_module
         self._grace_s = grace_s
+        self._nodes = nodes
+        self.nnodes = 1 if nodes is None else nodes.count
 
     def variables(self, ranks: int) -> dict[str, str]:
-        return group_variables(ranks, os.environ)
+        return group_variables(ranks // self.nnodes, os.environ)
 
-    def start(self, job: Job) -> RankGroup:
-        folder = job.folder.resolve()
-        scratch = folder / "torchrun"  # torchrun needs a log folder, by default a new one in /tmp
-        exits = folder / "exits.json"
-        command = [sys.executable, "-m", "benchbox.launch.process.torchrun", str(exits)]
-        command += ["--nproc-per-node", str(job.ranks), "--max-restarts", "0", "--log-dir", str(scratch)]
-        # A free port of the loopback device: groups cannot collide, and the host name need not resolve.
-        command += ["--standalone", "--local-addr", "127.0.0.1"]
-        command += ["-m", self._worker_module, str(job.file.resolve())]
+    def command(self, job: Job) -> list[str]:
+        """Return the command that starts the ranks of a job, or those of this node."""
+        command = [sys.executable, "-m", "benchbox.launch.process.torchrun", str(job.exits.resolve())]
+        command += ["--nproc-per-node", str(job.ranks // self.nnodes), "--max-restarts", "0"]
+        command += ["--log-dir", str(job.torchrun_folder.resolve())]
+        if self._nodes is None:
+            # A free port of the loopback device: groups cannot collide, and the host name need not resolve.
+            command += ["--standalone", "--local-addr", "127.0.0.1"]
+        else:
+            command += ["--nnodes", str(self._nodes.count), "--node-rank", str(self._nodes.rank)]
+            command += ["--master-addr", self._nodes.master_addr, "--master-port", str(self._nodes.master_port)]
+        return [*command, "-m", self._worker_module, str(job.file.resolve())]
+
+    def start(self, job: Job, variables: Mapping[str, str] | None = None) -> RankGroup:
+        """Start a prepared job, or its ranks on this node.
+
+        Args:
+            variables: set by the launcher of another node; those that the user has set on this node are left unchanged.
+        """
+        if variables is None:
+            added = self.variables(job.ranks)
+        else:
+            added = {name: value for name, value in variables.items() if not os.environ.get(name)}
         with job.group_log.open("wb") as log:
             process = subprocess.Popen(
-                command,
+                self.command(job),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **host_variables(os.environ), **self.variables(job.ranks), JOB_VARIABLE: str(folder)},
+                env={**os.environ, **host_variables(os.environ), **added, JOB_VARIABLE: job.process_id},
                 start_new_session=True,  # Ctrl-C reaches only benchbox, which then ends the group
             )
-        return _TorchrunGroup(process, str(folder), exits, scratch, self._grace_s)
+        return _TorchrunGroup(process, job, self._grace_s)
 
 
 class _TorchrunGroup(RankGroup):
-    def __init__(self, process: subprocess.Popen[bytes], job_id: str, exits: Path, scratch: Path, grace_s: float) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], job: Job, grace_s: float) -> None:
         self._process = process
-        self._job_id = job_id
-        self._exits = exits
-        self._scratch = scratch
+        self._job_id = job.process_id
+        self._exits: Path = job.exits.resolve()
+        self._scratch: Path = job.torchrun_folder.resolve()
         self._grace_s = grace_s
 
     def poll(self, timeout_s: float = 0.0) -> int | None:

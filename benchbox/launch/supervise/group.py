@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchbox.errors import RecordError
@@ -26,7 +27,7 @@ def ignore_progress(_: Sequence[Trace]) -> None:
 
 
 def never_stop() -> bool:
-    """Return False: the default `stop`."""
+    """Return False: the default `stop` and `ask`."""
     return False
 
 
@@ -36,6 +37,7 @@ def run_group(
     *,
     on_progress: Callable[[Sequence[Trace]], None] = ignore_progress,
     stop: Callable[[], bool] = never_stop,
+    ask: Callable[[], bool] = never_stop,
 ) -> Outcome:
     """Run a job to its end and classify how it ended. No process of it is left afterwards.
 
@@ -44,6 +46,7 @@ def run_group(
         launcher: starts the ranks.
         on_progress: called with the traces of all ranks whenever one of them progressed.
         stop: polled several times a second; once true, the group is ended.
+        ask: polled likewise; once true, every rank gets SIGUSR1, on which a training saves and ends.
 
     Raises:
         BenchboxError: a process of the group cannot be ended.
@@ -51,14 +54,23 @@ def run_group(
     job.prepare()
     group = launcher.start(job)
     try:
-        ending = watch(job, group, on_progress, stop)
+        ending = watch(job, group, on_progress, stop, ask)
         stacks = collect_stacks(job, group, ending.traces) if ending.cause in ("hang", "timeout") else {}
     except RecordError as problem:
         return unreadable_events(problem)
     finally:
         group.end()
         job.remove_empty_stacks()
-    return classify_outcome(ending, group.failures(), stacks=stacks, log_tail=_read_tail(job.group_log))
+    outcome = classify_outcome(ending, group.failures(), stacks=stacks, log_tail=_read_tail(job.group_log))
+    return _name_node(outcome, job)
+
+
+def _name_node(outcome: Outcome, job: Job) -> Outcome:
+    """Add the node of the rank at fault to the error of a launch on several nodes."""
+    error = outcome.error
+    if error is None or error["rank"] is None or job.nnodes == 1:
+        return outcome
+    return replace(outcome, error={**error, "message": f"{error['message']} (on node {job.node_of(error['rank'])})"})
 
 
 def _read_tail(path: Path) -> str:

@@ -45,6 +45,7 @@ def classify_outcome(
     7. a rank disappeared without reporting an error
     8. a rank failed because another had
     9. the group failed although every rank was done
+    10. the ranks stopped a training because they were asked to
 
     Otherwise it is ok.
 
@@ -77,6 +78,8 @@ def classify_outcome(
         return _reported_error(error_events[0])
     if ending.exit_code:
         return _failed_exit(ending, failed_ranks)
+    if (stopped := next((trace for trace in ending.traces if trace.stopped_after is not None), None)) is not None:
+        return Outcome("interrupted", _error("Stopped", f"asked to stop, after step {stopped.stopped_after}"))
     return Outcome("ok")
 
 

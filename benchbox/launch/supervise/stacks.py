@@ -19,10 +19,10 @@ _POLL_S = 0.05
 def collect_stacks(job: Job, group: RankGroup, traces: Sequence[Trace]) -> dict[int, str]:
     """Return, by rank, the stacks of all threads of the ranks that have not ended.
 
-    A rank that does not dump its stacks in time, such as a stopped process, is left out.
+    A rank that does not dump its stacks in time, such as a stopped process, is left out, and so are ranks on other nodes.
     """
     # Only a rank that has created its stack file handles SIGUSR2: the signal would end any other.
-    alive = [trace for trace in traces if trace.final_event is None and trace.pid is not None]
+    alive = [trace for trace in traces if trace.final_event is None and trace.pid is not None and not trace.remote]
     asked = [trace for trace in alive if job.stack(trace.rank).exists()]
     group.signal_ranks([trace.pid for trace in asked if trace.pid is not None], signal.SIGUSR2)
     deadline = time.monotonic() + _DUMP_LIMIT_S

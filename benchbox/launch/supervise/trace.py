@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,30 @@ class Trace:
     """Summary of the events of one rank so far."""
 
     rank: int
+    remote: bool = False  # on another host, whose monotonic clock and process ids are its own
     pid: int | None = None  # once it has started
     state: RankState | None = None
     last_event_at: float | None = None  # monotonic time of the last event of any kind
     final_event: str | None = None  # error | terminated | done
+    stopped_after: int | None = None  # steps of a training that was asked to stop, once it has
     errors: list[Mapping[str, Any]] = field(default_factory=list)
+    clock_lag_s: float = math.inf  # what to add to times of a remote rank: the least delay that was seen
+
+    def receive(self, event: Mapping[str, Any], at: float) -> bool:
+        """Add one event that was read at the monotonic time `at` of this host; return whether it shows progress of the rank.
+
+        The times of a remote rank are converted to the clock of this host, late by at most the time until they were read.
+        """
+        if self.remote:
+            self.clock_lag_s = min(self.clock_lag_s, at - event["monotonic_s"])
+            times = {key: event[key] + self.clock_lag_s for key in ("monotonic_s", "since") if key in event}
+            event = {**event, **times}
+        return self.update(event)
+
+    def restate(self, state: RankState | None) -> None:
+        """Replace the state by the one in the state file of the rank, if it has one."""
+        if state is not None:
+            self.state = state._replace(since=state.since + self.clock_lag_s) if self.remote else state
 
     def update(self, event: Mapping[str, Any]) -> bool:
         """Add one event and return whether it shows progress of the rank."""
@@ -37,6 +57,8 @@ class Trace:
             if progressed:
                 self.state = state
             return progressed
+        if kind == "stopped":
+            self.stopped_after = event["completed"]
         if kind == "error":
             self.errors.append(event)
         if kind in ("error", "terminated", "done"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -45,19 +46,25 @@ class GroupEnding:
     at: float  # seconds of the monotonic clock
 
 
-def watch(job: Job, group: RankGroup, on_progress: Callable[[Sequence[Trace]], None], stop: Callable[[], bool]) -> GroupEnding:
+def watch(
+    job: Job,
+    group: RankGroup,
+    on_progress: Callable[[Sequence[Trace]], None],
+    stop: Callable[[], bool],
+    ask: Callable[[], bool],
+) -> GroupEnding:
     """Follow a group until it has ended or has to be ended. Ending it is left to the caller.
 
-    `on_progress` is called with all traces whenever a rank progressed; `stop` returns whether the user wants to stop.
+    `on_progress`, `stop` and `ask` are those of `run_group`.
 
     Raises:
         RecordError: an event file cannot be parsed.
     """
-    traces = tuple(Trace(rank) for rank in range(job.ranks))
-    cause, exit_code = _follow(job, group, traces, on_progress, stop)
+    traces = tuple(Trace(rank, remote=job.node_of(rank) != job.node) for rank in range(job.ranks))
+    cause, exit_code = _follow(job, group, traces, on_progress, stop, ask)
     for trace in traces:
         # Events report steps at once but phases only once a second; the state file is exact.
-        trace.state = read_rank_state(job.rank_state(trace.rank)) or trace.state
+        trace.restate(read_rank_state(job.rank_state(trace.rank)))
     return GroupEnding(cause, traces, exit_code, time.monotonic())
 
 
@@ -67,10 +74,12 @@ def _follow(
     traces: Sequence[Trace],
     on_progress: Callable[[Sequence[Trace]], None],
     stop: Callable[[], bool],
+    ask: Callable[[], bool],
 ) -> tuple[Cause, int | None]:
     offsets = [0] * len(traces)
     start = last_progress = time.monotonic()
     failing_since: float | None = None
+    has_asked = False
     timeout_s = 0.0  # a stop that was asked for before is noticed at once
     while True:
         exit_code = group.poll(timeout_s)  # before reading, so that everything written until the end is read
@@ -80,9 +89,13 @@ def _follow(
             last_progress = now
             on_progress(traces)
         if exit_code is not None:
-            return "ended", exit_code
+            # A batch system signals this process and all ranks together, so the group may end before it is asked to.
+            return ("stopped", None) if exit_code and stop() else ("ended", exit_code)
         if stop():
             return "stopped", None
+        if not has_asked and ask():
+            has_asked = True
+            group.signal_ranks([trace.pid for trace in traces if trace.pid is not None and not trace.remote], signal.SIGUSR1)
         if failing_since is None and any(trace.errors for trace in traces):
             failing_since = now
         if failing_since is not None:
@@ -98,7 +111,7 @@ def _follow(
 
 def _has_disappeared(trace: Trace) -> bool:
     """Return whether the process of a rank has ended without a final event, as one that was killed does."""
-    if trace.pid is None or trace.final_event is not None:
+    if trace.pid is None or trace.final_event is not None or trace.remote:
         return False
     try:
         return bool(psutil.Process(trace.pid).status() == psutil.STATUS_ZOMBIE)
@@ -120,6 +133,7 @@ def _read_new_events(job: Job, traces: Sequence[Trace], offsets: list[int]) -> b
     progressed = False
     for trace in traces:
         events, offsets[trace.rank] = read_events(job.events(trace.rank), offsets[trace.rank])
+        now = time.monotonic()
         for event in events:
-            progressed |= trace.update(event)
+            progressed |= trace.receive(event, now)
     return progressed

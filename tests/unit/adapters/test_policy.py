@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import benchbox
-from benchbox.data.synthetic import SyntheticSamples
+from benchbox.data.samples.synthetic import SyntheticSamples
 from benchbox.errors import ConfigurationError, UnsupportedError
 from benchbox.registry.contracts import Axes, BatchSpec
 from tests.support.foreign import batch_of, built_directly
@@ -112,9 +112,9 @@ def test_an_argument_of_the_wrong_form_is_named():
 
 def test_a_scalar_loss_has_no_values_per_sample():
     policy = regression(loss=lambda output: output.sum())
-    assert policy(robot_batch()).total.shape == ()
-    with pytest.raises(UnsupportedError, match="has no values per sample"):
-        policy(robot_batch(), per_sample=True)
+    losses = policy(robot_batch(), per_sample=True)
+    assert losses.total.shape == ()
+    assert losses.per_sample is None
 
 
 def test_flops_have_a_formula_only_if_the_user_gives_one():

@@ -98,6 +98,21 @@ def test_progress_tracker_numbers_steps_within_a_stage_and_names_the_phase():
         assert tracker.state[:2] == ("probe", 1)
 
 
+def test_progress_tracker_returns_to_the_step_in_which_a_stage_within_began():
+    tracker = ProgressTracker()
+    tracker.enter("train", 5)
+    with tracker.step():
+        pass
+    with tracker.within("validate", 2), tracker.step(), tracker.phase("forward"):
+        assert tracker.state[:4] == ("validate", 1, 2, "forward")
+    assert tracker.state[:4] == ("train", 1, 5, None)
+    with tracker.step():
+        assert tracker.state[:3] == ("train", 2, 5)
+    with pytest.raises(RuntimeError), tracker.within("validate", 2):
+        raise RuntimeError
+    assert tracker.state.stage == "validate", "where an exception was raised"
+
+
 def test_progress_tracker_stays_where_an_exception_was_raised():
     tracker = ProgressTracker()
     with pytest.raises(RuntimeError), tracker.step(), tracker.phase("clip"):

@@ -70,6 +70,23 @@ def test_every_backend_can_run_something():
         assert [cell.backend for cell in cells] == [name]
 
 
+@pytest.mark.parametrize("backend", ["hsdp", "fsdp1_hybrid", "fsdp1_hybrid_grad_op"])
+def test_a_hybrid_backend_needs_two_whole_groups_of_the_chosen_size(backend):
+    planned = plan(matrix(axis("world_size", 4, 6, 8), axis("shard_size", 3, 4), backend=backend))
+    assert [(cell.world_size, cell.shard_size) for cell in planned.cells] == [(6, 3), (8, 4)]
+    assert [skip.reason.removeprefix(f"{backend} needs ") for skip in planned.skipped] == [
+        "at least 6 ranks, and world_size is 4",
+        "at least 8 ranks, and world_size is 4",
+        "at least 8 ranks, and world_size is 6",
+        "a multiple of 3 ranks, and world_size is 8",
+    ]
+
+
+def test_a_backend_that_shards_over_all_ranks_has_no_shard_size():
+    (skip,) = plan(matrix(backend="fsdp2", shard_size=2)).skipped
+    assert skip.reason == "fsdp2 has no shard_size: it is for fsdp1_hybrid, fsdp1_hybrid_grad_op, hsdp"
+
+
 def test_a_cell_that_comes_twice_runs_once():
     planned = plan(matrix(axis("batch", 1, 2, 1), include=({"batch": 2},)))
     assert [cell.batch for cell in planned.cells] == [1, 2]

@@ -176,9 +176,11 @@ def test_asking_for_per_sample_losses_changes_no_bit_of_the_loss_and_they_add_up
     assert plain.per_sample is None
     assert torch.equal(plain.total, detailed.total)
     if name == WITHOUT_SAMPLE_LOSSES:
-        assert detailed.per_sample is None
+        assert detailed.per_sample is detailed.sample_losses is None
         return
     assert detailed.per_sample
+    assert detailed.sample_losses.shape == (4,)
+    torch.testing.assert_close(detailed.sample_losses.mean(), detailed.total)
     for key, (total, number) in detailed.per_sample.items():
         assert total.shape == number.shape == (4,)
         has_term = number > 0

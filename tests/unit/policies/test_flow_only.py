@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from benchbox.data.text import ByteTokenizer, encode_prompt
+from benchbox.data.text.prompt import ByteTokenizer, encode_prompt
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import PACKAGE, policy_entry
 from tests.support.policy_batches import build, build_on_meta, gradients, make_batch

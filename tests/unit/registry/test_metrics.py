@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from benchbox.analysis.gate import BaselineLookup, gate
+from benchbox.analysis.gate import gate
+from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import summarize
 from benchbox.errors import ConfigurationError
 from benchbox.registry.metrics import BUILT_IN_METRICS, Metric, metric_by_name, metrics

@@ -14,8 +14,8 @@ from tests.support.example_run import CELL, OOM, example_record, example_run, wr
 FSDP, ZERO = replace(CELL, backend="fsdp1_full"), replace(CELL, backend="zero2")
 
 
-def launches(cell, step_s=0.2):
-    return [example_record(cell, launch, step_s=step_s) for launch in (1, 2)]
+def launches(cell, step_s=0.2, number=2):
+    return [example_record(cell, launch, step_s=step_s) for launch in range(1, number + 1)]
 
 
 def report_of(*cells_and_records, **changes):
@@ -36,7 +36,10 @@ def example(tmp_path_factory):
 
 
 def test_a_headline_says_what_was_compared(example):
-    assert example.headline.sentences == ("fsdp1_full trains at 0.65x the samples/s of zero2 in 3 of 3 pairs of cells.",)
+    """Two launches of each cell cannot settle a pair."""
+    assert example.headline.sentences == (
+        "Launches do not settle whether fsdp1_full or zero2 trains faster: 4 more of each cell could.",
+    )
     assert example.headline.compared == "Pairs differ in backend and in nothing else, requested or observed."
     assert example.headline.refused == ("backend=fsdp1_full cams=4 attention=eager checkpointing=no: fsdp1_full is oom",)
     assert {card.context for card in example.headline.cards} == {
@@ -53,11 +56,21 @@ def test_cells_that_differ_in_more_have_no_headline():
     assert column(report, "vs reference") == ["-", "reference"]
 
 
-def test_the_headline_says_that_overlapping_launches_settle_nothing():
-    report = report_of(launches(FSDP, 0.201), launches(ZERO))
+def test_the_headline_quotes_a_settled_pair_with_its_interval():
+    report = report_of(launches(FSDP, 0.31, 5), launches(ZERO, 0.2, 5))
+    assert report.headline.sentences == ("fsdp1_full trains at 0.65x the samples/s of zero2.",)
+    (card,) = report.headline.cards
+    assert (card.ratio, card.is_settled) == ("0.65x", True)
+    assert card.evidence == "5 against 5 launches, 0.60x to 0.69x with 99% confidence: slower"
+    assert column(report, "vs reference") == ["0.65x", "reference"]
+
+
+def test_the_headline_says_that_launches_which_chance_explains_settle_nothing():
+    report = report_of(launches(FSDP, 0.201, 5), launches(ZERO, 0.2, 5))
     assert report.headline.sentences == ("Launches do not settle whether fsdp1_full or zero2 trains faster.",)
+    assert report.headline.cards[0].evidence.endswith(": not settled")
     assert column(report, "vs reference") == ["1.00x ~", "reference"]
-    assert any("ranges overlap" in note for note in report.table.notes)
+    assert any("chance may explain it" in note for note in report.table.notes)
 
 
 def test_a_matrix_without_a_reference_has_no_column_of_ratios():
@@ -198,7 +211,7 @@ def test_requested_values_are_shown_beside_observed_ones(example):
 def test_the_freeze_preset_is_an_axis_like_any_other():
     """The preset has a column where it varies, a ratio along it, and the counted elements beside the request."""
     frozen = replace(CELL, freeze="freeze_vision")
-    report = report_of(launches(CELL), launches(frozen, 0.1), reference={"freeze": "full"})
+    report = report_of(launches(CELL, number=5), launches(frozen, 0.1, 5), reference={"freeze": "full"})
     assert column(report, "freeze") == ["full", "freeze_vision"]
     assert report.headline.sentences == ("freeze=freeze_vision trains at 2.00x the samples/s of freeze=full.",)
     observed = {item.name: (item.requested, item.observed) for item in report.observed[1].observations}

@@ -78,6 +78,7 @@ def test_every_field_of_a_cell_but_data_and_optim_can_be_an_axis(load, tmp_path)
         "recipe": ["fp32", "bf16_pure"],
         "freeze": ["full", "freeze_vision"],
         "weights": [tmp_path, tmp_path / "w.safetensors"],
+        "shard_size": [3],
         "accumulation": [1, 2],
         "seed": [0, 1],
         "order": ["frame_shuffle", "episode_shuffle"],

@@ -3,20 +3,37 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchbox.spec.schema import json_schema
+import pytest
 
-SCHEMA = Path(__file__).parents[3] / "matrices" / "schema.json"
+from benchbox.spec.schema import MatrixFile, json_schema
+from benchbox.spec.train import TrainFile
+
+MATRICES = Path(__file__).parents[3] / "matrices"
+SCHEMAS = [(MATRICES, MatrixFile), (MATRICES / "train", TrainFile)]
 
 REMEDY = (
-    "python -c 'import json; from benchbox.spec.schema import json_schema; print(json.dumps(json_schema(), indent=2))'"
-    " > matrices/schema.json"
+    "python -c 'import json; from {module} import {name}; from benchbox.spec.schema import json_schema; "
+    "print(json.dumps(json_schema({name}), indent=2))' > {path}"
 )
 
 
-def test_the_published_schema_is_the_one_that_matrices_are_checked_with():
-    assert json.loads(SCHEMA.read_text()) == json_schema(), f"write it anew: {REMEDY}"
+@pytest.mark.parametrize(("folder", "model"), SCHEMAS)
+def test_the_published_schema_is_the_one_that_files_are_checked_with(folder, model):
+    path = folder / "schema.json"
+    remedy = REMEDY.format(module=model.__module__, name=model.__name__, path=path.relative_to(MATRICES.parent))
+    assert json.loads(path.read_text()) == json_schema(model), f"write it anew: {remedy}"
 
 
-def test_the_shipped_matrices_name_it_for_the_editor():
-    for path in SCHEMA.parent.glob("*.yaml"):
+@pytest.mark.parametrize("folder", [folder for folder, _ in SCHEMAS])
+def test_the_shipped_files_name_it_for_the_editor(folder):
+    paths = list(folder.glob("*.yaml"))
+    assert paths
+    for path in paths:
         assert path.read_text().startswith("# yaml-language-server: $schema=schema.json\n"), path
+
+
+def test_the_schema_of_training_files_has_every_section_with_its_hints():
+    schema = json_schema(TrainFile)
+    assert {"checkpoint", "audit", "trackers"} <= schema["properties"].keys()
+    assert "exit code 4" in schema["$defs"]["AuditSection"]["properties"]["stop_on"]["description"]
+    assert schema["additionalProperties"] is False

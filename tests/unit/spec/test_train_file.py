@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from benchbox.errors import ConfigurationError
 from benchbox.registry.backends import backend_info
+from benchbox.registry.trackers import TRACKERS, TrackerInfo
 from benchbox.spec.cell import Cell
 from benchbox.spec.train import TrainConfig, load_train
 
@@ -25,7 +27,7 @@ def load_training(tmp_path, policies):
 def test_a_training_file_names_one_cell_and_survives_the_way_to_the_worker(load_training):
     config = load_training(GOOD + "freeze: freeze_vision\ncheckpoint: {every: 2}\n", {"batch": "3"})
     assert config.cell == Cell(policy="alpha", size="tiny", backend="ddp", world_size=2, batch=3, freeze="freeze_vision")
-    assert (config.steps, config.checkpoint_every) == (5, 2)
+    assert (config.steps, config.checkpoint.every) == (5, 2)
     assert TrainConfig.from_dict(config.to_dict()) == config
 
 
@@ -46,6 +48,33 @@ def test_a_training_file_names_one_cell_and_survives_the_way_to_the_worker(load_
             GOOD + "weights: nowhere\n",
             "t.yaml:8:10: weights: nowhere: there is no such file; name a safetensors file, or a folder of them",
         ),
+        (
+            GOOD + "validation: {every: 5}\n",
+            "t.yaml:8:21: the data have no validation episodes; write data: {validation: 0.1}, or leave out validation.every",
+        ),
+        (
+            GOOD + "data: synthetic\nvalidation: {every: 5}\n",
+            "t.yaml:9:21: the data have no validation episodes; write data: {validation: 0.1}, or leave out validation.every",
+        ),
+        (GOOD + "validation: {evry: 5}\n", "t.yaml:8:14: unknown key 'evry'; did you mean 'every'?"),
+        (
+            GOOD + "checkpoint: {keep_best: {count: 1}}\n",
+            "t.yaml:8:25: keep_best needs a validation that scores checkpoints; add validation, or remove it",
+        ),
+        (
+            GOOD + "checkpoint: {every: 4, keep_best: {count: 1}}\nvalidation: {every: 3}\n",
+            (
+                "t.yaml:8:35: keep_best needs a validation at every checkpoint, and 4 is no multiple of 3; "
+                "make checkpoint.every a multiple of validation.every"
+            ),
+        ),
+        (
+            GOOD + "audit: {every: 2}\n",
+            "t.yaml:8:16: audit.every is 2, and an audit observes 3 steps; every: 3 or more, 0 for none",
+        ),
+        (GOOD + "audit: {stop_on: eror}\n", "t.yaml:8:18: unknown stop_on \"eror\"; did you mean 'error'?"),
+        (GOOD + "trackers: [tensorbord]\n", "t.yaml:8:12: unknown tracker 'tensorbord'; did you mean 'tensorboard'?"),
+        (GOOD.replace("ddp", "single"), "t.yaml:4:10: single runs on at most 1 rank, and world_size is 2"),
         (GOOD + "axes: {}\n", "t.yaml:8:1: unknown key 'axes'"),
         (GOOD.replace("steps: 5\n", ""), "t.yaml:1:1: the file needs the key 'steps'"),
         (GOOD.replace("batch: 1\n", ""), "t.yaml:1:1: training needs batch"),
@@ -58,11 +87,61 @@ def test_what_is_wrong_with_it_is_said_where_it_stands(load_training, tmp_path, 
     assert [str(problem).replace(f"{tmp_path}/", "") for problem in caught.value.problems] == [line]
 
 
+def test_validation_is_off_unless_it_is_asked_for_and_reaches_the_worker(load_training):
+    assert load_training(GOOD + "data: {validation: 0.2}\n").validation.every == 0
+    text = "data: {validation: 0.2}\nvalidation: {every: 5, at_start: true, max_samples: 30}\n"
+    config = load_training(GOOD + text, {"validation.batch": "8"})
+    section = config.validation
+    assert (section.every, section.at_start, section.batch, section.max_samples) == (5, True, 8, 30)
+    assert TrainConfig.from_dict(config.to_dict()) == config
+    older = {key: value for key, value in config.to_dict().items() if key != "validation"}
+    assert TrainConfig.from_dict(older).validation.every == 0
+
+
+def test_a_tracker_that_is_not_installed_is_named_with_its_remedy(load_training, monkeypatch):
+    """A package that exists nowhere stands for one that is not installed here."""
+    monkeypatch.setitem(TRACKERS, "absent", TrackerInfo("absent", "no_such_package", "nowhere:open"))
+    with pytest.raises(ConfigurationError) as caught:
+        load_training(GOOD + "trackers:\n  - absent\n")
+    (problem,) = caught.value.problems
+    assert str(problem).endswith("t.yaml:9:5: tracker absent is not installed; pip install 'benchbox[track]'")
+
+
 def test_the_shipped_training_files_load():
-    """Each names the shipped policies and data, and can be saved by its backend."""
+    """Each names the shipped policies, data and backends."""
     shipped = sorted((Path(__file__).parents[3] / "matrices" / "train").glob("*.yaml"))
     assert shipped
     for path in shipped:
         config = load_train(path)
         assert config.name == path.stem
-        assert backend_info(config.cell.backend).saves
+        assert backend_info(config.cell.backend)
+
+
+@pytest.mark.parametrize(
+    ("optim", "problem"),
+    [
+        ("{groups: [{match: head.*}]}", "8:18: the group 'head.*' sets nothing; give lr, weight_decay or betas"),
+        ("{decay_steps: 5}", "8:8: decay_steps belong to schedule: wsd, and the schedule is warmup_cosine"),
+        (
+            "{schedule: wsd, warmup_steps: 50, total_steps: 60, decay_steps: 20}",
+            "8:8: warmup_steps 50 reach into the decay from step 40 of 60; shorten warmup_steps or decay_steps",
+        ),
+        ("{thaw_warmup_steps: 5}", "8:8: thaw_warmup_steps needs freeze_backbone_steps: nothing is frozen"),
+        ("{ema_warmup: true}", "8:8: ema_warmup needs ema_decay: there is no average"),
+        ("{ema_decay: 1.0}", "8:20: optim.ema_decay must be less than 1.0, not 1.0"),
+        ("{spike: {max: 5.0, factor: 3.0}}", "8:16: max and factor exclude one another; give one of the two bounds"),
+        ("{spike: {action: ignore}}", '8:25: unknown action "ignore"; one of skip, stop'),
+    ],
+)
+def test_an_optimisation_without_effect_is_refused_where_it_stands(load_training, tmp_path, optim, problem):
+    with pytest.raises(ConfigurationError) as caught:
+        load_training(GOOD + f"optim: {optim}\n")
+    assert [str(line).replace(f"{tmp_path}/t.yaml:", "") for line in caught.value.problems] == [problem]
+
+
+def test_an_optimisation_survives_the_way_to_the_worker(load_training):
+    optim = "{groups: [{match: h.*, betas: [0.5, 0.9]}, {match: b.*, lr: 0.5}], spike: {factor: 3.0}, ema_decay: 0.9}"
+    config = load_training(GOOD + f"optim: {optim}\n")
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert config.cell.optim.groups[0].betas == (0.5, 0.9)
+    assert config.cell.cell_id != load_training(GOOD).cell.cell_id

@@ -1,34 +1,139 @@
-"""The description inside a checkpoint."""
+"""The manifest of a checkpoint, and which checkpoint a training resumes from."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from benchbox.errors import ConfigurationError, RecordError
-from benchbox.store.checkpoints import check_same_configuration, write_description
+from benchbox.errors import ConfigurationError, DataError, RecordError
+from benchbox.store.checkpoints import (
+    CheckpointManifest,
+    begin_checkpoint,
+    configuration_changes,
+    damage_of,
+    describe_files,
+    describe_resume,
+    list_checkpoints,
+    publish_checkpoint,
+    remove_old_checkpoints,
+    set_damaged_aside,
+)
 from benchbox.store.files import read_json, write_json
 from tests.support.example_run import CELL
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchbox.spec.cell import Cell
+
+
+def save(folder: Path, steps: int, cell: Cell = CELL, score: float | None = None) -> Path:
+    """Save a checkpoint that has one file."""
+    partial = begin_checkpoint(folder, steps)
+    (partial / "tensors.bin").write_bytes(os.urandom(4096))
+    CheckpointManifest(
+        steps=steps,
+        samples=8 * steps,
+        cell=cell.to_dict(),
+        config=None,
+        topology={},
+        recipe=cell.recipe,
+        trainable_only=False,
+        score=score,
+        files=describe_files(partial, [partial / "tensors.bin"]),
+        versions={},
+    ).write(partial)
+    return publish_checkpoint(folder, steps)
+
 
 @pytest.fixture
-def old(tmp_path):
+def old(tmp_path: Path) -> Path:
     """A checkpoint from before cells could freeze."""
-    write_description(tmp_path, CELL, 3)
-    description = read_json(tmp_path / "checkpoint.json")
-    del description["cell"]["freeze"]
-    write_json(tmp_path / "checkpoint.json", description)
-    return tmp_path
+    checkpoint = save(tmp_path, 3)
+    manifest = read_json(checkpoint / "checkpoint.json")
+    del manifest["cell"]["freeze"]
+    write_json(checkpoint / "checkpoint.json", manifest)
+    return checkpoint
 
 
-def test_a_checkpoint_from_before_cells_could_freeze_continues_one_that_freezes_nothing(old):
-    check_same_configuration(old, CELL)
+def test_a_checkpoint_from_before_cells_could_freeze_continues_one_that_freezes_nothing(old: Path) -> None:
+    assert configuration_changes(old, CELL) == []
     with pytest.raises(ConfigurationError, match="freeze is 'full' there and 'freeze_vision' here"):
-        check_same_configuration(old, replace(CELL, freeze="freeze_vision"))
+        configuration_changes(old, replace(CELL, freeze="freeze_vision"))
 
 
-def test_a_checkpoint_without_a_valid_description_is_named(old):
-    write_json(old / "checkpoint.json", {"steps": 3})
+def test_a_checkpoint_without_a_valid_manifest_is_named(old: Path) -> None:
+    write_json(old / "checkpoint.json", {"schema_version": 2, "steps": 3})
     with pytest.raises(RecordError, match=r"checkpoint\.json: not what benchbox writes"):
-        check_same_configuration(old, CELL)
+        configuration_changes(old, CELL)
+
+
+def test_a_checkpoint_of_an_older_format_is_refused_with_what_to_do(old: Path) -> None:
+    write_json(old / "checkpoint.json", {"schema_version": 1, "steps": 3})
+    with pytest.raises(DataError, match="a checkpoint of format 1, and this benchbox reads 2; start the training anew"):
+        set_damaged_aside(old.parent)
+
+
+def test_backend_and_split_may_change_while_the_samples_of_a_step_stay(tmp_path: Path) -> None:
+    """The line says what changed, and where in the data the training continues."""
+    cell = replace(CELL, backend="ddp", world_size=2, batch=2, accumulation=2)
+    checkpoint = save(tmp_path, 3, cell)
+    other = replace(cell, backend="fsdp2", world_size=4, batch=1)
+    expected = [
+        "backend is 'ddp' there and 'fsdp2' here",
+        "batch is 2 there and 1 here",
+        "world_size is 2 there and 4 here",
+    ]
+    assert sorted(configuration_changes(checkpoint, other)) == expected
+    assert describe_resume(checkpoint, other) == f"resuming after step 3 (24 samples); changed: {', '.join(expected)}"
+    assert describe_resume(checkpoint, cell) == "resuming after step 3 (24 samples)"
+    with pytest.raises(ConfigurationError, match=r"world_size is 2 there and 4 here \(8 samples per step there and 16 here\)"):
+        configuration_changes(checkpoint, replace(cell, world_size=4))
+    with pytest.raises(ConfigurationError, match="seed is "):
+        configuration_changes(checkpoint, replace(other, seed=cell.seed + 1))
+
+
+@pytest.mark.parametrize("damage", ["cut off", "missing", "another bit", "no manifest"])
+def test_a_damaged_newest_checkpoint_is_set_aside_and_the_previous_one_is_the_newest(tmp_path: Path, damage: str) -> None:
+    good, bad = save(tmp_path, 1), save(tmp_path, 2)
+    file = bad / ("checkpoint.json" if damage == "no manifest" else "tensors.bin")
+    content = file.read_bytes()
+    file.unlink()
+    if damage == "cut off":
+        file.write_bytes(content[:-1])
+    if damage == "another bit":
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert damage_of(bad) is not None
+    (line,) = set_damaged_aside(tmp_path)
+    assert f"{bad}: damaged checkpoint (" in line
+    assert "renamed to damaged-step-00000002, and step-00000001 is used" in line
+    assert list_checkpoints(tmp_path) == [good]
+    assert (tmp_path / "latest").resolve() == good
+    assert set_damaged_aside(tmp_path) == []
+
+
+def test_where_every_checkpoint_is_damaged_none_is_renamed_and_no_training_starts_over(tmp_path: Path) -> None:
+    checkpoint = save(tmp_path, 1)
+    (checkpoint / "tensors.bin").unlink()
+    with pytest.raises(DataError, match=r"damaged checkpoint \(tensors.bin is missing\), and there is no intact one"):
+        set_damaged_aside(tmp_path)
+    assert list_checkpoints(tmp_path) == [checkpoint]
+
+
+def test_no_checkpoint_is_without_its_files_while_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is killed while it removes one leaves nothing that looks like a checkpoint."""
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+
+    def killed(path: Path, **_: object) -> None:
+        if path.exists():
+            next(path.glob("*.bin")).unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("benchbox.store.checkpoints.shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        remove_old_checkpoints(tmp_path, keep=1)
+    assert [damage_of(path) for path in list_checkpoints(tmp_path)] == [None]

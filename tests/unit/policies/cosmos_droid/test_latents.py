@@ -6,8 +6,8 @@ import pytest
 import torch
 from benchbox_policies.cosmos_droid.latents import PATCH, TOKEN_DIM, encode, grid_positions, patchify
 
-from benchbox.data.frame_images import letterbox
-from benchbox.data.lerobot import open_dataset
+from benchbox.data.dataset.frame_images import letterbox
+from benchbox.data.dataset.lerobot import open_dataset
 from benchbox.data.sample import sample_path
 
 

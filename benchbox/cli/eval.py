@@ -1,0 +1,74 @@
+"""`benchbox eval`: the success rate of a checkpoint in simulated environments."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchbox.cli.options import PolicyDirOption
+
+if TYPE_CHECKING:
+    from benchbox.simulation.rollout import EpisodeResult
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("eval")(evaluate_checkpoint)
+
+
+def evaluate_checkpoint(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", help="A folder step-<n>, or that of a training.", show_default=False)
+    ],
+    env: Annotated[
+        str, typer.Option("--env", metavar="NAME", help="metaworld/reach-v3, or module:factory.", show_default=False)
+    ],
+    policy_dirs: PolicyDirOption,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes, each with a seed of its own.")] = 50,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first episode; the next ones follow.")] = 0,
+    execute: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Execute the first N actions of a chunk.", show_default="the whole chunk"),
+    ] = None,
+    environments: Annotated[int, typer.Option(min=1, help="Environments side by side, each in a process of its own.")] = 2,
+    max_steps: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Actions after which an episode ends.", show_default="the environment's limit"),
+    ] = None,
+    videos: Annotated[int, typer.Option(min=0, help="Film so many first episodes.")] = 3,
+    averages: Annotated[bool, typer.Option("--ema", help="Act with the averages of the weights, in their place.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Output folder.", show_default="evaluation-<env> beside CHECKPOINT"),
+    ] = None,
+) -> None:
+    """Let the policy of a checkpoint act in an environment, and report its success rate with a 95% Wilson interval.
+
+    The output folder gets evaluation.json, evaluation.html, evaluation.md, videos and stills. The same command gives the same
+    episodes on the same machine.
+    """
+    from benchbox.report.evaluation import write_evaluation
+    from benchbox.simulation.evaluate import EvaluationSettings, evaluate
+
+    settings = EvaluationSettings(
+        env=env,
+        episodes=episodes,
+        seed=seed,
+        execute=execute,
+        environments=environments,
+        max_steps=max_steps,
+        videos=videos,
+        averages=averages,
+    )
+    folder = out or checkpoint.resolve().parent / f"evaluation-{env.replace('/', '-').replace(':', '-')}"
+    record = evaluate(checkpoint, settings, folder, policy_dirs, _print_episode)
+    rate = record["success_rate"]
+    print(
+        f"{env}: solved {rate['solved']} of {rate['episodes']} episodes, {rate['rate']:.0%}"
+        f" (95% interval {rate['low']:.0%} to {rate['high']:.0%})"
+    )
+    print(write_evaluation([folder], folder))
+
+
+def _print_episode(result: "EpisodeResult") -> None:
+    print(f"seed {result.seed}: {'solved' if result.solved else 'not solved'} after {result.steps} actions", flush=True)

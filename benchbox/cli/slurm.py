@@ -1,0 +1,93 @@
+"""`--launcher slurm` of `run` and `train`: the command that the job runs, and following the job."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchbox.cli.options import TrainingLauncherName
+from benchbox.errors import ConfigurationError, Problem
+
+if TYPE_CHECKING:
+    from benchbox.launch.slurm.job import JobState, SlurmJob
+    from benchbox.launch.slurm.options import SlurmOptions
+
+_EXIT_STOPPED = 130
+
+SlurmOption = Annotated[
+    list[str],
+    typer.Option(
+        "--slurm",
+        metavar="KEY=VALUE,..",
+        default_factory=list,
+        show_default=False,
+        help="Resources for --launcher slurm, by options of sbatch: nodes=2,gpus_per_node=8,partition=p,time=01:00:00.",
+    ),
+]
+
+
+def slurm_options(launcher: TrainingLauncherName, texts: Sequence[str], nnodes: int) -> "SlurmOptions | None":
+    """Return the resources of a job; None for another launcher.
+
+    Raises:
+        ConfigurationError: an option is wrong, or belongs to another launcher.
+    """
+    from benchbox.launch.slurm.options import parse_slurm_options
+
+    if launcher is not TrainingLauncherName.slurm:
+        if texts:
+            raise ConfigurationError(Problem(f"--slurm {texts[0]}", "has no effect", "add --launcher slurm"))
+        return None
+    if nnodes != 1:
+        raise ConfigurationError(Problem("--nnodes", "has no effect with --launcher slurm", f"use --slurm nodes={nnodes}"))
+    return parse_slurm_options(texts)
+
+
+def job_command(
+    verb: str,
+    file: Path,
+    slurm: "SlurmOptions",
+    *,
+    out: Path,
+    sets: Sequence[str],
+    policy_dirs: Sequence[Path],
+    more: Sequence[str] = (),
+) -> list[str]:
+    """Return the command that a job runs on each of its nodes."""
+    command = [sys.executable, "-m", "benchbox.cli.app", verb, str(file.resolve()), "--out", str(out.resolve())]
+    command += [word for text in sets for word in ("--set", text)]
+    command += [word for folder in policy_dirs for word in ("--policy-dir", str(folder.resolve()))]
+    return [*command, *more, "--launcher", "local" if slurm.nodes == 1 else "torchrun"]
+
+
+def render(name: str, command: Sequence[str], out: Path, slurm: "SlurmOptions") -> str:
+    """Return the script of a job for a run directory."""
+    from benchbox.launch.slurm.script import render_script
+
+    return render_script(slurm, name=name, command=command, folder=Path.cwd(), logs=out.resolve() / "slurm")
+
+
+def submit_and_follow(script: str, out: Path) -> "tuple[SlurmJob, JobState]":
+    """Submit a job, unless the last one of this folder is still active, and follow it; return it and its last state.
+
+    Raises:
+        typer.Exit: the user stopped, which cancelled the job.
+        SlurmError: Slurm refused the job, or does not answer.
+    """
+    from benchbox.launch.process.signals import stop_on_signals
+    from benchbox.launch.slurm.job import SlurmJob
+
+    job = SlurmJob(out)
+    if job.id is None or not job.state().active:
+        job.submit(script)
+        print(f"submitted {out / 'slurm' / 'job.sh'} as Slurm job {job.id}; output: {job.log}", flush=True)
+    else:
+        print(f"Slurm job {job.id} of this folder is not done: following it instead of submitting another", flush=True)
+    with stop_on_signals() as stop:
+        state = job.follow(stop, lambda line: print(line, flush=True))
+    if state is None:
+        print(f"cancelled Slurm job {job.id}; the same command submits what is missing", file=sys.stderr)
+        raise typer.Exit(_EXIT_STOPPED)
+    return job, state

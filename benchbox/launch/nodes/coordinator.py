@@ -1,0 +1,152 @@
+"""Node 0 of a run on several nodes: announces each launch, starts its own ranks, and waits for the other nodes."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from benchbox.errors import ConfigurationError, Problem
+from benchbox.launch.job import Job, Launcher, RankExit, RankGroup, read_rank_exits
+from benchbox.launch.nodes.files import POLL_S, NodeFile, NodeLostError, NodeWatch
+from benchbox.launch.process.cold import TorchrunLauncher
+from benchbox.launch.supervise.group import never_stop
+from benchbox.store.events import read_events
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from benchbox.launch.nodes.settings import NodeSettings
+
+# After the processes of one node have failed, the ranks of the others get this long to fail as well.
+_FAILING_LIMIT_S = 15.0
+
+
+class CoordinatedLauncher(Launcher):
+    """Starts every job on all nodes: under torchrun here, and by the followers (`launch.nodes.follower`) on the others."""
+
+    name = "torchrun"
+
+    def __init__(self, nodes: NodeSettings, file: NodeFile, followers: Sequence[NodeWatch]) -> None:
+        """Create the launcher of nodes that have joined, see `coordinate`."""
+        self.nnodes = nodes.count
+        self._launcher = TorchrunLauncher(nodes=nodes)
+        self._file = file
+        self._followers = followers
+        self._number = 0
+
+    def variables(self, ranks: int) -> Mapping[str, str]:
+        return self._launcher.variables(ranks)
+
+    def start(self, job: Job) -> RankGroup:
+        """Announce a prepared job to the followers and start the ranks of this node.
+
+        Raises:
+            NodeLostError: a node has ended or stopped reporting.
+        """
+        for follower in self._followers:
+            _check_present(follower)
+        self._number += 1
+        variables = dict(self.variables(job.ranks))
+        launch = {"number": self._number, "folder": str(job.folder.resolve()), "ranks": job.ranks, "variables": variables}
+        self._file.update(launch=launch)
+        return _CoordinatedGroup(self._launcher.start(job), job, self._number, self._file, self._followers)
+
+
+class _CoordinatedGroup(RankGroup):
+    def __init__(self, local: RankGroup, job: Job, number: int, file: NodeFile, followers: Sequence[NodeWatch]) -> None:
+        self._local = local
+        self._job = job
+        self._number = number
+        self._file = file
+        self._followers = followers
+        self._failing_since: float | None = None
+
+    def poll(self, timeout_s: float = 0.0) -> int | None:
+        """Return the exit code once all nodes have ended well, or one failed and the ranks here did not follow, or was lost."""
+        code = self._local.poll(timeout_s)
+        codes: list[int | None] = [follower.read().get("exit_codes", {}).get(str(self._number)) for follower in self._followers]
+        if code == 0 and None in codes:
+            return 1 if self._lost() else None
+        if code is not None:
+            return next((number for number in (code, *codes) if number), 0)
+        if self._lost():
+            return 1
+        if self._failing_since is None and any(codes):
+            self._failing_since = time.monotonic()
+        if self._failing_since is not None and time.monotonic() - self._failing_since > _FAILING_LIMIT_S:
+            return next(number for number in codes if number)
+        return None
+
+    def signal_ranks(self, pids: Sequence[int], number: int) -> None:
+        """Signal the ranks of this node: an id of another node may be that of another process of the job here."""
+        ranks = (rank for rank in range(self._job.ranks) if self._job.node_of(rank) == self._job.node)
+        here = {event.get("pid") for rank in ranks for event in read_events(self._job.events(rank))[0]}
+        self._local.signal_ranks([pid for pid in pids if pid in here], number)
+
+    def end(self) -> None:
+        """End the ranks of this node and wait for those of the others; a node that is lost is not waited for."""
+        self._local.end()
+        self._file.update(ended=self._number)
+        while any(self._is_running(follower) for follower in self._followers):
+            time.sleep(POLL_S)
+
+    def failures(self) -> Sequence[RankExit]:
+        elsewhere = (read_rank_exits(self._job.on_node(follower.node).exits) for follower in self._followers)
+        return [*self._local.failures(), *(failure for failures in elsewhere for failure in failures)]
+
+    def _is_running(self, follower: NodeWatch) -> bool:
+        return follower.read().get("ended", 0) < self._number and not follower.lost
+
+    def _lost(self) -> bool:
+        return any(follower.lost for follower in self._followers)
+
+
+@contextmanager
+def coordinate(
+    folder: Path, nodes: NodeSettings, stop: Callable[[], bool] = never_stop
+) -> Iterator[CoordinatedLauncher | None]:
+    """Wait until all nodes have joined in `folder`, and yield their launcher; None if the user stopped before.
+
+    The nodes are released when the block ends.
+
+    Raises:
+        ConfigurationError: a node has not joined in time, or has other sources of benchbox.
+    """
+    with NodeFile(folder, 0) as file:
+        followers = [NodeWatch(folder, node, nodes.timeout_s) for node in range(1, nodes.count)]
+        if not _wait_until_joined(followers, file, folder, nodes, stop):
+            yield None
+            return
+        yield CoordinatedLauncher(nodes, file, followers)
+
+
+def _wait_until_joined(
+    followers: Sequence[NodeWatch], file: NodeFile, folder: Path, nodes: NodeSettings, stop: Callable[[], bool]
+) -> bool:
+    deadline = time.monotonic() + nodes.timeout_s
+    while missing := [follower for follower in followers if follower.read().get("session") != file.id]:
+        if stop():
+            return False
+        if time.monotonic() > deadline:
+            names = ", ".join(str(follower.node) for follower in missing)
+            raise ConfigurationError(
+                Problem(
+                    str(folder),
+                    f"node {names} of {nodes.count} did not join within {nodes.timeout_s:.0f} s",
+                    f"start the same command there with --node-rank {missing[0].node}; the folder must be shared by all nodes",
+                )
+            )
+        time.sleep(POLL_S)
+    for follower in followers:
+        if problem := follower.values.get("problem"):
+            raise ConfigurationError(Problem(follower.label, problem))
+    return True
+
+
+def _check_present(follower: NodeWatch) -> None:
+    follower.read()
+    if follower.lost:
+        ending = "has ended" if follower.values.get("closed") else "no longer reports"
+        raise NodeLostError(f"{follower.label} {ending}; start the same command on every node again to continue")

@@ -1,0 +1,73 @@
+"""Elastic restarts of a training: which failures are worth one, and the file `restarts.json` that lists those of a training."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from benchbox.store.checkpoints import checkpoint_steps, list_checkpoints
+from benchbox.store.files import read_json, write_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchbox.launch.supervise.outcome import Outcome
+
+# Errors of the configuration or the data, or of starting any rank: another attempt would end the same way.
+_PERMANENT_ERRORS = ("ConfigurationError", "DataError", "RecordError", "LaunchError")
+_PROCESS_ERRORS = ("Killed", "Terminated", "ExitError")
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """One restart of a training after a rank died."""
+
+    number: int  # from 1, of this invocation
+    limit: int
+    from_step: int  # of the checkpoint; 0 without one
+    reason: str
+
+
+def is_restartable(outcome: Outcome) -> bool:
+    """Return whether a training that ended this way may succeed when it continues from its last checkpoint.
+
+    It may if a process died, or a rank raised an error while it trained. It is not started again after running out of device
+    memory, a loss that is not finite, a hang, an error of the configuration or the data, or one that was raised before the
+    first step.
+    """
+    error = outcome.error
+    if outcome.status != "crash" or error is None or error["type"] in _PERMANENT_ERRORS:
+        return False
+    return error["type"] in _PROCESS_ERRORS or error.get("stage") == "train"
+
+
+def record_restart(folder: Path, outcome: Outcome, number: int, limit: int) -> Restart:
+    """Keep the files of the ranks that failed as `launch-failed-<n>`, and add a restart to `restarts.json`."""
+    assert outcome.error is not None
+    error = outcome.error
+    previous = read_restarts(folder)
+    checkpoints = list_checkpoints(folder / "checkpoints")
+    rank = f"rank {error['rank']}: " if error["rank"] is not None else ""
+    first_line = next(iter(error["message"].splitlines()), "")
+    restart = Restart(
+        number=number,
+        limit=limit,
+        from_step=checkpoint_steps(checkpoints[-1]) if checkpoints else 0,
+        reason=f"{rank}{error['type']}: {first_line}",
+    )
+    failed = folder / f"launch-failed-{len(previous) + 1}"
+    shutil.rmtree(failed, ignore_errors=True)
+    (folder / "launch").rename(failed)
+    write_json(folder / "restarts.json", {"restarts": [*previous, {**asdict(restart), "files": failed.name}]})
+    return restart
+
+
+def read_restarts(folder: Path) -> list[dict[str, object]]:
+    """Return the restarts of a training so far, over all its invocations.
+
+    Raises:
+        RecordError: the file is damaged.
+    """
+    path = folder / "restarts.json"
+    return list(read_json(path)["restarts"]) if path.exists() else []

@@ -1,0 +1,1 @@
+"""Submission of a command to Slurm: its options, the sbatch script, and the job."""

@@ -1,0 +1,147 @@
+"""A job of Slurm: submitted once, followed to its end by any later command, cancelled when the user stops."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchbox.errors import EXIT_USAGE, BenchboxError, CellFailedError, ConfigurationError, RecordError
+from benchbox.store.files import read_json, write_json, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_POLL_S = 1.0
+# A job that Slurm no longer knows of has ended: it forgets them after some minutes.
+FORGOTTEN = "FORGOTTEN"
+_ACTIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "STOPPED", "STAGE_OUT"}
+_CANCEL_LIMIT_S = 90.0  # Slurm gives a job KillWait (by default 30 s) between SIGTERM and SIGKILL
+
+
+class SlurmError(BenchboxError):
+    """A command of Slurm failed."""
+
+    exit_code = EXIT_USAGE
+
+
+class SlurmJobError(CellFailedError):
+    """Slurm ended a job before it was done: cancelled, out of time, a node failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """State of a job in Slurm's words, and the reason that Slurm gives."""
+
+    state: str
+    reason: str = ""
+
+    @property
+    def active(self) -> bool:
+        return self.state in _ACTIVE
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """True once the command of the job has ended, with any exit code, and was not ended by Slurm."""
+        return self.state in ("COMPLETED", "FAILED")
+
+    def __str__(self) -> str:
+        return self.state if self.reason in ("", "None") else f"{self.state} ({self.reason})"
+
+
+class SlurmJob:
+    """The newest job of a run directory. Script, id and output are in its folder `slurm`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "slurm"
+        self.id: int | None = None
+        with contextlib.suppress(RecordError):  # never submitted
+            self.id = int(read_json(self._folder / "job.json")["id"])
+
+    @property
+    def log(self) -> Path:
+        return self._folder / f"job-{self.id}.log"
+
+    def submit(self, script: str) -> None:
+        """Submit a script and remember its job.
+
+        Raises:
+            SlurmError: Slurm refused it, and why.
+            ConfigurationError: this machine has no Slurm.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / "job.sh"
+        write_text(path, script)
+        self.id = int(_slurm("sbatch", "--parsable", str(path)).partition(";")[0])
+        write_json(self._folder / "job.json", {"id": self.id})
+
+    def state(self) -> JobState:
+        """Return the state of the job.
+
+        Raises:
+            SlurmError: Slurm does not answer.
+        """
+        try:
+            output = _slurm("squeue", "--noheader", "--states=all", f"--jobs={self.id}", "--format=%T|%r")
+        except SlurmError as error:
+            if "Invalid job id" in str(error):
+                return JobState(FORGOTTEN)
+            raise
+        state, _, reason = output.partition("|")
+        return JobState(state, reason) if state else JobState(FORGOTTEN)
+
+    def follow(self, stop: Callable[[], bool], on_line: Callable[[str], None]) -> JobState | None:
+        """Wait for the end of the job and return its last state; None if the user stopped, which cancels the job.
+
+        Args:
+            stop: polled once a second.
+            on_line: called with every change of the state, and every line of the output.
+        """
+        shown, position = "", 0
+        while True:
+            state = self.state()
+            if str(state) != shown:
+                shown = str(state)
+                on_line(f"Slurm job {self.id}: {shown}")
+            position = self._pass_on_output(position, on_line)
+            if not state.active:
+                return state
+            if stop():
+                self.cancel()
+                self._pass_on_output(position, on_line)
+                return None
+            time.sleep(_POLL_S)
+
+    def cancel(self) -> None:
+        """Cancel the job and wait until its processes have ended."""
+        _slurm("scancel", str(self.id))
+        deadline = time.monotonic() + _CANCEL_LIMIT_S
+        while self.state().active and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+    def _pass_on_output(self, position: int, on_line: Callable[[str], None]) -> int:
+        """Pass on complete lines of the output from a byte position on, and return the next one."""
+        if not self.log.exists():
+            return position
+        with self.log.open("rb") as log:
+            log.seek(position)
+            text = log.read()
+        complete = text[: text.rfind(b"\n") + 1]
+        for line in complete.decode(errors="replace").splitlines():
+            on_line(line)
+        return position + len(complete)
+
+
+def _slurm(*command: str) -> str:
+    """Run a command of Slurm and return what it printed."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        message = f"--launcher slurm: there is no command {command[0]} on this machine; use it where Slurm is installed"
+        raise ConfigurationError(message) from None
+    if done.returncode:
+        raise SlurmError(f"{command[0]}: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}")
+    return done.stdout.strip()

@@ -1,0 +1,50 @@
+"""The sbatch script of a command of benchbox: one task on each node, with the variables that give it its node."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from benchbox.launch.slurm.options import SlurmOptions
+
+_TEMPLATE = """\
+#!/bin/bash
+{directives}
+# Slurm expands % in a name of an output file, so the output is redirected here.
+exec >> {log_prefix}"$SLURM_JOB_ID".log 2>&1
+cd -- {folder} || exit
+
+export NNODES="$SLURM_JOB_NUM_NODES"
+export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+export MASTER_PORT="$((20000 + SLURM_JOB_ID % 10000))"  # two jobs may share a node
+
+# One task on each node starts the ranks of that node.
+exec srun --kill-on-bad-exit=0 bash -c 'NODE_RANK="$SLURM_NODEID" exec "$@"' benchbox \\
+    {command}
+"""
+
+
+def render_script(options: SlurmOptions, *, name: str, command: Sequence[str], folder: Path, logs: Path) -> str:
+    """Return the script of a job.
+
+    Args:
+        name: of the matrix or training; characters that could end a line or a word are replaced in the name of the job.
+        command: started once on each node.
+        folder: working directory of the command.
+        logs: folder for the output, `job-<id>.log`.
+    """
+    safe_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+    directives = {"job-name": f"benchbox-{safe_name}", "nodes": str(options.nodes), "ntasks-per-node": "1"}
+    directives["output"] = "/dev/null"
+    directives |= {key.replace("_", "-"): value for key, value in options.values.items()}
+    return _TEMPLATE.format(
+        directives="\n".join(f"#SBATCH --{key}={value}" for key, value in directives.items()),
+        log_prefix=shlex.quote(f"{logs}/job-"),
+        folder=shlex.quote(str(folder)),
+        command=shlex.join(command),
+    )

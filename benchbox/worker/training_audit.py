@@ -1,0 +1,117 @@
+"""Audit of a training while it runs: every so many steps the observer watches a few, and the rules judge all ranks."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from benchbox.audit.judge import judge
+from benchbox.audit.record import summarize_numbers
+from benchbox.audit.subjects.session import STEPS, SessionObservation
+from benchbox.errors import ThresholdError
+from benchbox.observer.facts import RankFacts
+from benchbox.store.files import replace_non_finite, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from torch.distributed import ProcessGroup
+
+    from benchbox.measure.phases import Instrument
+    from benchbox.registry.contracts import Batch
+    from benchbox.registry.recipes import Recipe
+    from benchbox.session import Session, StepResult
+    from benchbox.spec.audit_section import AuditSection
+
+
+class TrainingAudit:
+    """Audits the three steps up to every multiple of `section.every`. See `benchbox.trainer.loop.StepAudit`.
+
+    Args:
+        path: rank 0 appends one row for each audit. Rows of steps after `start`, which are repeated, are removed.
+        start: first step of this run.
+        group: gathers the facts of all ranks, see `cpu_group`.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        recipe: Recipe,
+        section: AuditSection,
+        path: Path,
+        *,
+        start: int,
+        group: ProcessGroup | None,
+    ) -> None:
+        self._session = session
+        self._recipe = recipe
+        self._section = section
+        self._path = path
+        self._group = group
+        self._rank = dist.get_rank() if dist.is_initialized() else 0
+        self._observation: SessionObservation | None = None
+        if self._rank == 0 and path.exists():
+            lines = path.read_text().splitlines(keepends=True)
+            write_text(path, "".join(line for line in lines if json.loads(line)["step"] <= start))
+
+    def take_step(self, step: int, batches: Iterator[Batch], instruments: Instrument) -> StepResult:
+        """Take a step of the session, under the observer if it is one of the last three before an audit."""
+        if step % self._section.every == self._section.every - STEPS:
+            self._observation = SessionObservation(self._session, self._recipe)
+        if self._observation is None:  # also in a training that was resumed between these steps
+            return self._session.step(batches, instruments)
+        return self._observation.step(batches, instruments)
+
+    def is_due(self, completed: int) -> bool:
+        """Return whether the steps before an audit were observed."""
+        return self._observation is not None and completed % self._section.every == 0
+
+    def judge(self, completed: int) -> None:
+        """Judge the facts of all ranks and log the findings.
+
+        Raises:
+            ThresholdError: there is a finding of the severity that stops the training.
+        """
+        assert self._observation is not None, "the audit is due"
+        gathered = self._gather(self._observation.facts().to_dict())
+        self._observation = None
+        failing: list[list[str]] = [[]]
+        if gathered is not None:
+            failing = [self._log([RankFacts.from_dict(facts) for facts in gathered], completed)]
+        if dist.is_initialized():
+            dist.broadcast_object_list(failing, src=0, group=self._group)
+        if failing[0]:
+            codes = ", ".join(failing[0])
+            raise ThresholdError(f"the audit after step {completed} ends the training: {codes}; see {self._path}")
+
+    def close(self) -> None:
+        """Remove the observer of steps whose audit will not come, because the training ends."""
+        if self._observation is not None:
+            self._observation.close()
+
+    def _gather(self, facts: dict[str, Any]) -> list[dict[str, Any]] | None:
+        """Return the facts of all ranks on rank 0, None on the others."""
+        if not dist.is_initialized():
+            return [facts]
+        gathered: list[Any] | None = [None] * dist.get_world_size() if self._rank == 0 else None
+        dist.gather_object(facts, gathered, dst=0, group=self._group)
+        return gathered
+
+    def _log(self, facts: list[RankFacts], completed: int) -> list[str]:
+        """Write the row of an audit and return the codes of the findings that stop the training."""
+        judgement = judge(facts)
+        row = {
+            "step": completed,
+            "findings": [finding.to_dict() for finding in judgement.findings],
+            "not_judged": dict(judgement.not_judged),
+            "numbers": summarize_numbers(facts),
+            "problems": [f"rank {rank_facts.rank}: {problem}" for rank_facts in facts for problem in rank_facts.problems],
+        }
+        with self._path.open("a") as log:
+            log.write(json.dumps(replace_non_finite(row)) + "\n")
+        if self._section.stop_on == "never":
+            return []
+        return list(judgement.failing(warnings=self._section.stop_on == "warning"))

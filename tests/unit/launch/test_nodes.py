@@ -1,0 +1,172 @@
+"""Settings of several nodes, the command that they give torchrun, and the coordination of nodes through files."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from benchbox.cli.app import app
+from benchbox.errors import ConfigurationError
+from benchbox.launch.job import Job
+from benchbox.launch.nodes.coordinator import coordinate
+from benchbox.launch.nodes.files import NodeFile, NodeLostError, NodeWatch
+from benchbox.launch.nodes.follower import follow
+from benchbox.launch.nodes.settings import NodeSettings, read_node_settings
+from benchbox.launch.process.cold import TorchrunLauncher
+from benchbox.launch.supervise.trace import Trace
+from benchbox.store.environments import merge_environments
+
+NODES = NodeSettings(count=2, rank=0, master_addr="a", master_port=29500, timeout_s=1.0)
+OPTIONS: dict[str, Any] = {"nnodes": 2, "node_rank": 1, "master_addr": "a", "master_port": 29500, "timeout_s": 1.0}
+CONFIG: Any = {}
+
+
+def job(folder: Path, ranks: int = 4, **fields: Any) -> Job:
+    return Job(config=CONFIG, ranks=ranks, folder=folder, timeout_s=None, hang_after_s=1.0, **fields)
+
+
+def test_the_command_of_a_single_node_is_the_one_it_always_was() -> None:
+    assert TorchrunLauncher().command(job(Path("/run/launch-1"), ranks=2)) == [
+        *(sys.executable, "-m", "benchbox.launch.process.torchrun", "/run/launch-1/exits.json"),
+        *("--nproc-per-node", "2", "--max-restarts", "0", "--log-dir", "/run/launch-1/torchrun"),
+        *("--standalone", "--local-addr", "127.0.0.1", "-m", "benchbox.worker", "/run/launch-1/job.json"),
+    ]
+
+
+def test_the_settings_of_several_nodes_reach_torchrun() -> None:
+    nodes = replace(NODES, rank=1, master_addr="10.0.0.1", master_port=29511)
+    command = TorchrunLauncher(nodes=nodes).command(job(Path("/run/launch-1"), nnodes=2, node=1))
+    assert command[3:] == [
+        "/run/launch-1/exits-node1.json",
+        *("--nproc-per-node", "2", "--max-restarts", "0", "--log-dir", "/run/launch-1/torchrun-node1"),
+        *("--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1", "--master-port", "29511"),
+        *("-m", "benchbox.worker", "/run/launch-1/job.json"),
+    ]
+
+
+def test_threads_are_divided_among_the_ranks_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("benchbox.launch.process.environment.usable_cores", lambda: 8)
+    assert TorchrunLauncher(nodes=NODES).variables(4)["OMP_NUM_THREADS"] == "4"
+
+
+def test_one_node_needs_no_settings() -> None:
+    assert read_node_settings(**{**OPTIONS, "nnodes": 1, "node_rank": None, "master_addr": None}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"nnodes": 0}, "--nnodes: 0 nodes cannot run anything"),
+        ({"node_rank": None}, "--node-rank: is missing for 2 nodes"),
+        ({"node_rank": 2}, "--node-rank: 2 of 2 nodes"),
+        ({"master_addr": None}, "--master-addr: is missing for 2 nodes"),
+        ({"master_addr": "a; reboot"}, "--master-addr: 'a; reboot' is not an address"),
+        ({"master_port": 70000}, "--master-port: 70000 is not a port"),
+        ({"timeout_s": 0.0}, "--node-timeout: 0.0 s"),
+    ],
+)
+def test_an_impossible_setting_is_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words.replace("(", r"\(")):
+        read_node_settings(**{**OPTIONS, **changes})
+
+
+@pytest.mark.parametrize(
+    ("line", "option", "where"),
+    [
+        ("world_size: 3", [], "nodes.yaml:5:13"),
+        ("axes: {world_size: [2, 3]}", [], "nodes.yaml:5:20"),
+        ("world_size: 2", ["--set", "world_size=3"], "--set world_size=3"),
+    ],
+)
+def test_ranks_that_cannot_be_divided_are_located(
+    line: str, option: list[str], where: str, tmp_path: Path, policy_dir: Path
+) -> None:
+    matrix = tmp_path / "nodes.yaml"
+    matrix.write_text(f"name: nodes\npolicy: stand_in\nsize: tiny\nbackend: ddp\n{line}\nbatch: 2\ndata: synthetic\n")
+    nodes = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "a"]
+    result = CliRunner().invoke(app, ["run", str(matrix), "--policy-dir", str(policy_dir), *nodes, *option])
+    assert isinstance(result.exception, ConfigurationError)
+    message = str(result.exception)
+    assert where in message
+    assert "3 ranks cannot be divided equally among 2 nodes" in message
+
+
+def test_a_node_that_does_not_join_is_named_and_not_waited_for_longer(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigurationError, match="node 1 of 2 did not join within 0 s; start the same command there"),
+        coordinate(tmp_path, replace(NODES, timeout_s=0.3)),
+    ):
+        raise AssertionError
+
+
+def test_a_node_does_not_take_the_file_of_a_run_that_was_killed_for_node_0(tmp_path: Path) -> None:
+    NodeFile(tmp_path, 0).update()  # which has no heartbeat
+    with pytest.raises(ConfigurationError, match="node 0 has not reported here within 1 s; start the same command there"):
+        follow(tmp_path, replace(NODES, rank=1, timeout_s=1.4), stop=lambda: False, on_line=print)
+
+
+def test_a_launch_is_not_started_without_a_node_that_ended(tmp_path: Path) -> None:
+    """The follower is stopped by its user after it has joined."""
+    nodes = replace(NODES, timeout_s=20.0)
+    stopped = threading.Event()
+    options: Any = {"stop": stopped.is_set, "on_line": lambda _: None}
+    follower = threading.Thread(target=follow, args=(tmp_path, replace(nodes, rank=1)), kwargs=options)
+    follower.start()
+    with coordinate(tmp_path, nodes) as launcher:
+        assert launcher is not None
+        stopped.set()
+        follower.join()
+        with pytest.raises(NodeLostError, match=r"node 1 \(.+\) has ended; start the same command on every node again"):
+            launcher.start(job(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("benchbox_sha256", "other", "sources of benchbox differ"),
+        ("folder", "/elsewhere", "the shared folder is /elsewhere there"),
+    ],
+)
+def test_a_node_with_other_sources_or_another_path_is_refused_on_both_sides(
+    field: str, value: str, words: str, tmp_path: Path
+) -> None:
+    with NodeFile(tmp_path, 0) as file:
+        file.update(**{field: value})
+        with pytest.raises(ConfigurationError, match=words):
+            follow(tmp_path, replace(NODES, rank=1, timeout_s=20.0), stop=lambda: False, on_line=print)
+        follower = NodeWatch(tmp_path, 1, 20.0).read()
+        assert words in follower["problem"]
+
+
+def test_times_of_a_remote_rank_are_read_by_the_clock_of_this_host() -> None:
+    """Its clock is 1000 s ahead; the event that was read the soonest tells by how much."""
+    trace = Trace(1, remote=True)
+    for sent, read in [(1000.0, 3.0), (1010.0, 10.5), (1020.0, 22.0)]:
+        event = {"monotonic_s": sent, "event": "heartbeat", "stage": "train", "step": 1, "phase": "forward", "since": sent}
+        trace.receive(event, read)
+    assert trace.last_event_at == 1020.0 - 999.5
+    assert trace.state is not None
+    assert trace.state.since == pytest.approx(3.0)  # as it was known when the state was entered
+
+
+def test_launches_on_different_numbers_of_nodes_are_of_different_machines() -> None:
+    """`machine` selects the baseline, and cells of different machines are not compared."""
+
+    def ranks(*nodes: tuple[int, str]) -> Any:
+        return [
+            {"rank": rank, "environment": {"machine": machine, "node": node, "host": f"host{node}"}}
+            for rank, (node, machine) in enumerate(nodes)
+        ]
+
+    assert merge_environments([{"rank": 0, "environment": {"machine": "h100"}}])["machine"] == "h100"  # type: ignore[typeddict-item]
+    assert merge_environments(ranks((0, "h100"), (0, "h100"), (1, "h100")))["machine"] == "h100-2-nodes"
+    mixed = merge_environments(ranks((0, "h100"), (1, "a100"), (2, "h100")))
+    assert mixed["machine"] == "a100-and-h100-3-nodes"
+    assert [node["ranks"] for node in mixed["nodes"]] == [[0], [1], [2]]

@@ -1,0 +1,137 @@
+"""The resources and the script of a Slurm job; nothing a user writes is executed by a shell."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from benchbox.cli.app import app
+from benchbox.errors import ConfigurationError
+from benchbox.launch.slurm.job import SlurmJob
+from benchbox.launch.slurm.options import parse_slurm_options
+from benchbox.launch.slurm.script import render_script
+
+HOSTILE = "a'; touch pwned; $(touch pwned)\n#SBATCH --uid=0 %j `touch pwned`"
+
+
+def test_resources_are_lines_of_the_script() -> None:
+    options = parse_slurm_options(["nodes=2,gpus_per_node=8", "partition=h100,time=1-12:00,nodelist=[a[1-2],b]"])
+    script = render_script(options, name="m", command=["benchbox", "run"], folder=Path("/work"), logs=Path("/out/slurm"))
+    assert [line for line in script.splitlines() if line.startswith("#SBATCH")] == [
+        "#SBATCH --job-name=benchbox-m",
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --output=/dev/null",
+        "#SBATCH --gpus-per-node=8",
+        "#SBATCH --partition=h100",
+        "#SBATCH --time=1-12:00",
+        "#SBATCH --nodelist=a[1-2],b",
+    ]
+    assert 'export NNODES="$SLURM_JOB_NUM_NODES"' in script
+    assert 'NODE_RANK="$SLURM_NODEID" exec "$@"' in script
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nodes", "is not key=value"),
+        ("nodes=0", "'0' is not a number from 1"),
+        ("partion=a", "did you mean 'partition'"),
+        ("partition=a b", "'a b' is not a name"),
+        ("partition=a\n#SBATCH --uid=0", "is not a name"),
+        ("account=$(id)", "is not a name"),
+        ("time=soon", "'soon' is not a time"),
+        ("uid=0", "there is no option 'uid'"),
+    ],
+)
+def test_a_wrong_resource_is_named(text: str, words: str) -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        parse_slurm_options([text])
+    assert words in str(refusal.value)
+    assert f"--slurm {text}" in str(refusal.value)
+
+
+def test_a_shell_executes_nothing_of_hostile_names(tmp_path: Path) -> None:
+    """The script runs here with stand-ins for Slurm's commands that print the words they get."""
+    folder = tmp_path / HOSTILE.replace("/", "_")
+    logs = folder / "slurm"
+    logs.mkdir(parents=True)
+    command = ["printf", "%s\\0", HOSTILE]
+    script = render_script(parse_slurm_options([]), name=HOSTILE, command=command, folder=folder, logs=logs)
+    comments = list(takewhile(lambda line: line.startswith("#"), script.splitlines()))  # sbatch reads no further
+    assert [line.split("=")[0] for line in comments if line.startswith("#SBATCH")] == [
+        "#SBATCH --job-name",
+        "#SBATCH --nodes",
+        "#SBATCH --ntasks-per-node",
+        "#SBATCH --output",
+    ]
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "srun").write_text('#!/bin/bash\nshift\nSLURM_NODEID=0 exec "$@"\n')
+    (tools / "scontrol").write_text("#!/bin/bash\necho host1\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    variables = {
+        "PATH": f"{tools}:/usr/bin:/bin",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_JOB_NODELIST": "host1",
+    }
+    subprocess.run(["bash", "-c", script], env=variables, cwd=tmp_path, check=True)
+    assert (logs / "job-7.log").read_text() == HOSTILE + "\0"
+    assert list(tmp_path.rglob("pwned")) == []
+
+
+def dry_run(matrix: Path, policy_dir: Path, *options: str) -> str:
+    words = ["run", str(matrix), "--policy-dir", str(policy_dir), "--out", str(matrix.parent / "o ut"), *options]
+    result = CliRunner().invoke(app, [*words, "--dry-run"])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+@pytest.fixture
+def matrix(tmp_path: Path) -> Path:
+    (tmp_path / "m.yaml").write_text(
+        "name: m\npolicy: stand_in\nsize: tiny\nbackend: ddp\nworld_size: 400\nbatch: 2\ndata: synthetic\n"
+    )
+    return tmp_path / "m.yaml"
+
+
+def test_a_dry_run_prints_the_script_and_submits_nothing(matrix: Path, policy_dir: Path) -> None:
+    """The ranks are more than this machine could run: the job runs on others."""
+    text = dry_run(matrix, policy_dir, "--launcher", "slurm", "--slurm", "nodes=50", "--set", "batch=4", "--only", "batch=4")
+    script = text[text.index("#!/bin/bash") :]
+    (line,) = [line for line in script.splitlines() if "benchbox.cli.app" in line]
+    words = shlex.split(line)
+    assert words[1:5] == ["-m", "benchbox.cli.app", "run", str(matrix)]
+    assert words[words.index("--out") + 1] == str(matrix.parent / "o ut")
+    assert words[words.index("--set") + 1] == words[words.index("--only") + 1] == "batch=4"
+    assert words[-2:] == ["--launcher", "torchrun"]
+    assert "#SBATCH --nodes=50" in script
+    assert SlurmJob(matrix.parent / "o ut").id is None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--slurm", "nodes=2"], "--slurm nodes=2: has no effect; add --launcher slurm"),
+        (["--launcher", "slurm", "--slurm", "nodes=3"], "400 ranks cannot be divided equally among 3 nodes"),
+        (["--launcher", "slurm", "--nnodes", "2", "--node-rank", "0", "--master-addr", "a"], "use --slurm nodes=2"),
+    ],
+)
+def test_options_that_contradict_are_refused(options: list[str], words: str, matrix: Path, policy_dir: Path) -> None:
+    with pytest.raises(ConfigurationError) as refusal:
+        dry_run(matrix, policy_dir, *options)
+    assert words in str(refusal.value)
+
+
+def test_a_machine_without_slurm_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="there is no command sbatch on this machine"):
+        SlurmJob(tmp_path).submit("#!/bin/bash\n")

@@ -1,0 +1,109 @@
+"""A training file is a matrix of its cell, and a measured cell is the set-up of a training."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchbox.errors import ConfigurationError
+from benchbox.spec.cell import Cell, DataSpec, OptimSpec
+from benchbox.spec.load import load_matrix
+from benchbox.spec.measured_setup import MeasuredSetup, differences
+from benchbox.spec.train import load_train
+
+TRAINING = """\
+name: trial
+policy: alpha
+size: tiny
+backend: ddp
+world_size: 2
+batch: 4
+optim: {lr: 0.001}
+steps: 5
+checkpoint: {every: 2}
+audit: {every: 3}
+"""
+REST = "name: rest\nsteps: 7\ncheckpoint: {every: 0}\n"
+MEASURED = Cell(
+    policy="alpha",
+    size="tiny",
+    backend="zero2",
+    world_size=2,
+    batch=8,
+    attention="eager",
+    data=DataSpec(kind="synthetic", workers=0),
+    optim=OptimSpec(lr=3e-4, betas=(0.9, 0.99)),
+)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text: str):
+        path = tmp_path / "t.yaml"
+        path.write_text(text)
+        return path
+
+    return write_file
+
+
+def from_measured(path, policies, overrides=None):
+    return load_train(path, overrides, [policies], measured=MeasuredSetup(cell=MEASURED, label="cell 12ab of runs/r"))
+
+
+def test_a_training_file_is_a_matrix_of_the_cell_that_it_trains(write, policies):
+    path = write(TRAINING)
+    assert list(load_matrix(path, None, [policies]).cells()) == [load_train(path, None, [policies]).cell]
+
+
+def test_an_axis_on_the_command_line_varies_a_field_of_a_training_file(write, policies):
+    matrix = load_matrix(write(TRAINING), {"axes.batch": "[1, 2]", "measure.steps": "3"}, [policies])
+    assert [cell.batch for cell in matrix.cells()] == [1, 2]
+    assert matrix.measure.steps == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (TRAINING.replace("{every: 2}", "{evry: 2}"), "t.yaml:9:14: unknown key 'evry'; did you mean 'every'?"),
+        (TRAINING + "axes: {backend: [ddp]}\n", "t.yaml:8:1: unknown key 'steps'"),
+    ],
+)
+def test_its_training_keys_are_checked_and_a_matrix_has_none(write, policies, tmp_path, text, line):
+    with pytest.raises(ConfigurationError) as caught:
+        load_matrix(write(text), None, [policies])
+    assert line in [str(problem).replace(f"{tmp_path}/", "") for problem in caught.value.problems]
+
+
+def test_a_training_takes_the_set_up_of_a_measured_cell(write, policies):
+    config = from_measured(write(REST), policies)
+    assert config.cell == MEASURED
+    assert (config.steps, config.checkpoint.every) == (7, 0)
+    assert differences(config.cell, MEASURED) == []
+
+
+def test_a_training_without_a_file_needs_only_its_steps(policies):
+    config = from_measured(None, policies, {"steps": "9"})
+    assert (config.cell, config.steps, config.name) == (MEASURED, 9, f"alpha-{MEASURED.cell_id}")
+    with pytest.raises(ConfigurationError, match="the file needs the key 'steps'"):
+        from_measured(None, policies)
+
+
+def test_keys_of_optim_and_data_may_differ_and_are_listed(write, policies):
+    """The other keys of `optim` are as measured."""
+    config = from_measured(write(REST + "optim: {lr: 0.002}\ndata: sample\n"), policies, {"batch": "16"})
+    assert config.cell.optim == OptimSpec(lr=0.002, betas=(0.9, 0.99))
+    assert differences(config.cell, MEASURED) == [
+        "batch is 16, measured with 8",
+        "data.kind is sample, measured with synthetic",
+        "data.workers is 1, measured with 0",
+        "optim.lr is 0.002, measured with 0.0003",
+    ]
+
+
+def test_a_file_with_another_set_up_is_refused_where_it_says_so(write, policies, tmp_path):
+    with pytest.raises(ConfigurationError) as caught:
+        from_measured(write(REST + "batch: 4\nbackend: zero2\n"), policies)
+    (problem,) = caught.value.problems
+    assert str(problem).replace(f"{tmp_path}/", "") == (
+        "t.yaml:4:8: batch is 4 here and 8 in cell 12ab of runs/r; remove it, or change the measured set-up on purpose with "
+        "--set batch=..."
+    )

@@ -1,0 +1,63 @@
+"""Utilisation of a training's steps, from the formulas of the policy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from benchbox.measure.flops import DEVICE_PEAKS
+from benchbox.theory.flops import Product
+from benchbox.worker.utilisation import StepUtilisation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CPU = torch.device("cpu")
+
+
+class Formula:
+    """Policy with one product of 1e9 FLOPs for each sample, and gradients of both factors."""
+
+    def work(self, batch: dict[str, torch.Tensor]) -> list[Product]:
+        return [Product(tower="backbone", flops=10**9 * len(batch["state"]), gradients=2)]
+
+
+def batches() -> Iterator[dict[str, torch.Tensor]]:
+    while True:
+        yield {"state": torch.zeros(4, 2)}
+
+
+def use(policy: Any = None, compute: str = "bfloat16") -> StepUtilisation:
+    return StepUtilisation(policy or Formula(), CPU, accumulation=2, compute=compute)
+
+
+def test_it_is_the_flops_of_the_micro_batches_of_a_step_over_time_and_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A made-up peak: none is known for a CPU. Two micro-batches of 4 samples, forward and two gradients: 24e9 FLOPs."""
+    monkeypatch.setitem(DEVICE_PEAKS, "this cpu", 1e12)
+    steps = use()
+    stream = steps.record(batches())
+    for _ in range(6):
+        assert next(stream)["state"].shape == (4, 2)
+    assert steps.mfu(0.1) == (pytest.approx(0.24), None)
+    assert steps.mfu(0.2) == (pytest.approx(0.12), None)
+
+
+def test_it_is_unknown_for_a_reason_and_batches_pass_unrecorded() -> None:
+    stream = batches()
+    steps = use()
+    assert steps.record(stream) is stream
+    assert steps.mfu(0.1) == (None, "no peak is known for this cpu")
+    assert StepUtilisation(None, CPU, accumulation=1, compute="bfloat16").mfu(0.1) == (
+        None,
+        "the policy declares no formula of its FLOPs",
+    )
+
+
+def test_a_peak_of_16_bit_products_says_nothing_about_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEVICE_PEAKS, "this cpu", 1e12)
+    mfu, reason = use(compute="float32").mfu(0.1)
+    assert mfu is None
+    assert reason is not None
+    assert "float32" in reason
