@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.compat.environments import ENVIRONMENTS, ROOT
+from tests.compat.environments import ENVIRONMENTS, EXTRAS, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,10 +25,12 @@ TESTED = Path(__file__).parent / "tested.json"
 def dependencies_digest(root: Path = ROOT) -> str:
     """Return a digest of the dependencies in pyproject.toml, the pins that development uses, and the lowest versions.
 
-    constraints.txt is included because code that is adapted to a newer pin is what breaks with an older version.
+    constraints.txt is included because code that is adapted to a newer pin is what breaks with an older version. Of the extras
+    those are included that the environments install.
     """
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    declared = {key: project[key] for key in ("requires-python", "dependencies", "optional-dependencies")}
+    extras = {extra: project["optional-dependencies"][extra] for extra in EXTRAS}
+    declared = {key: project[key] for key in ("requires-python", "dependencies")} | extras
     lowest = root / ENVIRONMENTS[0].requirements.relative_to(ROOT)
     pins = "".join(path.read_text() for path in (root / "constraints.txt", lowest))
     return hashlib.sha256((json.dumps(declared, sort_keys=True) + pins).encode()).hexdigest()

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,7 @@ class Environment:
         return self.folder / "venv" / "bin" / "python"
 
 
+EXTRAS = ("lowbit", "test")  # that the environments install
 ENVIRONMENTS = (
     Environment("lowest", "3.11", "lowest-direct"),
     Environment("highest", "3.13", "highest"),
@@ -67,7 +69,8 @@ def lock(environment: Environment) -> None:
     _run(
         *("pip", "compile", "--quiet", "--upgrade", "--no-annotate", "--custom-compile-command", "make compat-requirements"),
         *("--python-version", environment.python_version, "--python-platform", "linux"),
-        *("--resolution", environment.resolution, "--extra", "lowbit", "--extra", "test"),
+        *("--resolution", environment.resolution),
+        *chain.from_iterable(("--extra", extra) for extra in EXTRAS),
         *("pyproject.toml", "--output-file", environment.requirements),
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from benchbox.data.loader import MicroBatchStream, open_stream
+from benchbox.data.loading.loader import MicroBatchStream, open_stream
 from benchbox.session.build import build_cell_policy
 from tests.support.ranks import tiny_cell
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchbox.session.build import build_cell_policy, build_session, open_cell_data
+from benchbox.spec.train import CheckpointSection
 from benchbox.trainer.checkpoint import CheckpointManager
 from tests.support.masters import all_equal
 from tests.support.ranks import tiny_cell
@@ -33,7 +34,7 @@ def deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def train(cell: Cell, folder: Path, *, resume: bool = False) -> tuple[Session, list[float]]:
     """Train to STEPS, saving after STOP steps or continuing from there; return the session and its losses."""
-    checkpoints = CheckpointManager(folder, cell, interval=STOP, keep=1)
+    checkpoints = CheckpointManager(folder, cell, CheckpointSection(every=STOP, keep=1, background=False))
     policy = build_cell_policy(cell)
     start = STOP if resume else 0
     with closing(open_cell_data(cell, policy, rank=0, start_step=start)) as stream:

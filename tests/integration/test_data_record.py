@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchbox.data import open_dataset, recording, simulator
+from benchbox.data import open_dataset
+from benchbox.data.writing import recording, simulator
 from benchbox.errors import DataError
 
 pytestmark = pytest.mark.skipif(

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
+from benchbox.dcp.files import TensorFolder, write_shards
+from benchbox.dcp.shards import full_shards
 from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.warm import ForkServerLauncher
 from benchbox.spec.cell import MeasureSpec
 from benchbox.spec.train import load_train
+from benchbox.store.checkpoints import describe_files, read_manifest
+from benchbox.store.files import read_json
+from benchbox.trainer.gauges import MEASURED_FIELDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +57,7 @@ def train(config: Path, out: Path, *more: str) -> subprocess.CompletedProcess[st
 
 def metrics(out: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key != "step_s"} for row in rows]
+    return [{key: value for key, value in row.items() if key not in MEASURED_FIELDS} for row in rows]
 
 
 @pytest.fixture(scope="module", params=["single", "ddp"])
@@ -103,25 +109,19 @@ def test_a_resumed_training_is_the_same_training(straight: tuple[Path, Path], tm
     interrupted = train(config, tmp_path / "cut", "--set", "steps=3")
     assert interrupted.returncode == 0, interrupted.stderr
     # No step of this policy draws from the generators of the ranks: what each restored, it saves again.
-    saved = sorted((tmp_path / "cut/checkpoints/step-00000003").glob("rng-rank*.pt"))
-    generators = {path.name: torch.Generator().manual_seed(7 + rank).get_state() for rank, path in enumerate(saved)}
-    for path in saved:
-        torch.save({"cpu": generators[path.name]}, path)
+    generators = replace_generators(tmp_path / "cut/checkpoints/step-00000003")
     resumed_run = train(config, tmp_path / "cut", "--resume")
     assert resumed_run.returncode == 0, resumed_run.stderr
     assert metrics(tmp_path / "cut") == metrics(out)
     name = "checkpoints/step-00000006"
-    weights, again = load_file(out / name / "model.safetensors"), load_file(tmp_path / "cut" / name / "model.safetensors")
-    assert weights.keys() == again.keys()
-    assert all(torch.equal(weights[key], again[key]) for key in weights)
-    for part in ("optimizer.pt", "schedule.pt"):
-        expected, resumed = (torch.load(folder / name / part, weights_only=True) for folder in (out, tmp_path / "cut"))
-        assert flat(expected) == flat(resumed)
-    restored = {path: torch.load(tmp_path / "cut" / name / path, weights_only=True)["cpu"] for path in generators}
-    assert all(torch.equal(restored[path], state) for path, state in generators.items())
-    masters = torch.load(out / name / "optimizer.pt", weights_only=True)["masters"]
-    held_in_bf16 = [torch.equal(master, master.bfloat16().float()) for master in masters if master.numel() > 100]
-    assert not any(held_in_bf16), "masters hold what bfloat16 cannot: they were saved, not derived from live weights"
+    expected, resumed = (read_all(folder / name) for folder in (out, tmp_path / "cut"))
+    assert expected.keys() == resumed.keys()
+    assert {key for key in expected if not torch.equal(expected[key], resumed[key])} == set(generators)
+    assert all(torch.equal(resumed[key], state) for key, state in generators.items())
+    assert read_json(out / name / "trainer.json") == read_json(tmp_path / "cut" / name / "trainer.json")
+    masters = [tensor for key, tensor in expected.items() if key.startswith("weights/") and tensor.numel() > 100]
+    assert not any(torch.equal(master, master.bfloat16().float()) for master in masters), "saved, not derived from live weights"
+    assert {key.split("/")[1] for key in expected if key.startswith("state/")} == {"exp_avg", "exp_avg_sq"}
 
 
 def test_an_interrupted_training_resumes(straight: tuple[Path, Path], tmp_path: Path) -> None:
@@ -162,34 +162,62 @@ def test_a_damaged_checkpoint_is_named(straight: tuple[Path, Path], tmp_path: Pa
     config, _ = straight
     done = train(config, tmp_path, "--set", "steps=3")
     assert done.returncode == 0, done.stderr
-    damaged = tmp_path / "checkpoints/step-00000003/model.safetensors"
+    damaged = tmp_path / "checkpoints/step-00000003/tensors/__0_0.distcp"
     damaged.write_bytes(damaged.read_bytes()[:1000])
     refused = train(config, tmp_path, "--resume")
     assert refused.returncode == 2
-    assert "step-00000003: damaged checkpoint" in refused.stderr
+    assert "step-00000003: damaged checkpoint (tensors/__0_0.distcp has 1000 bytes" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
-def test_a_backend_that_cannot_be_saved_says_so(tmp_path: Path) -> None:
-    """Checkpoints of a sharding backend are refused before anything starts, with the way around it."""
+def test_a_training_resumes_from_the_checkpoint_before_a_damaged_one(straight: tuple[Path, Path], tmp_path: Path) -> None:
+    """One changed bit is enough. The line names the checkpoint, and the metrics are those of an undisturbed training."""
+    config, out = straight
+    copy = tmp_path / "copy"
+    shutil.copytree(out, copy, symlinks=True)
+    damaged = copy / "checkpoints/step-00000006/tensors/__0_0.distcp"
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+    resumed = train(config, copy, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "step-00000006: damaged checkpoint (tensors/__0_0.distcp has other contents than were saved)" in resumed.stderr
+    assert "resuming after step 3 (24 samples)\n" in resumed.stdout
+    assert metrics(copy) == metrics(out)
+    assert sorted(path.name for path in (copy / "checkpoints").iterdir()) == [
+        "damaged-step-00000006", "latest", "step-00000003", "step-00000006",
+    ]  # fmt: skip
+
+
+def test_a_training_continues_on_another_backend_and_says_what_changed(tmp_path: Path) -> None:
+    """Two ranks of ZeRO-2 continue on one process; the losses differ from an undisturbed training by rounding alone."""
     config = tmp_path / "train.yaml"
-    config.write_text(TRAINING.format(backend="fsdp2", ranks=2, batch=2))
-    refused = train(config, tmp_path / "out")
-    assert refused.returncode == 3
-    assert "fsdp2 cannot be saved yet" in refused.stderr
-    assert "checkpoint.every=0" in refused.stderr
+    config.write_text(TRAINING.format(backend="zero2", ranks=2, batch=2).replace("bf16_master", "fp32"))
+    assert train(config, tmp_path / "moved", "--set", "steps=3").returncode == 0
+    shutil.copytree(tmp_path / "moved", tmp_path / "stayed", symlinks=True)
+    moved = train(config, tmp_path / "moved", "--resume", "--set", "backend=single,world_size=1,batch=4")
+    assert moved.returncode == 0, moved.stderr
+    line = "resuming after step 3 (24 samples); changed: backend is 'zero2' there and 'single' here, "
+    line += "batch is 2 there and 4 here, world_size is 2 there and 1 here\n"
+    assert line in moved.stdout
+    assert any(line in log.read_text() for log in (tmp_path / "moved/launch").rglob("*.log"))
+    assert train(config, tmp_path / "stayed", "--resume").returncode == 0
+    losses, expected = ([row["loss"] for row in metrics(tmp_path / name)] for name in ("moved", "stayed"))
+    assert losses == pytest.approx(expected, rel=1e-5)
 
 
-def flat(value: Any) -> Any:
-    """A nested state as comparable values, tensors by their bytes and dtype."""
-    if isinstance(value, torch.Tensor):
-        return (
-            str(value.dtype),
-            tuple(value.shape),
-            value.contiguous().view(torch.uint8).numpy().tobytes() if value.dim() else float(value),
-        )
-    if isinstance(value, dict):
-        return {str(key): flat(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [flat(item) for item in value]
-    return value
+def read_all(checkpoint: Path) -> dict[str, torch.Tensor]:
+    folder = TensorFolder(checkpoint / "tensors")
+    return folder.read(folder.layout)
+
+
+def replace_generators(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Give the generators of a checkpoint other states, different for every rank, and return these by key."""
+    tensors = read_all(checkpoint)
+    keys = [key for key in tensors if key.startswith("rng/")]
+    states = {key: torch.Generator().manual_seed(7 + rank).get_state() for rank, key in enumerate(keys)}
+    shutil.rmtree(checkpoint / "tensors")
+    write_shards(checkpoint / "tensors", {key: full_shards(tensor) for key, tensor in (tensors | states).items()}, None)
+    files = [*(checkpoint / "tensors").iterdir(), checkpoint / "trainer.json"]
+    replace(read_manifest(checkpoint), files=describe_files(checkpoint, files)).write(checkpoint)
+    return states

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
+from benchbox.dcp.files import TensorFolder
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
 
@@ -81,6 +82,6 @@ def test_training_starts_from_published_weights_and_keeps_what_was_taken_of_them
     done = benchbox(tmp_path, "train", "w.yaml", "--out", "out")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "out" / "weights.json").read_text())["loaded"] == len(published)
-    (saved,) = (tmp_path / "out").rglob("model.safetensors")
-    saved = load_file(saved)
-    assert all(torch.equal(saved[name], tensor) for name, tensor in published.items())
+    (checkpoint,) = (tmp_path / "out").rglob("step-*/tensors")
+    saved = TensorFolder(checkpoint).read([f"weights/{name}" for name in published])
+    assert all(torch.equal(saved[f"weights/{name}"], tensor) for name, tensor in published.items())

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchbox.data.text import ByteTokenizer
+from benchbox.data.text.prompt import ByteTokenizer
 from tests.reference.opentau_layers import Layers, attention_mask, embed_time, suffix_mask
 from tests.support.policy_batches import build, make_batch
 

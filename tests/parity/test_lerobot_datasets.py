@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from benchbox.data import open_dataset
-from benchbox.data.convert import convert
 from benchbox.data.inspection import inspect
 from benchbox.data.sample import sample_path
+from benchbox.data.writing.convert import convert
 from tests.parity.lerobot import ENVIRONMENT, V21_ENVIRONMENT, V30_ENVIRONMENT, requires_lerobot, run_script
 from tests.support.datasets import read_index, write_dataset
 

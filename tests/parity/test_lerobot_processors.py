@@ -17,9 +17,9 @@ from torch.utils.data import default_collate
 from benchbox.data import open_dataset
 from benchbox.data.normalisation import EPS, Normaliser
 from benchbox.data.sample import sample_path
-from benchbox.data.samples import DatasetSamples
-from benchbox.data.text import encode_prompt
-from benchbox.data.tokenizer import FileTokenizer
+from benchbox.data.samples.windows import DatasetSamples
+from benchbox.data.text.prompt import encode_prompt
+from benchbox.data.text.tokenizer import FileTokenizer
 from tests.parity.lerobot import VERSION, requires_lerobot, run_script
 from tests.parity.pi import PRESETS, build_pi, lerobot_sizes, network_pixels
 

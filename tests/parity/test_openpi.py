@@ -14,10 +14,10 @@ from benchbox_policies._layers.weights.export import published_state_dict
 from safetensors.torch import load_file, save_file
 
 from benchbox.data import open_dataset
-from benchbox.data.frame_images import letterbox
+from benchbox.data.dataset.frame_images import letterbox
 from benchbox.data.normalisation import Normaliser
 from benchbox.data.sample import sample_path
-from benchbox.data.text import ByteTokenizer, encode_prompt, state_bins
+from benchbox.data.text.prompt import ByteTokenizer, encode_prompt, state_bins
 from tests.parity.lerobot import CLIENT_VERSION, requires_lerobot, run_script
 from tests.parity.pi import PRESETS, REAL_DIMS, build_pi, network_pixels, pi_batch
 from tests.reference import openpi

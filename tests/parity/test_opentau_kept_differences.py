@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benchbox.data.text import BOS
+from benchbox.data.text.prompt import BOS
 from tests.parity.opentau import (
     Part,
     Sequence,

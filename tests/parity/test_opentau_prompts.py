@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchbox.data.lerobot import open_dataset
-from benchbox.data.samples import DatasetSamples
-from benchbox.data.text import BOS, EOS
+from benchbox.data.dataset.lerobot import open_dataset
+from benchbox.data.samples.windows import DatasetSamples
+from benchbox.data.text.prompt import BOS, EOS
 from benchbox.registry.contracts import Axes
 from tests.parity.opentau import (
     ACTING,

@@ -21,10 +21,9 @@ import pytest
 import torch
 
 from benchbox.data import LeRobotWriter, open_dataset
-from benchbox.data.bench import measure_cost
-from benchbox.data.loader import open_stream
+from benchbox.data.loading.bench import measure_cost
+from benchbox.data.loading.loader import open_samples, open_stream
 from benchbox.data.sample import sample_path
-from benchbox.data.samples import DatasetSamples
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
 from benchbox.spec.cell import DataSpec
@@ -67,7 +66,7 @@ def spec_of(size: str) -> BatchSpec:
 
 def write_videos(root: Path, *, side: int, gop: int, monkeypatch, episodes: int = 3, frames: int = 128) -> Path:
     """Write a dataset of two cameras whose images move: a smooth background, and a square in front of it."""
-    monkeypatch.setattr("benchbox.data.video.GOP", gop)
+    monkeypatch.setattr("benchbox.data.video.files.GOP", gop)
     cameras = [f"observation.images.{name}" for name in ("front", "wrist")]
     features = {
         "observation.state": {"dtype": "float32", "shape": [8], "names": None},
@@ -153,7 +152,7 @@ def peer_loader(root: Path, workers: int, horizon: int, folder: Path) -> Iterato
 
 def print_cost(root: Path, size: str, capsys, block: int = 16) -> None:
     """Print where the time of a sample goes, and what is decoded for it."""
-    samples = DatasetSamples(open_dataset(root), spec_of(size), seed=0)
+    samples = open_samples(DataSpec(kind="lerobot", path=str(root)), spec_of(size), seed=0)
     with capsys.disabled():
         for order in ORDERS:
             cost = measure_cost(samples, order, DataSpec(block=block, buffer=BUFFER), batch=BATCH)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import torch
 
 from benchbox.data import LeRobotWriter
-from benchbox.data.video import VideoWriter
+from benchbox.data.video.files import VideoWriter
 
 FEATURES = {
     "observation.state": {"dtype": "float32", "shape": [3], "names": ["x", "y", "z"]},

@@ -116,6 +116,16 @@ def example_record(
     )
 
 
+def steady_records(cell: Cell = CELL, *, step_s: float, launches: int = 5, started: str = "2026-01-01") -> list[dict[str, Any]]:
+    """Return records of launches whose median steps differ by tenths of a percent. `started` is the day of the launches."""
+    middle = 1.05 + 0.01 * (MEASURE.steps - 1) / 2  # of the factors in `rank_result`
+    records = [
+        example_record(cell, launch, step_s=step_s * (1 + 0.001 * (launch % 3)) / (middle + 0.02 * launch))
+        for launch in range(1, launches + 1)
+    ]
+    return [record | {"started_at": f"{started}T00:0{record['launch']}:00+00:00"} for record in records]
+
+
 def example_run(cells: list[Cell], **changes: Any) -> Run:
     values: dict[str, Any] = {
         "name": "example",

@@ -23,6 +23,7 @@ class DirectLauncher:
     """Launcher that starts one rank directly, which takes a fraction of the time of torchrun."""
 
     name = "direct"
+    nnodes = 1
 
     def __init__(self) -> None:
         self.started: list[tuple[str, int]] = []

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import default_collate
 
-from benchbox.data.synthetic import SyntheticSamples
+from benchbox.data.samples.synthetic import SyntheticSamples
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy, find_policies
 

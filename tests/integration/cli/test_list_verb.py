@@ -24,7 +24,7 @@ def test_every_registered_name_is_listed(benchbox, kind, names):
 
 def test_a_backend_says_what_it_cannot_do(benchbox):
     rows = {row["name"]: row for row in json.loads(benchbox("list", "backends", "--format", "json").stdout)}
-    assert rows["hsdp"]["limits"] == ["at least 4 ranks", "a multiple of 2 ranks"]
+    assert rows["hsdp"]["limits"] == ["at least 4 ranks", "a multiple of shard_size ranks, 2 by default"]
     assert any("checkpointing" in limit for limit in rows["zero3"]["limits"])
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pytest
 
-from benchbox.errors import EXIT_OK, EXIT_THRESHOLD, EXIT_USAGE
+from benchbox.errors import EXIT_INCONCLUSIVE, EXIT_OK, EXIT_THRESHOLD, EXIT_USAGE
 from benchbox.store.run import RunStore
-from tests.support.example_run import CELL, example_record, example_run, write_example
+from tests.support.example_run import CELL, MEASURE, example_record, example_run, steady_records, write_example
 
 
 def benchbox(*arguments, cwd=None):
@@ -22,9 +23,9 @@ def benchbox(*arguments, cwd=None):
 def complete(tmp_path):
     store = RunStore(tmp_path / "whole")
     regression = {"metric": "step_time_s", "where": {}, "max_regression": 0.05}
-    store.write_run(example_run([CELL], thresholds=[regression]))
-    for launch in (1, 2):
-        store.write_record(example_record(launch=launch))
+    store.write_run(example_run([CELL], thresholds=[regression], measure=asdict(MEASURE) | {"launches": 5}))
+    for record in steady_records(step_s=0.2):
+        store.write_record(record)
     return store
 
 
@@ -50,15 +51,38 @@ def test_a_run_is_compared_with_the_baseline_that_was_promoted(complete, tmp_pat
     promoted = benchbox("baseline", "promote", complete.path, cwd=tmp_path)
     assert promoted.returncode == EXIT_OK
     assert (tmp_path / "reports/baselines/example-cpu-2-cores/example.json").is_file()
+    own = benchbox("check", complete.path, cwd=tmp_path)
+    assert own.returncode == EXIT_THRESHOLD
+    assert "was promoted from this run" in own.stderr
+    measure_again(complete, step_s=0.201)
     assert benchbox("check", complete.path, cwd=tmp_path).returncode == EXIT_OK
-    for launch in (1, 2):
-        complete.write_record(example_record(launch=launch, step_s=0.22))
+    measure_again(complete, step_s=0.22)
     slower = benchbox("check", complete.path, "--format", "json", cwd=tmp_path)
     assert slower.returncode == EXIT_THRESHOLD
     verdict = json.loads(slower.stdout)
     assert verdict["verdict"] == "breach"
     assert [row["verdict"] for row in verdict["rows"]] == ["ok", "breach"]
     assert verdict["rows"][1]["expected"].startswith("<= ")
+
+
+def test_what_launches_do_not_settle_is_inconclusive_and_fails_on_request(complete, tmp_path):
+    assert benchbox("baseline", "promote", complete.path, cwd=tmp_path).returncode == EXIT_OK
+    measure_again(complete, step_s=0.209)
+    complete.write_record(example_record(launch=5, step_s=0.6))
+    result = benchbox("check", complete.path, cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (
+        EXIT_OK,
+        f"inconclusive: launches do not settle 1 of 2 demands on {complete.path}\n",
+    )
+    assert (
+        "note: backend=ddp: launches do not settle whether it is worse: more of them, or a quieter host, can" in result.stdout
+    )
+    assert benchbox("check", complete.path, "--strict", cwd=tmp_path).returncode == EXIT_INCONCLUSIVE
+
+
+def measure_again(store, *, step_s):
+    for record in steady_records(step_s=step_s, started="2026-01-02"):
+        store.write_record(record)
 
 
 def test_a_run_with_holes_is_no_baseline(tmp_path):
@@ -71,14 +95,14 @@ def test_a_run_with_holes_is_no_baseline(tmp_path):
 def test_verify_counts_satisfied_invariants_and_names_violations(complete):
     good = benchbox("verify", complete.path)
     assert good.returncode == EXIT_OK
-    assert good.stdout.splitlines()[-1] == "2 records, every invariant that applies holds"
+    assert good.stdout.splitlines()[-1] == "5 records, every invariant that applies holds"
     record = example_record(launch=2)
     record["throughput"]["global_samples_per_s"] *= 8
     complete.write_record(record)
     bad = benchbox("verify", complete.path)
     assert bad.returncode == EXIT_THRESHOLD
     assert f"{CELL.cell_id} launch 2: throughput follows from the slowest rank's step times: " in bad.stdout
-    assert bad.stderr == f"error: violations in 2 records of {complete.path}: 1\n"
+    assert bad.stderr == f"error: violations in 5 records of {complete.path}: 1\n"
 
 
 def test_report_prints_the_table_and_where_it_wrote(complete, tmp_path):
@@ -106,14 +130,15 @@ def test_a_file_in_place_of_the_output_folder_is_one_line_and_exit_code_2(comple
 
 
 def test_a_published_run_has_no_cells_folder_and_every_verb_reads_it_as_before(complete, tmp_path):
-    published = tmp_path / "published"
+    published, baseline = tmp_path / "published", tmp_path / "baseline"
+    assert benchbox("baseline", "promote", complete.path, "--out", baseline).returncode == EXIT_OK
+    measure_again(complete, step_s=0.2)
     packed = benchbox("report", complete.path, "--out", published, "--pack")
     assert packed.returncode == EXIT_OK
     assert packed.stdout.splitlines()[-1] == str(published / "records.parquet")
     names = {"report.html", "report.md", "table.csv", "table.parquet", "run.json", "records.parquet"}
     assert {path.name for path in published.iterdir()} == names
-    baseline = tmp_path / "baseline"
-    assert benchbox("baseline", "promote", published, "--out", baseline).returncode == EXIT_OK
+    assert benchbox("baseline", "promote", published, "--out", tmp_path / "again").returncode == EXIT_OK
     for verb in (["verify"], ["check", "--baseline", baseline], ["check", "--format", "json", "--baseline", baseline]):
         original, again = benchbox(*verb, complete.path), benchbox(*verb, published)
         assert (again.returncode, again.stdout) == (original.returncode, original.stdout) == (EXIT_OK, original.stdout)

@@ -4,7 +4,7 @@ import hashlib
 import subprocess
 import sys
 
-from benchbox.data.fast import FastTokenizer
+from benchbox.data.text.fast import FastTokenizer
 from tests.support.action_chunks import HORIZON, VOCAB, smooth_chunks
 from tests.support.processes import minimal_environment
 

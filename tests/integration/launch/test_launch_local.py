@@ -153,3 +153,20 @@ def _wait_until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_a_group_that_a_batch_system_ends_together_with_benchbox_is_interrupted(tmp_path: Path, policy_dir: Path) -> None:
+    """Slurm signals all processes of a job at once: the rank is gone before benchbox looks whether it was asked to stop."""
+    calls: list[int] = []
+
+    def stop() -> bool:
+        pid = tmp_path / "launch-1" / "pid0"
+        if not calls and pid.exists():
+            calls.append(int(pid.read_text()))
+            psutil.Process(calls[0]).kill()
+            return False
+        return bool(calls)
+
+    options: Any = {"launch": 1, "folder": tmp_path / "launch-1", "policy_dirs": [policy_dir], "stop": stop}
+    record = launch_cell(cell("sleeps", 1), MEASURE, launcher=DirectLauncher(), **options)
+    assert record["status"] == "interrupted"

@@ -26,7 +26,7 @@ from torch.utils.data import default_collate
 
 from benchbox.audit.subjects.session import STEPS as OBSERVED_STEPS
 from benchbox.audit.subjects.session import observe_session
-from benchbox.data.synthetic import SyntheticSamples
+from benchbox.data.samples.synthetic import SyntheticSamples
 from benchbox.errors import UnsupportedError
 from benchbox.measure.probe import StepProbe
 from benchbox.observer.facts import RankFacts  # noqa: TC001

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import default_collate
 
-from benchbox.data.synthetic import SyntheticSamples
+from benchbox.data.samples.synthetic import SyntheticSamples
 from benchbox.errors import DataError
 from benchbox.observer.hooks.collectives import CollectiveCounter
 from benchbox.observer.hooks.dispatch import OperationDispatchMode

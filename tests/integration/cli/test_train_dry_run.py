@@ -1,0 +1,71 @@
+"""`benchbox train --dry-run` checks a training and prints its plan without starting a rank."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from benchbox.registry.contracts import Axes
+from benchbox.registry.policies import build_policy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRAINING = """\
+name: trial
+policy: pi05
+size: tiny
+backend: fsdp2
+world_size: 2
+batch: 4
+steps: 40
+optim:
+  lr: 1.0e-3
+  schedule: wsd
+  warmup_steps: 4
+  total_steps: 40
+  freeze_backbone_steps: 10
+  ema_decay: 0.999
+  groups:
+    - {match: "model.vision.*", weight_decay: 0.2, betas: [0.8, 0.9]}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "trial.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_dry_run_prints_the_plan_the_groups_and_the_schedule_and_trains_nothing(benchbox, tmp_path: Path) -> None:
+    config, drawing = write(tmp_path, TRAINING), tmp_path / "rates.svg"
+    result = benchbox("train", config, "--dry-run", "--figure", drawing)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "40 steps of 4 samples x 1 micro-steps x 2 ranks = 320 samples\n" in result.stdout
+    assert re.search(r"data: sample, \d+ samples, 0\.\d+ epochs", result.stdout)
+    assert re.search(r"^model\.vision\.\*: backbone, decayed +\d+ .* 0\.2 +0\.8 0\.9 ", result.stdout, re.MULTILINE)
+    sums = re.search(r"^all +(\d+) +([\d,]+) +(.*)$", result.stdout, re.MULTILINE)
+    parameters = [p for p in build_policy("pi05", "tiny", Axes()).parameters() if p.requires_grad]
+    elements = sum(parameter.numel() for parameter in parameters)
+    assert (int(sums[1]), int(sums[2].replace(",", ""))) == (len(parameters), elements)
+    kib, _mib = elements / 2**10, elements / 2**20
+    weights, masters, moments, averages = re.findall(r"([\d.]+ \w+)", sums[3])
+    assert weights == f"{2 * kib:.0f} KiB"
+    assert (masters, moments, averages) == (
+        f"{4 * kib / 1024:.2f} MiB",
+        f"{8 * kib / 1024:.2f} MiB",
+        f"{4 * kib / 1024:.2f} MiB",
+    )
+    backbone, head = re.findall(r"\|(.*)\|  (\S+) \.\. 1\.00e-03 \.\. \S+$", result.stdout, re.MULTILINE)
+    assert (backbone[0][:10], backbone[1]) == (" " * 10, "0.00e+00")
+    assert (head[0][:4].strip() != "", head[1]) == (True, "2.00e-04")
+    assert drawing.read_text().count('class="curve"') == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rates.svg", "trial.yaml"]
+
+
+def test_what_only_the_policy_shows_is_wrong_at_its_line(benchbox, tmp_path: Path) -> None:
+    config = write(tmp_path, TRAINING + '    - {match: "model.visoin.*", lr: 0.0}\n')
+    result = benchbox("train", config, "--dry-run")
+    assert (result.returncode, result.stdout) == (2, "")
+    message = "'model.visoin.*' matches no trainable parameter; did you mean 'model.vision.*'?"
+    assert result.stderr == f"error: {config}:17:15: {message}\n"

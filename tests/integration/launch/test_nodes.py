@@ -1,0 +1,125 @@
+"""A run on two nodes, which are network namespaces: one is switched off, and the same command then completes the run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchbox.launch.launch import launch_cell
+from benchbox.launch.process.warm import ForkServerLauncher
+from benchbox.spec.load import load_matrix
+from tests.support.namespaces import two_hosts
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.namespaces import Host
+
+pytestmark = pytest.mark.ranks
+
+MATRIX = """\
+name: nodes
+policy: pi05
+size: tiny
+backend: ddp
+world_size: 2
+batch: 2
+data: synthetic
+measure: {warmup_steps: 1, steps: 3, launches: 1}
+"""
+LIMIT_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[tuple[Host, Host]]:
+    with two_hosts() as pair:
+        yield pair
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "nodes.yaml").write_text(MATRIX)
+    return folder
+
+
+def start_nodes(hosts: tuple[Host, Host], folder: Path, attempt: str) -> list[subprocess.Popen[bytes]]:
+    """Start the same command on both hosts, the second time by options instead of variables."""
+    processes = []
+    for rank, host in enumerate(hosts):
+        settings = {"NNODES": "2", "NODE_RANK": str(rank), "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29517"}
+        command = [sys.executable, "-m", "benchbox.cli.app", "run", "nodes.yaml", "--out", "run", "--node-timeout", "15"]
+        if attempt == "again":
+            command += [f"--{name.lower().replace('_', '-')}={value}" for name, value in settings.items()]
+            settings = {}
+        log = folder / f"{attempt}-{rank}.log"
+        processes.append(host.start(command, log=log, variables={"OMP_NUM_THREADS": "1", **settings}, folder=folder))
+    return processes
+
+
+def the_record(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("run/cells/*/launch-1.json")
+    return json.loads(path.read_text())
+
+
+@pytest.fixture(scope="module")
+def records(hosts: tuple[Host, Host], folder: Path) -> dict[str, Any]:
+    """Records of the run whose second node was switched off while it built the policy, and of the one that completed it."""
+    nodes = start_nodes(hosts, folder, "first")
+    deadline = time.monotonic() + LIMIT_S
+    while not list(folder.glob("run/cells/*/launch-1/events-rank1.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    hosts[1].power_off()
+    codes = [node.wait(LIMIT_S) for node in nodes]
+    records = {"first": the_record(folder) | {"exit_codes": codes}}
+    hosts[1].plug_in()
+    codes = [node.wait(LIMIT_S) for node in start_nodes(hosts, folder, "again")]
+    return records | {"again": the_record(folder) | {"exit_codes": codes}}
+
+
+def test_a_node_that_is_switched_off_fails_the_cell_with_its_rank_and_does_not_hang(
+    records: dict[str, Any], folder: Path
+) -> None:
+    record = records["first"]
+    assert record["status"] == "crash"
+    assert (record["error"]["type"], record["error"]["rank"]) == ("Killed", 1)
+    assert record["error"]["message"].endswith("(on node 1)")
+    assert record["exit_codes"] == [3, -9]
+    assert "1 of 1 cells did not end ok" in (folder / "first-0.log").read_text()
+
+
+def test_the_same_command_on_all_nodes_completes_the_run(records: dict[str, Any], folder: Path) -> None:
+    assert records["again"]["status"] == "ok", (folder / "again-0.log").read_text()
+    assert records["again"]["exit_codes"] == [0, 0]
+    assert "torchrun starts the ranks, since --launcher local forks them on one machine" in (folder / "again-0.log").read_text()
+
+
+def test_two_nodes_give_the_losses_of_one_bit_for_bit(
+    records: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    matrix = load_matrix(folder / "nodes.yaml")
+    launcher = ForkServerLauncher()
+    record = launch_cell(next(matrix.cells()), matrix.measure, launch=1, folder=folder / "one", launcher=launcher)
+    launcher.close()
+    assert record["status"] == "ok", record["error"]
+    assert records["again"]["loss"] == record["loss"]
+    assert records["again"]["grad_norm"] == record["grad_norm"]
+    assert "nodes" not in record["environment"]
+
+
+def test_the_record_has_the_observed_environment_of_each_node(records: dict[str, Any], hosts: tuple[Host, Host]) -> None:
+    environment = records["again"]["environment"]
+    assert [(node["node"], node["host"], node["ranks"]) for node in environment["nodes"]] == [
+        (rank, host.name, [rank]) for rank, host in enumerate(hosts)
+    ]
+    assert environment["machine"] == environment["nodes"][0]["machine"] + "-2-nodes"
+    assert environment["launcher"] == "torchrun"
+    assert len(records["again"]["memory"]["per_rank"]) == len(records["again"]["step_time_s"]["per_rank"]) == 2
+    assert [host["ranks"] for host in records["again"]["host"]["hosts"]] == [[0], [1]]

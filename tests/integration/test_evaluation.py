@@ -1,0 +1,79 @@
+"""`benchbox eval` from checkpoint to report."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from benchbox.cli.app import app
+from benchbox.data import open_dataset
+from benchbox.data.sample import sample_path
+from benchbox.errors import ConfigurationError
+from benchbox.session import build_session
+from benchbox.spec.cell import Cell
+from benchbox.spec.train import CheckpointSection
+from benchbox.trainer.checkpoint import CheckpointManager
+from tests.support.policy_batches import build
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOY = "tests.support.toy_environment:ToyEnvironment"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of an untrained policy on the shipped dataset."""
+    cell = Cell(policy="pi05", size="tiny_flow", backend="single", world_size=1, batch=1)
+    session = build_session(cell, build("pi05", "tiny_flow"), [open_dataset(sample_path()).statistics])
+    section = CheckpointSection(background=False)
+    return CheckpointManager(tmp_path_factory.mktemp("training"), cell, section).save(session, 7)
+
+
+def evaluate(checkpoint: Path, env: str, out: Path, *options: str) -> str:
+    result = CliRunner().invoke(app, ["eval", str(checkpoint), "--env", env, "--out", str(out), *options])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_an_evaluation_writes_its_record_videos_and_report(checkpoint: Path, tmp_path: Path) -> None:
+    output = evaluate(checkpoint, TOY, tmp_path, "--episodes", "12", "--videos", "2", "--execute", "5")
+    record = json.loads((tmp_path / "evaluation.json").read_text())
+    assert [(episode["seed"], episode["solved"]) for episode in record["episodes"]] == [(n, n < 10) for n in range(12)]
+    assert record["success_rate"]["solved"] == 10
+    assert record["success_rate"]["low"] == pytest.approx(0.552, abs=1e-3)
+    assert (record["checkpoint"]["steps"], record["execute"], record["horizon"]) == (7, 5, 10)
+    assert "solved 10 of 12 episodes, 83% (95% interval 55% to 95%)" in output
+    assert sorted(path.name for path in (tmp_path / "videos").iterdir()) == ["episode-0000.mp4", "episode-0001.mp4"]
+    page = (tmp_path / "evaluation.html").read_text()
+    assert "10 of 12" in page
+    assert "55% to 95%" in page
+    assert page.count("data:image/png;base64,") == 8
+    assert "| 10 of 12 | 83% | 55% to 95% |" in (tmp_path / "evaluation.md").read_text()
+
+
+def test_more_actions_than_a_chunk_has_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--execute: 11 actions of a chunk of 10"):
+        evaluate(checkpoint, TOY, tmp_path, "--execute", "11")
+
+
+def test_a_policy_acts_in_meta_world(checkpoint: Path, tmp_path: Path) -> None:
+    if find_spec("metaworld") is None:
+        pytest.skip("Meta-World is not installed: the extra `sim`")
+    evaluate(checkpoint, "metaworld/reach-v3", tmp_path, "--episodes", "1", "--max-steps", "10", "--videos", "1")
+    record = json.loads((tmp_path / "evaluation.json").read_text())
+    (episode,) = record["episodes"]
+    assert (record["task"], record["max_steps"], episode["solved"] or episode["steps"] == 10) == ("reach", 10, True)
+    assert len(episode["stills"]) == 4
+
+
+def test_the_extra_is_named_where_it_is_missing(checkpoint: Path, tmp_path: Path) -> None:
+    if find_spec("metaworld") is not None:
+        pytest.skip("Meta-World is installed")
+    with pytest.raises(ConfigurationError, match="needs the extra `sim`"):
+        evaluate(checkpoint, "metaworld/reach-v3", tmp_path)

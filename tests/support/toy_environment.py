@@ -1,0 +1,47 @@
+"""An environment without physics: its state is the sum of the actions, and its task is solved after some of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchbox.simulation.environment import EnvironmentFrame
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_STEPS = 12
+
+
+class ToyEnvironment:
+    """Solved after 3 actions plus one per seed, which episodes of a seed above 8 do not reach. State and action are (4,)."""
+
+    task = "add"
+    max_steps = MAX_STEPS
+
+    def __init__(self, cameras: Sequence[str], size: tuple[int, int], fps: float) -> None:
+        self._cameras, self._size = cameras, size
+
+    def reset(self, seed: int) -> None:
+        self._state, self._steps, self._seed = np.full(4, seed / 10, np.float32), 0, seed
+
+    def observe(self) -> EnvironmentFrame:
+        # The first pixels are the state, so that a filmed episode shows every action that was executed.
+        image = np.zeros((*self._size, 3), np.uint8)
+        image.reshape(-1)[:16] = np.frombuffer(self._state.tobytes(), np.uint8)
+        return EnvironmentFrame(self._state, dict.fromkeys(self._cameras, image))
+
+    def step(self, action: np.ndarray) -> tuple[bool, bool]:
+        self._state, self._steps = self._state + action, self._steps + 1
+        return self._steps >= 3 + self._seed, self._steps >= MAX_STEPS
+
+    def close(self) -> None:
+        pass
+
+
+class FailingEnvironment(ToyEnvironment):
+    """Fails at the first action."""
+
+    def step(self, action: np.ndarray) -> tuple[bool, bool]:
+        raise ValueError(f"no action like {len(action)} numbers")
