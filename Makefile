@@ -15,8 +15,9 @@ run: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/perf $(PARALLEL)
 	$(BIN)/python -m pytest tests/perf
-# Files in the order of tests/conftest.py, each on one worker, which sets up its fixtures once.
-PARALLEL := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Files in the order of tests/conftest.py, each on one worker, which sets up its fixtures once. One worker more than cores: tests
+# of processes wait for a third of their time.
+PARALLEL := --numprocesses $(shell expr $$($(PYTHON) -c 'import os; print(min(3, os.cpu_count()))') + 1) --dist loadfile --no-loadscope-reorder
 
 # Style, types, import directions, names and docstrings.
 lint: $(VENV)/.installed-dev
