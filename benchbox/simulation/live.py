@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from benchbox.data.dataset.lerobot import LeRobotDataset, open_dataset, open_training_dataset
 from benchbox.data.format.metadata import ACTION, IMAGE_PREFIX, STATE, Episode
@@ -70,8 +69,8 @@ class LiveEpisode(LeRobotDataset):
             return np.stack([observation.state for observation in self._observations[start:stop]])
         return np.zeros((stop - start, int(np.prod(self.features[name]["shape"]))), np.float32)
 
-    def pixels(self, camera: str, index: int) -> Tensor:
-        return torch.from_numpy(self._observations[index].images[camera]).permute(2, 0, 1)
+    def pixels(self, camera: str, index: int) -> np.ndarray:
+        return self._observations[index].images[camera]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from contextlib import closing, contextmanager
 from itertools import cycle, islice
@@ -16,7 +17,6 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
@@ -216,20 +216,14 @@ def test_episode_shuffle_is_several_times_faster_than_frame_shuffle(
 
 
 def test_memory_stays_flat_over_an_epoch(capsys, tmp_path, monkeypatch) -> None:
-    """Resident memory of the main process and two workers at every quarter of the second epoch, shared pages counted once."""
+    """Resident memory of a process that only loads, and its two workers, at every quarter of the second epoch.
+
+    It is a process of its own: the workers of this one share its pages, those of the tests before included, and have copies of
+    them as soon as either side writes to them, which counting references does.
+    """
     root = write_videos(tmp_path / "videos", side=96, gop=8, monkeypatch=monkeypatch, episodes=8)
-    data = DataSpec(kind="lerobot", path=str(root), workers=2, buffer=BUFFER)
-    steps = 8 * 128 // BATCH
-    arguments = {"batch": BATCH, "accumulation": 1, "rank": 0, "world_size": 1, "seed": 0}
-    before = set(psutil.Process().children(recursive=True))
-    with closing(open_stream(data, spec_of("full"), order="episode_shuffle", **arguments)) as stream:
-        used_mib = []
-        for step in range(1, 2 * steps + 1):
-            next(stream)
-            if step > steps and step % (steps // 4) == 0:
-                workers = [child for child in psutil.Process().children(recursive=True) if child not in before]
-                assert len(workers) == 2, "the workers live over epochs"
-                used_mib.append(sum(process.memory_full_info().pss for process in (psutil.Process(), *workers)) / 2**20)
+    command = [sys.executable, "-m", "tests.support.loading_memory", str(root), str(BUFFER)]
+    used_mib = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     growth = used_mib[-1] / used_mib[0] - 1
     with capsys.disabled():
         print(f"\nmemory at the quarters of an epoch: {', '.join(f'{mib:.0f} MiB' for mib in used_mib)}; growth {growth:.1%}")

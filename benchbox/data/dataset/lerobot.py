@@ -221,10 +221,10 @@ class LeRobotDataset:
 
     def image(self, camera: str, index: int) -> Tensor:
         """Return frame `index` of a camera, (3, H, W) uint8 RGB."""
-        return self.pixels(camera, index).contiguous()
+        return torch.from_numpy(self.pixels(camera, index)).permute(2, 0, 1).contiguous()
 
-    def pixels(self, camera: str, index: int) -> Tensor:
-        """Return frame `index` of a camera, (3, H, W) uint8 RGB, with the channels of a pixel side by side in memory."""
+    def pixels(self, camera: str, index: int) -> np.ndarray:
+        """Return frame `index` of a camera, (H, W, 3) uint8 RGB."""
         episode, feature = self.episode_of(index), self._camera_features[camera]
         if feature in episode.videos:
             span = episode.videos[feature]
@@ -232,11 +232,9 @@ class LeRobotDataset:
             if not 0 <= time_s < MAX_TIME_S:
                 row = episode.first_row + index - episode.from_index
                 raise DataError(f"{episode.data_file}: row {row}: timestamp is {time_s:g}, and seconds are expected")
-            pixels = self._videos.open(span.path).frame_at(time_s)
-        else:
-            row = episode.first_row + index - episode.from_index
-            pixels = self._images.image(episode.data_file, feature, row)
-        return torch.from_numpy(pixels).permute(2, 0, 1)
+            return self._videos.open(span.path).frame_at(time_s)
+        row = episode.first_row + index - episode.from_index
+        return self._images.image(episode.data_file, feature, row)
 
     def __reduce__(self) -> tuple[type[LeRobotDataset], tuple[DatasetMetadata, str]]:
         return LeRobotDataset, (self.metadata, self.decoder)

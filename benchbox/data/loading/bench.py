@@ -120,6 +120,7 @@ def measure_cost(samples: MixtureSamples, order: str, data: DataSpec, *, batch: 
         DataError: the dataset is damaged.
     """
     keys = _first_keys(samples, order, data, batch, seed)
+    size = data.block if order == "episode_shuffle" else batch
     counts = samples.members[0].dataset.frame_counts
     before = replace(counts)
     clock = StageClock()
@@ -127,14 +128,13 @@ def measure_cost(samples: MixtureSamples, order: str, data: DataSpec, *, batch: 
     torch.set_num_threads(1)  # as in a worker
     with clock.installed():
         start = time.perf_counter()
-        for key in keys:
-            row = samples.sample(key.epoch, key.index)
+        for first in range(0, len(keys), size):
+            samples.samples(keys[first : first + size])
         total = time.perf_counter() - start
     torch.set_num_threads(threads)
     seconds = {stage: clock.seconds[stage] / len(keys) for stage in STAGES[:4]}
     seconds["other"] = total / len(keys) - sum(seconds.values())
-    size = data.block if order == "episode_shuffle" else batch
-    seconds["transport"] = measure_transport(row, size)
+    seconds["transport"] = measure_transport(samples.sample(keys[0].epoch, keys[0].index), size)
     decoded, used = counts.decoded - before.decoded, counts.used - before.used
     return LoadingCost(
         order=order,
@@ -177,9 +177,9 @@ class StageClock:
             ("read", TableCache, "rows"),
             *(("decode", reader_class(decoder), "frame_at") for decoder in installed_decoders()),
             ("decode", ImageColumns, "image"),
-            ("resize", frame_images, "write_letterboxed"),
+            ("resize", frame_images, "letterbox"),
             ("tokenise", CachedEncoder, "__call__"),
-            ("tokenise", FastTokenizer, "encode"),
+            ("tokenise", FastTokenizer, "encode_chunks"),
         )
         originals = [(owner, name, getattr(owner, name)) for _, owner, name in targets]
         try:

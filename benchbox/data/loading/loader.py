@@ -166,9 +166,16 @@ class _KeysDataset(Dataset):
 
     def __getitem__(self, keys: list[SampleKey]) -> PackedSamples | ConfigurationError | DataError:
         try:
-            return pack([self.samples.sample(key.epoch, key.index) for key in keys])
+            return pack(stacked_samples(self.samples, keys))
         except (ConfigurationError, DataError) as error:
             return error  # returned, because an error raised in a worker arrives with the traceback of that worker
+
+
+def stacked_samples(samples: SampleMaker, keys: list[SampleKey]) -> list[Batch]:
+    """Return the rows of `keys`, stacked in one or several parts."""
+    if isinstance(samples, MixtureSamples):
+        return samples.samples(keys)
+    return [{name: value[None] for name, value in samples.sample(key.epoch, key.index).items()} for key in keys]
 
 
 def open_stream(

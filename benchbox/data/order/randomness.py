@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from benchbox.registry.contracts import BatchSpec
@@ -21,12 +23,17 @@ def generator(purpose: int, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([purpose, *key])))
 
 
-def draw_random_fields(spec: BatchSpec, seed: int, epoch: int, index: int) -> dict[str, Tensor]:
-    """Draw `noise` (D, N, A), `uniform` (U,) and, if the spec asks for it, `latent_noise` of a sample in an epoch, float32."""
-    rng = generator(DRAWS, seed, epoch, index)
-    noise = rng.standard_normal((spec.noise_draws, spec.horizon, spec.action_dim), dtype=np.float32)
-    uniform = rng.random(spec.uniforms, dtype=np.float32)
-    fields = {"noise": torch.from_numpy(noise), "uniform": torch.from_numpy(uniform)}
-    if spec.latent_shape:
-        fields["latent_noise"] = torch.from_numpy(rng.standard_normal(spec.latent_shape, dtype=np.float32))
-    return fields
+def draw_random_fields(spec: BatchSpec, seed: int, epoch: int, indices: Sequence[int]) -> dict[str, Tensor]:
+    """Draw float32 `noise` (n, D, N, A), `uniform` (n, U) and, if the spec asks for it, `latent_noise` of samples."""
+    shapes = {
+        "noise": (spec.noise_draws, spec.horizon, spec.action_dim),
+        "uniform": (spec.uniforms,),
+        **({"latent_noise": spec.latent_shape} if spec.latent_shape else {}),
+    }
+    fields = {name: np.empty((len(indices), *shape), np.float32) for name, shape in shapes.items()}
+    for row, index in enumerate(indices):
+        rng = generator(DRAWS, seed, epoch, index)
+        for name, values in fields.items():
+            draw = rng.random if name == "uniform" else rng.standard_normal
+            draw(dtype=np.float32, out=values[row])
+    return {name: torch.from_numpy(values) for name, values in fields.items()}

@@ -131,7 +131,8 @@ class SyntheticSamples:
         if index % 3 == EPISODE_START:
             for name in ("images", "image_mask", "history_mask"):
                 sample[name][: spec.history // 2] = 0
-        return sample | self._cue_tokens | draw_random_fields(spec, self.seed, epoch, index)
+        drawn = draw_random_fields(spec, self.seed, epoch, [index])
+        return sample | self._cue_tokens | {name: values[0] for name, values in drawn.items()}
 
     def _images(self, rng: np.random.Generator, frames: int) -> Tensor:
         """Return noise (frames, C, 3, H, W) uint8."""

@@ -57,13 +57,16 @@ class FastTokenizer:
         tokenizer = Tokenizer(models.BPE())
         tokenizer.decoder = decoders.Fuse()
         trainer = trainers.BpeTrainer(vocab_size=vocab - 1, min_frequency=2, initial_alphabet=letters, show_progress=False)
-        tokenizer.train_from_iterator((_to_letters(chunk, max_level) for chunk in chunks), trainer)
+        tokenizer.train_from_iterator((_to_letters(chunk[None], max_level)[0] for chunk in chunks), trainer)
         return cls(tokenizer, horizon=horizon, vocab=vocab)
 
     def encode(self, chunk: np.ndarray) -> list[int]:
         """Return the token ids of a chunk (N, D); values outside [-1, 1] are clipped."""
-        ids: list[int] = self._tokenizer.encode(_to_letters(chunk, self._max_level)).ids
-        return ids
+        return self.encode_chunks(chunk[None])[0]
+
+    def encode_chunks(self, chunks: np.ndarray) -> list[list[int]]:
+        """Return the token ids of chunks (n, N, D); values outside [-1, 1] are clipped."""
+        return [encoding.ids for encoding in self._tokenizer.encode_batch(_to_letters(chunks, self._max_level))]
 
     def decode(self, ids: Sequence[int]) -> np.ndarray:
         """Return the chunk (N, D) of the token ids, with a rounding error of at most sqrt(N) / (2 * SCALE) per value.
@@ -82,8 +85,8 @@ def _max_level(horizon: int) -> int:
     return math.ceil(SCALE * math.sqrt(horizon))
 
 
-def _to_letters(chunk: np.ndarray, max_level: int) -> str:
-    coefficients = dct(np.clip(chunk, -1, 1).astype(np.float64), axis=0, norm="ortho")  # (N, D), lowest frequency first
+def _to_letters(chunks: np.ndarray, max_level: int) -> list[str]:
+    coefficients = dct(np.clip(chunks, -1, 1).astype(np.float64), axis=1, norm="ortho")  # (n, N, D), lowest frequency first
     levels = np.rint(coefficients * SCALE).astype(np.int32) + max_level
-    letters: bytes = (FIRST_LETTER + levels).astype("<u4").tobytes()
-    return letters.decode("utf-32-le")
+    letters = (FIRST_LETTER + levels).astype("<u4")
+    return [chunk.tobytes().decode("utf-32-le") for chunk in letters]

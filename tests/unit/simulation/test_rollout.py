@@ -116,7 +116,7 @@ def test_the_inputs_of_a_frame_are_those_of_the_same_frame_in_training() -> None
     dataset, frame = inputs.dataset, 5
     live = inputs.begin(dataset.task(0), number=0)
     for index in range(frame + 1):
-        images = {camera: dataset.pixels(camera, index).permute(1, 2, 0).numpy() for camera in inputs.cameras}
+        images = {camera: dataset.pixels(camera, index) for camera in inputs.cameras}
         live.append([EnvironmentFrame(dataset.column("observation.state", index, index + 1)[0], images)])
     expected = DatasetSamples(dataset, spec, 3, train_fast=False).sample(0, frame)
     row = live.row()

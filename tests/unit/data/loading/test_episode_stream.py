@@ -106,7 +106,7 @@ class CountingBlocks:
 
     def __call__(self):
         self.loaded += 1
-        return pack([{"epoch": torch.tensor(key.epoch), "index": torch.tensor(key.index)} for key in next(self._keys)])
+        return pack([{"epoch": torch.tensor([key.epoch]), "index": torch.tensor([key.index])} for key in next(self._keys)])
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_samples_of_different_shapes_are_refused():
     order = EpisodeShuffle([generated_group(8)], 0, samples_per_step=2, block=1, buffer=4)
     blocks = RankBlocks(order=order, samples_per_rank=2, rank=0, start_step=0)
     shapes = iter([(3,), (4,)])
-    batches = BlockBatches(blocks, lambda: pack([{"x": torch.zeros(next(shapes))}]), batch=2, pinned=False)
+    batches = BlockBatches(blocks, lambda: pack([{"x": torch.zeros(1, *next(shapes))}]), batch=2, pinned=False)
     with pytest.raises(ConfigurationError, match="differ in their fields or shapes"):
         next(batches)
 
@@ -162,14 +162,14 @@ def read_epoch(spec, order, block=16):
     source = open_samples(DataSpec(), spec, seed=0)
     if order == "episode_shuffle":
         drawn = EpisodeShuffle(source.groups(), 0, samples_per_step=8, block=block, buffer=256)
-        keys = [key for number in range(len(source) // block) for key in drawn.block_keys(number)]
+        loaded = [drawn.block_keys(number) for number in range(len(source) // block)]
     else:
         frames = FrameOrder(source.groups(), 0)
-        keys = [frames.key(position) for position in range(len(source))]
-    for key in keys:
-        source.sample(key.epoch, key.index)
+        loaded = [[frames.key(position)] for position in range(len(source))]
+    for keys in loaded:
+        source.samples(keys)
     counts = source.members[0].dataset.frame_counts
-    return counts.decoded / counts.used, counts.used / len(keys)
+    return counts.decoded / counts.used, counts.used / sum(map(len, loaded))
 
 
 @pytest.mark.parametrize(("history", "future", "block"), [(1, 0, 16), (3, 2, 32)])

@@ -147,6 +147,17 @@ def test_dataset_and_synthetic_samples_have_the_same_table(dataset_root, full_sp
     )
 
 
+def test_samples_made_together_are_those_made_one_by_one(dataset_root, full_spec):
+    """Bit for bit, over the start and the end of an episode, whose windows overlap."""
+    samples = DatasetSamples(open_dataset(dataset_root), full_spec, seed=0)
+    episode = samples.dataset.episode_of(20)
+    together = samples.samples(3, episode.from_index, episode.to_index)
+    for row, index in enumerate(range(episode.from_index, episode.to_index)):
+        alone = samples.sample(3, index)
+        assert alone.keys() == together.keys()
+        assert {name for name, value in alone.items() if not torch.equal(value, together[name][row])} == set()
+
+
 def test_steps_before_the_episode_are_masked(samples):
     assert samples.sample(0, 15)["history_mask"].tolist() == [False, True, True]  # the second frame of its episode
     assert samples.sample(0, 13)["history_mask"].tolist() == [False, False, True]  # an episode of one frame
