@@ -60,11 +60,12 @@ class WindowImages:
         masks = {name: torch.zeros(*frames.shape, spec.cameras, dtype=torch.bool) for name, frames in windows.items()}
         inside = {name: frames >= episode.from_index for name, frames in windows.items()}
         needed = np.unique(np.concatenate([frames[inside[name]] for name, frames in windows.items()]))
+        positions = {name: np.searchsorted(needed, frames[inside[name]]) for name, frames in windows.items()}
         for camera, slot in enumerate(self._cameras):
             if slot is None:
                 continue
             loaded = load_images(self._dataset, slot, needed.tolist(), spec.image_size).numpy()
-            for name, frames in windows.items():
-                images[name].numpy()[:, :, camera][inside[name]] = loaded[np.searchsorted(needed, frames[inside[name]])]
+            for name, rows in positions.items():
+                images[name].numpy()[:, :, camera][inside[name]] = loaded[rows]
                 masks[name].numpy()[:, :, camera] = inside[name]
         return images, masks

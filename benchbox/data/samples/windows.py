@@ -148,11 +148,13 @@ class DatasetSamples:
             pad = self.fast.pad
             ids = self.fast.encode_chunks(self._normalise_action(action))
             encoded["fast"] = [pad_tokens(chunk, spec.fast_tokens, pad) for chunk in ids]
-            fields["fast_truncated"] = torch.tensor([max(0, len(chunk) - spec.fast_tokens) for chunk in ids])
+            fields["fast_truncated"] = torch.from_numpy(np.array([max(0, len(chunk) - spec.fast_tokens) for chunk in ids]))
         for name, pairs in encoded.items():
             tokens, masks = zip(*pairs, strict=True)
-            fields[f"{name}_tokens"] = torch.from_numpy(np.stack(tokens))
-            fields[f"{name}_mask"] = torch.from_numpy(np.stack(masks))
+            fields[f"{name}_tokens"], fields[f"{name}_mask"] = (
+                torch.from_numpy(np.array(tokens)),
+                torch.from_numpy(np.array(masks)),
+            )
         if spec.field_of_view:
             fields["field_of_view"] = torch.zeros(rows, 2)
         if spec.returns:
