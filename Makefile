@@ -13,7 +13,7 @@ run: $(VENV)/.installed
 
 # All tests run in parallel but those that compare times, which need the machine for themselves.
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/perf $(PARALLEL)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/perf --durations 40 $(PARALLEL)
 	$(BIN)/python -m pytest tests/perf
 # Files in the order of tests/conftest.py, each on one worker, which sets up its fixtures once. One worker more than cores: tests
 # of processes wait for a third of their time.

@@ -64,6 +64,8 @@ def _why_outdated(record: LaunchRecord, measure: MeasureSpec, policy_fingerprint
     if (record["warmup_steps"], record["steps"]) != (measure.warmup_steps, measure.steps):
         recorded = f"{record['steps']} steps after {record['warmup_steps']} of warm-up"
         return f"{recorded} were measured, and {measure.steps} after {measure.warmup_steps} are asked for"
+    if record.get("memory_limit_bytes") != measure.memory_limit:
+        return "it was measured under another memory limit"
     environment = record["environment"] or {}
     if environment.get("benchbox_sha256") != benchbox_sha256():
         return "benchbox itself has changed since" if "benchbox_sha256" in environment else "an older benchbox measured it"

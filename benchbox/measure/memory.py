@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -13,7 +15,9 @@ from benchbox.observer.hooks.dispatch import OperationDispatchMode, OperationLis
 from benchbox.observer.introspect.tensors import local_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+
+    from torch import nn
 
     from benchbox.store.rank_result import RankMemory
 
@@ -27,6 +31,24 @@ def release_cached_memory(device: torch.device) -> None:
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
+
+
+@contextmanager
+def limit_memory(model: nn.Module, device: torch.device, limit: int | None) -> Iterator[None]:
+    """Raise `torch.OutOfMemoryError` inside the block as soon as this rank needs more than `limit` bytes; None is no limit.
+
+    Steps in the block are slow where the device has no counters: every operation is watched. Take three of them at least, since
+    the state of the optimizer begins with the first.
+    """
+    if limit is None:
+        yield
+    elif device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+        yield  # the limit stays: timed steps cost nothing more under it
+    else:
+        with TensorStorageTracker(chain(model.parameters(), model.buffers()), limit_bytes=limit):
+            yield
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -62,9 +84,13 @@ class TensorStorageTracker:
     Args:
         roots: tensors that count even if no operation touches them.
         listeners: shown the same operations.
+        limit_bytes: an operation after which more bytes live raises `torch.OutOfMemoryError`; None is no limit.
     """
 
-    def __init__(self, roots: Iterable[Tensor] = (), listeners: Iterable[OperationListener] = ()) -> None:
+    def __init__(
+        self, roots: Iterable[Tensor] = (), listeners: Iterable[OperationListener] = (), limit_bytes: int | None = None
+    ) -> None:
+        self._limit_bytes = limit_bytes
         self._storages: dict[int, tuple[int, weakref.ref[UntypedStorage]]] = {}  # size and reference by storage
         # Of each storage that was first seen as an argument: its size, its reference, and the peak until then.
         self._arguments: list[tuple[int, weakref.ref[UntypedStorage], int]] = []
@@ -106,11 +132,16 @@ class TensorStorageTracker:
         self._latest_peak_bytes = self.peak_bytes  # whatever is freed later
         self._arguments.clear()
 
-    def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:  # noqa: ARG002
+    def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         for tensor in _plain_tensors([*args, *kwargs.values()]):
             self._count_argument(tensor.untyped_storage())
         for tensor in _plain_tensors([result]):
             self._count(tensor.untyped_storage())
+        if self._limit_bytes is not None and self.current_bytes > self._limit_bytes:
+            raise torch.OutOfMemoryError(
+                f"{operation}: tensors take {self.current_bytes / 2**20:.1f} MiB on this rank, "
+                f"and measure.memory_limit is {self._limit_bytes / 2**20:.1f} MiB"
+            )
 
     def _count_argument(self, storage: UntypedStorage) -> None:
         counted, peak_before = self._storages.get(storage._cdata), self._latest_peak_bytes  # noqa: SLF001

@@ -260,6 +260,7 @@ class _LaterKeys(TypedDict, total=False):
     data: DataRecord | None
     hfu: float | None  # hardware FLOPs utilisation: includes recomputation, otherwise as `mfu`
     host: HostState | None  # null where nothing was measured
+    memory_limit_bytes: int | None  # that one rank was allowed; null where only the device sets a limit
     unchecked_reason: str | None  # why the measured values were not checked against the request; such a launch is never ok
 
 

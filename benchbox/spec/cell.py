@@ -173,3 +173,4 @@ class MeasureSpec:
     launches: int = 5  # fewer cannot settle any comparison
     timeout_s: float = 600.0  # of one launch, start to end
     hang_after_s: float = 120.0  # without progress of any rank, once the first rank has begun to step
+    memory_limit: int | None = None  # bytes of one rank, beyond which it ends as oom

@@ -12,11 +12,13 @@ from benchbox.registry.metrics import metrics
 from benchbox.spec.cell import DataSpec, MeasureSpec
 from benchbox.spec.fields import POINT_TYPES, Point
 from benchbox.spec.optim_file import OptimFile
-from benchbox.spec.types import ABSENT, Count, Fraction, MetricName, Strict, check_name, refusal, reject_search
+from benchbox.spec.types import ABSENT, ByteCount, Count, Fraction, MetricName, Strict, check_name, refusal, reject_search
 
 # Defaults are those of the dataclasses. Any: the type of a key in the file may be narrower than that of the field.
 _DATA: Any = DataSpec()
 _MEASURE: Any = MeasureSpec()
+
+LIMITED_STEPS = 3  # steps under a memory limit, at least
 
 Positive = Annotated[float, Field(gt=0)]
 Text = Annotated[str, Field(min_length=1)]
@@ -74,6 +76,17 @@ class MeasureFile(Strict):
     """Seconds that one launch may take, start to end."""
     hang_after_s: Positive = _MEASURE.hang_after_s
     """Seconds without progress of any rank after which a launch counts as hung."""
+    memory_limit: ByteCount = _MEASURE.memory_limit
+    """Memory that one rank may use, as in 40 GiB: beyond it a launch ends as oom. It is the device's own when it is absent."""
+
+    @model_validator(mode="after")
+    def _check_limited_steps(self) -> MeasureFile:
+        if self.memory_limit is not None and self.warmup_steps < LIMITED_STEPS:
+            raise refusal(
+                f"memory_limit holds during the warm-up, and warmup_steps is {self.warmup_steps}",
+                f"give at least {LIMITED_STEPS}: the second step is the first with the state of the optimizer",
+            )
+        return self
 
 
 def _word_or_number(value: Any) -> Any:

@@ -5,6 +5,7 @@ Types are strict (no `"2"` for 2, no `1` for true), and an unknown name is refus
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,11 @@ from benchbox.registry.weights import weight_files
 
 if TYPE_CHECKING:
     from benchbox.registry.policies import PolicyEntry
+
+_BYTE_UNITS = {
+    unit + suffix: base**power for power, unit in enumerate("KMGT", 1) for suffix, base in (("B", 1000), ("iB", 1024))
+}
+_BYTES = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(_BYTE_UNITS)})")
 
 # The default of keys that may be absent. A default is not validated, so a null in the file is an error all the same.
 ABSENT: Any = None
@@ -82,6 +88,16 @@ def _parse_fraction(value: Any) -> Any:
         raise refusal(f"{value!r} is not a fraction", "write 5% or 0.05") from None
 
 
+def _parse_bytes(value: Any) -> Any:
+    """Read `40 GiB`, `512 MiB` or a number of bytes."""
+    if not isinstance(value, str):
+        return value
+    match = _BYTES.fullmatch(value)
+    if match is None:
+        raise refusal(f"{value!r} is not an amount of memory", "write it as in 40 GiB, 512 MiB, 1.5 GB, or as bytes")
+    return round(float(match[1]) * _BYTE_UNITS[match[2]])
+
+
 def _check_weights(path: str) -> str:
     try:
         weight_files(Path(path))
@@ -99,6 +115,9 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 ShardSize = Annotated[int, Field(ge=2, le=1_000_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Fraction = Annotated[float, BeforeValidator(_parse_fraction), Field(ge=0), WithJsonSchema({"type": ["number", "string"]})]
+ByteCount = Annotated[
+    int, BeforeValidator(_parse_bytes), Field(ge=1, lt=2**53), WithJsonSchema({"type": ["integer", "string"]})
+]
 PolicyName = Annotated[str, AfterValidator(_check_policy)]
 Size = Annotated[str, AfterValidator(_check_size)]
 BackendName = Annotated[str, AfterValidator(lambda name: check_name("backend", name, backends())), _suggest(BUILT_IN_BACKENDS)]

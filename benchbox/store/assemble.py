@@ -76,6 +76,7 @@ def assemble_record(
         "error": error,
         "warmup_steps": measure.warmup_steps,
         "steps": measure.steps,
+        "memory_limit_bytes": measure.memory_limit,
         "observed": _observed(merged),
         "step_time_s": times,
         "phases_s": _phases(merged),

@@ -15,7 +15,7 @@ from benchbox.audit.subjects.session import observe_session
 from benchbox.errors import NonFiniteError
 from benchbox.measure.environment import environment
 from benchbox.measure.host import HostWindow
-from benchbox.measure.memory import peak_memory, release_cached_memory, reset_peak_memory
+from benchbox.measure.memory import limit_memory, peak_memory, release_cached_memory, reset_peak_memory
 from benchbox.measure.phases import CombinedInstrument, PhaseClock
 from benchbox.measure.probe import StepProbe
 from benchbox.registry.recipes import recipe_by_name
@@ -71,7 +71,8 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         device = session.device
 
         reporter.enter_stage("warmup", spec.warmup_steps)
-        warmup = _warm_up(session, stream, spec.warmup_steps, tracker, reporter)
+        with limit_memory(session.model, device, spec.memory_limit):
+            warmup = _warm_up(session, stream, spec.warmup_steps, tracker, reporter)
         host = HostWindow(device)
         _synchronize_ranks(device)  # no rank begins its first step while another one still reads the host
         reset_peak_memory(device)

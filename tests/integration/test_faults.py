@@ -28,6 +28,19 @@ axes:
 measure: {warmup_steps: 1, steps: 3, launches: 1, hang_after_s: 10, timeout_s: 240}
 """
 
+MEMORY_MATRIX = """\
+name: limit
+policy: pi05
+size: tiny
+backend: single
+recipe: fp32
+world_size: 1
+data: synthetic
+axes:
+  batch: [1, 64]
+measure: {warmup_steps: 3, steps: 2, launches: 1, memory_limit: 16 MiB}
+"""
+
 pytestmark = pytest.mark.ranks
 
 
@@ -161,3 +174,22 @@ def test_ctrl_c_ends_the_group_and_the_same_command_resumes(stopped: Any) -> Non
     assert [record["status"] for record in after.values()] == ["ok"] * 3
     assert after["healthy 0"]["started_at"] == before["healthy 0"]["started_at"]
     assert "1 of 3 launches are done already" in done.stdout.splitlines()
+
+
+def test_a_cell_beyond_the_memory_limit_ends_as_oom_and_a_smaller_one_is_measured(tmp_path: Path) -> None:
+    """Batch 1 takes 8.7 MiB. Another limit outdates the record."""
+    (tmp_path / "limit.yaml").write_text(MEMORY_MATRIX)
+    done = benchbox_run(tmp_path / "limit.yaml")
+    by_batch = {
+        record["cell"]["batch"]: record
+        for record in (json.loads(path.read_text()) for path in tmp_path.glob("runs/limit/cells/*/launch-1.json"))
+    }
+    assert {batch: record["status"] for batch, record in by_batch.items()} == {1: "ok", 64: "oom"}, done.stdout + done.stderr
+    error = by_batch[64]["error"]
+    assert (error["type"], error["rank"]) == ("OutOfMemoryError", 0)
+    assert error["message"].endswith("and measure.memory_limit is 16.0 MiB")
+    assert by_batch[1]["memory"]["worst"]["allocated_peak_bytes"] < 16 * 2**20
+    assert by_batch[1]["memory_limit_bytes"] == 16 * 2**20
+    assert done.returncode == 3
+    again = benchbox_run(tmp_path / "limit.yaml", "--set", "measure.memory_limit=17 MiB", "--only", "batch=1", "--dry-run")
+    assert "1 would run" in again.stdout

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from benchbox.measure.memory import TensorStorageTracker, peak_memory, release_cached_memory, reset_peak_memory
+from benchbox.measure.memory import TensorStorageTracker, limit_memory, peak_memory, release_cached_memory, reset_peak_memory
 
 KIB = 1024
 
@@ -25,6 +26,37 @@ def test_peak_is_the_most_that_lived_at_once():
         del b, c
     assert tracker.current_bytes == 0
     assert tracker.peak_bytes == 12 * KIB
+
+
+def test_the_operation_that_exceeds_a_limit_raises_and_one_that_reaches_it_does_not():
+    with TensorStorageTracker(limit_bytes=8 * KIB):
+        a = kib(4)
+        b = kib(4)
+        with pytest.raises(torch.OutOfMemoryError, match=r"aten.*: tensors take .* MiB on this rank, and measure.memory_limit"):
+            a + b
+
+
+def test_a_step_that_fits_without_the_state_of_the_optimizer_exceeds_the_limit_with_it():
+    """Adam's moments take as much as weights and gradients, from the second step on."""
+    model = nn.Linear(256, 256, bias=False)  # 256 KiB
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+
+    def step():
+        model(torch.ones(8, 256)).sum().backward()
+        activations = torch.zeros(256, 256)  # the fifth 256 KiB where there are moments, the third before
+        del activations
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with limit_memory(model, torch.device("cpu"), 1100 * KIB):
+        step()
+        with pytest.raises(torch.OutOfMemoryError):
+            step()
+
+
+def test_without_a_limit_nothing_is_watched():
+    with limit_memory(nn.Linear(2, 2), torch.device("cpu"), None):
+        assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
 
 
 def test_views_and_tensors_of_one_storage_count_once():

@@ -63,6 +63,17 @@ APPENDED = [
     ("measure: 3", "m.yaml:8:10: measure must be a mapping, not 3"),
     ("optim: {betas: [0.9]}", "m.yaml:8:16: optim.betas must have 2 values, and has 1"),
     ("optim: {lr: .inf}", "m.yaml:8:13: optim.lr must be a finite number, not Infinity"),
+    (
+        "measure: {memory_limit: 40 GiBs}",
+        "m.yaml:8:25: '40 GiBs' is not an amount of memory; write it as in 40 GiB, 512 MiB, 1.5 GB, or as bytes",
+    ),
+    (
+        "measure: {memory_limit: 1 GiB, warmup_steps: 2}",
+        (
+            "m.yaml:8:10: memory_limit holds during the warm-up, and warmup_steps is 2; "
+            "give at least 3: the second step is the first with the state of the optimizer"
+        ),
+    ),
     ("optim: {schedule: cosine}", "m.yaml:8:19: unknown schedule \"cosine\"; did you mean 'warmup_cosine'?"),
     ("include: [{backend: ddp}]", "m.yaml:8:11: an included point needs batch: the top level does not say"),
     ("include: [3]", "m.yaml:8:11: include[0] must be a mapping, not 3"),
