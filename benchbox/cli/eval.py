@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchbox.cli.export import ExportDtype
 from benchbox.cli.options import PolicyDirOption
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def evaluate_checkpoint(
     ] = None,
     videos: Annotated[int, typer.Option(min=0, help="Film so many first episodes.")] = 3,
     averages: Annotated[bool, typer.Option("--ema", help="Act with the averages of the weights, in their place.")] = False,
+    dtype: Annotated[ExportDtype, typer.Option("--dtype", help="Dtype of the weights.")] = ExportDtype.float32,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", help="Output folder.", show_default="evaluation-<env> beside CHECKPOINT"),
@@ -59,6 +61,7 @@ def evaluate_checkpoint(
         max_steps=max_steps,
         videos=videos,
         averages=averages,
+        dtype=dtype.value,
     )
     folder = out or checkpoint.resolve().parent / f"evaluation-{env.replace('/', '-').replace(':', '-')}"
     record = evaluate(checkpoint, settings, folder, policy_dirs, _print_episode)

@@ -63,6 +63,21 @@ def _print_plan(config: "TrainConfig", previewed: "TrainingPreview") -> None:
         spike = optim.spike
         bound = f"{spike.max:g}" if spike.max is not None else f"{spike.factor:g} times the median of {spike.window}"
         print(f"gradient norms above {bound}: {spike.action}")
+    _print_intervals(config)
+
+
+def _print_intervals(config: "TrainConfig") -> None:
+    """Print how often the training saves and validates."""
+    checkpoint, validation = config.checkpoint, config.validation
+    if checkpoint.every:
+        best = checkpoint.keep_best
+        kept = "" if best is None else f", and the {best.count} of {best.mode} {best.metric}"
+        print(f"checkpoints: every {checkpoint.every} steps and at the end; the newest {checkpoint.keep} are kept{kept}")
+    else:
+        print("checkpoints: none; checkpoint.every is 0")
+    if validation.every:
+        of = " of the averages" if validation.weights == "averages" else ""
+        print(f"validation{of}: every {validation.every} steps and at the end")
 
 
 def _print_groups(config: "TrainConfig", previewed: "TrainingPreview") -> None:

@@ -11,6 +11,7 @@ from benchbox.launch.follower import RowFollower
 from benchbox.launch.job import Job
 from benchbox.launch.restarts import is_restartable, record_restart
 from benchbox.launch.supervise.group import run_group
+from benchbox.launch.supervise.outcome import Outcome
 from benchbox.registry.backends import backend_info
 from benchbox.store.checkpoints import checkpoint_steps, describe_resume, list_checkpoints, set_damaged_aside
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from benchbox.launch.job import Launcher
-    from benchbox.launch.supervise.outcome import Outcome
     from benchbox.launch.supervise.trace import Trace
     from benchbox.launch.training_progress import TrainingProgress
     from benchbox.spec.train import TrainConfig
@@ -56,6 +56,10 @@ def launch_training(
     """
     cell = config.cell
     _check(config, folder, resume, launcher.nnodes, progress)
+    if resume and (taken := _steps_taken(folder)) >= config.steps:
+        more = f"steps is {config.steps}: nothing is left to train; --steps N with a larger number trains on"
+        progress.message(f"the newest checkpoint is after {taken} steps, and {more}")
+        return Outcome("ok")
     job_config: TrainJob = {
         "kind": "train",
         "train": config.to_dict(),
@@ -89,11 +93,10 @@ def _run_once(
     job: Job, folder: Path, resume: bool, launcher: Launcher, progress: TrainingProgress, stop_signals: Sequence[str]
 ) -> Outcome:
     """Run one process group, and show the rows of its metrics, validations and findings as they appear."""
-    existing = list_checkpoints(folder / "checkpoints") if resume else []
-    start = checkpoint_steps(existing[-1]) if existing else 0
+    start = _steps_taken(folder) if resume else 0
     followers = [
         RowFollower(folder / "metrics.jsonl", progress.metrics_row, first_step=start),
-        RowFollower(folder / "validation.jsonl", progress.validation_row, first_step=start + 1 if existing else 0),
+        RowFollower(folder / "validation.jsonl", progress.validation_row, first_step=start + 1 if start else 0),
         RowFollower(folder / "findings.jsonl", progress.audit_row, first_step=start + 1),
     ]
     requests = _StopRequests(stop_signals, progress)
@@ -110,6 +113,12 @@ def _run_once(
         for follower in followers:
             follower.read()
     return outcome
+
+
+def _steps_taken(folder: Path) -> int:
+    """Return the steps after which the newest checkpoint of a training was saved, 0 without one."""
+    checkpoints = list_checkpoints(folder / "checkpoints")
+    return checkpoint_steps(checkpoints[-1]) if checkpoints else 0
 
 
 def _trains(trace: Trace) -> bool:

@@ -92,7 +92,8 @@ class TrainingProgress:
         """Show a validation, a row of `validation.jsonl`."""
         terms = "  ".join(f"{name} {value:.4f}" for name, value in row["terms"].items())
         count = f"{row['samples']:,} samples in {row['seconds']:.1f} s"
-        self._print(f"validation after {row['step']} steps: loss {row['loss']:.4f}  {terms}  {count}")
+        averages = " of averages" if row.get("evaluated_weights") == "averages" else ""
+        self._print(f"validation{averages} after {row['step']} steps: loss {row['loss']:.4f}  {terms}  {count}")
 
     def restarted(self, restart: Restart) -> None:
         """Show that the ranks are started again, and why."""
@@ -114,6 +115,7 @@ class TrainingProgress:
         return (
             f"step {step}/{steps}  loss {row['loss']:.4f}  grad norm {row['grad_norm']:.3f}  lr {row['lr']:.2e}"
             f"  {row['samples'] / row['step_s']:.3g} samples/s"
+            + ("  skipped" if row.get("skipped") else "")
             + (f"  {format_clock(remaining_s)} left" if remaining_s >= 1 else "")
         )
 

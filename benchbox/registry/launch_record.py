@@ -261,6 +261,7 @@ class _LaterKeys(TypedDict, total=False):
     hfu: float | None  # hardware FLOPs utilisation: includes recomputation, otherwise as `mfu`
     host: HostState | None  # null where nothing was measured
     memory_limit_bytes: int | None  # that one rank was allowed; null where only the device sets a limit
+    skipped_steps: list[int] | None  # numbers, from 0, of the steps in `loss` that `optim.spike` skipped
     unchecked_reason: str | None  # why the measured values were not checked against the request; such a launch is never ok
 
 

@@ -6,9 +6,10 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import nn
 
 from benchbox.analysis.proportion import wilson_interval
 from benchbox.errors import ConfigurationError, Problem
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 RECORD = "evaluation.json"
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,7 @@ class EvaluationSettings:
     max_steps: int | None = None
     videos: int = 3
     averages: bool = False  # of the weights, in their place
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the weights, and what is computed with them
 
 
 def evaluate(
@@ -83,6 +86,8 @@ def evaluate(
             for _ in range(count)
         ]
         policy = load_policy(checkpoint, policy_dirs, averages=settings.averages)
+        assert isinstance(policy, nn.Module)
+        policy.to(_DTYPES[settings.dtype])
 
         def act(batch: Batch) -> Tensor:
             actions: Tensor = policy.select_actions(batch)
@@ -114,7 +119,7 @@ def evaluate(
         "max_steps": limit if settings.max_steps is None else settings.max_steps,
         "environments": count,
         "weights": "averages" if settings.averages else "trained",
-        "dtype": "float32",
+        "dtype": settings.dtype,
         "device": "cpu",
         "success_rate": {"solved": solved, "episodes": len(results), "rate": solved / len(results), "low": low, "high": high},
         "episodes": [_episode(result, out, inputs.dataset.fps) for result in results],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, WithJsonSchema
 
@@ -41,7 +41,9 @@ class BestSection(Strict):
     """Checkpoints that are kept because validation scored them best, beside the newest ones."""
 
     metric: str = "loss"
-    """Metric of the validation; the lowest values are the best."""
+    """`loss` of the validation, or the name of one of its terms or parts."""
+    mode: Literal["min", "max"] = "min"
+    """Whether the lowest values are the best, as of a loss, or the highest, as of an accuracy."""
     count: Count = 1
     """Number of best checkpoints to keep."""
 
@@ -185,6 +187,9 @@ def load_train(
         problems.append(Problem(source.where(("attention",)), *refusal))
     if refusal := mode_refusal(entry, cell.data.mode):
         problems.append(Problem(source.where(("data", "mode")), *refusal))
+    if parsed.validation.weights == "averages" and cell.optim.ema_decay is None:
+        hint = "set optim.ema_decay, or leave out validation.weights"
+        problems.append(Problem(source.where(("validation", "weights")), "there are no averages of the weights", hint))
     if parsed.validation.every and not cell.data.validation:
         hint = "write data: {validation: 0.1}, or leave out validation.every"
         problems.append(Problem(source.where(("validation", "every")), "the data have no validation episodes", hint))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -18,5 +18,7 @@ class ValidationSection(Strict):
     """Whether to validate before the first step too."""
     batch: Count | None = ABSENT
     """Largest number of samples per rank in a batch of validation; that of the training when it is absent."""
+    weights: Literal["trained", "averages"] = "trained"
+    """Whose loss it is: of the weights, or of their averages, which `optim.ema_decay` keeps."""
     max_samples: Annotated[int, Field(ge=1)] | None = ABSENT
     """Largest number of samples of a validation, at equal distances in the validation frames; all of them when it is absent."""

@@ -95,6 +95,7 @@ def assemble_record(
         "samples": [result["samples"] for result in merged] if merged and all("samples" in r for r in merged) else None,
         "loss": rank_0.get("loss") if complete and rank_0 else None,  # the global mean, so all ranks have the same
         "grad_norm": rank_0.get("grad_norm") if complete and rank_0 else None,
+        "skipped_steps": rank_0.get("skipped_steps") if complete and rank_0 else None,  # all ranks skip the same steps
         "environment": {**(environment or {}), **merge_environments(ranks)} or None,
         "config": (rank_0.get("config") if rank_0 else None) or cell.to_dict(),
         "started_at": started_at,

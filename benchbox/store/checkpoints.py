@@ -32,7 +32,7 @@ _CHUNK_BYTES = 1 << 24
 # Fields of a cell that a resumed training may change: who shards, how a step is split over ranks and micro-batches, and whether
 # activations are recomputed. The samples of a step stay the same.
 _SPLIT = ("batch", "accumulation", "world_size")
-_CHANGEABLE = {"backend", "checkpointing", *_SPLIT}
+_CHANGEABLE = {"backend", "shard_size", "checkpointing", *_SPLIT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,8 @@ class CheckpointManifest:
     """Description of a checkpoint: `checkpoint.json`.
 
     `topology` is {backend, world_size, mesh}; `files` the size and CRC-32 of every other file by its path in the folder.
-    `score` is the value of the metric that `keep_best` compares, lower is better. With `trainable_only` the frozen weights
-    are not in the checkpoint.
+    `score` is the value of the metric that `keep_best` compares, lower is better: its negative with `mode: max`. With
+    `trainable_only` the frozen weights are not in the checkpoint.
     """
 
     steps: int

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from benchbox.errors import RecordError
@@ -42,18 +44,26 @@ class RankEvent(_EventFields):
 
 
 class EventWriter:
-    """Writer of one rank's events. Safe to share between threads: the kernel appends a line in one piece."""
+    """Writer of one rank's events, which threads may share."""
 
     def __init__(self, path: Path, rank: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._rank = rank
+        self._lock = Lock()
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append `{"t": now, "monotonic_s": ..., "rank": r, "event": event, **fields}`; what JSON cannot represent is text."""
+        """Append `{"t": now, "monotonic_s": ..., "rank": r, "event": event, **fields}`; what JSON cannot represent is text.
+
+        Raises:
+            OSError: the line cannot be written. No part of it is in the file.
+        """
         common = {"t": time.time(), "monotonic_s": time.monotonic(), "rank": self._rank, "event": event}
-        line = json.dumps({**common, **replace_non_finite(fields)}, default=str)
-        os.write(self._descriptor, line.encode() + b"\n")
+        line = json.dumps({**common, **replace_non_finite(fields)}, default=str).encode() + b"\n"
+        with self._lock:
+            if (written := os.write(self._descriptor, line)) < len(line):  # a full disk takes a part of it
+                os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
         os.close(self._descriptor)

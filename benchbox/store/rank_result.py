@@ -80,6 +80,7 @@ class RankResult(Utilisation):
     samples: int  # consumed on this rank in the measured steps
     loss: Sequence[float | None]  # every step from the first warm-up step, mean over the global batch
     grad_norm: Sequence[float | None]  # the same steps, before clipping
+    skipped_steps: NotRequired[list[int]]  # numbers of those that `optim.spike` skipped
     memory: RankMemory | None  # null until the probe has measured it, on a device without memory counters
     collectives: dict[str, CollectiveRecord] | None  # operation -> calls in one step; null until the probe has counted them
     flops: Flops | None  # null until the probe has counted them

@@ -68,6 +68,7 @@ def train(
         the number of completed steps, below `steps` if the training was stopped.
 
     Raises:
+        ConfigurationError: the validation has no such metric as `keep_best` compares.
         DataError: a checkpoint could not be written.
         NonFiniteError: a loss or gradient norm is not finite. No checkpoint is saved after it.
         ThresholdError: an audit ends the training. No checkpoint is saved after it.
@@ -76,11 +77,11 @@ def train(
     if validation is not None and start == 0 and validation.is_due(0, last=False):
         validation.run(session, 0)
     for step in range(start, steps):
-        if audit is None:
-            metrics.add(step, session.step(batches, instruments))
-        else:
-            metrics.add(step, audit.take_step(step, batches, instruments))
+        result = session.step(batches, instruments) if audit is None else audit.take_step(step, batches, instruments)
+        metrics.add(step, result)
         completed = step + 1
+        if validation is not None and completed == start + 1:
+            validation.check_metric(result.parts)  # not only when the first validation is due
         is_stopping = stopping()
         last = completed == steps or is_stopping
         if audit is not None and audit.is_due(completed):

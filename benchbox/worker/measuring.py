@@ -29,7 +29,7 @@ from benchbox.worker.expected import check_backend, check_step
 from benchbox.worker.reporting import Reporter
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -55,7 +55,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
 
     Raises:
         MismatchError: what runs is not what was requested.
-        NonFiniteError: a loss or gradient norm is not finite.
+        NonFiniteError: a loss or gradient norm is not finite, and the step was not skipped.
     """
     cell, spec = Cell.from_dict(job["cell"]), MeasureSpec(**job["measure"])
     reporter = Reporter(tracker, events)
@@ -111,8 +111,9 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
             "phases_s": times.phases_s,
             "fused_phases": session.backend.fused_phases,
             "samples": sum(result.samples for result in measured),
-            "loss": _read_finite("loss", [result.loss for result in results]),
-            "grad_norm": _read_finite("grad_norm", [result.grad_norm for result in results]),
+            "loss": _read_finite("loss", results, lambda result: result.loss),
+            "grad_norm": _read_finite("grad_norm", results, lambda result: result.grad_norm),
+            "skipped_steps": [step for step, result in enumerate(results) if result.skipped],
             "memory": device_memory,
             "collectives": None,
             "flops": None,
@@ -205,14 +206,16 @@ def _synchronize_ranks(device: torch.device) -> None:
         dist.barrier()
 
 
-def _read_finite(name: str, values: Iterable[Tensor]) -> list[float]:
+def _read_finite(name: str, results: Sequence[StepResult], value: Callable[[StepResult], Tensor]) -> list[float]:
     """Read one value per step from the device. To be called after the loop, since every read waits for the device.
 
+    A step that `optim.spike` skipped may have any value: no weight has changed by it.
+
     Raises:
-        NonFiniteError: a value is NaN or infinite.
+        NonFiniteError: a value of another step is NaN or infinite.
     """
-    numbers = [float(value) for value in values]
-    for step, number in enumerate(numbers):
-        if not math.isfinite(number):
+    numbers = [float(value(result)) for result in results]
+    for step, (number, result) in enumerate(zip(numbers, results, strict=True)):
+        if not math.isfinite(number) and not result.skipped:
             raise NonFiniteError(f"step {step}: {name} is {number}")
     return numbers

@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -117,7 +118,8 @@ def _start_heartbeat(tracker: ProgressTracker, events: EventWriter) -> None:
 
     def write_heartbeats() -> None:
         while True:
-            events.write("heartbeat", **tracker.state._asdict())
+            with suppress(OSError):  # of a full disk, which may have room again
+                events.write("heartbeat", **tracker.state._asdict())
             time.sleep(_HEARTBEAT_S)
 
     threading.Thread(target=write_heartbeats, name="heartbeat", daemon=True).start()

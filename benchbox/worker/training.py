@@ -21,7 +21,7 @@ from benchbox.trainer.metrics import MetricsLog
 from benchbox.trainer.stopping import AgreedStop, cpu_group
 from benchbox.trainer.trackers.fan_out import Trackers
 from benchbox.trainer.trackers.tracker import TrackedTraining
-from benchbox.trainer.validation import Validation
+from benchbox.trainer.validation import Validation, ValidationPass
 from benchbox.worker.expected import check_backend
 from benchbox.worker.reporting import Reporter
 from benchbox.worker.training_audit import TrainingAudit
@@ -58,8 +58,14 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
         stream = contexts.enter_context(closing(open_cell_data(cell, policy, rank, start_step=start)))
         validation = None
         if config.validation.every:
-            path = folder / "validation.jsonl"
-            validation = Validation(config.validation, cell, stream.samples, rank=rank, path=path, start=start, tracker=tracker)
+            validation = Validation(
+                config.validation,
+                ValidationPass(config.validation, cell, stream.samples, rank=rank, tracker=tracker),
+                path=folder / "validation.jsonl",
+                start=start,
+                is_writer=rank == 0,
+                best=config.checkpoint.keep_best,
+            )
         reporter.enter_stage("prepare")
         session = build_session(cell, policy, stream.statistics, reporter.enter_stage)
         check_backend(cell, session.backend.observe())
@@ -82,6 +88,9 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
             samples_per_epoch=stream.samples_per_epoch,
             mfu=use.mfu,
         )
+        trackers = contexts.enter_context(_open_trackers(config, folder, start, rank))
+        if validation is not None:
+            validation.trackers = trackers
         metrics = MetricsLog(
             folder / "metrics.jsonl",
             start=start,
@@ -89,7 +98,7 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
             is_writer=rank == 0,
             warning=stream.episode_warning,
             gauges=gauges,
-            trackers=contexts.enter_context(_open_trackers(config, folder, start, rank)),
+            trackers=trackers,
         )
         audit = None
         if config.audit.every:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from benchbox.cli.app import app
@@ -14,9 +15,10 @@ from benchbox.data import open_dataset
 from benchbox.data.sample import sample_path
 from benchbox.errors import ConfigurationError
 from benchbox.session import build_session
+from benchbox.simulation import evaluate as simulation
 from benchbox.spec.cell import Cell
 from benchbox.spec.train import CheckpointSection
-from benchbox.trainer.checkpoint import CheckpointManager
+from benchbox.trainer.checkpoint import CheckpointManager, load_policy
 from tests.support.policy_batches import build
 
 if TYPE_CHECKING:
@@ -55,6 +57,18 @@ def test_an_evaluation_writes_its_record_videos_and_report(checkpoint: Path, tmp
     assert "55% to 95%" in page
     assert page.count("data:image/png;base64,") == 8
     assert "| 10 of 12 | 83% | 55% to 95% |" in (tmp_path / "evaluation.md").read_text()
+
+
+def test_a_policy_acts_in_bfloat16_on_request(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record says so, and the weights that acted are in bfloat16; statistics stay in float32."""
+    loaded = []
+    monkeypatch.setattr(
+        simulation, "load_policy", lambda *args, **options: loaded.append(load_policy(*args, **options)) or loaded[0]
+    )
+    evaluate(checkpoint, TOY, tmp_path, "--episodes", "1", "--videos", "0", "--dtype", "bfloat16")
+    assert json.loads((tmp_path / "evaluation.json").read_text())["dtype"] == "bfloat16"
+    assert {parameter.dtype for parameter in loaded[0].parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for name, buffer in loaded[0].named_buffers() if "normaliser" in name} == {torch.float32}
 
 
 def test_more_actions_than_a_chunk_has_are_refused(checkpoint: Path, tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ TRAINING = """
 name: trial
 policy: value
 size: tiny
-data: sample
+data: {validation: 0.5, workers: 0}
+validation: {every: 3, max_samples: 4}
 backend: ddp
 world_size: 2
 batch: 1
@@ -88,6 +89,7 @@ def test_audits_and_trackers_change_no_bit_of_a_training(
     """Losses and norms of every step, weights, masters, moments and generators of both ranks."""
     out, _ = observed
     assert results(out) == results(plain)
+    assert [row["step"] for row in rows(plain / "validation.jsonl")] == [3, 6]
     ours, theirs = (list_checkpoints(folder / "checkpoints")[-1] for folder in (out, plain))
     assert checksums(ours) == checksums(theirs)
 
@@ -126,6 +128,8 @@ def test_tensorboard_has_every_value_of_every_step(observed: tuple[Path, subproc
         logged = [(event.step, event.value) for event in events.Scalars(name)]
         assert logged == [(row["step"], pytest.approx(row[name])) for row in rows(out / "metrics.jsonl")]
     assert "mfu" not in events.Tags()["scalars"], "it is unknown here"
+    logged = [(event.step, event.value) for event in events.Scalars("validation/loss")]
+    assert logged == [(row["step"] - 1, pytest.approx(row["loss"])) for row in rows(out / "validation.jsonl")]
 
 
 @needs("wandb")
@@ -134,17 +138,23 @@ def test_wandb_has_every_value_of_every_step_offline(observed: tuple[Path, subpr
     (path,) = (out / "wandb").glob("offline-run-*/run-*.wandb")
     logged = [(values["_step"], values["loss"], values["host_rss_bytes"]) for values in read_history(path)]
     assert logged == [(row["step"], row["loss"], row["host_rss_bytes"]) for row in rows(out / "metrics.jsonl")]
+    validated = {values["_step"]: values["validation/loss"] for values in read_history(path) if "validation/loss" in values}
+    assert validated == {row["step"] - 1: row["loss"] for row in rows(out / "validation.jsonl")}
 
 
 @needs("trackio")
-def test_trackio_has_every_loss(observed: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+def test_trackio_has_every_loss_of_training_and_validation(observed: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     import sqlite3
 
     out, _ = observed
     (path,) = (out / "trackio").glob("benchbox*.db")
     with sqlite3.connect(path) as database:
-        logged = [(step, json.loads(values)["loss"]) for step, values in database.execute("select step, metrics from metrics")]
-    assert sorted(logged) == [(row["step"], row["loss"]) for row in rows(out / "metrics.jsonl")]
+        logged = [(step, json.loads(values)) for step, values in database.execute("select step, metrics from metrics")]
+    losses, validated = (
+        sorted((step, values[name]) for step, values in logged if name in values) for name in ("loss", "validation/loss")
+    )
+    assert losses == [(row["step"], row["loss"]) for row in rows(out / "metrics.jsonl")]
+    assert validated == [(row["step"] - 1, row["loss"]) for row in rows(out / "validation.jsonl")]
 
 
 def test_an_error_of_the_audit_ends_the_training_with_code_4(config: Path, tmp_path: Path) -> None:

@@ -29,21 +29,29 @@ name: t
 policy: value
 size: tiny
 data: synthetic
-backend: ddp
+backend: {backend}
 world_size: 2
 batch: 1
 seed: 3
-optim: {lr: 1.0e-3, warmup_steps: 2, total_steps: 8}
+optim: {{lr: 1.0e-3, warmup_steps: 2, total_steps: 8}}
 steps: 1000
 log_every: 1
-checkpoint: {every: 500}
+checkpoint: {{every: 500}}
 """
-# The signal, and the process that gets it: the command, or a rank.
-STOPS = [(signal.SIGTERM, None), (signal.SIGUSR1, None), (signal.SIGTERM, 1), (signal.SIGUSR1, 0)]
+# By backend, the signals and the processes that get them: the command, or a rank.
+STOPS: dict[str, list[tuple[signal.Signals, int | None]]] = {
+    "ddp": [(signal.SIGINT, None), (signal.SIGUSR1, None), (signal.SIGTERM, 1)],
+    "zero2": [(signal.SIGTERM, None), (signal.SIGUSR1, 0)],
+}
+STOP_IDS = [f"{backend}-{number.name}-to-{rank}" for backend, stops in STOPS.items() for number, rank in stops]
 
 
 @dataclass(frozen=True)
 class Stop:
+    """A training that was stopped."""
+
+    by_command: bool
+    number: signal.Signals
     code: int
     stdout: str
     stderr: str
@@ -76,52 +84,60 @@ def stop(config: Path, out: Path, number: signal.Signals, rank: int | None) -> S
         os.kill(start["pid"], number)
     stdout, stderr = process.communicate(timeout=200)
     steps = int(list_checkpoints(out / "checkpoints")[-1].name.removeprefix("step-"))
-    return Stop(process.returncode, stdout, stderr, steps, len(metrics(out)))
+    return Stop(rank is None, number, process.returncode, stdout, stderr, steps, len(metrics(out)))
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[Stop]]:
-    """The configuration and folder of one training that was stopped in four ways, each time resumed."""
-    folder = tmp_path_factory.mktemp("stopped")
-    config = folder / "train.yaml"
-    config.write_text(TRAINING)
-    return config, folder / "out", [stop(config, folder / "out", number, rank) for number, rank in STOPS]
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[Stop]]]:
+    """Folder and stops of the training of each backend, which was stopped in several ways and resumed in between.
+
+    The folder has the configuration in `train.yaml`, and the training in `out`.
+    """
+    trainings = {}
+    for backend, stops in STOPS.items():
+        folder = tmp_path_factory.mktemp(backend)
+        config = folder / "train.yaml"
+        config.write_text(TRAINING.format(backend=backend))
+        trainings[backend] = folder, [stop(config, folder / "out", number, rank) for number, rank in stops]
+    return trainings
 
 
-@pytest.mark.parametrize("index", range(len(STOPS)), ids=[f"{number.name}-to-{rank}" for number, rank in STOPS])
-def test_the_signal_saves_after_the_step_and_says_how_to_resume(stopped: tuple[Path, Path, list[Stop]], index: int) -> None:
+@pytest.mark.parametrize("index", range(len(STOP_IDS)), ids=STOP_IDS)
+def test_the_signal_saves_after_the_step_and_says_how_to_resume(
+    stopped: dict[str, tuple[Path, list[Stop]]], index: int
+) -> None:
     """The command or one rank gets the signal. The checkpoint is of the last step in the log: nothing is repeated."""
-    result = stopped[2][index]
+    result = [stop for _, stops in stopped.values() for stop in stops][index]
     assert result.code == 130, result.stderr
     assert result.steps == result.logged
     assert f"stopped: asked to stop, after step {result.steps}" in result.stderr
     assert "continue with --resume" in result.stderr
-    by_command = STOPS[index][1] is None
-    assert (f"{STOPS[index][0].name}: the training stops after this step" in result.stderr) == by_command
+    assert (f"{result.number.name}: the training stops after this step" in result.stderr) == result.by_command
 
 
-def test_the_resumed_training_prints_only_its_own_steps(stopped: tuple[Path, Path, list[Stop]]) -> None:
-    before, after = stopped[2][:2]
+def test_the_resumed_training_prints_only_its_own_steps(stopped: dict[str, tuple[Path, list[Stop]]]) -> None:
+    before, after = stopped["ddp"][1][:2]
     printed = [int(step) for step in re.findall(r"^step (\d+)/", after.stdout, flags=re.MULTILINE)]
     assert printed == list(range(before.steps + 1, after.steps + 1))
 
 
-def test_a_training_that_was_stopped_four_times_equals_one_that_never_was(
-    stopped: tuple[Path, Path, list[Stop]], tmp_path: Path
+@pytest.mark.parametrize("backend", STOPS)
+def test_a_training_that_was_stopped_and_resumed_equals_one_that_never_was(
+    stopped: dict[str, tuple[Path, list[Stop]]], tmp_path: Path, backend: str
 ) -> None:
-    """Losses, norms and rates of every step, and in the end the weights, masters, moments and generators of every rank."""
-    config, out, stops = stopped
-    sets = ["--set", f"steps={stops[-1].steps + 2}"]
-    for folder, more in ((out, ["--resume"]), (tmp_path, [])):
-        done = subprocess.run(command(config, folder, *more, *sets), capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-    assert metrics(out) == metrics(tmp_path)
-    resumed, straight = (list_checkpoints(folder / "checkpoints")[-1] for folder in (out, tmp_path))
-    assert checksums(resumed) == checksums(straight)
+    """Losses, norms and rates of every step, and at the last stop the weights, masters, moments and generators."""
+    folder, stops = stopped[backend]
+    straight = command(folder / "train.yaml", tmp_path, "--set", f"steps={stops[-1].steps}")
+    done = subprocess.run(straight, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert metrics(folder / "out") == metrics(tmp_path)
+    ours, theirs = (list_checkpoints(path / "checkpoints")[-1] for path in (folder / "out", tmp_path))
+    assert checksums(ours) == checksums(theirs)
 
 
-def test_a_training_that_takes_no_steps_yet_ends_at_once(stopped: tuple[Path, Path, list[Stop]], tmp_path: Path) -> None:
-    process = subprocess.Popen(command(stopped[0], tmp_path), stderr=subprocess.PIPE, text=True)
+def test_a_training_that_takes_no_steps_yet_ends_at_once(tmp_path: Path) -> None:
+    (tmp_path / "train.yaml").write_text(TRAINING.format(backend="ddp"))
+    process = subprocess.Popen(command(tmp_path / "train.yaml", tmp_path), stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 200
     while not (tmp_path / "launch").exists():
         assert time.monotonic() < deadline

@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from typer.testing import CliRunner
 
+from benchbox.cli.app import app
 from benchbox.data.dataset.lerobot import open_dataset
 from benchbox.data.samples.selection import count_frames, select_frames
 from benchbox.spec.cell import DataSpec
@@ -40,7 +42,8 @@ world_size: 1
 batch: 2
 steps: 4
 log_every: 1
-checkpoint: {{every: 2, keep: 3}}
+optim: {{ema_decay: 0.5}}
+checkpoint: {{every: 2, keep: 3, keep_best: {{metric: flow}}}}
 validation: {{every: 2, at_start: true, batch: 4}}
 """
 
@@ -71,27 +74,38 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataSpec:
     )
 
 
-def run(mode: str, cells: list[Cell], folder: Path) -> list[Any]:
-    """Run the script as ranks, and return the result of every cell."""
-    (ranks,) = {cell.world_size for cell in cells}
+def run(cells: list[tuple[str, Cell]], folder: Path) -> list[Any]:
+    """Run the script as ranks, and return the result of every cell, each with what it is for."""
+    (ranks,) = {cell.world_size for _, cell in cells}
     folder.mkdir()
-    job = {"mode": mode, "cells": [cell.to_dict() for cell in cells], "passes": PASSES, "out": str(folder)}
+    job = {"cells": [(mode, cell.to_dict()) for mode, cell in cells], "passes": PASSES, "out": str(folder)}
     (folder / "job.json").write_text(json.dumps(job))
     run_ranks(ranks, RANK_SCRIPTS / "validation.py", str(folder / "job.json"))
     return [json.loads((folder / f"{index}.json").read_text()) for index in range(len(cells))]
 
 
 @pytest.fixture(scope="module")
-def rows(data: DataSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[list[dict[str, Any]]]]:
-    """Rows of every pass by the number of ranks: of pi05, and for one and three ranks of a policy without losses per sample."""
-    folder = tmp_path_factory.mktemp("passes")
+def results(data: DataSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, list[Any]]]:
+    """Folder and results by the number of ranks: passes of pi05, and for one and three ranks of a policy without losses per
+    sample; for two ranks also a training of every backend."""
+    folder = tmp_path_factory.mktemp("validation")
     policies = [tiny_cell(policy=policy, recipe="fp32", data=data) for policy in ("pi05", "pi07_high_level")]
+    optim = replace(policies[0].optim, ema_decay=0.5)
     results = {}
     for ranks in (1, 2, 3, 4):
         chosen = policies if ranks in (1, 3) else policies[:1]
-        cells = [replace(cell, world_size=ranks, backend="single" if ranks == 1 else "ddp") for cell in chosen]
-        results[ranks] = run("passes", cells, folder / str(ranks))
+        cells = [("passes", replace(cell, world_size=ranks, backend="single" if ranks == 1 else "ddp")) for cell in chosen]
+        if ranks == 2:
+            trained = [tiny_cell(policy="pi0", backend=name, recipe="fp32", data=data, optim=optim) for name in BACKENDS]
+            cells += [("trainings", cell) for cell in trained]
+        results[ranks] = folder / str(ranks), run(cells, folder / str(ranks))
     return results
+
+
+@pytest.fixture(scope="module")
+def rows(results: dict[int, tuple[Path, list[Any]]]) -> dict[int, list[list[dict[str, Any]]]]:
+    """Rows of every pass by the number of ranks and the policy."""
+    return {ranks: passes for ranks, (_, passes) in results.items()}
 
 
 def train(config: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
@@ -177,21 +191,19 @@ def test_the_unweighted_loss_is_the_training_loss_of_the_same_samples_in_one_bat
 
 
 @pytest.fixture(scope="module")
-def trainings(data: DataSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+def trainings(results: dict[int, tuple[Path, list[Any]]]) -> dict[str, tuple[Path, Any]]:
     """The folder of every backend, and what its two ranks have after a training with validation, and after one without."""
-    folder = tmp_path_factory.mktemp("trainings") / "two"
-    cells = [tiny_cell(policy="pi0", backend=backend, recipe="fp32", data=data) for backend in BACKENDS]
-    results = run("trainings", cells, folder)
+    folder, values = results[2]
     return {
-        cell.backend: (folder / f"{index}-with", result)
-        for index, (cell, result) in enumerate(zip(cells, results, strict=True))
+        backend: (folder / f"{index}-with", result)
+        for index, (backend, result) in enumerate(zip(BACKENDS, values[1:], strict=True), 1)
     }
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_training_that_validates_is_the_training_that_does_not(trainings: Any, backend: str) -> None:
-    """After a validation before the first step and after every step: losses, gradient norms, weights, moments, modes of all
-    modules, shards and generators of every rank, bit for bit."""
+    """After validations of the averages and of the weights before the first step and after every step: losses, gradient norms,
+    weights, moments, modes of all modules, shards and generators of every rank, bit for bit."""
     _, result = trainings[backend]
     assert len(result["with"]) == 2
     for validated, plain in zip(result["with"], result["without"], strict=True):
@@ -202,12 +214,16 @@ def test_a_training_that_validates_is_the_training_that_does_not(trainings: Any,
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_backend_validates_to_the_same_losses(trainings: Any, backend: str) -> None:
     """On a mixture of two datasets, two ranks each, as they train: to float32 rounding."""
-    expected, own = (lines(trainings[name][0] / "validation.jsonl") for name in ("ddp", backend))
-    assert [row["step"] for row in own] == [0, 1, 2]
-    assert len({row["loss"] for row in own}) == 3, "weights change"
-    for reference, row in zip(expected, own, strict=True):
-        assert counts(row) == counts(reference)
-        assert sums(row) == pytest.approx(sums(reference), rel=1e-4)
+    for name in ("validation", "averages"):
+        expected, own = (lines(trainings[trained][0] / f"{name}.jsonl") for trained in ("ddp", backend))
+        assert [row["step"] for row in own] == [0, 1, 2]
+        assert len({row["loss"] for row in own}) == 3, "weights change"
+        for reference, row in zip(expected, own, strict=True):
+            assert counts(row) == counts(reference)
+            assert sums(row) == pytest.approx(sums(reference), rel=1e-4)
+    of_weights, of_averages = (lines(trainings[backend][0] / f"{name}.jsonl") for name in ("validation", "averages"))
+    assert of_averages[0]["loss"] == of_weights[0]["loss"], "before the first step they are the weights"
+    assert of_averages[2]["loss"] != pytest.approx(of_weights[2]["loss"], rel=1e-4)
 
 
 def test_a_training_file_validates_shows_it_and_resumes(data: DataSpec, tmp_path: Path) -> None:
@@ -226,10 +242,36 @@ def test_a_training_file_validates_shows_it_and_resumes(data: DataSpec, tmp_path
         assert text.startswith(f"validation after {row['step']} steps: loss {row['loss']:.4f}  flow {row['terms']['flow']:.4f}")
         assert text.endswith(f"  {row['samples']} samples in {row['seconds']:.1f} s")
     scores = {path.name: read_manifest(path).score for path in list_checkpoints(tmp_path / "out/checkpoints")}
-    assert scores == {f"step-{row['step']:08d}": row["loss"] for row in rows if row["step"]}, "what keep_best compares"
+    assert scores == {f"step-{row['step']:08d}": row["terms"]["flow"] for row in rows if row["step"]}, "what keep_best compares"
     shutil.rmtree(tmp_path / "out/checkpoints/step-00000003")
-    resumed = train(config, tmp_path / "out", "--resume")
+    resumed = train(config, tmp_path / "out", "--resume", "--set", "validation.weights=averages")
     assert resumed.returncode == 0, resumed.stderr
     assert [row["step"] for row in lines(tmp_path / "out/validation.jsonl")] == [0, 2, 4]
-    assert resumed.stdout.count("validation after") == 1
-    assert resumed.stdout.count("validation after 4 steps") == 1
+    assert resumed.stdout.count("validation ") == 1
+    assert resumed.stdout.count("validation of averages after 4 steps") == 1
+    check_validated_checkpoints(tmp_path, lines(tmp_path / "out/validation.jsonl"), data)
+
+
+def check_validated_checkpoints(folder: Path, rows: list[dict[str, Any]], data: DataSpec) -> None:
+    """Check that `benchbox validate` finds the losses of the training in its checkpoints, and other losses in other data."""
+
+    def validate(steps: int, *options: str) -> dict[str, Any]:
+        path = folder / "record.json"
+        checkpoint = folder / f"out/checkpoints/step-{steps:08d}"
+        result = CliRunner().invoke(app, ["validate", str(checkpoint), "--workers", "0", "--out", str(path), *options])
+        assert result.exception is None, result.exception
+        record = json.loads(path.read_text())
+        assert f"loss {record['loss']:.4f}  flow" in result.stdout
+        return record
+
+    for row, options in zip(rows[1:], ([], ["--ema"]), strict=True):
+        record = validate(row["step"], "--batch", "4", *options)
+        assert counts(record) == counts(row)
+        assert sums(record) == pytest.approx(sums(row), rel=1e-6)
+        assert record["evaluated_weights"] == row["evaluated_weights"]
+        assert (record["checkpoint"]["steps"], record["episodes"]) == (row["step"], "validation")
+    assert validate(4)["loss"] != pytest.approx(rows[2]["loss"], rel=1e-4), "the weights, not their averages"
+    other = data.datasets[1].path
+    everything = validate(4, "--data", other, "--all-episodes")
+    assert (everything["data"], everything["samples"]) == ([other], len(open_dataset(other)))
+    assert [group["dataset"] for group in everything["groups"]] == [other]

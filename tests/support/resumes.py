@@ -31,12 +31,17 @@ class TrainingPart:
     every: int = 100
     section: dict[str, Any] = field(default_factory=dict)
     averages: bool = True  # tensors in place of averages of the weights: the weights and 1
+    spikes: tuple[int, ...] = ()  # steps with actions that are 1000 times as large
 
     def checkpoint(self, steps: int | None = None) -> Path:
         return self.folder / checkpoint_name(self.steps if steps is None else steps)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return loss, gradient norm, rates and whether it was skipped, of every step that this part took."""
+        return json.loads((self.folder / "rows.json").read_text())
+
     def losses(self) -> list[float]:
-        return json.loads((self.folder / "losses.json").read_text())
+        return [row["loss"] for row in self.rows()]
 
     def tensors(self, steps: int | None = None) -> dict[str, Tensor]:
         """Return everything that was saved after `steps` steps, without the random generators."""
@@ -64,6 +69,7 @@ def run_parts(parts: Sequence[TrainingPart]) -> None:
             "every": part.every,
             "section": part.section,
             "averages": part.averages,
+            "spikes": part.spikes,
         }
         for part in parts
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from benchbox.launch.supervise.trace import Trace
 
 _TAIL_BYTES = 2000
+_FULL_BYTES = 1 << 16
 
 
 def ignore_progress(_: Sequence[Trace]) -> None:
@@ -62,7 +64,16 @@ def run_group(
         group.end()
         job.remove_empty_stacks()
     outcome = classify_outcome(ending, group.failures(), stacks=stacks, log_tail=_read_tail(job.group_log))
-    return _name_node(outcome, job)
+    return _name_node(_name_full_disk(outcome, job), job)
+
+
+def _name_full_disk(outcome: Outcome, job: Job) -> Outcome:
+    """Say that the disk of the job is full, if it is: a rank may then have been unable to report any error."""
+    error = outcome.error
+    if error is None or outcome.status != "crash" or shutil.disk_usage(job.folder).free > _FULL_BYTES:
+        return outcome
+    message = f"{error['message']}; the disk of {job.folder} is full: make room, or write elsewhere"
+    return replace(outcome, error={**error, "message": message})
 
 
 def _name_node(outcome: Outcome, job: Job) -> Outcome:

@@ -25,19 +25,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from benchbox.registry.contracts import Policy
+    from benchbox.registry.contracts import AttentionKernel, Policy
 
 
-def load_policy(checkpoint: Path, policy_dirs: Sequence[Path] = (), *, averages: bool = False) -> Policy:
+def load_policy(
+    checkpoint: Path, policy_dirs: Sequence[Path] = (), *, averages: bool = False, attention: AttentionKernel = "eager"
+) -> Policy:
     """Load the policy of a checkpoint on the CPU, in float32, in evaluation mode and with the statistics of its datasets.
 
-    Weights are those that the optimizer steps: masters where there are masters. Attention is eager unless the policy runs a
-    kernel of its own.
+    Weights are those that the optimizer steps: masters where there are masters.
 
     Args:
         checkpoint: a folder `step-<n>`, or that of a training, whose newest checkpoint is taken.
         policy_dirs: additional folders of policies.
         averages: take the averages of the weights that were trained, such as their EMA, in place of the weights.
+        attention: the kernel, unless the policy runs one of its own.
 
     Raises:
         DataError: the checkpoint is damaged, or has no averages.
@@ -48,7 +50,7 @@ def load_policy(checkpoint: Path, policy_dirs: Sequence[Path] = (), *, averages:
         raise DataError(f"{checkpoint}: damaged checkpoint ({damage})")
     manifest = read_manifest(checkpoint)
     cell = Cell.from_dict(manifest.cell)
-    cell = replace(cell, attention="native" if cell.attention == "native" else "eager", checkpointing=False)
+    cell = replace(cell, attention="native" if cell.attention == "native" else attention, checkpointing=False)
     axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=False, mode=cell.data.mode)
     policy = construct_policy(cell, axes, torch.device("cpu"), policy_dirs)
     assert isinstance(policy, nn.Module)

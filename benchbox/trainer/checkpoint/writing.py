@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,15 @@ def write_checkpoint(
     Raises:
         DataError: on every rank, if it cannot be written on one of them.
     """
+    try:
+        _write(folder, contents, group, keep, keep_best)
+    except DataError:  # on all ranks: none writes any more
+        if rank() == 0:  # the reason may be a full disk, and the error is to be reported on it
+            shutil.rmtree(partial_folder(folder, contents.manifest.steps), ignore_errors=True)
+        raise
+
+
+def _write(folder: Path, contents: CheckpointContents, group: dist.ProcessGroup | None, keep: int, keep_best: int) -> None:
     steps = contents.manifest.steps
     partial = partial_folder(folder, steps)
     _on_all_ranks(group, lambda: begin_checkpoint(folder, steps) if rank() == 0 else None)
@@ -89,7 +99,8 @@ def _on_all_ranks(group: dist.ProcessGroup | None, work: Callable[[], Any]) -> l
         dist.all_gather_object(answers, (problem, result), group=group)
     for number, (text, _) in enumerate(answers):
         if text is not None:
-            raise DataError(f"the checkpoint could not be written on rank {number}: {text}")
+            where = "" if text.startswith("rank ") else f"rank {number}: "  # an error of tensors names its rank on all of them
+            raise DataError(f"the checkpoint could not be written on {where}{text}")
     return [value for _, value in answers]
 
 

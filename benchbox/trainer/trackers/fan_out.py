@@ -34,13 +34,24 @@ class Trackers:
         return trackers
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """Pass on the numbers of a row. What is unknown or no number is left out."""
+        """Pass on the numbers of a row of `metrics.jsonl`. What is unknown or no number is left out."""
+        self._log(int(row["step"]), {name: value for name, value in row.items() if name != "step"})
+
+    def log_validation(self, row: Mapping[str, Any]) -> None:
+        """Pass on loss, terms and parts of a row of `validation.jsonl`, their names after `validation/`.
+
+        They are values of the step that the validation follows; those of one before the first step are values of step 0.
+        """
+        values = {"loss": row["loss"], **row["terms"], **row.get("parts", {})}
+        self._log(max(int(row["step"]) - 1, 0), {f"validation/{name}": value for name, value in values.items()})
+
+    def _log(self, step: int, row: Mapping[str, Any]) -> None:
         if not self._trackers:
             return
-        values = {name: float(value) for name, value in row.items() if name != "step" and _is_number(value)}
+        values = {name: float(value) for name, value in row.items() if _is_number(value)}
         for name, tracker in list(self._trackers.items()):
             try:
-                tracker.log(int(row["step"]), values)
+                tracker.log(step, values)
             except Exception as error:  # noqa: BLE001 (a tracker may raise anything)
                 self._drop(name, error)
 

@@ -14,7 +14,10 @@ class Tracker(Protocol):
     """Receiver of the metrics of a training, on rank 0."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Record the values of a step, numbered from 0. Steps come in ascending order."""
+        """Record the values of a step, numbered from 0.
+
+        Steps come in ascending order; one that a validation follows comes twice, with other names.
+        """
 
     def close(self) -> None:
         """Write what is still buffered. No value follows."""

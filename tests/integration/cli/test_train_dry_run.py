@@ -29,6 +29,11 @@ optim:
   groups:
     - {match: "model.vision.*", weight_decay: 0.2, betas: [0.8, 0.9]}
 """
+VALIDATION = """\
+data: {validation: 0.5}
+validation: {every: 5, weights: averages}
+checkpoint: {every: 10, keep: 3, keep_best: {metric: flow, count: 2}}
+"""
 
 
 def write(folder: Path, text: str) -> Path:
@@ -38,11 +43,13 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_a_dry_run_prints_the_plan_the_groups_and_the_schedule_and_trains_nothing(benchbox, tmp_path: Path) -> None:
-    config, drawing = write(tmp_path, TRAINING), tmp_path / "rates.svg"
+    config, drawing = write(tmp_path, TRAINING + VALIDATION), tmp_path / "rates.svg"
     result = benchbox("train", config, "--dry-run", "--figure", drawing)
     assert (result.returncode, result.stderr) == (0, "")
     assert "40 steps of 4 samples x 1 micro-steps x 2 ranks = 320 samples\n" in result.stdout
-    assert re.search(r"data: sample, \d+ samples, 0\.\d+ epochs", result.stdout)
+    assert re.search(r"data: sample, \d+ samples, \d\.\d+ epochs", result.stdout)
+    assert "\ncheckpoints: every 10 steps and at the end; the newest 3 are kept, and the 2 of min flow\n" in result.stdout
+    assert "\nvalidation of the averages: every 5 steps and at the end\n" in result.stdout
     assert re.search(r"^model\.vision\.\*: backbone, decayed +\d+ .* 0\.2 +0\.8 0\.9 ", result.stdout, re.MULTILINE)
     sums = re.search(r"^all +(\d+) +([\d,]+) +(.*)$", result.stdout, re.MULTILINE)
     parameters = [p for p in build_policy("pi05", "tiny", Axes()).parameters() if p.requires_grad]

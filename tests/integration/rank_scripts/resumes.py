@@ -1,8 +1,9 @@
 """Trains cells from checkpoints and to checkpoints, one after another in one process group.
 
 `resumes.py JOB.json`, the job being `{"parts": [{"cell": ..., "restore": folder or null, "steps": n, "folder": ..., "every": k,
-"section": {...}, "averages": bool}, ...]}`. A part starts anew or from the checkpoint `restore`, trains to step `steps`, and
-saves into `folder` every `every` steps. Rank 0 writes `<folder>/losses.json`.
+"section": {...}, "averages": bool, "spikes": [step, ...]}, ...]}`. A part starts anew or from the checkpoint `restore`, trains
+to step `steps`, and saves into `folder` every `every` steps. Actions of the steps `spikes` are 1000 times as large. Rank 0
+writes `<folder>/rows.json`.
 """
 
 from __future__ import annotations
@@ -78,28 +79,33 @@ def run(part: dict, rank: int) -> None:
     start = 0 if restored is None else checkpoint_steps(restored)
     section = CheckpointSection(every=part["every"], keep=10, **part["section"])
     policy = build_cell_policy(cell)
-    losses = []
+    rows = []
     with (
         CheckpointManager(folder, cell, section) as checkpoints,
         closing(open_cell_data(cell, policy, rank, start_step=start)) as stream,
     ):
         session = build_session(cell, policy, stream.statistics)
-        session.averages = Averages(session) if part["averages"] else None
+        if part["averages"]:
+            session.averages = Averages(session)
         if restored is not None:
             checkpoints.restore(session, restored)
             if part["steps"] == start:
                 checkpoints.save(session, start)
         for step in range(start, part["steps"]):
             batch = next(stream)
-            losses.append(float(session.step([batch]).loss))
-            if session.averages is not None:
+            if step in part["spikes"]:
+                batch["action"] = batch["action"] * 1e3
+            result = session.step([batch])
+            loss, norm = float(result.loss), float(result.grad_norm)
+            rows.append({"loss": loss, "grad_norm": norm, "lr": result.lr, "skipped": result.skipped})
+            if part["averages"]:
                 session.averages.update(step + 1)
             if checkpoints.is_due(step + 1, last=step + 1 == part["steps"]):
                 with torch.no_grad():
                     session.model(batch)  # a validation, after which FSDP2 leaves the root gathered
                 checkpoints.save(session, step + 1)
     if rank == 0:
-        (folder / "losses.json").write_text(json.dumps(losses))
+        (folder / "rows.json").write_text(json.dumps(rows))
 
 
 if __name__ == "__main__":

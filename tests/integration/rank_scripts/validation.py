@@ -1,10 +1,10 @@
 """Validates cells in one process group, so that a test pays for starting ranks once.
 
-`validation.py JOB.json`, the job being `{"mode": "passes" | "trainings", "cells": [...], "passes": [{"seed", "batch",
+`validation.py JOB.json`, the job being `{"cells": [["passes" | "trainings", cell], ...], "passes": [{"seed", "batch",
 "max_samples"}, ...], "out": folder}`. Rank 0 writes `<index of the cell>.json`.
 
 With `passes` every cell is built once and validated with every pass: the seed of a pass chooses the validation episodes. The
-rows of `validation.jsonl` are the result. With `trainings` every cell is trained twice, with validation and without, by a
+rows of `validation.jsonl` are the result. With `trainings` every cell is trained twice, with validations and without, by a
 policy that draws from all generators of the process. The result is what each rank has after each of them.
 """
 
@@ -38,7 +38,7 @@ from benchbox.spec.validation_section import ValidationSection
 from benchbox.trainer.evaluation import evaluating
 from benchbox.trainer.loop import train
 from benchbox.trainer.metrics import MetricsLog
-from benchbox.trainer.validation import Validation
+from benchbox.trainer.validation import Validation, ValidationPass
 
 if TYPE_CHECKING:
     from benchbox.session import Session
@@ -50,9 +50,9 @@ def main(job_file: str) -> None:
     torch.set_num_threads(1)
     job = json.loads(Path(job_file).read_text())
     rank, folder = int(os.environ["RANK"]), Path(job["out"])
-    for index, values in enumerate(job["cells"]):
+    for index, (mode, values) in enumerate(job["cells"]):
         cell = Cell.from_dict(values)
-        if job["mode"] == "passes":
+        if mode == "passes":
             result: Any = run_passes(cell, job["passes"], rank, folder / f"{index}.jsonl")
         else:
             result = {}
@@ -78,16 +78,8 @@ def run_passes(cell: Cell, passes: list[dict[str, Any]], rank: int, path: Path) 
             seed = options["seed"]
             section = ValidationSection(every=1, batch=options["batch"], max_samples=options["max_samples"])
             samples = open_samples(cell.data, spec, seed)
-            validation = Validation(
-                section,
-                replace(cell, seed=seed),
-                samples,
-                rank=rank,
-                path=path,
-                start=number,
-                tracker=ProgressTracker(),
-            )
-            validation.run(session, number)
+            one_pass = ValidationPass(section, replace(cell, seed=seed), samples, rank=rank, tracker=ProgressTracker())
+            Validation(section, one_pass, path=path, start=number, is_writer=rank == 0).run(session, number)
             if cell.world_size > 1:
                 continue
             (planned,) = validation_batches(
@@ -114,15 +106,7 @@ def run_training(cell: Cell, rank: int, folder: Path, *, validates: bool) -> dic
         metrics = MetricsLog(folder / "metrics.jsonl", start=0, block_steps=1, is_writer=rank == 0)
         validation = None
         if validates:
-            validation = Validation(
-                ValidationSection(every=1, at_start=True, batch=4),
-                cell,
-                stream.samples,
-                rank=rank,
-                path=folder / "validation.jsonl",
-                start=0,
-                tracker=ProgressTracker(),
-            )
+            validation = TwoValidations(cell, stream.samples, rank, folder)
         train(session, stream, start=0, steps=STEPS, metrics=metrics, checkpoints=None, validation=validation)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] if rank == 0 else []
     return {
@@ -137,6 +121,24 @@ def run_training(cell: Cell, rank: int, folder: Path, *, validates: bool) -> dic
         ],
         "backend": session.backend.observe().backend,
     }
+
+
+class TwoValidations(Validation):
+    """Validation of the averages of the weights, in `averages.jsonl`, and then of the weights, in `validation.jsonl`."""
+
+    def __init__(self, cell: Cell, samples: object, rank: int, folder: Path) -> None:
+        section = ValidationSection(every=1, at_start=True, batch=4)
+        of_averages = section.model_copy(update={"weights": "averages"})
+        passes = [
+            ValidationPass(options, cell, samples, rank=rank, tracker=ProgressTracker()) for options in (section, of_averages)
+        ]
+        options: dict[str, Any] = {"start": 0, "is_writer": rank == 0}
+        super().__init__(section, passes[0], path=folder / "validation.jsonl", **options)
+        self._averages = Validation(of_averages, passes[1], path=folder / "averages.jsonl", **options)
+
+    def run(self, session: Session, completed: int) -> float:
+        self._averages.run(session, completed)
+        return super().run(session, completed)
 
 
 def draw_numbers(*_: Any) -> None:

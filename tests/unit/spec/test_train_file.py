@@ -69,6 +69,10 @@ def test_a_training_file_names_one_cell_and_survives_the_way_to_the_worker(load_
             ),
         ),
         (
+            GOOD + "data: {validation: 0.5}\nvalidation: {every: 3, weights: averages}\n",
+            "t.yaml:9:33: there are no averages of the weights; set optim.ema_decay, or leave out validation.weights",
+        ),
+        (
             GOOD + "audit: {every: 2}\n",
             "t.yaml:8:16: audit.every is 2, and an audit observes 3 steps; every: 3 or more, 0 for none",
         ),

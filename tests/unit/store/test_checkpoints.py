@@ -79,12 +79,13 @@ def test_a_checkpoint_of_an_older_format_is_refused_with_what_to_do(old: Path) -
 
 def test_backend_and_split_may_change_while_the_samples_of_a_step_stay(tmp_path: Path) -> None:
     """The line says what changed, and where in the data the training continues."""
-    cell = replace(CELL, backend="ddp", world_size=2, batch=2, accumulation=2)
+    cell = replace(CELL, backend="hsdp", shard_size=2, world_size=2, batch=2, accumulation=2)
     checkpoint = save(tmp_path, 3, cell)
-    other = replace(cell, backend="fsdp2", world_size=4, batch=1)
+    other = replace(cell, backend="fsdp2", shard_size=None, world_size=4, batch=1)
     expected = [
-        "backend is 'ddp' there and 'fsdp2' here",
+        "backend is 'hsdp' there and 'fsdp2' here",
         "batch is 2 there and 1 here",
+        "shard_size is 2 there and None here",
         "world_size is 2 there and 4 here",
     ]
     assert sorted(configuration_changes(checkpoint, other)) == expected

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from threading import Thread
 
 import pytest
@@ -19,6 +21,23 @@ def test_events_are_read_back_with_rank_and_time(tmp_path):
         {"t": None, "monotonic_s": None, "rank": 3, "event": "progress", "stage": "measure", "step": 2, "of": 10, "phase": None}
     ]
     assert events[0]["t"] > 1.7e9
+
+
+def test_an_event_of_which_a_full_disk_takes_a_part_is_not_in_the_file_and_later_ones_are(tmp_path):
+    """A limit of the file's size, in a process of its own, acts like a full disk: it takes a part of a line."""
+    path = tmp_path / "events.jsonl"
+    script = (
+        "import resource, signal, sys; from pathlib import Path; from benchbox.store.events import EventWriter\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "writer = EventWriter(Path(sys.argv[1]), 0)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))\n"
+        "try: writer.write('progress', text='x' * 400)\n"
+        "except OSError as error: print(error.strerror)\n"
+        "writer.write('done')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout == "No space left on device\n"
+    assert [event["event"] for event in read_events(path)[0]] == ["done"]
 
 
 def test_reading_goes_on_where_it_stopped_and_waits_for_the_end_of_a_line(tmp_path):

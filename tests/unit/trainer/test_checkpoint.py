@@ -126,6 +126,7 @@ def test_a_save_that_fails_is_an_error_of_the_training_and_leaves_no_checkpoint(
         save_and_wait(manager, 2)
     assert list_checkpoints(tmp_path) == [first]
     assert (tmp_path / "latest").resolve() == first
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", first.name], "no room is taken by what is incomplete"
     manager.close()  # raised once
 
 

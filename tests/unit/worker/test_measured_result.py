@@ -6,7 +6,7 @@ One measurement in this process, of a cell that gets another policy and other ba
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,11 +18,17 @@ from benchbox.measure.phases import ProgressTracker
 from benchbox.registry.phases import PHASES
 from benchbox.session import Session, build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
-from benchbox.spec.cell import Cell, DataSpec, MeasureSpec
+from benchbox.spec.cell import Cell, DataSpec, MeasureSpec, OptimSpec
+from benchbox.spec.optim import SpikeSpec
 from benchbox.store.events import EventWriter
 from benchbox.store.files import read_json
 from benchbox.worker import measuring
 from benchbox.worker.measuring import measure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchbox.registry.contracts import Batch
 
 CELL = Cell(
     policy="pi05",
@@ -50,16 +56,23 @@ class Measurement:
 
 @pytest.fixture(scope="module")
 def measurement(tmp_path_factory: pytest.TempPathFactory) -> Measurement:
-    """Measure a cell that asks for DDP, batches of three and sdpa, and gets one process, one sample and eager."""
+    """Measure a cell that asks for DDP, batches of three and sdpa, and gets one process, one sample and eager.
+
+    Actions of the first step are NaN, and spikes are skipped.
+    """
     folder = tmp_path_factory.mktemp("rank")
     actual = replace(CELL, backend="single", world_size=1, batch=1, attention="eager", checkpointing=True)
+    actual = replace(actual, optim=OptimSpec(spike=SpikeSpec()))
     job: Any = {"cell": CELL.to_dict(), "measure": asdict(MEASURE), "policy_dirs": [], "out": str(folder), "launch": 1}
     tracker, events = ProgressTracker(), EventWriter(folder / "events", 0)
     steps, steps_at_resets, checked_backends = [0], [], []
 
-    def count_step(*arguments: Any) -> Any:
+    def count_step(session: Session, batches: Iterator[Batch], *more: Any) -> Any:
+        if not steps[0]:
+            batch = next(batches)
+            batches = iter([batch | {"action": batch["action"] * float("nan")}])
         steps[0] += 1
-        return take_step(*arguments)
+        return take_step(session, batches, *more)
 
     with pytest.MonkeyPatch.context() as patch:
         take_step = Session.step
@@ -97,6 +110,15 @@ def test_losses_and_norms_are_those_of_every_step_from_the_first_of_the_warm_up(
     steps = MEASURE.warmup_steps + MEASURE.steps
     assert (len(measurement.result["loss"]), len(measurement.result["grad_norm"])) == (steps, steps)
     assert len(measurement.result["step_time_s"]) == MEASURE.steps
+
+
+def test_a_step_without_a_finite_norm_that_was_skipped_as_configured_is_counted_and_the_others_are_measured(
+    measurement: Measurement,
+) -> None:
+    result = measurement.result
+    assert result["skipped_steps"] == [0]
+    assert (result["loss"][0], result["grad_norm"][0]) == (None, None), "JSON has no NaN"
+    assert result["loss"][1] > 0
 
 
 def test_a_step_that_ran_another_kernel_than_requested_is_a_mismatch(measurement: Measurement) -> None:

@@ -10,19 +10,35 @@ import torch
 
 from benchbox.errors import NonFiniteError
 from benchbox.measure.phases import NONE
+from benchbox.session import StepResult
 from benchbox.session.build import copy_meta_policy
 from benchbox.worker.measuring import _read_finite, _tower_flops, _warm_up
 from tests.support.ranks import tiny_cell
 
 
+def norms(*values: float, skipped: tuple[int, ...] = ()) -> list[float]:
+    """Read the gradient norms of steps."""
+    results = [
+        StepResult(torch.tensor(0.0), torch.tensor(value), {}, 1, (), {}, skipped=step in skipped)
+        for step, value in enumerate(values)
+    ]
+    return _read_finite("grad_norm", results, lambda result: result.grad_norm)
+
+
 def test_values_are_read_as_floats_in_the_order_of_steps() -> None:
-    assert _read_finite("loss", [torch.tensor(2.5), torch.tensor(-0.5)]) == [2.5, -0.5]
+    assert norms(2.5, -0.5) == [2.5, -0.5]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_value_that_is_not_finite_is_an_error_with_its_step_and_name(value: float) -> None:
     with pytest.raises(NonFiniteError, match=r"^step 1: grad_norm is "):
-        _read_finite("grad_norm", [torch.tensor(1.0), torch.tensor(value), torch.tensor(value)])
+        norms(1.0, value, value)
+
+
+def test_a_skipped_step_may_have_any_norm_and_no_other_step_may() -> None:
+    assert norms(1.0, float("inf"), 2.0, skipped=(1,)) == [1.0, float("inf"), 2.0]
+    with pytest.raises(NonFiniteError, match=r"^step 2: grad_norm is nan"):
+        norms(1.0, float("inf"), float("nan"), skipped=(1,))
 
 
 def test_memory_left_by_construction_is_released_before_the_warm_up_so_that_no_measured_step_reserves_it_again(

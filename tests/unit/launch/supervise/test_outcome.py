@@ -1,11 +1,14 @@
 """Classification of an ended group, given by the events of its ranks."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchbox.launch.job import RankExit
+from benchbox.launch.job import Job, RankExit
+from benchbox.launch.supervise.group import _name_full_disk
 from benchbox.launch.supervise.outcome import classify_outcome
 from benchbox.launch.supervise.trace import Trace
 from benchbox.launch.supervise.watch import GroupEnding
@@ -164,3 +167,14 @@ def test_in_a_failing_group_a_dead_rank_is_distinguished_from_one_that_waits() -
 
 def test_a_group_that_the_user_stopped_is_interrupted_whatever_its_ranks_reported() -> None:
     assert classify_outcome(ending("stopped", [error()], [])).status == "interrupted"
+
+
+def test_a_crash_beside_a_full_disk_says_so() -> None:
+    """A rank may have been unable to report its error there. /proc has no room."""
+    crash = classify_outcome(ending("ended", [progress(4, "backward")], exit_code=1))
+    job = Job(config={}, ranks=1, folder=Path("/proc"), timeout_s=None, hang_after_s=1.0)
+    message = crash.error["message"]
+    assert (
+        _name_full_disk(crash, job).error["message"] == f"{message}; the disk of /proc is full: make room, or write elsewhere"
+    )
+    assert _name_full_disk(crash, replace(job, folder=Path(__file__).parent)) == crash

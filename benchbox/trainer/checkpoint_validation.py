@@ -1,0 +1,111 @@
+"""Validation of a checkpoint without training: the pass of `benchbox train`, over its data or others, in one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchbox.data.loading.loader import open_samples
+from benchbox.data.samples.mixture import MixtureSamples
+from benchbox.errors import ConfigurationError, Problem
+from benchbox.measure.phases import ProgressTracker
+from benchbox.session import build_session
+from benchbox.spec.cell import Cell, DataSpec
+from benchbox.spec.datasets import DatasetSpec
+from benchbox.spec.validation_section import ValidationSection
+from benchbox.store.checkpoints import find_checkpoint, read_manifest
+from benchbox.trainer.checkpoint import load_policy
+from benchbox.trainer.validation import ValidationPass
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointValidation:
+    """Settings of the validation of a checkpoint.
+
+    `data` is the path of a LeRobot dataset, in place of the data of the training. `all_episodes` are those that were trained on
+    too. None of `batch` is that of the training, of `max_samples` all samples, of `workers` those of the training.
+    """
+
+    data: Path | None = None
+    all_episodes: bool = False
+    averages: bool = False  # of the weights, in their place
+    batch: int | None = None
+    max_samples: int | None = None
+    workers: int | None = None
+
+
+def validate_checkpoint(checkpoint: Path, settings: CheckpointValidation, policy_dirs: Sequence[Path] = ()) -> dict[str, Any]:
+    """Return the record of a validation: what a row of `validation.jsonl` has, and what was validated on what.
+
+    The precision is that of the training's steps. Other data are normalised by statistics of their own.
+
+    Raises:
+        ConfigurationError: there are no episodes to validate on, or the data do not fit the policy.
+        DataError: the checkpoint or a dataset is missing or damaged.
+        RecordError: the manifest of the checkpoint is damaged.
+        UnsupportedError: one process cannot run the recipe of the training.
+    """
+    checkpoint = find_checkpoint(checkpoint)
+    manifest = read_manifest(checkpoint)
+    trained = Cell.from_dict(manifest.cell)
+    cell = _cell_of_one_process(trained, _data(trained, settings))
+    policy = load_policy(checkpoint, policy_dirs, averages=settings.averages, attention=cell.attention)
+    samples = open_samples(cell.data, policy.batch_spec(), cell.seed)
+    assert isinstance(samples, MixtureSamples), "generated data are refused"
+    segments = np.concatenate([group.segments for group in samples.groups()]) if settings.all_episodes else None
+    section = ValidationSection(every=1, batch=settings.batch, max_samples=settings.max_samples)
+    one_pass = ValidationPass(section, cell, samples, rank=0, tracker=ProgressTracker(), segments=segments)
+    session = build_session(cell, policy, samples.statistics)
+    row = one_pass.run(session) | {"evaluated_weights": "averages" if settings.averages else "trained"}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "checkpoint": {"name": checkpoint.name, "steps": manifest.steps, "cell": trained.to_dict()},
+        "data": [dataset.path for dataset in cell.data.lerobot_datasets] or [cell.data.kind],
+        "episodes": "all" if settings.all_episodes else "validation",
+        "recipe": cell.recipe,
+        "device": str(session.device),
+        **row,
+    }
+
+
+def _data(trained: Cell, settings: CheckpointValidation) -> DataSpec:
+    data = trained.data
+    if settings.workers is not None:
+        data = replace(data, workers=settings.workers)
+    if settings.data is not None:
+        known, path = data.lerobot_datasets, str(settings.data)
+        # A single dataset of the training says how cameras are renamed and what actions mean.
+        (setting,) = known if len(known) == 1 else (DatasetSpec(path=path),)
+        dataset = replace(setting, path=path, weight=None, source=None, keep=None)
+        data = replace(data, kind="lerobot", path=None, datasets=(dataset,))
+    if data.kind == "synthetic":
+        message = "the training was on generated data, which have no episodes"
+        raise ConfigurationError(Problem("--data", message, "name a LeRobot dataset"))
+    if settings.all_episodes:
+        return replace(data, validation=0.0)
+    if not data.validation:
+        message = "the training kept no episodes for validation"
+        raise ConfigurationError(Problem("data.validation", message, "--all-episodes validates all, --data names other data"))
+    return data
+
+
+def _cell_of_one_process(trained: Cell, data: DataSpec) -> Cell:
+    return replace(
+        trained,
+        backend="single",
+        world_size=1,
+        accumulation=1,
+        shard_size=None,
+        checkpointing=False,
+        weights=None,  # those of the checkpoint are complete
+        optim=replace(trained.optim, ema_decay=None, ema_warmup=False, spike=None),
+        data=data,
+    )
