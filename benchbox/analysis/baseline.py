@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from datetime import UTC, datetime
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchbox import __version__
 from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import label, varying_fields
 from benchbox.errors import RecordError, ThresholdError
-from benchbox.registry.metrics import metric_by_name
+from benchbox.registry.metrics import metric_by_name, metrics
+from benchbox.spec.cell import Cell
 from benchbox.store.baseline import Baseline, baseline_path, read_baseline
 
 if TYPE_CHECKING:
@@ -80,6 +82,25 @@ def _values(summary: CellSummary, name: str, spread: Spread | None) -> dict[str,
         return None
     by_launch = {str(number): value for number, value in summary.by_launch(metric_by_name(name)).items()}
     return {**asdict(spread), "by_launch": by_launch}
+
+
+def baseline_problems(baseline: Baseline) -> list[str]:
+    """Return contradictions within a baseline: wrong ids of cells, and values that their launches do not give."""
+    problems = []
+    for cell_id, entry in baseline.cells.items():
+        if Cell.from_dict(dict(entry["cell"])).cell_id != cell_id:
+            problems.append(f"cell {cell_id}: the id is not the hash of its configuration")
+        for name, value in entry["values"].items():
+            launches = baseline.by_launch(cell_id, name)
+            if not launches or value is None or name not in metrics():
+                continue
+            metric, figures = metrics()[name], list(launches.values())
+            worst = min(figures) if metric.direction == "higher" else max(figures)
+            expected = worst if metric.launches == "worst" else median(figures)
+            found = (value["value"], value["low"], value["high"], value["launches"])
+            if found != (expected, min(figures), max(figures), len(figures)):
+                problems.append(f"cell {cell_id}: {name} is {value['value']}, its launches give {expected}")
+    return problems
 
 
 def find_baseline(run: Run, records: Sequence[LaunchRecord], location: Path) -> BaselineLookup:

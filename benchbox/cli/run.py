@@ -201,11 +201,12 @@ def _write_reports(folder: Path) -> None:
 
     from benchbox.report import write_reports
     from benchbox.report.terminal import print_table
+    from benchbox.store.run import RunStore
 
     paths = write_reports(folder)
     print()
     print_table(folder, Console())
-    print(f"\nreport: {paths.html}")
+    print(f"\nreport: {paths.html}\n{RunStore(folder).chain.describe()}")
 
 
 def _exit(summary: "RunSummary", folder: Path, cells: int) -> None:

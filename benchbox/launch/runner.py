@@ -62,7 +62,7 @@ def run_matrix(
                 break
             if cell.cell_id in non_retryable:
                 # A record that an earlier run stored here is no longer true of this cell.
-                store.record_path(cell.cell_id, launch).unlink(missing_ok=True)
+                store.remove_record(cell.cell_id, launch)
                 summary.skipped += 1
                 progress.launch_skipped(cell, launch, non_retryable[cell.cell_id])
                 continue

@@ -82,6 +82,7 @@ class Report:
     environment: tuple[tuple[str, str], ...]
     method: tuple[MethodRow, ...]
     sampling: str
+    chain_head: str | None  # of the plan and the records; null for records that predate the chain
 
 
 _MARK_NOTES = {
@@ -92,8 +93,8 @@ _MARK_NOTES = {
 }
 
 
-def build_report(run: Run, records: Iterable[LaunchRecord]) -> Report:
-    """Build the report of a run from its plan and the existing records."""
+def build_report(run: Run, records: Iterable[LaunchRecord], chain_head: str | None = None) -> Report:
+    """Build the report of a run from its plan, the existing records and the head of their chain."""
     summaries = summarize(run, records)
     axes = varying_fields([*run.cells.values()])
     comparisons = compare_with_reference(summaries, run.reference, run.matrix.get("axes") or {})
@@ -130,6 +131,7 @@ def build_report(run: Run, records: Iterable[LaunchRecord]) -> Report:
         environment=list_environment(summaries),
         method=list_methods(),
         sampling=_sampling(run),
+        chain_head=chain_head,
     )
 
 
