@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.analysis.comparability import compare_with_reference
 from benchbox.analysis.rank_file_invariants import as_ranks_wrote, events_agree
+from benchbox.analysis.sequential import criteria_of
 from benchbox.analysis.summary import summarize
 from benchbox.errors import BenchboxError
 from benchbox.spec.cell import Cell
@@ -139,7 +140,7 @@ def _ratios(store: RunStore, records: Sequence[LaunchRecord]) -> Iterable[tuple[
         return None
     printed = list(_printed_ratios((store.path / "report.md").read_text(encoding="utf-8").splitlines()))
     summaries = summarize(run, records)
-    comparisons = compare_with_reference(summaries, run.reference, run.matrix.get("axes") or {})
+    comparisons = compare_with_reference(summaries, run.reference, run.matrix.get("axes") or {}, criteria_of(run))
     if len(printed) != len(summaries):
         return [(None, f"report.md: {len(printed)} rows of cells, of {len(summaries)}")]
     messages: list[tuple[LaunchRecord | None, str]] = []

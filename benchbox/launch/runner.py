@@ -32,6 +32,7 @@ class RunSummary:
     remaining: int = 0  # the user stopped before they had ended
     failed_cells: set[str] = field(default_factory=set)  # ids of cells with a launch that did not end ok
     stopped: bool = False
+    out_of_time: bool = False  # `may_start` ended the invocation
 
 
 def run_matrix(
@@ -44,8 +45,12 @@ def run_matrix(
     policy_dirs: Sequence[Path] = (),
     fresh: bool = False,
     stop: Callable[[], bool] = never_stop,
+    may_start: Callable[[], bool] = lambda: True,
 ) -> RunSummary:
     """Run the pending launches in this order and store a record of each. A launch that fails does not stop the others.
+
+    Args:
+        may_start: whether there is time for another launch; a launch that has begun is not ended.
 
     Raises:
         RecordError: a record of an earlier run cannot be read.
@@ -58,6 +63,10 @@ def run_matrix(
         for index, (cell, launch) in enumerate(pending.launches):
             if stop():
                 summary.stopped = True
+                summary.remaining = len(pending.launches) - index
+                break
+            if not may_start():
+                summary.out_of_time = True
                 summary.remaining = len(pending.launches) - index
                 break
             if cell.cell_id in non_retryable:

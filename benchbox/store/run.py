@@ -54,6 +54,7 @@ class _RunFile(TypedDict, total=False):
     measure: dict[str, Any]
     cells: list[_PlannedCell]
     skipped: list[_SkippedCell]
+    sequential: dict[str, Any] | None
     benchbox_version: str
     created_at: str
 
@@ -73,6 +74,7 @@ class Run:
     measure: Mapping[str, Any]
     cells: Mapping[str, CellDict]
     skipped: Sequence[Mapping[str, Any]]  # {"cell": {...}, "reason": "..."}
+    sequential: Mapping[str, Any] | None = None  # {"looks": [launches, ...], "resolution": ...} of `--launches auto`
     benchbox_version: str = __version__
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
@@ -82,7 +84,7 @@ class Run:
 
     @property
     def launches(self) -> int:
-        """Number of launches planned for every cell."""
+        """Number of launches planned for every cell; with `sequential`, those of the last look that was reached."""
         return int(self.measure["launches"])
 
 
