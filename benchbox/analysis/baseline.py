@@ -9,6 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchbox import __version__
+from benchbox.analysis.comparability import environment_differences
 from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import label, varying_fields
 from benchbox.errors import RecordError, ThresholdError
@@ -127,5 +128,9 @@ def find_baseline(run: Run, records: Sequence[LaunchRecord], location: Path) -> 
         return BaselineLookup(None, f"{path} was measured on {measured_on}, and this run on {machine}: not comparable")
     if shared := set(baseline.started_at) & {record["started_at"] for record in records}:
         remedy = f"{path} was promoted from this run ({len(shared)} launches are the same): measure another run to compare"
+        return BaselineLookup(None, remedy)
+    environment = next((record["environment"] for record in reversed(records) if record["environment"]), None) or {}
+    if different := environment_differences(environment, baseline.environment):
+        remedy = f"{path} is not like for like with this run: {'; '.join(different)}: promote a run of today's versions"
         return BaselineLookup(None, remedy)
     return BaselineLookup(baseline, None)

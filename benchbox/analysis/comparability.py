@@ -33,6 +33,8 @@ _SAME_ENVIRONMENT = (
 # The same, but older records lack them, and what is unknown on one side is no difference.
 _ADDED_ENVIRONMENT = ("nccl", "numerics")
 
+# A gate judges what their change does; and the machine has a message of its own.
+_JUDGED_BY_GATE = ("machine", "benchbox_sha256", "policy_sha256")
 
 Verdict = Literal["improvement", "neutral", "regression", "inconclusive", "incomparable", "missing"]
 
@@ -174,6 +176,21 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
         if subject_value != reference_value:
             return f"they also differ in {name}: {matrix_text(subject_value)} against {matrix_text(reference_value)}"
     return None
+
+
+def environment_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Return what a run and a baseline were not both measured with, one text per difference.
+
+    Sources of the policy and of benchbox may differ: their change is what a gate judges. The version of benchbox may not, since
+    it may measure in another way. What one side does not know is no difference.
+    """
+    sides = ({"environment": dict(ours)}, {"environment": dict(theirs)})
+    differences = []
+    for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT):
+        first, second = (_environment_reader(key)(side) for side in sides)  # type: ignore[arg-type]
+        if key not in _JUDGED_BY_GATE and None not in (first, second) and first != second:
+            differences.append(f"{key} {matrix_text(first)} against {matrix_text(second)}")
+    return differences
 
 
 def _controlled_values(axis: Collection[str]) -> dict[str, Callable[[LaunchRecord], Any]]:

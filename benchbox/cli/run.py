@@ -131,7 +131,7 @@ def run(
         raise ConfigurationError(f"{matrix}: no cell can run: {reasons}")
     world_sizes = (cell.world_size for cell in selected.cells)
     check_world_sizes(loaded.path, overrides, world_sizes, resources.nodes if resources else nnodes)
-    described = _build_run(loaded, planned, matrix_file=str(matrix))
+    described = build_run(loaded, planned, matrix_file=str(matrix))
     measure = loaded.measure
     if auto:
         if not loaded.reference or resources:
@@ -219,7 +219,8 @@ def _check_job(job: "SlurmJob", state: "JobState", pending: "Launches", store: "
     raise SlurmJobError(f"Slurm job {job.id} ended {state} with {len(pending)} launches left; the same command submits them")
 
 
-def _build_run(matrix: "Matrix", planned: "Plan", *, matrix_file: str) -> "Run":
+def build_run(matrix: "Matrix", planned: "Plan", *, matrix_file: str) -> "Run":
+    """Return the plan of a run."""
     from benchbox.store.run import Run
 
     return Run(

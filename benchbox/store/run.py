@@ -13,6 +13,7 @@ A published run has `records.parquet` in place of `cells/`: the same records in 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -128,9 +129,10 @@ class RunStore:
         adopted = []
         if not self.chain.exists():
             for path in sorted(self._cells.glob("*/launch-*.json")):
-                record = read_json(path)
-                key = {"cell_id": record.get("cell_id"), "launch": record.get("launch")}
-                adopted.append({"kind": "adopted", **key, "sha256": content_sha256(record)})
+                with suppress(RecordError):  # a damaged one is named when it is read as a record
+                    record = read_json(path)
+                    key = {"cell_id": record.get("cell_id"), "launch": record.get("launch")}
+                    adopted.append({"kind": "adopted", **key, "sha256": content_sha256(record)})
         self.chain.append([*adopted, entry])
 
     def run(self) -> Run:

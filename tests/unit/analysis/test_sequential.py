@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def test_the_first_look_can_settle_all_pairs_and_looks_grow(pairs):
     looks = look_launches(pairs)
     assert len(looks) == MAX_LOOKS
     assert looks[0] == launches_to_settle(pairs, alpha=ALPHA / MAX_LOOKS)
-    assert all(later > earlier for earlier, later in zip(looks, looks[1:], strict=False))
+    assert all(later > earlier for earlier, later in pairwise(looks))
 
 
 def auto_run(**changes):
