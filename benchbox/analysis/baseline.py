@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from datetime import UTC, datetime
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchbox import __version__
+from benchbox.analysis.comparability import environment_differences
 from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import label, varying_fields
 from benchbox.errors import RecordError, ThresholdError
-from benchbox.registry.metrics import metric_by_name
+from benchbox.registry.metrics import metric_by_name, metrics
+from benchbox.spec.cell import Cell
 from benchbox.store.baseline import Baseline, baseline_path, read_baseline
 
 if TYPE_CHECKING:
@@ -82,6 +85,25 @@ def _values(summary: CellSummary, name: str, spread: Spread | None) -> dict[str,
     return {**asdict(spread), "by_launch": by_launch}
 
 
+def baseline_problems(baseline: Baseline) -> list[str]:
+    """Return contradictions within a baseline: wrong ids of cells, and values that their launches do not give."""
+    problems = []
+    for cell_id, entry in baseline.cells.items():
+        if Cell.from_dict(dict(entry["cell"])).cell_id != cell_id:
+            problems.append(f"cell {cell_id}: the id is not the hash of its configuration")
+        for name, value in entry["values"].items():
+            launches = baseline.by_launch(cell_id, name)
+            if not launches or value is None or name not in metrics():
+                continue
+            metric, figures = metrics()[name], list(launches.values())
+            worst = min(figures) if metric.direction == "higher" else max(figures)
+            expected = worst if metric.launches == "worst" else median(figures)
+            found = (value["value"], value["low"], value["high"], value["launches"])
+            if found != (expected, min(figures), max(figures), len(figures)):
+                problems.append(f"cell {cell_id}: {name} is {value['value']}, its launches give {expected}")
+    return problems
+
+
 def find_baseline(run: Run, records: Sequence[LaunchRecord], location: Path) -> BaselineLookup:
     """Find the baseline to compare a run with: the file `location`, or in that folder the one of the run's machine.
 
@@ -106,5 +128,9 @@ def find_baseline(run: Run, records: Sequence[LaunchRecord], location: Path) -> 
         return BaselineLookup(None, f"{path} was measured on {measured_on}, and this run on {machine}: not comparable")
     if shared := set(baseline.started_at) & {record["started_at"] for record in records}:
         remedy = f"{path} was promoted from this run ({len(shared)} launches are the same): measure another run to compare"
+        return BaselineLookup(None, remedy)
+    environment = next((record["environment"] for record in reversed(records) if record["environment"]), None) or {}
+    if different := environment_differences(environment, baseline.environment):
+        remedy = f"{path} is not like for like with this run: {'; '.join(different)}: promote a run of today's versions"
         return BaselineLookup(None, remedy)
     return BaselineLookup(baseline, None)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from benchbox.analysis.inference import ALPHA, RELEVANT, Effect, estimate_effect, holm, launches_to_settle
+from benchbox.analysis.inference import ONE_TEST, Criteria, Effect, estimate_effect, holm, launches_to_settle
 from benchbox.analysis.summary import MISSING, matrix_text
 from benchbox.registry.metrics import metric_by_name
 
@@ -33,6 +33,8 @@ _SAME_ENVIRONMENT = (
 # The same, but older records lack them, and what is unknown on one side is no difference.
 _ADDED_ENVIRONMENT = ("nccl", "numerics")
 
+# A gate judges what their change does; and the machine has a message of its own.
+_JUDGED_BY_GATE = ("machine", "benchbox_sha256", "policy_sha256")
 
 Verdict = Literal["improvement", "neutral", "regression", "inconclusive", "incomparable", "missing"]
 
@@ -41,8 +43,9 @@ Verdict = Literal["improvement", "neutral", "regression", "inconclusive", "incom
 class Comparison:
     """Throughput of one cell as a multiple of another's, with its verdict, or the reason why that number would mislead.
 
-    An improvement or a regression is larger than `RELEVANT`, and shown by launches at a p of at most `ALPHA` after Holm's
-    correction for the number of pairs. Of a neutral pair the whole interval is within `RELEVANT`. Any other is inconclusive.
+    An improvement or a regression is larger than `criteria.relevant`, and shown by launches at a p of at most `criteria.alpha`
+    after Holm's correction for the number of pairs. Of a neutral pair the whole interval is within what is relevant. Any other
+    is inconclusive.
     """
 
     axis: tuple[str, ...]
@@ -51,6 +54,7 @@ class Comparison:
     verdict: Verdict
     effect: Effect | None = None  # None: incomparable or missing
     reason: str | None = None  # why there is no effect
+    criteria: Criteria = ONE_TEST
     more_launches: int | None = None  # of each cell, before any difference could settle the pair; None: there are enough
 
     @property
@@ -76,8 +80,17 @@ def reference_axis(reference: Mapping[str, Any], axes: Mapping[str, Any]) -> tup
     return fields, f"the reference differs in {len(fields)} axes at once: {', '.join(fields)}"
 
 
+def reference_pairs(cells: Collection[Mapping[str, Any]], reference: Mapping[str, Any]) -> int:
+    """Return how many cells have a counterpart with the values of the reference and all else equal."""
+    others = [cell for cell in cells if any(cell.get(field) != value for field, value in reference.items())]
+    return sum({**cell, **reference} in cells for cell in others)
+
+
 def compare_with_reference(
-    summaries: Sequence[CellSummary], reference: Mapping[str, Any], axes: Mapping[str, Any]
+    summaries: Sequence[CellSummary],
+    reference: Mapping[str, Any],
+    axes: Mapping[str, Any],
+    criteria: Criteria = ONE_TEST,
 ) -> dict[str, Comparison]:
     """Compare every cell that is not itself a reference with the cell that equals it except on the reference's axis.
 
@@ -93,11 +106,13 @@ def compare_with_reference(
             continue
         reference_cell = {**summary.cell, **reference}
         counterpart = next((candidate for candidate in summaries if candidate.cell == reference_cell), None)
-        comparisons[summary.cell_id] = _comparison(summary, counterpart, fields, obstacle)
-    return _with_verdicts(comparisons)
+        comparisons[summary.cell_id] = _comparison(summary, counterpart, fields, obstacle, criteria)
+    return _with_verdicts(comparisons, criteria)
 
 
-def _comparison(subject: CellSummary, reference: CellSummary | None, axis: tuple[str, ...], obstacle: str | None) -> Comparison:
+def _comparison(
+    subject: CellSummary, reference: CellSummary | None, axis: tuple[str, ...], obstacle: str | None, criteria: Criteria
+) -> Comparison:
     reason = obstacle
     if reason is None and reference is None:
         reason = f"no cell differs from it in {' and '.join(axis)} only"
@@ -107,20 +122,25 @@ def _comparison(subject: CellSummary, reference: CellSummary | None, axis: tuple
         is_missing = MISSING in (subject.status, reference.status if reference else None)
         verdict: Verdict = "missing" if is_missing else "incomparable"
         return Comparison(axis=axis, subject=subject, reference=reference, verdict=verdict, reason=reason)
+    if criteria.complete and not (subject.complete and reference.complete):
+        reason = f"{subject.planned} launches of both cells are judged together, and some are missing"
+        return Comparison(
+            axis=axis, subject=subject, reference=reference, verdict="inconclusive", reason=reason, criteria=criteria
+        )
     metric = metric_by_name("global_samples_per_s")
-    effect = estimate_effect(subject.by_launch(metric), reference.by_launch(metric))
-    return Comparison(axis=axis, subject=subject, reference=reference, verdict="inconclusive", effect=effect)
+    effect = estimate_effect(subject.by_launch(metric), reference.by_launch(metric), alpha=criteria.alpha)
+    return Comparison(axis=axis, subject=subject, reference=reference, verdict="inconclusive", effect=effect, criteria=criteria)
 
 
-def _with_verdicts(comparisons: Mapping[str, Comparison]) -> dict[str, Comparison]:
+def _with_verdicts(comparisons: Mapping[str, Comparison], criteria: Criteria) -> dict[str, Comparison]:
     """Return the comparisons of a table with verdicts that hold for all its pairs at once."""
     effects = {cell_id: comparison.effect for cell_id, comparison in comparisons.items() if comparison.effect is not None}
     adjusted = dict(zip(effects, holm([effect.p for effect in effects.values()]), strict=True))
-    needed = launches_to_settle(max(1, len(effects)))
+    needed = launches_to_settle(max(1, len(effects)), alpha=criteria.alpha)
     settled = {}
     for cell_id, comparison in comparisons.items():
         if comparison.effect is not None:
-            verdict = _verdict(comparison.effect, adjusted[cell_id])
+            verdict = _verdict(comparison.effect, adjusted[cell_id], criteria)
             missing = needed - min(comparison.effect.launches)
             more = missing if verdict == "inconclusive" and missing > 0 else None
             comparison = replace(comparison, verdict=verdict, more_launches=more)
@@ -128,12 +148,13 @@ def _with_verdicts(comparisons: Mapping[str, Comparison]) -> dict[str, Compariso
     return settled
 
 
-def _verdict(effect: Effect, adjusted_p: float | None) -> Verdict:
+def _verdict(effect: Effect, adjusted_p: float | None, criteria: Criteria) -> Verdict:
+    relevant = 1 + criteria.relevant
     if effect.low is None or effect.high is None or adjusted_p is None:
         return "inconclusive"
-    if adjusted_p <= ALPHA and not 1 / (1 + RELEVANT) < effect.ratio < 1 + RELEVANT:
+    if adjusted_p <= criteria.alpha and not 1 / relevant < effect.ratio < relevant:
         return "improvement" if effect.ratio > 1 else "regression"
-    if effect.low > 1 / (1 + RELEVANT) and effect.high < 1 + RELEVANT:
+    if effect.low > 1 / relevant and effect.high < relevant:
         return "neutral"
     return "inconclusive"
 
@@ -155,6 +176,21 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
         if subject_value != reference_value:
             return f"they also differ in {name}: {matrix_text(subject_value)} against {matrix_text(reference_value)}"
     return None
+
+
+def environment_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Return what a run and a baseline were not both measured with, one text per difference.
+
+    Sources of the policy and of benchbox may differ: their change is what a gate judges. The version of benchbox may not, since
+    it may measure in another way. What one side does not know is no difference.
+    """
+    sides = ({"environment": dict(ours)}, {"environment": dict(theirs)})
+    differences = []
+    for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT):
+        first, second = (_environment_reader(key)(side) for side in sides)  # type: ignore[arg-type]
+        if key not in _JUDGED_BY_GATE and None not in (first, second) and first != second:
+            differences.append(f"{key} {matrix_text(first)} against {matrix_text(second)}")
+    return differences
 
 
 def _controlled_values(axis: Collection[str]) -> dict[str, Callable[[LaunchRecord], Any]]:

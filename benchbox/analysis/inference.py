@@ -22,6 +22,21 @@ ALPHA = 0.01  # of wrong verdicts that are accepted over all pairs of a table
 RELEVANT = 0.02  # a smaller difference of two cells is none
 MAX_EXCHANGES = 200_000  # more are sampled: 10 against 10 launches are still enumerated
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criteria:
+    """Conditions of a verdict: how probable a wrong one may be over all pairs, and what difference is relevant.
+
+    With `complete`, a pair is judged only by all planned launches of both cells.
+    """
+
+    alpha: float = ALPHA
+    relevant: float = RELEVANT
+    complete: bool = False
+
+
+ONE_TEST = Criteria()
+
 Method = Literal["exchanged launches", "exchanged rounds"]
 
 

@@ -7,34 +7,35 @@ from math import isclose
 from statistics import median
 from typing import TYPE_CHECKING
 
+from benchbox.analysis.invariant import Invariant
+from benchbox.analysis.observed_invariants import OBSERVED_INVARIANTS
+from benchbox.analysis.plausible_invariants import PLAUSIBLE_INVARIANTS
+from benchbox.analysis.run_invariants import RUN_INVARIANTS, check_run
 from benchbox.registry.host_load import may_be_busy
 from benchbox.store.record import samples_per_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from benchbox.registry.launch_record import LaunchRecord, Peak, Phase, StepTime
+    from benchbox.store.run import RunStore
 
 PHASE_SUM_TOLERANCE = 0.02
 FLOPS_TOLERANCE = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Invariant:
-    """A statement, and a check that returns its violations, or None where the record has nothing that it applies to."""
-
-    sentence: str
-    check: Callable[[LaunchRecord], Iterable[str] | None]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """One way in which one record breaks one invariant."""
+    """One way in which one record, or the run as a whole, breaks one invariant."""
 
-    cell_id: str
-    launch: int
+    cell_id: str | None
+    launch: int | None
     sentence: str
     message: str
+
+    def __str__(self) -> str:
+        where = "" if self.cell_id is None else f"{self.cell_id} launch {self.launch}: "
+        return f"{where}{self.sentence}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,26 @@ def verify_records(records: Iterable[LaunchRecord]) -> Verification:
                 Violation(cell_id=record["cell_id"], launch=record["launch"], sentence=invariant.sentence, message=message)
                 for message in messages
             ]
+    return Verification(satisfied, not_applicable, tuple(violations))
+
+
+def verify_run(store: RunStore) -> Verification:
+    """Check the records of a run against every invariant, and the files of the run against its records.
+
+    Raises:
+        RecordError: the run or a record cannot be read.
+    """
+    records = list(store.records())
+    verification = verify_records(records)
+    satisfied, not_applicable = dict(verification.satisfied), dict(verification.not_applicable)
+    violations = list(verification.violations)
+    for invariant in RUN_INVARIANTS:
+        problems = check_run(invariant, store, records)
+        satisfied[invariant.sentence] = int(problems == [])
+        not_applicable[invariant.sentence] = int(problems is None)
+        for record, message in problems or ():
+            cell_id, launch = (None, None) if record is None else (record["cell_id"], record["launch"])
+            violations.append(Violation(cell_id=cell_id, launch=launch, sentence=invariant.sentence, message=message))
     return Verification(satisfied, not_applicable, tuple(violations))
 
 
@@ -191,7 +212,16 @@ def _throughput(record: LaunchRecord) -> Iterable[str] | None:
         return None
     expected = samples_per_step(record["cell"]) / median(record["step_time_s"]["slowest"])
     actual = record["throughput"]["global_samples_per_s"]
-    return [] if isclose(actual, expected, rel_tol=1e-9) else [f"{actual:.6g} samples/s, the step times give {expected:.6g}"]
+    messages = (
+        [] if isclose(actual, expected, rel_tol=1e-9) else [f"{actual:.6g} samples/s, the step times give {expected:.6g}"]
+    )
+    samples = samples_per_step(record["cell"]) / record["cell"]["world_size"]
+    pairs = zip(record["throughput"]["per_rank_samples_per_s"], record["step_time_s"]["per_rank"], strict=True)
+    for rank, (actual, steps) in enumerate(pairs):
+        expected = samples / median(steps)
+        if not isclose(actual, expected, rel_tol=1e-9):
+            messages.append(f"rank {rank}: {actual:.6g} samples/s, its step times give {expected:.6g}")
+    return messages
 
 
 def _utilisation(record: LaunchRecord) -> Iterable[str] | None:
@@ -238,4 +268,6 @@ INVARIANTS = (
     Invariant("throughput follows from the slowest rank's step times", _throughput),
     Invariant("MFU and HFU are between 0 and 1, or null", _utilisation),
     Invariant(f"FLOPs counted are those of the formula within {FLOPS_TOLERANCE:.0%}", _flops_formula),
+    *PLAUSIBLE_INVARIANTS,
+    *OBSERVED_INVARIANTS,
 )

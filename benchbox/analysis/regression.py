@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from benchbox.analysis.inference import ALPHA, estimate_effect, launches_to_settle
+from benchbox.analysis.noise import noise_floor
 from benchbox.analysis.quantities import quantity
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from benchbox.analysis.summary import CellSummary
     from benchbox.registry.metrics import Metric
     from benchbox.store.baseline import Baseline
+    from benchbox.store.noise import Noise
 
 Verdict = Literal["ok", "inconclusive", "missing", "breach"]
 
@@ -23,6 +25,7 @@ class BaselineLookup:
 
     baseline: Baseline | None
     remedy: str | None
+    noise: Noise | None = None  # of this machine, where it was measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,11 @@ def judge_regression(
     worse, better = (ours, theirs) if metric.direction == "lower" else (theirs, ours)
     effect = estimate_effect(worse, better, alpha=ALPHA / demands, same_run=False)
     verdict, reason = _verdict(effect, allowed, demands)
+    if verdict == "breach" and lookup.noise is not None and metric.unit in ("s", "samples/s"):
+        # The baseline was measured at another time: the machine may have drifted by as much, and the test cannot see that.
+        floor = noise_floor(lookup.noise.sigma, min(effect.launches))
+        if effect.ratio < 1 + floor:
+            verdict, reason = "inconclusive", f"the difference is within the noise floor of this machine, {floor:.1%}"
     return RegressionJudgement(expected=expected, actual=f"{actual} ({_describe(effect)})", verdict=verdict, note=reason)
 
 

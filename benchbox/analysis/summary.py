@@ -117,7 +117,9 @@ def summarize(run: Run, records: Iterable[LaunchRecord]) -> list[CellSummary]:
     """Return one summary for every planned cell, in the order of the plan; a cell without records is `missing`."""
     by_cell: dict[str, list[LaunchRecord]] = defaultdict(list)
     for record in records:
-        by_cell[record["cell_id"]].append(record)
+        # Launches beyond the current look wait for the next one: judging them earlier would be a look of its own.
+        if run.sequential is None or record["launch"] <= run.launches:
+            by_cell[record["cell_id"]].append(record)
     return [_summary(cell_id, cell, run.launches, by_cell[cell_id]) for cell_id, cell in run.cells.items()]
 
 

@@ -23,6 +23,7 @@ VERBS = (
     "export",
     "report",
     "check",
+    "noise",
     "verify",
     "data",
     "listing",

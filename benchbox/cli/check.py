@@ -1,6 +1,7 @@
 """`benchbox check` and `benchbox baseline`: comparing a run with its thresholds and a baseline."""
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -27,23 +28,32 @@ def check(
 
     A cell that failed or has not run never passes, whatever the thresholds say. The verdict is `missing` when nothing is
     breached but something cannot be judged, as on a machine without a baseline: exit code 4, as for a breach. It is
-    `inconclusive` when launches do not settle whether a metric is worse than the baseline's: exit code 0, and 5 with --strict.
+    `inconclusive` when launches do not settle whether a metric is worse than the baseline's, or a difference is within the
+    noise floor of the machine (`benchbox noise`): exit code 0, and 5 with --strict.
     """
-    from benchbox.analysis.baseline import find_baseline
+    from benchbox.analysis.baseline import find_baseline, machine_of
     from benchbox.analysis.gate import gate, verdict_of
+    from benchbox.analysis.noise import noise_floor, noise_of_matrix
     from benchbox.analysis.regression import BaselineLookup
     from benchbox.analysis.summary import summarize
+    from benchbox.store.noise import read_noise
     from benchbox.store.run import RunStore
 
     store = RunStore(path)
     run, records = store.run(), list(store.records())
     needed = any("max_regression" in threshold for threshold in run.thresholds)
     lookup = find_baseline(run, records, baseline) if needed else BaselineLookup(None, None)
+    noise, machine = None, None
+    if lookup.baseline is not None:
+        machine = machine_of(records)
+        noise = noise_of_matrix(read_noise(machine), run.name)
+        lookup = replace(lookup, noise=noise)
     rows = gate(run, summarize(run, records), lookup)
     verdict = verdict_of(rows)
     failing = [row for row in rows if row.verdict != "ok"]
     if output is Format.json:
-        typer.echo(json.dumps({"verdict": verdict, "rows": [row.to_dict() for row in rows]}, indent=1))
+        measured = {"noise": None if noise is None else asdict(noise)}
+        typer.echo(json.dumps({"verdict": verdict, "rows": [row.to_dict() for row in rows]} | measured, indent=1))
     else:
         from rich.console import Console
 
@@ -52,6 +62,11 @@ def check(
         console = Console()
         columns = ("cell", "metric", "expected", "found", "verdict")
         print_rows(console, columns, [(row.cell, row.metric, row.expected, row.actual, row.verdict) for row in rows])
+        if noise is not None:
+            floor = f"{noise_floor(noise.sigma, run.launches):.1%} with {run.launches} launches"
+            say(console, f"noise floor of {machine}: {floor} (benchbox noise, {noise.measured_at}, {noise.cell})")
+        elif machine is not None:
+            say(console, f"noise floor of {machine}: not measured; `benchbox noise {run.matrix_file}` measures it")
         annotated = (row for row in failing if row.note)
         notes = (f"{row.note}" if row.verdict == "missing" else f"{row.cell}: {row.note}" for row in annotated)
         for note in dict.fromkeys(notes):

@@ -2,12 +2,13 @@
 
 import shlex
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchbox.cli.auto_launches import AUTO, parse_duration, parse_share, run_until_settled
 from benchbox.cli.options import (
     MasterAddrOption,
     MasterPortOption,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from benchbox.launch.runner import RunSummary
     from benchbox.launch.slurm.job import JobState, SlurmJob
     from benchbox.plan import Plan
+    from benchbox.registry.launch_record import CellDict
     from benchbox.spec import Matrix
     from benchbox.spec.cell import Cell
     from benchbox.store.run import Run, RunStore
@@ -42,7 +44,18 @@ OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="The run directory.", show_default="runs/<name of the matrix>")
 ]
 LaunchesOption = Annotated[
-    int | None, typer.Option("--launches", metavar="N", help="Launches of every cell, instead of the number in the matrix.")
+    str | None,
+    typer.Option(
+        "--launches",
+        metavar="N|auto",
+        help="Launches of every cell, instead of the number in the matrix; auto: until every pair is settled.",
+    ),
+]
+BudgetOption = Annotated[
+    str | None, typer.Option("--budget", metavar="TIME", help="With --launches auto: no launch begins later: 90s, 30m, 2h.")
+]
+ResolutionOption = Annotated[
+    str, typer.Option("--resolution", metavar="PERCENT", help="With --launches auto: a smaller difference is none.")
 ]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Repeat launches whose records the run directory already has.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan without running it.")]
@@ -61,6 +74,8 @@ def run(
     slurm: SlurmOption,
     out: OutOption = None,
     launches: LaunchesOption = None,
+    budget: BudgetOption = None,
+    resolution: ResolutionOption = "2%",
     fresh: FreshOption = False,
     dry_run: DryRunOption = False,
     launcher: TrainingLauncherOption = TrainingLauncherName.local,
@@ -75,8 +90,12 @@ def run(
     Every launch is a new group of processes, and a cell that fails does not stop the others. Records that the run directory
     already has are reused, so the same command resumes a stopped run. With --only, records of other cells are left unchanged.
 
+    With --launches auto, pairs of cells are tested at up to six numbers of launches, until all of them are settled or the
+    budget ends. All looks together are wrong as rarely as one test.
+
     Exit code 3 when a cell did not end ok, 130 when the run was stopped.
     """
+    from benchbox.analysis.sequential import plan_looks
     from benchbox.cli.capacity import skip_beyond_capacity
     from benchbox.cli.nodes import check_world_sizes, follow_node_0, open_launcher
     from benchbox.cli.statistics import prepare_statistics
@@ -91,7 +110,12 @@ def run(
     from benchbox.spec import load_matrix, parse_overrides
     from benchbox.store.run import RunStore
 
-    if launches is not None:
+    auto = launches == AUTO
+    budget_s = None if budget is None else parse_duration(budget)
+    share = parse_share(resolution)
+    if not auto and budget is not None:
+        raise ConfigurationError("--budget is for --launches auto: the number of launches decides otherwise")
+    if launches is not None and not auto:
         sets = [*sets, f"measure.launches={launches}"]
     nodes = read_node_settings(
         nnodes=nnodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port, timeout_s=node_timeout
@@ -107,7 +131,15 @@ def run(
         raise ConfigurationError(f"{matrix}: no cell can run: {reasons}")
     world_sizes = (cell.world_size for cell in selected.cells)
     check_world_sizes(loaded.path, overrides, world_sizes, resources.nodes if resources else nnodes)
-    selected_launches = launches_of(selected, loaded.measure)
+    described = build_run(loaded, planned, matrix_file=str(matrix))
+    measure = loaded.measure
+    if auto:
+        if not loaded.reference or resources:
+            raise ConfigurationError("--launches auto tests pairs with the reference of the matrix, and runs without Slurm")
+        sequential = plan_looks(described, share)
+        described = replace(described, sequential=sequential)
+        measure = replace(measure, launches=max(sequential["looks"]))
+    selected_launches = launches_of(selected, measure)
     folder = out or Path("runs") / loaded.name
     store = RunStore(folder)
 
@@ -124,7 +156,8 @@ def run(
 
         print_plan(loaded, selected)
         pending = find_pending(fresh=fresh)
-        print(f"in {folder}: {pending.reused} launches are done, {len(pending.launches)} would run")
+        most = " at most" if auto else ""
+        print(f"in {folder}: {pending.reused} launches are done, {len(pending.launches)} would run{most}")
         print(f"\n{script}" if script else "", end="")
         return
     if resources:
@@ -143,20 +176,32 @@ def run(
 
     console = Console(highlight=False)
     with lock_run_directory(folder):
-        store.write_run(_build_run(loaded, planned, matrix_file=str(matrix)))
+        if not auto:
+            store.write_run(described)
         console.print(loaded.data.reading, markup=False, soft_wrap=True)
         prepare_statistics(loaded.data, console)
         with stop_on_signals() as stop, open_launcher(launcher, folder, nodes, stop) as opened:
-            summary = run_matrix(
-                selected_launches,
-                measure=loaded.measure,
-                store=store,
-                launcher=opened,
-                progress=ConsoleProgress(console, _make_label(planned)),
-                policy_dirs=loaded.policy_dirs,
-                fresh=fresh,
-                stop=stop,
-            )
+            progress = ConsoleProgress(console, _make_label(planned))
+
+            def launch(after: int, up_to: int, may_start: "Callable[[], bool]") -> "RunSummary":
+                return run_matrix(
+                    [(cell, number) for cell, number in selected_launches if after < number <= up_to],
+                    measure=measure,
+                    store=store,
+                    launcher=opened,
+                    progress=progress,
+                    policy_dirs=loaded.policy_dirs,
+                    fresh=fresh,
+                    stop=stop,
+                    may_start=may_start,
+                )
+
+            if auto:
+                summary = run_until_settled(
+                    described, store, launch=launch, label=_cell_label(planned), budget_s=budget_s, console=console
+                )
+            else:
+                summary = launch(0, measure.launches, lambda: True)
         if not summary.stopped:
             _write_reports(folder)
     _exit(summary, folder, len(selected.cells))
@@ -174,7 +219,8 @@ def _check_job(job: "SlurmJob", state: "JobState", pending: "Launches", store: "
     raise SlurmJobError(f"Slurm job {job.id} ended {state} with {len(pending)} launches left; the same command submits them")
 
 
-def _build_run(matrix: "Matrix", planned: "Plan", *, matrix_file: str) -> "Run":
+def build_run(matrix: "Matrix", planned: "Plan", *, matrix_file: str) -> "Run":
+    """Return the plan of a run."""
     from benchbox.store.run import Run
 
     return Run(
@@ -196,16 +242,24 @@ def _make_label(planned: "Plan") -> "Callable[[Cell], str]":
     return lambda cell: label(cell.to_dict(), fields)
 
 
+def _cell_label(planned: "Plan") -> "Callable[[CellDict], str]":
+    from benchbox.analysis.summary import label, varying_fields
+
+    fields = varying_fields(cell.to_dict() for cell in planned.cells)
+    return lambda cell: label(cell, fields)
+
+
 def _write_reports(folder: Path) -> None:
     from rich.console import Console
 
     from benchbox.report import write_reports
     from benchbox.report.terminal import print_table
+    from benchbox.store.run import RunStore
 
     paths = write_reports(folder)
     print()
     print_table(folder, Console())
-    print(f"\nreport: {paths.html}")
+    print(f"\nreport: {paths.html}\n{RunStore(folder).chain.describe()}")
 
 
 def _exit(summary: "RunSummary", folder: Path, cells: int) -> None:
@@ -213,6 +267,8 @@ def _exit(summary: "RunSummary", folder: Path, cells: int) -> None:
         resume_command = shlex.join(["benchbox", *(word for word in sys.argv[1:] if word != "--fresh")])
         print(f"stopped with {summary.remaining} launches left; resume with: {resume_command}", file=sys.stderr)
         raise typer.Exit(_EXIT_STOPPED)
+    if summary.out_of_time:
+        print(f"the budget ended with {summary.remaining} launches left to the next look; the same command continues")
     if summary.failed_cells:
         raise CellFailedError(
             f"{len(summary.failed_cells)} of {cells} cells did not end ok; records and logs of each rank: {folder / 'cells'}"

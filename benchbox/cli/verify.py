@@ -8,18 +8,31 @@ import typer
 from benchbox.errors import RecordError, ThresholdError
 
 
-def verify(path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
-    """Check every record of a run against the invariants. Exit code 4 when an invariant is violated."""
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or the file of a baseline.")],
+    head: Annotated[
+        str | None,
+        typer.Option(metavar="DIGEST", help="Head of the chain as it was printed earlier: it must still be part of it."),
+    ] = None,
+) -> None:
+    """Check every record of a run against the invariants. Exit code 4 when an invariant is violated.
+
+    The chain shows what was edited or removed after it was measured. It has no key: compare its head with the printed one.
+    """
     from rich.console import Console
 
-    from benchbox.analysis.invariants import verify_records
+    from benchbox.analysis.invariants import verify_run
     from benchbox.report.rows import print_rows, say
     from benchbox.store.run import RunStore
 
-    records = list(RunStore(path).records())
+    if path.suffix == ".json":
+        _verify_baseline(path)
+        return
+    store = RunStore(path)
+    records = list(store.records())
     if not records:
         raise RecordError(f"{path}: no records to verify; `benchbox run` measures them")
-    result = verify_records(records)
+    result = verify_run(store)
     violated = {violation.sentence for violation in result.violations}
     console = Console()
 
@@ -34,10 +47,28 @@ def verify(path: Annotated[Path, typer.Argument(metavar="RUN", help="A run direc
     ]
     print_rows(console, ("invariant", "held", "not applicable", "verdict"), rows, right=("held", "not applicable"))
     for violation in result.violations:
-        say(console, f"{violation.cell_id} launch {violation.launch}: {violation.sentence}: {violation.message}", style="red")
+        say(console, str(violation), style="red")
+    say(console, store.chain.describe())
     if result.violations:
         raise ThresholdError(f"violations in {len(records)} records of {path}: {len(result.violations)}")
+    if head is not None and (problem := store.chain.head_problem(head)):
+        raise ThresholdError(f"{path}: {problem}")
     say(console, f"{len(records)} records, every invariant that applies holds")
+
+
+def _verify_baseline(path: Path) -> None:
+    """Check the figures of a baseline against its launches."""
+    from benchbox.analysis.baseline import baseline_problems
+    from benchbox.store.baseline import read_baseline
+
+    baseline = read_baseline(path)
+    problems = baseline_problems(baseline)
+    for problem in problems:
+        typer.echo(problem)
+    typer.echo("no chain: a baseline has the figures of launches and not their records")
+    if problems:
+        raise ThresholdError(f"violations in {path}: {len(problems)}")
+    typer.echo(f"{len(baseline.cells)} cells, their figures follow from their launches")
 
 
 def register(app: typer.Typer) -> None:

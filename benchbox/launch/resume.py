@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
+from benchbox.store.chain import content_sha256
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,11 +43,15 @@ def pending_launches(
     reasons: Counter[str] = Counter()
     pending: Launches = []
     fingerprints = {policy: policy_sha256(policy, policy_dirs) for policy in {cell.policy for cell, _ in launches}}
+    chained = store.chain.sha256_by_launch()
     for cell, launch in launches:
         record = store.record(cell.cell_id, launch)
         reason = None
         if record is not None:
             reason = _why_failed(record) or _why_outdated(record, measure, fingerprints[cell.policy])
+            key = (cell.cell_id, launch)
+            if reason is None and key in chained and chained[key] != content_sha256(record):
+                reason = "its record is not the last one that was measured"
         if reason is not None:
             reasons[reason] += 1
         if record is None or reason is not None:

@@ -32,6 +32,7 @@ class RunSummary:
     remaining: int = 0  # the user stopped before they had ended
     failed_cells: set[str] = field(default_factory=set)  # ids of cells with a launch that did not end ok
     stopped: bool = False
+    out_of_time: bool = False  # `may_start` ended the invocation
 
 
 def run_matrix(
@@ -44,8 +45,12 @@ def run_matrix(
     policy_dirs: Sequence[Path] = (),
     fresh: bool = False,
     stop: Callable[[], bool] = never_stop,
+    may_start: Callable[[], bool] = lambda: True,
 ) -> RunSummary:
     """Run the pending launches in this order and store a record of each. A launch that fails does not stop the others.
+
+    Args:
+        may_start: whether there is time for another launch; a launch that has begun is not ended.
 
     Raises:
         RecordError: a record of an earlier run cannot be read.
@@ -60,9 +65,13 @@ def run_matrix(
                 summary.stopped = True
                 summary.remaining = len(pending.launches) - index
                 break
+            if not may_start():
+                summary.out_of_time = True
+                summary.remaining = len(pending.launches) - index
+                break
             if cell.cell_id in non_retryable:
                 # A record that an earlier run stored here is no longer true of this cell.
-                store.record_path(cell.cell_id, launch).unlink(missing_ok=True)
+                store.remove_record(cell.cell_id, launch)
                 summary.skipped += 1
                 progress.launch_skipped(cell, launch, non_retryable[cell.cell_id])
                 continue

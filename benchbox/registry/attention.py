@@ -11,11 +11,17 @@ from benchbox.registry.contracts import AttentionKernel
 from benchbox.registry.declarations import declared_texts, parse_policy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from benchbox.registry.policies import PolicyEntry
 
 DECLARATION = "ATTENTION"
 NATIVE = "native"
 _SWITCHED = ("eager", "sdpa", "flex")
+
+# Kernels that policies run in place of the requested one where it does not exist: `sdpa` has no scores with a soft cap, and
+# `flex` is for masks.
+_FALLBACKS = {"eager": frozenset[str](), "sdpa": frozenset({"eager"}), "flex": frozenset({"sdpa", "eager"})}
 
 
 def attention_kernels(entry: PolicyEntry) -> tuple[str, ...]:
@@ -49,6 +55,31 @@ def attention_refusal(entry: PolicyEntry, kernel: str) -> tuple[str, str] | None
     if kernels == (NATIVE,):
         return f"policy {entry.name} cannot switch its attention to {kernel}", f"write attention: {NATIVE}, or leave it out"
     return f"policy {entry.name} has no attention {kernel!r}", f"one of {', '.join(kernels)}"
+
+
+def attention_mismatch(requested: str, kernels: Iterable[str], sites: Mapping[str, Iterable[str]]) -> str | None:
+    """Return how the kernels that ran contradict the requested one, or None when they do not.
+
+    Another kernel than the requested one may run only as its fallback, and only for a whole call site.
+
+    Args:
+        kernels: names of the kernels that ran, such as `sdpa:flash_cpu`.
+        sites: the same names by call site.
+    """
+    names = tuple(kernels)
+    if requested == NATIVE:
+        return None
+    if requested not in _families(names) or _families(names) - {requested} - _FALLBACKS[requested]:
+        return f"requested {requested} attention, observed {'+'.join(names)}"
+    for site, called in sites.items():
+        names = tuple(called)
+        if requested in _families(names) and len(_families(names)) > 1:
+            return f"requested {requested} attention, observed {'+'.join(names)} in {site}"
+    return None
+
+
+def _families(kernels: Iterable[str]) -> set[str]:
+    return {kernel.split(":")[0] for kernel in kernels}
 
 
 @lru_cache(maxsize=512)

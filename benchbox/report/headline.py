@@ -6,7 +6,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchbox.analysis.inference import ALPHA, RELEVANT
 from benchbox.analysis.summary import label
 
 if TYPE_CHECKING:
@@ -103,13 +102,13 @@ def evidence_of(comparison: Comparison) -> str:
     launches = f"{effect.launches[0]} against {effect.launches[1]} launches"
     if comparison.more_launches is not None:
         return f"{launches}: too few to settle any difference; {comparison.more_launches} more of each cell could"
-    text = f"{launches}, {effect.low:.2f}x to {effect.high:.2f}x with {1 - ALPHA:.0%} confidence"
+    text = f"{launches}, {effect.low:.2f}x to {effect.high:.2f}x with {100 * (1 - comparison.criteria.alpha):.4g}% confidence"
     return (
         text
         + {
             "improvement": ": faster",
             "regression": ": slower",
-            "neutral": f": no difference above {RELEVANT:.0%}",
+            "neutral": f": no difference above {100 * comparison.criteria.relevant:.3g}%",
             "inconclusive": ": not settled",
         }[comparison.verdict]
     )

@@ -53,6 +53,8 @@ def _lines(report: Report) -> Iterator[str]:
     if report.environment:
         yield from ("", "## Environment", "")
         yield from _table(["", ""], [list(entry) for entry in report.environment])
+    if report.chain_head:
+        yield from ("", f"Head of the chain of plan and records: {report.chain_head}")
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchbox import __version__
 from benchbox.analysis.comparability import compare_with_reference
-from benchbox.analysis.inference import ALPHA, RELEVANT
+from benchbox.analysis.sequential import criteria_of
 from benchbox.analysis.summary import (
     BUSY_HOST,
     HIGH_SPREAD,
@@ -82,6 +82,7 @@ class Report:
     environment: tuple[tuple[str, str], ...]
     method: tuple[MethodRow, ...]
     sampling: str
+    chain_head: str | None  # of the plan and the records; null for records that predate the chain
 
 
 _MARK_NOTES = {
@@ -92,11 +93,11 @@ _MARK_NOTES = {
 }
 
 
-def build_report(run: Run, records: Iterable[LaunchRecord]) -> Report:
-    """Build the report of a run from its plan and the existing records."""
+def build_report(run: Run, records: Iterable[LaunchRecord], chain_head: str | None = None) -> Report:
+    """Build the report of a run from its plan, the existing records and the head of their chain."""
     summaries = summarize(run, records)
     axes = varying_fields([*run.cells.values()])
-    comparisons = compare_with_reference(summaries, run.reference, run.matrix.get("axes") or {})
+    comparisons = compare_with_reference(summaries, run.reference, run.matrix.get("axes") or {}, criteria_of(run))
     table_columns = columns(axes, summaries, compared=bool(run.reference))
     example: CellDict = next(iter(run.cells.values()), {})
     common = {field: value for field, value in example.items() if field not in axes}
@@ -130,6 +131,7 @@ def build_report(run: Run, records: Iterable[LaunchRecord]) -> Report:
         environment=list_environment(summaries),
         method=list_methods(),
         sampling=_sampling(run),
+        chain_head=chain_head,
     )
 
 
@@ -139,6 +141,10 @@ def _summary_line(run: Run, axes: Sequence[str]) -> str:
 
 
 def _sampling(run: Run) -> str:
+    criteria, looks = criteria_of(run), ""
+    if run.sequential:
+        numbers = ", ".join(map(str, run.sequential["looks"]))
+        looks = f" Pairs were tested after {numbers} launches until all were settled; the tests share a probability of 1%."
     launches, warmup, steps = run.launches, run.measure["warmup_steps"], run.measure["steps"]
     return (
         f"Every cell was launched {_count(launches, 'time')}, each a fresh process group, cells interleaved. "
@@ -146,8 +152,9 @@ def _sampling(run: Run) -> str:
         "The launch is the sample: a figure is the median over launches of what each found over its steps, "
         "and a range goes from the lowest launch to the highest. "
         "A ratio is the median over all pairs of launches, and its interval has the ratios that an exact permutation test of "
-        f"the launches does not reject at {ALPHA:.0%}. A pair is settled when the test, corrected for the number of pairs by "
-        f"Holm's procedure, rejects equality and the difference is at least {RELEVANT:.0%}, or if the interval is within that."
+        f"the launches does not reject at {100 * criteria.alpha:.2g}%. A pair is settled when the test, corrected for the "
+        "number of pairs by Holm's procedure, rejects equality and the difference is at least "
+        f"{100 * criteria.relevant:.3g}%, or if the interval is within that.{looks}"
     )
 
 

@@ -37,7 +37,7 @@ def write_reports(run_path: Path, out: Path | None = None, *, pack: bool = False
     """
     store = RunStore(run_path)
     records = list(store.records())
-    report = build_report(store.run(), records)
+    report = build_report(store.run(), records, store.chain.head())
     folder = run_path if out is None else out
     folder.mkdir(parents=True, exist_ok=True)
     packed = store.publish(folder) if pack else None

@@ -2,6 +2,7 @@
 
 ```
 run.json
+chain.jsonl                         digests of the plan and of every record, see `benchbox.store.chain`
 cells/<cell id>/launch-<n>.json     the record
 cells/<cell id>/launch-<n>/         job, events, results and logs of every rank of the launch
 ```
@@ -12,6 +13,7 @@ A published run has `records.parquet` in place of `cells/`: the same records in 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from benchbox import __version__
 from benchbox.errors import RecordError
+from benchbox.store.chain import Chain, content_sha256, plan_sha256
 from benchbox.store.files import read_json, write_json, write_text
 from benchbox.store.json_types import type_problem
 from benchbox.store.packed import read_packed, write_packed
@@ -52,6 +55,7 @@ class _RunFile(TypedDict, total=False):
     measure: dict[str, Any]
     cells: list[_PlannedCell]
     skipped: list[_SkippedCell]
+    sequential: dict[str, Any] | None
     benchbox_version: str
     created_at: str
 
@@ -71,6 +75,7 @@ class Run:
     measure: Mapping[str, Any]
     cells: Mapping[str, CellDict]
     skipped: Sequence[Mapping[str, Any]]  # {"cell": {...}, "reason": "..."}
+    sequential: Mapping[str, Any] | None = None  # {"looks": [launches, ...], "resolution": ...} of `--launches auto`
     benchbox_version: str = __version__
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
@@ -80,7 +85,7 @@ class Run:
 
     @property
     def launches(self) -> int:
-        """Number of launches planned for every cell."""
+        """Number of launches planned for every cell; with `sequential`, those of the last look that was reached."""
         return int(self.measure["launches"])
 
 
@@ -91,6 +96,7 @@ class RunStore:
         self.path = path
         self._cells = path / "cells"
         self._packed_path = path / "records.parquet"
+        self.chain = Chain(path / "chain.jsonl")
 
     @property
     def is_packed(self) -> bool:
@@ -110,7 +116,24 @@ class RunStore:
         if self.is_packed:
             raise RecordError(f"{self.path}: a published run (its records are packed); choose another directory: --out DIR")
         cells = [{"cell_id": cell_id, "cell": dict(cell)} for cell_id, cell in run.cells.items()]
-        write_json(self.path / "run.json", {"schema_version": SCHEMA_VERSION, **asdict(run), "cells": cells})
+        values = {"schema_version": SCHEMA_VERSION, **asdict(run), "cells": cells}
+        sha256 = plan_sha256(values)
+        reading = self.chain.read() if self.chain.exists() else None
+        plans = [entry["sha256"] for entry in reading.entries if entry["kind"] == "plan"] if reading else []
+        if plans[-1:] != [sha256]:
+            self._append_to_chain({"kind": "plan", "sha256": sha256})
+        write_json(self.path / "run.json", values)
+
+    def _append_to_chain(self, entry: Mapping[str, Any]) -> None:
+        """Append an entry. A new chain begins with the records that an older benchbox has left here."""
+        adopted = []
+        if not self.chain.exists():
+            for path in sorted(self._cells.glob("*/launch-*.json")):
+                with suppress(RecordError):  # a damaged one is named when it is read as a record
+                    record = read_json(path)
+                    key = {"cell_id": record.get("cell_id"), "launch": record.get("launch")}
+                    adopted.append({"kind": "adopted", **key, "sha256": content_sha256(record)})
+        self.chain.append([*adopted, entry])
 
     def run(self) -> Run:
         """Read the plan.
@@ -149,8 +172,17 @@ class RunStore:
         """
         path = self.record_path(record["cell_id"], record["launch"])
         check_record(record, str(path))
+        key = {"cell_id": record["cell_id"], "launch": record["launch"]}
+        self._append_to_chain({"kind": "record", **key, "sha256": content_sha256(record)})
         write_json(path, record)
         return path
+
+    def remove_record(self, cell_id: str, launch: int) -> None:
+        """Remove a record that is no longer true of its cell, if there is one."""
+        path = self.record_path(cell_id, launch)
+        if path.is_file():
+            self._append_to_chain({"kind": "removed", "cell_id": cell_id, "launch": launch, "sha256": None})
+            path.unlink()
 
     def record(self, cell_id: str, launch: int) -> LaunchRecord | None:
         """Return a launch's record, or None when the launch has none.
@@ -207,5 +239,9 @@ class RunStore:
         records = list(self.records())
         if elsewhere:
             write_text(folder / "run.json", (self.path / "run.json").read_text(encoding="utf-8"))
+            if self.chain.exists():
+                write_text(target.chain.path, self.chain.path.read_text(encoding="utf-8"))
+            else:
+                target.chain.path.unlink(missing_ok=True)  # of a run that was published here before
         write_packed(target._packed_path, records)
         return target._packed_path

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from benchbox.errors import RecordError
 from benchbox.registry.host_load import busy_reasons
 from benchbox.registry.metrics import metrics
 from benchbox.store.files import atomic_file
@@ -64,6 +66,50 @@ def _host_columns(record: LaunchRecord) -> dict[str, Any]:
         "host.other_cpu_share": max(shares, default=None),
         "host.energy_j_per_sample": state["energy_j_per_sample"] if state else None,
     }
+
+
+def table_differences(path: Path, records: Iterable[LaunchRecord]) -> list[str]:
+    """Return how a table that `write_tables` wrote differs from the records, one line per value; columns it lacks do not count.
+
+    Raises:
+        RecordError: the file cannot be read as a table.
+    """
+    import pandas as pd
+
+    try:
+        frame = pd.read_csv(path, dtype=str) if path.suffix == ".csv" else pd.read_parquet(path)
+        rows = {(str(row["cell_id"]), int(row["launch"])): row for row in frame.to_dict("records")}
+    except (OSError, ValueError, KeyError) as error:
+        raise RecordError(f"{path}: not a table of launches ({type(error).__name__}: {error})") from None
+    by_launch = {(record["cell_id"], record["launch"]): record for record in records}
+    differences = [f"no record of launch {key[1]} of {key[0]}" for key in rows.keys() - by_launch.keys()]
+    differences += [f"no row of launch {key[1]} of {key[0]}" for key in by_launch.keys() - rows.keys()]
+    for key in by_launch.keys() & rows.keys():
+        for name, value in _table_values(by_launch[key]).items():
+            if name in rows[key] and not _is_same(rows[key][name], value):
+                differences.append(f"{name} of launch {key[1]} of {key[0]} is {rows[key][name]}, its record has {value}")
+    return sorted(differences)
+
+
+def _table_values(record: LaunchRecord) -> dict[str, Any]:
+    """Return the columns of a record that are numbers or words."""
+    observed = record["observed"]
+    return (
+        {key: value for key, value in flatten(record["cell"]).items() if not isinstance(value, list)}
+        | {metric.name: metric.read(record) for metric in metrics().values()}
+        | {f"observed.{key}": observed.get(key) if observed else None for key in _OBSERVED}
+        | {"started_at": record["started_at"], "duration_s": record["duration_s"]}
+    )
+
+
+def _is_same(cell: Any, value: Any) -> bool:
+    import pandas as pd
+
+    if value is None or pd.isna(cell):
+        return value is None and bool(pd.isna(cell))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(cell) == str(value)
+    return math.isclose(float(cell), value, rel_tol=1e-9)
 
 
 def write_tables(records: Iterable[LaunchRecord], folder: Path) -> tuple[Path, Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchbox.errors import MismatchError
+from benchbox.registry.attention import attention_mismatch
 from benchbox.registry.backends import backend_info
 from benchbox.registry.recipes import recipe_by_name
 
@@ -14,11 +15,6 @@ if TYPE_CHECKING:
     from benchbox.backends.observe import Observed
     from benchbox.observer.facts import SteppedTensor
     from benchbox.spec.cell import Cell
-
-
-# Kernels that policies run in place of the requested one where it does not exist: `sdpa` has no scores with a soft cap, and
-# `flex` is for masks.
-_FALLBACKS = {"eager": frozenset[str](), "sdpa": frozenset({"eager"}), "flex": frozenset({"sdpa", "eager"})}
 
 
 def check_backend(cell: Cell, observed: Observed) -> None:
@@ -61,25 +57,11 @@ def check_step(
         MismatchError: another attention kernel ran, checkpointing did not happen (or did unasked), or the optimizer stepped
             tensors of another dtype than the recipe says.
     """
-    if kernel is not None and cell.attention != "native":
-        _check_attention(cell.attention, kernel, sites or {})
+    if kernel is not None and (mismatch := attention_mismatch(cell.attention, kernel.split("+"), sites or {})):
+        raise MismatchError(mismatch)
     if checkpointed is not None and bool(checkpointed) != cell.checkpointing:
         requested = "on" if cell.checkpointing else "off"
         raise MismatchError(f"requested checkpointing {requested}, observed {checkpointed} modules run twice")
     dtype = recipe_by_name(cell.recipe).stepped
     if dtype is not None and (other_dtypes := sorted({tensor.dtype for tensor in stepped} - {dtype})):
         raise MismatchError(f"recipe {cell.recipe} steps {dtype} tensors, observed {', '.join(other_dtypes)}")
-
-
-def _check_attention(requested: str, kernel: str, sites: Mapping[str, Sequence[str]]) -> None:
-    """Raise MismatchError unless the requested kernel ran, and another one only where it is a fallback for a whole site."""
-    families = _families(kernel.split("+"))
-    if requested not in families or families - {requested} - _FALLBACKS[requested]:
-        raise MismatchError(f"requested {requested} attention, observed {kernel}")
-    for site, kernels in sites.items():
-        if requested in _families(kernels) and len(_families(kernels)) > 1:
-            raise MismatchError(f"requested {requested} attention, observed {'+'.join(kernels)} in {site}")
-
-
-def _families(kernels: Iterable[str]) -> set[str]:
-    return {kernel.split(":")[0] for kernel in kernels}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from benchbox.registry.recipes import recipe_by_name
 from benchbox.spec.cell import Cell, MeasureSpec
 from benchbox.store.assemble import assemble_record
 from benchbox.store.run import Run, RunStore
@@ -26,6 +27,38 @@ OOM = {
 }
 
 
+_FSDP = {"model_class": "FullyShardedDataParallel", "optimizer_chain": ["AcceleratedOptimizer", "AdamW"]}
+_ZERO = {
+    "model_class": "DeepSpeedEngine",
+    "optimizer_chain": ["DeepSpeedOptimizerWrapper", "DeepSpeedZeroOptimizer", "AdamW"],
+    "sharding": "gradients and optimizer state partitioned over 2 ranks",
+}
+WRAPPED: dict[str, dict[str, Any]] = {
+    "single": {"model_class": "Example", "optimizer_chain": ["AcceleratedOptimizer", "AdamW"], "sharding": None},
+    "ddp": {
+        "model_class": "DistributedDataParallel",
+        "optimizer_chain": ["AcceleratedOptimizer", "MasterWeightOptimizer", "AdamW"],
+        "sharding": "replicated",
+    },
+    "fsdp1_full": _FSDP | {"sharding": "FULL_SHARD in 3 units"},
+    "fsdp2": _FSDP | {"model_class": "FSDPExample", "sharding": "S(0) on mesh (2,) in 3 units"},
+    "zero1": _ZERO | {"sharding": "optimizer state partitioned over 2 ranks"},
+    "zero2": _ZERO,
+    "zero3": _ZERO | {"sharding": "parameters, gradients and optimizer state partitioned over 2 ranks"},
+}
+
+
+def trainable_numel(cell: Cell) -> int:
+    return 2001 if cell.freeze == "full" else 1234
+
+
+def shard_numel(cell: Cell, rank: int) -> int:
+    """Return the elements that a rank steps: all that train, or its part of them."""
+    if cell.backend in ("single", "ddp"):
+        return trainable_numel(cell)
+    return (trainable_numel(cell) + rank) // cell.world_size  # whole numbers that add up: the last ranks have one more
+
+
 def rank_result(cell: Cell, rank: int, *, step_s: float = 0.2, launch: int = 1, cuda: bool = False) -> dict[str, Any]:
     """Return the content of one rank's `rank<r>.json`. Rank 1 is the slowest; a later launch is a little slower."""
     steps = [step_s * (1 + 0.01 * step + 0.05 * rank + 0.02 * launch) for step in range(MEASURE.steps)]
@@ -39,11 +72,9 @@ def rank_result(cell: Cell, rank: int, *, step_s: float = 0.2, launch: int = 1, 
         "world_size": cell.world_size,
         "observed": {
             "backend": cell.backend,
-            "model_class": "Example",
-            "optimizer_chain": ["AcceleratedOptimizer", "AdamW"],
-            "sharding": "none",
-            "shard_numel": 1000 + rank,
-            "trainable_numel": 2001 if cell.freeze == "full" else 1234,
+            **WRAPPED.get(cell.backend, WRAPPED["single"]),
+            "shard_numel": shard_numel(cell, rank),
+            "trainable_numel": trainable_numel(cell),
             "total_numel": 2001,
             "attention_kernel": f"{cell.attention}:flash_cpu" if cell.attention == "sdpa" else cell.attention,
             "checkpointed_modules": 4 if cell.checkpointing else 0,
@@ -62,7 +93,7 @@ def rank_result(cell: Cell, rank: int, *, step_s: float = 0.2, launch: int = 1, 
             "reserved_peak_bytes": allocated + 20 * MIB if cuda else None,
             "reason": None if cuda else "host memory is not reserved by an allocator of torch's",
         },
-        "collectives": {"all_reduce": {"count": 3, "bytes": 4000}},
+        "collectives": {"all_reduce": {"count": 3, "bytes": 8004}, "all_gather": {"count": 2, "bytes": 8004}},
         "flops": {
             "model_flops_per_step": 10**9,
             "recomputed_flops_per_step": 2 * 10**8,
@@ -82,16 +113,26 @@ def rank_result(cell: Cell, rank: int, *, step_s: float = 0.2, launch: int = 1, 
     }
 
 
-def example_precision(ranks: int) -> dict[str, Any]:
-    """Return the audit result of a training with correct master weights."""
+def example_precision(cell: Cell, *, cuda: bool = False) -> dict[str, Any]:
+    """Return the audit result of a training with correct master weights, or of what the recipe has in place of them."""
+    recipe = recipe_by_name(cell.recipe)
+    stepped = recipe.stepped or recipe.storage
     census = [
-        {"rank": rank, "kind": kind, "dtype": dtype, "device": "cpu", "tensors": 3, "elements": 1000, "bytes": 1000 * size}
-        for rank in range(ranks)
-        for kind, dtype, size in (
-            ("parameter", "bfloat16", 2),
-            ("master", "float32", 4),
-            ("exp_avg", "float32", 4),
-            ("exp_avg_sq", "float32", 4),
+        {
+            "rank": rank,
+            "kind": kind,
+            "dtype": dtype,
+            "device": f"cuda:{rank}" if cuda else "cpu",
+            "tensors": 3,
+            "elements": shard_numel(cell, rank),
+            "bytes": shard_numel(cell, rank) * (4 if dtype == "float32" else 2),
+        }
+        for rank in range(cell.world_size)
+        for kind, dtype in (
+            ("parameter", recipe.storage),
+            ("master", stepped),
+            ("exp_avg", stepped),
+            ("exp_avg_sq", stepped),
         )
     ]
     numbers = {"edq": 1.0, "updates_lost": 0.0, "second_moment_stalled": None}
@@ -111,8 +152,8 @@ def example_record(
         status=status,
         error=error,
         started_at="2026-01-01T00:00:00+00:00",
-        duration_s=4.2,
-        precision=example_precision(cell.world_size),
+        duration_s=14.2,
+        precision=example_precision(cell, cuda=bool(results.get("cuda"))),
         environment={"policy_sha256": "0" * 64},
     )
 

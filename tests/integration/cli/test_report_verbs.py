@@ -136,7 +136,8 @@ def test_a_published_run_has_no_cells_folder_and_every_verb_reads_it_as_before(c
     packed = benchbox("report", complete.path, "--out", published, "--pack")
     assert packed.returncode == EXIT_OK
     assert packed.stdout.splitlines()[-1] == str(published / "records.parquet")
-    names = {"report.html", "report.md", "table.csv", "table.parquet", "run.json", "records.parquet"}
+    assert benchbox("report", complete.path).returncode == EXIT_OK  # verify reads the tables and ratios of both
+    names = {"report.html", "report.md", "table.csv", "table.parquet", "run.json", "chain.jsonl", "records.parquet"}
     assert {path.name for path in published.iterdir()} == names
     assert benchbox("baseline", "promote", published, "--out", tmp_path / "again").returncode == EXIT_OK
     for verb in (["verify"], ["check", "--baseline", baseline], ["check", "--format", "json", "--baseline", baseline]):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import asdict, replace
 from statistics import median
 
 import pytest
 
-from benchbox.analysis.baseline import find_baseline, make_baseline, slug
+from benchbox.analysis.baseline import baseline_problems, find_baseline, make_baseline, slug
 from benchbox.analysis.gate import gate, verdict_of
 from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import summarize
 from benchbox.errors import EXIT_THRESHOLD, RecordError, ThresholdError
-from benchbox.store.baseline import baseline_path, write_baseline
+from benchbox.store.baseline import Baseline, baseline_path, write_baseline
 from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, steady_records
 
 NONE = BaselineLookup(None, "promote one")
@@ -229,6 +230,16 @@ def test_a_run_is_never_its_own_baseline(tmp_path):
     assert own.baseline is None
     assert "was promoted from this run (5 launches are the same): measure another run" in own.remedy
     assert find_baseline(run, steady_records(step_s=STEP_S, started="2026-01-02"), path).baseline is not None
+
+
+def test_figures_of_a_baseline_that_its_launches_do_not_give_are_named(lookup):
+    assert baseline_problems(lookup.baseline) == []
+    edited = json.loads(json.dumps(asdict(lookup.baseline)))
+    edited["cells"][CELL.cell_id]["values"]["step_time_s"]["value"] *= 0.5
+    edited["cells"]["f" * 12] = {**edited["cells"][CELL.cell_id], "values": {}}
+    problems = baseline_problems(Baseline(**edited))
+    assert problems[0].startswith(f"cell {CELL.cell_id}: step_time_s is ")
+    assert problems[1:] == [f"cell {'f' * 12}: the id is not the hash of its configuration"]
 
 
 def test_a_baseline_file_that_was_named_must_exist(tmp_path):

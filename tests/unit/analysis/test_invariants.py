@@ -41,10 +41,10 @@ def test_an_ok_launch_that_was_not_checked_against_the_request():
 
 def test_reserved_below_allocated():
     record = example_record(cuda=True)
-    record["memory"]["per_rank"][1]["reserved_peak_bytes"] = 100 * MIB
+    record["memory"]["per_rank"][0]["reserved_peak_bytes"] = 100 * MIB
     ((sentence, message),) = violations(record)
     assert sentence == "reserved >= allocated memory, on every rank"
-    assert message.startswith("rank 1: ")
+    assert message.startswith("rank 0: ")
 
 
 @pytest.mark.parametrize(("share", "broken"), [(0.99, False), (0.97, True), (1.01, False), (1.03, True)])

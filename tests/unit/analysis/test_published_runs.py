@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchbox.analysis.invariants import verify_records
+from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.summary import summarize
 from benchbox.store.run import RunStore
 
@@ -25,7 +25,7 @@ def test_a_published_run_has_a_record_of_every_planned_launch_and_violates_nothi
     assert store.is_packed
     assert all(summary.complete for summary in summarize(run, records))
     assert len(records) == len(run.cells) * run.launches
-    assert verify_records(records).violations == ()
+    assert verify_run(store).violations == ()
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)

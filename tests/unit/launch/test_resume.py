@@ -76,6 +76,20 @@ def test_a_record_that_differs_in_one_thing_from_what_is_asked_for_is_measured_a
     assert pending.notes[0].startswith(f"measuring 1 launch again: {reason}")
 
 
+def test_a_record_that_was_edited_after_it_was_measured_is_measured_again(policy_dir: Path, tmp_path: Path) -> None:
+    store, healthy = RunStore(tmp_path / "run"), cell("healthy")
+    sources = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256("stand_in", [policy_dir])}
+    record = example_record(healthy) | {"warmup_steps": MEASURE.warmup_steps, "steps": MEASURE.steps, "environment": sources}
+    path = store.write_record(cast("LaunchRecord", record))
+
+    def pending() -> resume.PendingLaunches:
+        return resume.pending_launches([(healthy, 1)], MEASURE, store, [policy_dir], fresh=False)
+
+    assert pending().reused == 1
+    path.write_text(path.read_text().replace('"duration_s": 14.2', '"duration_s": 7.1'))
+    assert pending().notes == ["measuring 1 launch again: its record is not the last one that was measured"]
+
+
 def test_of_other_policies_not_even_the_presets_are_read(policy_dir: Path) -> None:
     broken = policy_dir / "another"
     broken.mkdir()

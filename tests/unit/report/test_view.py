@@ -205,7 +205,7 @@ def test_requested_values_are_shown_beside_observed_ones(example):
     assert observed["checkpointing"] == ("yes", "4 modules recomputed")
     assert observed["shard elements, by rank"] == (None, "1,000, 1,001")
     assert observed["parameters that train"] == ("full", "2,001 of 2,001 elements")
-    assert observed["collectives in a step"] == (None, "3 all_reduce of 3.91 KiB in all")
+    assert observed["collectives in a step"] == (None, "3 all_reduce of 7.82 KiB in all, 2 all_gather of 7.82 KiB in all")
 
 
 def test_the_freeze_preset_is_an_axis_like_any_other():

@@ -28,7 +28,7 @@ def assemble(ranks, cell=CELL, status="ok", error=None):
         started_at="2026-01-01T00:00:00+00:00",
         duration_s=1.0,
         environment=None,
-        precision=example_precision(cell.world_size),
+        precision=example_precision(cell),
     )
 
 
@@ -86,7 +86,7 @@ def test_ranks_that_observed_different_things_are_a_mismatch_that_names_them():
     ranks[1]["observed"]["sharding"] = "full"
     record = assemble(ranks)
     assert record["status"] == "mismatch"
-    assert record["error"]["message"] == "ranks disagree on observed sharding: 'none' on rank 0, 'full' on rank 1"
+    assert record["error"]["message"] == "ranks disagree on observed sharding: 'replicated' on rank 0, 'full' on rank 1"
 
 
 def test_ranks_of_two_hosts_may_use_two_decoders():
@@ -100,7 +100,7 @@ def test_ranks_of_two_hosts_may_use_two_decoders():
 
 def test_values_in_which_ranks_may_differ_are_recorded_per_rank():
     observed = example_record(cuda=True)["observed"]
-    assert observed["shard_numel"] == [1000, 1001]
+    assert observed["shard_numel"] == [2001, 2001]
     assert observed["device"] == ["cuda:0", "cuda:1"]
 
 
@@ -204,7 +204,7 @@ def test_flops_that_are_unknown_on_one_rank_are_unknown():
 
 def test_the_audit_result_is_recorded_unless_a_rank_is_missing():
     ranks = [rank_result(CELL, rank) for rank in range(2)]
-    assert assemble(ranks)["precision"] == example_precision(2)
+    assert assemble(ranks)["precision"] == example_precision(CELL)
     assert assemble(ranks[:1])["precision"] is None
 
 

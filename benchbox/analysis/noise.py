@@ -1,0 +1,73 @@
+"""Noise floor of a machine from launches of one cell, and what follows from it for thresholds and numbers of launches."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from statistics import NormalDist, stdev
+from typing import TYPE_CHECKING
+
+from benchbox import __version__
+from benchbox.analysis.inference import ALPHA, Effect, estimate_effect, launches_to_settle
+from benchbox.errors import RecordError
+from benchbox.registry.metrics import metric_by_name
+from benchbox.store.noise import Noise
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from benchbox.analysis.summary import CellSummary
+
+POWER = 0.9  # probability with which a difference of the noise floor is found
+MIN_LAUNCHES = 2 * 5  # of both halves: with fewer there is no interval
+
+
+def split_launches(values: Mapping[int, float]) -> tuple[dict[int, float], dict[int, float]]:
+    """Return odd and even launches, by round: A and B of an A/A comparison, interleaved as two cells are."""
+    return (
+        {(number + 1) // 2: value for number, value in values.items() if number % 2},
+        {number // 2: value for number, value in values.items() if number % 2 == 0},
+    )
+
+
+def measure_noise(summary: CellSummary, cell: str) -> tuple[Noise, Effect]:
+    """Return the noise of a cell's launches and the A/A comparison of their halves.
+
+    Raises:
+        RecordError: fewer launches ended ok than a comparison needs.
+    """
+    values = summary.by_launch(metric_by_name("step_time_s"))
+    if len(values) < MIN_LAUNCHES:
+        raise RecordError(f"{len(values)} launches of {cell} ended ok, and {MIN_LAUNCHES} are needed to measure noise")
+    effect = estimate_effect(*split_launches(values))
+    noise = Noise(
+        sigma=stdev(math.log(value) for value in values.values()),
+        launches=len(values),
+        ratio=effect.ratio,
+        cell=cell,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        benchbox_version=__version__,
+    )
+    return noise, effect
+
+
+def noise_floor(sigma: float, launches: int) -> float:
+    """Return the smallest relative difference that launches of each side show with probability `POWER`, at `ALPHA`.
+
+    exp((z(1 - alpha / 2) + z(power)) * sigma * sqrt(2 / n)) - 1: the sample-size formula of a two-sample z test (Lachin,
+    Controlled Clinical Trials 2, 1981), for logarithms of step times. It is approximate: verdicts come from exact tests.
+    """
+    return math.exp(_DEVIATIONS * sigma * math.sqrt(2 / launches)) - 1
+
+
+def launches_for(sigma: float, difference: float) -> int:
+    """Return the launches of each cell from which on `noise_floor` is at most this difference."""
+    return max(launches_to_settle(), math.ceil(2 * (_DEVIATIONS * sigma / math.log(1 + difference)) ** 2))
+
+
+_DEVIATIONS = NormalDist().inv_cdf(1 - ALPHA / 2) + NormalDist().inv_cdf(POWER)
+
+
+def noise_of_matrix(noises: Mapping[str, Noise], matrix: str) -> Noise | None:
+    """Return the noise of a matrix, else the largest of the machine's other matrices, or None."""
+    return noises.get(matrix) or max(noises.values(), key=lambda noise: noise.sigma, default=None)

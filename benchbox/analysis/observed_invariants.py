@@ -1,0 +1,250 @@
+"""Invariants of what ran: observed, census and collectives agree with the cell, and the cell with its id."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import isclose
+from typing import TYPE_CHECKING, NamedTuple
+
+from benchbox.analysis.invariant import Invariant
+from benchbox.registry.attention import attention_mismatch
+from benchbox.registry.backends import DEFAULT_SHARD_SIZE, backends
+from benchbox.registry.recipes import BUILT_IN_RECIPES
+from benchbox.spec.cell import Cell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from benchbox.registry.launch_record import CensusRecord, CollectiveRecord, LaunchRecord, ObservedRecord
+
+PADDING = 0.01  # of a flat partition, to a multiple of ranks and of alignment
+_ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
+_REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
+_GATHERS = ("all_gather", "broadcast")
+
+
+class _Traits(NamedTuple):
+    """Marks by which a record shows one of the built-in backends."""
+
+    sharding: str | None  # start of `observed.sharding`
+    gathers: bool = False  # parameters, in every step
+    model: str = ""  # part of the class of the wrapped model
+
+
+_BACKENDS = {
+    "single": _Traits(None),
+    "ddp": _Traits("replicated", model="DistributedDataParallel"),
+    "fsdp1_full": _Traits("FULL_SHARD in", gathers=True, model="FullyShardedDataParallel"),
+    "fsdp1_grad_op": _Traits("SHARD_GRAD_OP in", gathers=True, model="FullyShardedDataParallel"),
+    "fsdp1_hybrid": _Traits("HYBRID_SHARD ", gathers=True, model="FullyShardedDataParallel"),
+    "fsdp1_hybrid_grad_op": _Traits("_HYBRID_SHARD_ZERO2 ", gathers=True, model="FullyShardedDataParallel"),
+    "fsdp2": _Traits("S", gathers=True, model="FSDP"),
+    "hsdp": _Traits("R", gathers=True, model="FSDP"),
+    "zero1": _Traits("optimizer state partitioned", gathers=True, model="DeepSpeedEngine"),
+    "zero2": _Traits("gradients and optimizer state partitioned", gathers=True, model="DeepSpeedEngine"),
+    "zero3": _Traits("parameters, gradients and optimizer state partitioned", gathers=True, model="DeepSpeedEngine"),
+}
+
+
+def _observed(record: LaunchRecord) -> ObservedRecord | None:
+    return record["observed"] if record["status"] == "ok" else None
+
+
+def _trainable(observed: ObservedRecord) -> int:
+    return observed.get("trainable_numel", observed["total_numel"])  # all of them in records without the key
+
+
+def _cell_id(record: LaunchRecord) -> Iterable[str] | None:
+    expected = Cell.from_dict(dict(record["cell"])).cell_id
+    return [] if record["cell_id"] == expected else [f"the configuration of cell {record['cell_id']} has the id {expected}"]
+
+
+def _config(record: LaunchRecord) -> Iterable[str] | None:
+    cell, config = record["cell"], record["config"]
+    names = [name for name in {**cell, **config} if cell.get(name) != config.get(name)]
+    return [f"{name} is {cell.get(name)!r} in the cell and {config.get(name)!r} in the configuration" for name in names]
+
+
+def _backend(record: LaunchRecord) -> Iterable[str] | None:
+    observed, cell = _observed(record), record["cell"]
+    if observed is None:
+        return None
+    if observed["backend"] != cell["backend"]:
+        return [f"observed {observed['backend']}, requested {cell['backend']}"]
+    traits, messages = _BACKENDS.get(cell["backend"]), []
+    if traits is not None:
+        if not (observed["sharding"] or "").startswith(traits.sharding or "") or (observed["sharding"] is None) != (
+            traits.sharding is None
+        ):
+            messages.append(f"{cell['backend']} has no sharding {observed['sharding']!r}")
+        if traits.model not in observed["model_class"]:
+            messages.append(f"{cell['backend']} does not wrap a model in {observed['model_class']}")
+        is_zero = any(name.startswith("DeepSpeed") for name in observed["optimizer_chain"])
+        if is_zero != cell["backend"].startswith("zero"):
+            messages.append(f"{cell['backend']} does not step {' > '.join(observed['optimizer_chain'])}")
+    return messages
+
+
+def _possible(record: LaunchRecord) -> Iterable[str] | None:
+    cell = record["cell"]
+    info = backends().get(cell["backend"])
+    if record["status"] != "ok" or info is None:
+        return None
+    messages = [info.ranks_refusal(cell["world_size"], cell.get("shard_size"))]
+    if cell["checkpointing"] and not info.checkpointing:
+        messages.append(f"{info.name} refuses activation checkpointing")
+    recipe = BUILT_IN_RECIPES.get(cell["recipe"])
+    if recipe is not None and not info.supports_recipe(recipe):
+        messages.append(f"{info.name} has no recipe {recipe.name}")
+    return [message for message in messages if message]
+
+
+def _attention(record: LaunchRecord) -> Iterable[str] | None:
+    observed = _observed(record)
+    if observed is None or observed["attention_kernel"] is None:
+        return None
+    kernels, sites = set(observed["attention_kernel"].split("+")), observed.get("attention_sites") or {}
+    mismatch = attention_mismatch(record["cell"]["attention"], sorted(kernels), sites)
+    messages = [mismatch] if mismatch else []
+    called = {kernel for names in sites.values() for kernel in names}
+    if called and called != kernels:
+        messages.append(f"observed {'+'.join(sorted(kernels))}, and the call sites ran {'+'.join(sorted(called))}")
+    return messages
+
+
+def _checkpointing(record: LaunchRecord) -> Iterable[str] | None:
+    observed, flops = _observed(record), record["flops"]
+    modules = observed["checkpointed_modules"] if observed else None
+    if modules is None:
+        return None
+    requested = record["cell"]["checkpointing"]
+    if bool(modules) != requested:
+        return [f"requested {'on' if requested else 'off'}, observed {modules} modules that ran twice"]
+    if requested and flops and flops.get("recomputed_flops_per_step") == 0:
+        return [f"{modules} modules ran twice, and nothing was recomputed"]
+    return []
+
+
+def _shards(record: LaunchRecord) -> Iterable[str] | None:
+    observed, cell = _observed(record), record["cell"]
+    info = backends().get(cell["backend"])
+    if observed is None or cell["backend"] not in _BACKENDS or info is None or None in observed["shard_numel"]:
+        return None
+    trainable, shards = _trainable(observed), [shard for shard in observed["shard_numel"] if shard is not None]
+    messages = []
+    if trainable > observed["total_numel"]:
+        messages.append(f"{trainable} elements train, of {observed['total_numel']}")
+    if cell.get("freeze", "full") != "full" and trainable == observed["total_numel"]:  # a policy may freeze parts by itself
+        messages.append(f"freeze {cell['freeze']}, and all {trainable} elements train")
+    if len(shards) != cell["world_size"]:
+        return [*messages, f"shards of {len(shards)} ranks, of {cell['world_size']}"]
+    copies = len(shards)
+    if info.shards_optimizer:
+        copies = cell["world_size"] // (cell.get("shard_size") or DEFAULT_SHARD_SIZE) if info.hybrid else 1
+        messages += [f"rank {rank} steps all {trainable} elements" for rank, n in enumerate(shards) if n >= trainable]
+    elif set(shards) != {trainable}:
+        messages.append(f"every rank steps all {trainable} elements, observed {shards}")
+    if not messages and not copies * trainable <= sum(shards) <= (1 + PADDING) * copies * trainable:
+        messages.append(f"shards of {sum(shards)} elements together, and {copies} x {trainable} are trained")
+    return messages
+
+
+def _census(record: LaunchRecord) -> dict[int, dict[str, list[CensusRecord]]] | None:
+    """Return the census by rank and kind; None where the launch is not ok or was not audited completely."""
+    precision = record["precision"]
+    if record["status"] != "ok" or not precision or not precision["census"] or precision.get("problems"):
+        return None
+    by_rank: dict[int, dict[str, list[CensusRecord]]] = defaultdict(lambda: defaultdict(list))
+    for entry in precision["census"]:
+        by_rank[entry["rank"]][entry["kind"]].append(entry)
+    return by_rank
+
+
+def _census_sizes(record: LaunchRecord) -> Iterable[str] | None:
+    census, observed = _census(record), record["observed"]
+    if census is None or observed is None:
+        return None
+    messages = []
+    if sorted(census) != list(range(record["cell"]["world_size"])):
+        messages.append(f"a census of ranks {', '.join(map(str, sorted(census)))}, of {record['cell']['world_size']}")
+    for rank, kinds in census.items():
+        for entry in (entry for entries in kinds.values() for entry in entries):
+            size = _ITEM_BYTES.get(entry["dtype"])
+            if size is not None and entry["bytes"] != size * entry["elements"]:
+                messages.append(f"rank {rank}: {entry['elements']} {entry['dtype']} {entry['kind']} in {entry['bytes']} bytes")
+            if entry["device"] != observed["device"][rank]:
+                messages.append(f"rank {rank}: {entry['kind']} on {entry['device']}, the rank on {observed['device'][rank]}")
+        moments = sum(entry["elements"] for entry in kinds.get("exp_avg", ()))
+        if moments and moments != observed["shard_numel"][rank]:
+            messages.append(f"rank {rank}: {moments} first moments, {observed['shard_numel'][rank]} elements stepped")
+    return messages
+
+
+def _recipe(record: LaunchRecord) -> Iterable[str] | None:
+    census, recipe = _census(record), BUILT_IN_RECIPES.get(record["cell"]["recipe"])
+    if census is None or recipe is None or record["cell"]["backend"] not in _BACKENDS:
+        return None
+    messages = []
+    for rank, kinds in census.items():
+        dtypes = {kind: {entry["dtype"] for entry in entries} for kind, entries in kinds.items()}
+        stepped = "master" if "master" in dtypes else "parameter"
+        expected = [] if recipe.stepped is None else [(stepped, recipe.stepped), ("exp_avg", recipe.stepped)]
+        expected += [("parameter", recipe.storage)] if stepped == "master" else []
+        expected += [("product", recipe.compute)]
+        messages += [
+            f"rank {rank}: {kind} in {', '.join(sorted(dtypes[kind]))}, and {recipe.name} has {dtype}"
+            for kind, dtype in expected
+            if kind in dtypes and dtype not in dtypes[kind]
+        ]
+    return messages
+
+
+def _bytes(collectives: Mapping[str, CollectiveRecord], names: Iterable[str]) -> int:
+    return sum(collectives[name]["bytes"] for name in names if name in collectives)
+
+
+def _collectives(record: LaunchRecord) -> Iterable[str] | None:
+    observed, collectives, cell = _observed(record), record["collectives"], record["cell"]
+    traits, recipe = _BACKENDS.get(cell["backend"]), BUILT_IN_RECIPES.get(cell["recipe"])
+    if observed is None or collectives is None or traits is None or recipe is None:
+        return None
+    if cell["world_size"] == 1:
+        return []
+    # Gradients and parameters travel in the dtype of live parameters, each at least once in a step.
+    least = _ITEM_BYTES[recipe.storage] * _trainable(observed)
+    messages, reduced, gathered = [], _bytes(collectives, _REDUCTIONS), _bytes(collectives, _GATHERS)
+    if reduced < least:
+        messages.append(f"{reduced} bytes reduced in a step, and the gradients in {recipe.storage} take {least}")
+    if traits.gathers and gathered < least:
+        messages.append(f"{gathered} bytes gathered in a step, and {cell['backend']} gathers at least {least}")
+    return messages + [
+        f"{name}: {calls['count']} calls of {calls['bytes']} bytes" for name, calls in collectives.items() if calls["count"] < 1
+    ]
+
+
+def _reductions(record: LaunchRecord) -> Iterable[str] | None:
+    census, collectives = _census(record), record["collectives"]
+    if census is None or collectives is None:
+        return None
+    counted = [sum(entry["bytes"] for entry in kinds.get("reduction", ())) for kinds in census.values()]
+    if not any(counted):
+        return None
+    reduced = _bytes(collectives, _REDUCTIONS)
+    if isclose(max(counted), reduced, rel_tol=PADDING, abs_tol=64):
+        return []
+    return [f"{reduced} bytes reduced by the collectives of a step, {max(counted)} by the census"]
+
+
+OBSERVED_INVARIANTS = (
+    Invariant("the id of a cell is the hash of its configuration", _cell_id),
+    Invariant("the configuration of the launch is that of its cell", _config),
+    Invariant("the backend observed is the one requested", _backend),
+    Invariant("the backend can run such a cell", _possible),
+    Invariant("the attention kernel is the one requested, at every call site", _attention),
+    Invariant("checkpointing is as requested", _checkpointing),
+    Invariant("shards of all ranks add up to what is trained", _shards),
+    Invariant("the census has every rank, and the sizes of its shards", _census_sizes),
+    Invariant("the dtypes of the census are those of the recipe", _recipe),
+    Invariant("collectives carry the gradients, and the parameters that are gathered", _collectives),
+    Invariant("reductions of the census are those of the collectives", _reductions),
+)

@@ -1,0 +1,170 @@
+"""Invariants of the figures of one record: they are finite, agree with one another, and are possible at all."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from benchbox.analysis.invariant import Invariant
+from benchbox.registry.recipes import BUILT_IN_RECIPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from benchbox.registry.launch_record import LaunchRecord
+
+# Host window and steps are read by different clocks, and a rank enters the window a barrier before its first step.
+CLOCK_TOLERANCE = 0.02
+
+_WHOLE_PARAMETERS = ("single", "ddp", "zero1", "zero2")  # on every rank
+_SHARDED_MASTERS = ("fsdp1_full", "fsdp1_grad_op", "fsdp1_hybrid", "fsdp1_hybrid_grad_op", "fsdp2", "hsdp")
+_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def _status_and_error(record: LaunchRecord) -> Iterable[str] | None:
+    error = record["error"]
+    if record["status"] != "ok" or error is None:
+        return []
+    return [f"status ok, and the error is {error['type']}: {error['message']}"]
+
+
+def _finite(record: LaunchRecord) -> Iterable[str] | None:
+    if record["status"] != "ok":
+        return None
+    series = {"loss": record["loss"] or [], "grad_norm": record["grad_norm"] or []}
+    # JSON has no NaN: a record keeps null in its place.
+    messages = [
+        f"{name} of step {step} is not a finite number"
+        for name, values in series.items()
+        for step, value in enumerate(values)
+        if value is None or not math.isfinite(value)
+    ]
+    norms = (value for value in series["grad_norm"] if value is not None)
+    return messages + [f"a gradient norm is {value}" for value in norms if value < 0]
+
+
+def _positive_times(record: LaunchRecord) -> Iterable[str] | None:
+    if record["step_time_s"] is None:
+        return None
+    messages = [
+        f"rank {rank}: step {step} took {time_s} s"
+        for rank, steps in enumerate(record["step_time_s"]["per_rank"])
+        for step, time_s in enumerate(steps)
+        if not 0 < time_s < math.inf
+    ]
+    for name, phase in (record["phases_s"] or {}).items():
+        messages += [f"rank {rank}: negative {name}" for rank, times in enumerate(phase["per_rank"]) if min(times) < 0]
+    return messages
+
+
+def _launch_contains_steps(record: LaunchRecord) -> Iterable[str] | None:
+    datetime.fromisoformat(record["started_at"])
+    if record["step_time_s"] is None:
+        return None
+    longest = max(sum(steps) for steps in record["step_time_s"]["per_rank"])
+    if longest > record["duration_s"]:
+        return [f"the steps took {longest:.3f} s, and the launch {record['duration_s']:.3f} s"]
+    return []
+
+
+def _window_contains_steps(record: LaunchRecord) -> Iterable[str] | None:
+    host_state, step_time = record.get("host"), record["step_time_s"]
+    if not host_state or step_time is None:
+        return None
+    messages = []
+    for host in host_state["hosts"]:
+        longest = max(sum(step_time["per_rank"][rank]) for rank in host["ranks"])
+        if longest > (1 + CLOCK_TOLERANCE) * host["window_s"]:
+            messages.append(f"the steps took {longest:.3f} s, and the host was observed over {host['window_s']:.3f} s")
+        if host["window_s"] > record["duration_s"]:
+            messages.append(f"the host was observed over {host['window_s']:.3f} s, and the launch took less")
+    return messages
+
+
+def _worst_memory(record: LaunchRecord) -> Iterable[str] | None:
+    memory = record["memory"]
+    if memory is None:
+        return None
+    messages, worst, peaks = [], memory["worst"], memory["per_rank"]
+    allocated, reserved = [peak["allocated_peak_bytes"] for peak in peaks], [peak["reserved_peak_bytes"] for peak in peaks]
+    comparisons = (
+        ("allocated", worst["allocated_peak_bytes"], allocated),
+        ("reserved", worst["reserved_peak_bytes"], reserved),
+    )
+    for name, value, of_ranks in comparisons:
+        known = [peak for peak in of_ranks if peak is not None]
+        if value != (max(known) if len(known) == len(of_ranks) else None):
+            messages.append(f"the worst {name} peak is {value}, and the ranks have {of_ranks}")
+    sizes = allocated if worst["reserved_peak_bytes"] is None else reserved
+    if not messages and sizes[worst["rank"]] != max(size or 0 for size in sizes):
+        messages.append(f"rank {worst['rank']} is named as the worst, and the ranks have {sizes}")
+    return messages
+
+
+def _memory_source(record: LaunchRecord) -> Iterable[str] | None:
+    memory, observed = record["memory"], record["observed"]
+    if memory is None or observed is None:
+        return None
+    is_cuda = all(device.startswith("cuda") for device in observed["device"])
+    if (memory["source"] == "torch.cuda") != is_cuda:
+        return [f"memory of source {memory['source']}, and the ranks ran on {', '.join(sorted(set(observed['device'])))}"]
+    return []
+
+
+def least_state_bytes(record: LaunchRecord) -> list[int] | None:
+    """Return bytes of parameters, masters and Adam moments that every rank must hold, or None where they are not known.
+
+    With P parameters, and S of them stepped on a rank: s*P + (m + 2*o)*S bytes where parameters are whole on every rank, else
+    (s + m + 2*o)*S. s, m, o are the bytes of a live parameter, a master and a moment in the recipe (ZeRO, arXiv:1910.02054,
+    section 3). FSDP shards what is stepped: s is that of a master there, and m is 0. Gradients, activations and buffers come
+    on top: this is a bound from below, and no prediction.
+    """
+    observed, cell = record["observed"], record["cell"]
+    recipe = BUILT_IN_RECIPES.get(cell["recipe"])
+    if observed is None or recipe is None:
+        return None
+    shards = [shard for shard in observed["shard_numel"] if shard is not None]
+    if len(shards) < len(observed["shard_numel"]):
+        return None
+    stored, stepped = _BYTES[recipe.storage], _BYTES[recipe.stepped or recipe.storage]
+    state = (stepped if recipe.masters else 0) + 2 * stepped
+    if cell["backend"] in _WHOLE_PARAMETERS:
+        return [stored * observed["total_numel"] + state * shard for shard in shards]
+    if cell["backend"] == "zero3":
+        return [(stored + state) * shard for shard in shards]
+    if cell["backend"] in _SHARDED_MASTERS:
+        return [3 * stepped * shard for shard in shards]
+    return None
+
+
+def _memory_bound(record: LaunchRecord) -> Iterable[str] | None:
+    bounds = least_state_bytes(record)
+    if record["status"] != "ok" or record["memory"] is None or bounds is None:
+        return None
+    peaks = [peak["allocated_peak_bytes"] for peak in record["memory"]["per_rank"]]
+    return [
+        f"rank {rank}: {peak} bytes at the peak, and parameters, masters and moments alone take {bound}"
+        for rank, (peak, bound) in enumerate(zip(peaks, bounds, strict=True))
+        if peak is not None and peak < bound
+    ]
+
+
+def _utilisations_agree(record: LaunchRecord) -> Iterable[str] | None:
+    mfu, hfu = record["mfu"], record.get("hfu")
+    if mfu is None or hfu is None:
+        return None
+    return [] if hfu >= mfu else [f"HFU {hfu:.3f} is below MFU {mfu:.3f}"]
+
+
+PLAUSIBLE_INVARIANTS = (
+    Invariant("ok means no error", _status_and_error),
+    Invariant("loss and gradient norm are finite in every step", _finite),
+    Invariant("every step takes time", _positive_times),
+    Invariant("a launch lasts at least as long as its steps", _launch_contains_steps),
+    Invariant("the host was observed for as long as the steps took", _window_contains_steps),
+    Invariant("worst memory = maximum over ranks", _worst_memory),
+    Invariant("memory is measured where the device says", _memory_source),
+    Invariant("memory holds parameters, masters and moments", _memory_bound),
+    Invariant("HFU is not below MFU", _utilisations_agree),
+)

@@ -1,0 +1,66 @@
+"""Tests repeated while a run goes on: at which numbers of launches a run looks, and what each look may spend.
+
+A test at 1% that is repeated after every launch is wrong far more often than once in a hundred. The looks are therefore fixed
+before the first launch, at most K of them, and each spends alpha / K of the probability of a wrong verdict: alpha spending
+with the function alpha * k / K at look k (Lan and DeMets, Biometrika 70, 1983). The probability that any look is wrong is at
+most the sum over looks (Bonferroni), whatever their dependence, so that nothing is assumed about the launches. That is
+conservative: looks at the same launches depend on one another.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchbox.analysis.comparability import compare_with_reference, reference_pairs
+from benchbox.analysis.inference import ALPHA, ONE_TEST, RELEVANT, Criteria, launches_to_settle
+from benchbox.analysis.summary import summarize
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from benchbox.analysis.comparability import Comparison
+    from benchbox.registry.launch_record import LaunchRecord
+    from benchbox.store.run import Run
+
+MAX_LOOKS = 6  # the number of launches doubles every two looks: the last has 5.7 times those of the first
+
+
+def look_launches(pairs: int, *, looks: int = MAX_LOOKS) -> tuple[int, ...]:
+    """Return the number of launches of each cell at every look. At the first, a difference could settle all pairs."""
+    first = launches_to_settle(pairs, alpha=ALPHA / looks)
+    return tuple(math.ceil(first * 2 ** (look / 2)) for look in range(looks))
+
+
+def criteria_of(run: Run) -> Criteria:
+    """Return the criteria of the verdicts of a run: stricter ones where it looks several times."""
+    if run.sequential is None:
+        return ONE_TEST
+    return Criteria(alpha=ALPHA / len(run.sequential["looks"]), relevant=run.sequential["resolution"], complete=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Verdicts after the launches of a look. Pairs that cannot be compared, as of a failed cell, are not waited for."""
+
+    settled: tuple[Comparison, ...]
+    unsettled: tuple[Comparison, ...]
+    refused: tuple[Comparison, ...]
+
+
+def look_at(run: Run, records: Iterable[LaunchRecord]) -> Look:
+    """Judge all pairs of a run by the launches of its current look."""
+    comparisons = compare_with_reference(
+        summarize(run, records), run.reference, run.matrix.get("axes") or {}, criteria_of(run)
+    ).values()
+    return Look(
+        settled=tuple(comparison for comparison in comparisons if comparison.is_settled),
+        unsettled=tuple(comparison for comparison in comparisons if comparison.verdict == "inconclusive"),
+        refused=tuple(comparison for comparison in comparisons if comparison.effect is None),
+    )
+
+
+def plan_looks(run: Run, resolution: float = RELEVANT) -> dict[str, Any]:
+    """Return `Run.sequential` of a run that looks several times, from the pairs that its plan has."""
+    return {"looks": list(look_launches(max(1, reference_pairs(run.cells.values(), run.reference)))), "resolution": resolution}

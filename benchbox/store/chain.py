@@ -1,0 +1,133 @@
+"""Hash chain over the plan and the records of a run, `chain.jsonl`: shows what was edited, removed or reordered afterwards.
+
+A line is appended, and on disk, before the file that it describes is written. Its digest is the SHA-256 of the digest of the
+line before and of its own content, so that the last digest, the head, stands for everything before it. A launch that is
+measured again adds a line, and its earlier line stays.
+
+The chain has no key. Whoever can edit a record can also compute all digests anew. What they cannot do is keep the head: it
+is printed when a run ends and in its report, and `benchbox verify --head` compares. Nor does a chain show that what was written
+first was true: invariants are for that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict, cast
+
+from benchbox.store.files import replace_non_finite
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+Kind = Literal["plan", "record", "adopted", "removed"]
+
+
+class ChainEntry(TypedDict):
+    """One line. `adopted` is a record that was there before the chain began, `removed` one that the runner discarded."""
+
+    kind: Kind
+    cell_id: NotRequired[str]
+    launch: NotRequired[int]
+    sha256: str | None  # of the content; null when it was removed
+    digest: str
+
+
+class ChainReading(NamedTuple):
+    """Entries up to the first line that is not an entry or does not follow from the line before it, and what is wrong there."""
+
+    entries: list[ChainEntry]
+    defect: str | None
+
+    @property
+    def head(self) -> str | None:
+        return self.entries[-1]["digest"] if self.entries else None
+
+
+def content_sha256(value: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a JSON object, whatever its layout and the order of its keys."""
+    text = json.dumps(replace_non_finite(value), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plan_sha256(values: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the content of `run.json` without the time at which it was written."""
+    return content_sha256({name: value for name, value in values.items() if name != "created_at"})
+
+
+def _digest(previous: str, entry: Mapping[str, Any]) -> str:
+    content = {name: value for name, value in entry.items() if name != "digest"}
+    return hashlib.sha256(f"{previous}\n{content_sha256(content)}".encode()).hexdigest()
+
+
+class Chain:
+    """The chain of one run directory. Only the command that holds the lock of the run appends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def exists(self) -> bool:
+        return self.path.is_file()
+
+    def append(self, entries: Iterable[Mapping[str, Any]]) -> None:
+        """Append entries (without digests), and return when they are on disk."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a+b") as stream:
+            end = stream.seek(0, os.SEEK_END)
+            stream.seek(max(0, end - 4096))  # longer than any two lines: the cost does not grow with the chain
+            *lines, torn = stream.read().split(b"\n")
+            if torn:  # the machine stopped within a line, whose record was not written yet
+                stream.truncate(end - len(torn))
+            previous = str(json.loads(lines[-1])["digest"]) if lines else ""
+            for entry in entries:
+                previous = _digest(previous, entry)
+                stream.write(json.dumps({**entry, "digest": previous}).encode() + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def head(self) -> str | None:
+        """Return the last digest, or None without a chain."""
+        return self.read().head if self.exists() else None
+
+    def describe(self) -> str:
+        """Return one line: the head and the number of entries, or that there is no chain."""
+        if not self.exists():
+            return "no chain: the records predate it, and an edit that violates no invariant cannot be seen"
+        reading = self.read()
+        adopted = sum(entry["kind"] == "adopted" for entry in reading.entries)
+        older = f", {adopted} of records that are older than the chain" if adopted else ""
+        return f"chain of {len(reading.entries)} entries{older}, head {reading.head}"
+
+    def head_problem(self, head: str) -> str | None:
+        """Return how a head that was printed earlier contradicts the chain, or None when the chain continues from it."""
+        if not self.exists():
+            return "there is no chain to compare the head with"
+        if any(entry["digest"] == head for entry in self.read().entries):
+            return None
+        return f"no entry of the chain has the digest {head}: the chain was made anew after that head was printed"
+
+    def sha256_by_launch(self) -> dict[tuple[str, int], str | None]:
+        """Return what the last entry of each launch says; empty when there is no chain, or one that was edited."""
+        reading = self.read() if self.exists() else ChainReading([], None)
+        if reading.defect:
+            return {}
+        launches = (entry for entry in reading.entries if entry["kind"] != "plan")
+        return {(entry["cell_id"], entry["launch"]): entry["sha256"] for entry in launches}
+
+    def read(self) -> ChainReading:
+        """Read the chain and check every digest."""
+        text = self.path.read_text(encoding="utf-8", errors="replace")
+        entries: list[ChainEntry] = []
+        for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
+            try:
+                entry = json.loads(line)
+                expected = _digest(entries[-1]["digest"] if entries else "", entry)
+                is_entry = isinstance(entry["kind"], str) and entry["digest"] == expected
+            except (AttributeError, KeyError, TypeError, ValueError):
+                is_entry = False
+            if not is_entry:
+                return ChainReading(entries, f"line {number} does not follow: it or a line before it was edited or removed")
+            entries.append(cast("ChainEntry", entry))
+        return ChainReading(entries, None)

@@ -1,0 +1,444 @@
+"""`benchbox verify` as an adversary would be met: each corruption of a real run is rejected for its own reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from copy import deepcopy
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from benchbox.analysis.invariants import verify_records, verify_run
+from benchbox.errors import EXIT_OK, EXIT_THRESHOLD
+from benchbox.spec.cell import Cell
+from benchbox.store.files import write_json
+from benchbox.store.run import RunStore
+
+MATRIX = """\
+name: small
+policy: pi07_low_level
+size: tiny
+data: synthetic
+world_size: 2
+axes: {backend: [ddp, fsdp2]}
+batch: 1
+measure: {warmup_steps: 1, steps: 2, launches: 2}
+reference: {backend: ddp}
+"""
+
+
+def benchbox(*arguments):
+    command = [sys.executable, "-m", "benchbox.cli.app", *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Two backends, each launched twice: the only launches of this file."""
+    folder = tmp_path_factory.mktemp("verify")
+    matrix = folder / "small.yaml"
+    matrix.write_text(MATRIX)
+    done = benchbox("run", matrix, "--out", folder / "run")
+    assert done.returncode == EXIT_OK, done.stderr
+    assert re.search(r"^chain of 5 entries, head [0-9a-f]{64}$", done.stdout, re.MULTILINE)
+    return folder / "run"
+
+
+@pytest.fixture
+def run(measured, tmp_path):
+    return RunStore(Path(shutil.copytree(measured, tmp_path / "run")))
+
+
+@pytest.fixture(scope="module")
+def records(measured):
+    return {record["cell"]["backend"]: record for record in RunStore(measured).records()}
+
+
+def relabel(record, **changes):
+    """Edit a cell everywhere that a careful forger would: configuration and id as well."""
+    record["cell"] = {**record["cell"], **changes}
+    record["config"] = dict(record["cell"])
+    record["cell_id"] = Cell.from_dict(dict(record["cell"])).cell_id
+    if "backend" in changes:
+        record["observed"]["backend"] = changes["backend"]
+
+
+def as_fsdp2(record, *, shards=False):
+    relabel(record, backend="fsdp2")
+    record["observed"] |= {"sharding": "S(0) on mesh (2,) in 7 units", "model_class": "FSDPPolicy"}
+    if shards:
+        record["observed"]["shard_numel"] = [numel // 2 for numel in record["observed"]["shard_numel"]]
+
+
+def as_fp32(record, *, census=False):
+    relabel(record, recipe="fp32")
+    for entry in record["precision"]["census"] if census else ():
+        if entry["dtype"] == "bfloat16" and entry["kind"] != "reduction":
+            entry |= {"dtype": "float32", "bytes": 2 * entry["bytes"]}
+
+
+def without_recomputation(record):
+    relabel(record, checkpointing=True)
+    record["observed"]["checkpointed_modules"] = 4
+    record["flops"]["recomputed_flops_per_step"] = 0
+    for tower in record["flops"]["per_tower"].values():
+        tower["recomputed"] = 0
+
+
+def scale_memory(record, factor):
+    for peak in [*record["memory"]["per_rank"], record["memory"]["worst"]]:
+        peak["allocated_peak_bytes"] = int(peak["allocated_peak_bytes"] * factor)
+
+
+def name_another_worst_rank(record):
+    first, second = record["memory"]["per_rank"]
+    first["allocated_peak_bytes"] = second["allocated_peak_bytes"] - 1
+    record["memory"]["worst"] |= {"rank": 0, "allocated_peak_bytes": second["allocated_peak_bytes"]}
+
+
+def scale_times(record, factor):
+    """Make a launch faster in every figure that a report reads."""
+    times = record["step_time_s"]
+    times["per_rank"] = [[step * factor for step in steps] for steps in times["per_rank"]]
+    times["slowest"] = [max(step) for step in zip(*times["per_rank"], strict=True)]
+    for phase in record["phases_s"].values():
+        phase["per_rank"] = [[step * factor for step in steps] for steps in phase["per_rank"]]
+    throughput = record["throughput"]
+    throughput["global_samples_per_s"] = 2 / ((times["slowest"][0] + times["slowest"][1]) / 2)
+    throughput["per_rank_samples_per_s"] = [1 / ((first + second) / 2) for first, second in times["per_rank"]]
+
+
+def census_of(record, kind):
+    return next(entry for entry in record["precision"]["census"] if entry["kind"] == kind)
+
+
+def edit(path, value):
+    """Return an edit that sets one value of a record, named by its keys."""
+
+    def apply(record):
+        *parents, last = path.split(".")
+        for key in parents:
+            record = record[int(key) if isinstance(record, list) else key]
+        last = int(last) if isinstance(record, list) else last
+        record[last] = value(record[last]) if callable(value) else value
+
+    return apply
+
+
+BACKEND, SHARDS = "the backend observed is the one requested", "shards of all ranks add up to what is trained"
+CENSUS = "the census has every rank, and the sizes of its shards"
+RECIPE = "the dtypes of the census are those of the recipe"
+COLLECTIVES = "collectives carry the gradients, and the parameters that are gathered"
+ATTENTION = "the attention kernel is the one requested, at every call site"
+WORST = "worst memory = maximum over ranks"
+THROUGHPUT = "throughput follows from the slowest rank's step times"
+FAILED = {"type": "RuntimeError", "message": "illegal memory access", "rank": 1, "phase": None, "traceback": None}
+
+RECORD_CORRUPTIONS = {
+    "another backend ran": ("ddp", edit("observed.backend", "single"), BACKEND, "observed single"),
+    "ddp is called fsdp2": ("ddp", lambda r: relabel(r, backend="fsdp2"), BACKEND, "no sharding 'replicated'"),
+    "and its sharding is forged": ("ddp", as_fsdp2, SHARDS, "steps all"),
+    "and its shards are": ("ddp", lambda r: as_fsdp2(r, shards=True), CENSUS, "first moments"),
+    "one rank ran": ("ddp", edit("observed.world_size", 1), "the world size observed is the one requested", "observed 1"),
+    "single on two ranks": ("ddp", lambda r: relabel(r, backend="single"), "the backend can run such a cell", "at most 1 rank"),
+    "another kernel": ("ddp", edit("observed.attention_kernel", "eager"), ATTENTION, "requested sdpa"),
+    "another kernel at a site": ("ddp", edit("observed.attention_sites", {"layers.*": ["eager"]}), ATTENTION, "call sites ran"),
+    "checkpointed unasked": ("ddp", edit("observed.checkpointed_modules", 4), "checkpointing is as requested", "requested off"),
+    "recomputed nothing": ("ddp", without_recomputation, "checkpointing is as requested", "nothing was recomp"),
+    "a lost shard": ("fsdp2", edit("observed.shard_numel.1", lambda n: n - 1000), SHARDS, "elements together"),
+    "more trained than there is": ("ddp", edit("observed.trainable_numel", lambda n: n + 1), SHARDS, "elements train, of"),
+    "frozen in name only": ("ddp", lambda r: relabel(r, freeze="freeze_vision"), SHARDS, "freeze freeze_vision, and all"),
+    "no census of a rank": (
+        "ddp",
+        lambda r: r["precision"].update(census=[entry for entry in r["precision"]["census"] if entry["rank"] == 0]),
+        CENSUS,
+        "a census of ranks 0",
+    ),
+    "bytes of another dtype": (
+        "ddp",
+        lambda r: census_of(r, "exp_avg").update(dtype="bfloat16"),
+        CENSUS,
+        "bfloat16 exp_avg in",
+    ),
+    "a tensor elsewhere": ("ddp", lambda r: census_of(r, "master").update(device="cuda:0"), CENSUS, "master on cuda:0"),
+    "an edited recipe": ("fsdp2", as_fp32, RECIPE, "fp32 has float32"),
+    "a recipe of 16-bit moments": ("ddp", lambda r: relabel(r, recipe="bf16_pure"), RECIPE, "bf16_pure has bfloat16"),
+    "an edited recipe with its census": ("fsdp2", lambda r: as_fp32(r, census=True), COLLECTIVES, "gradients in float32"),
+    "an edited recipe without its id": (
+        "ddp",
+        lambda r: r.update(cell={**r["cell"], "recipe": "fp32"}),
+        "the id of a cell is the hash of its configuration",
+        "has the id",
+    ),
+    "another configuration ran": (
+        "ddp",
+        edit("config.optim", lambda optim: {**optim, "lr": 1.0}),
+        "the configuration of the launch is that of its cell",
+        "optim is",
+    ),
+    "gradients not reduced": ("ddp", edit("collectives", {}), COLLECTIVES, "0 bytes reduced"),
+    "parameters not gathered": ("fsdp2", edit("collectives.all_gather.bytes", 8), COLLECTIVES, "8 bytes gathered"),
+    "more reduced than the census has": (
+        "ddp",
+        edit("collectives.all_reduce.bytes", lambda n: 2 * n),
+        "reductions of the census are those of the collectives",
+        "by the census",
+    ),
+    "a smaller headline": (
+        "ddp",
+        edit("memory.worst.allocated_peak_bytes", lambda n: n // 2),
+        WORST,
+        "worst allocated",
+    ),
+    "another rank in the headline": ("ddp", name_another_worst_rank, WORST, "rank 0 is named"),
+    "a rank without memory": ("ddp", lambda r: r["memory"]["per_rank"].pop(), "every rank is present", "1 of 2 ranks"),
+    "less memory than the state takes": (
+        "ddp",
+        lambda r: scale_memory(r, 0.25),
+        "memory holds parameters, masters and moments",
+        "alone take",
+    ),
+    "device memory on a CPU": ("ddp", edit("memory.source", "torch.cuda"), "memory is measured where the device says", "cpu"),
+    "a NaN loss beside ok": ("ddp", edit("loss.1", None), "loss and gradient norm are finite in every step", "loss of step 1"),
+    "an infinite norm beside ok": (
+        "ddp",
+        edit("grad_norm.2", float("inf")),
+        "loss and gradient norm are finite in every step",
+        "grad_norm of step 2",
+    ),
+    "an error beside ok": ("ddp", edit("error", FAILED), "ok means no error", "illegal memory access"),
+    "a failure without error": ("ddp", edit("status", "crash"), "nothing is unknown without a reason", "no error says why"),
+    "unchecked beside ok": ("ddp", edit("unchecked_reason", "x"), "what is ok was checked against the request", "x"),
+    "twice the throughput": ("ddp", edit("throughput.global_samples_per_s", lambda n: 2 * n), THROUGHPUT, "step times give"),
+    "a faster rank": ("ddp", edit("throughput.per_rank_samples_per_s.1", lambda n: 2 * n), THROUGHPUT, "rank 1"),
+    "a fast rank as the slowest": (
+        "ddp",
+        edit("step_time_s.slowest", lambda steps: [step / 2 for step in steps]),
+        "slowest = maximum over ranks, step by step",
+        "is not the maximum",
+    ),
+    "a step before it began": ("ddp", edit("step_time_s.per_rank.0.0", -0.1), "every step takes time", "took -0.1 s"),
+    "phases beyond the step": (
+        "ddp",
+        edit("phases_s.forward.per_rank.1", lambda steps: [10 * step for step in steps]),
+        "phases sum to the step within 2%, on every rank; on a host that may be busy to no more",
+        "rank 1",
+    ),
+    "a launch too short": (
+        "ddp",
+        edit("duration_s", 0.01),
+        "a launch lasts at least as long as its steps",
+        "0.010",
+    ),
+    "a host not observed": (
+        "ddp",
+        edit("host.hosts.0.window_s", 0.01),
+        "the host was observed for as long as the steps took",
+        "0.010 s",
+    ),
+    "FLOPs that nobody computed": (
+        "ddp",
+        edit("flops.model_flops_per_step", lambda n: 2 * n),
+        "FLOPs counted are those of the formula within 1%",
+        "by formula",
+    ),
+    "lost samples": ("ddp", edit("samples.0", 1), "samples = batch x accumulation x ranks x steps", "3 samples"),
+    "a lost step": ("ddp", lambda r: r["loss"].pop(), "as many steps as asked for", "2 of 3 steps in loss"),
+    "MFU above 1": ("ddp", edit("mfu", 1.33), "MFU and HFU are between 0 and 1, or null", "MFU 1.330"),
+    "HFU below MFU": ("ddp", lambda r: r.update(mfu=0.5, hfu=0.4), "HFU is not below MFU", "HFU 0.400"),
+}
+
+
+def test_the_untouched_run_violates_nothing_and_every_invariant_of_its_files_applies(run):
+    result = verify_run(run)
+    assert result.violations == ()
+    assert [sentence for sentence, count in result.not_applicable.items() if count == len(list(run.records()))] == [
+        "reserved >= allocated memory, on every rank",
+        "MFU and HFU are between 0 and 1, or null",
+        "HFU is not below MFU",
+    ]
+
+
+@pytest.mark.parametrize("corruption", RECORD_CORRUPTIONS)
+def test_a_corrupt_record_is_rejected_for_its_own_reason(records, corruption):
+    backend, corrupt, sentence, fragment = RECORD_CORRUPTIONS[corruption]
+    record = deepcopy(records[backend])
+    assert verify_records([record]).violations == ()
+    corrupt(record)
+    messages = [violation.message for violation in verify_records([record]).violations if violation.sentence == sentence]
+    assert any(fragment in message for message in messages), messages
+
+
+def path_of(run, backend="ddp", launch=1):
+    cell_id = next(cell_id for cell_id, cell in run.run().cells.items() if cell["backend"] == backend)
+    return run.record_path(cell_id, launch)
+
+
+def edit_record(run, corrupt, launch=1):
+    path = path_of(run, launch=launch)
+    record = json.loads(path.read_text())
+    corrupt(record)
+    write_json(path, record)
+
+
+def faster_with_rank_files(run):
+    edit_record(run, lambda record: scale_times(record, 2.0))
+    for rank in range(2):
+        file = path_of(run).with_suffix("") / f"rank{rank}.json"
+        result = json.loads(file.read_text())
+        result["step_time_s"] = [2.0 * step for step in result["step_time_s"]]
+        result["phases_s"] = {name: [2.0 * step for step in steps] for name, steps in result["phases_s"].items()}
+        write_json(file, result)
+
+
+def swap_launches(run):
+    first, second = (json.loads(path_of(run, launch=launch).read_text()) for launch in (1, 2))
+    write_json(path_of(run, launch=1), second | {"launch": 1})
+    write_json(path_of(run, launch=2), first | {"launch": 2})
+
+
+def edit_lines(run, change):
+    lines = run.chain.path.read_text().splitlines(keepends=True)
+    run.chain.path.write_text("".join(change(lines)))
+
+
+def edit_plan(run, change):
+    values = json.loads((run.path / "run.json").read_text())
+    change(values)
+    write_json(run.path / "run.json", values)
+
+
+def restore_an_earlier_record(run):
+    earlier = path_of(run).read_text()
+    run.write_record(json.loads(earlier) | {"duration_s": 99.0})
+    path_of(run).write_text(earlier)
+
+
+def edit_text(run, name, old, new):
+    path = run.path / name
+    text = path.read_text()
+    path.write_text(re.sub(old, new, text, count=1))
+    assert path.read_text() != text
+
+
+def drop_a_row(run):
+    path = run.path / "table.parquet"
+    pd.read_parquet(path).iloc[1:].to_parquet(path, index=False)
+
+
+def double_all_flops(record):
+    flops = record["flops"]
+    flops["model_flops_per_step"] *= 2
+    for tower in flops["per_tower"].values():
+        tower |= {name: 2 * tower[name] for name in ("forward", "backward")}
+
+
+CHAIN, TABLES = "records are those that the chain has", "tables are those of the records"
+RATIOS = "ratios of the report follow from the records"
+
+RUN_CORRUPTIONS = {
+    "a faster launch": (
+        lambda run: edit_record(run, lambda record: scale_times(record, 0.5)),
+        "records are what their ranks wrote",
+        "step_time_s differs from the results of its ranks",
+    ),
+    "an edited loss curve": (
+        lambda run: edit_record(run, edit("loss", [3.0, 2.0, 1.0])),
+        "records are what their ranks wrote",
+        "loss differs",
+    ),
+    "a slower launch with the results of its ranks": (
+        faster_with_rank_files,
+        "step times agree with the events of the ranks",
+        "lie between its events",
+    ),
+    "a rank that did not end": (
+        lambda run: edit_text(run, path_of(run).with_suffix("") / "events-rank1.jsonl", r"\{[^}]*done[^}]*\}\n", ""),
+        "step times agree with the events of the ranks",
+        "its last event is not done",
+    ),
+    "an edited record": (lambda run: edit_record(run, edit("duration_s", 99.0)), CHAIN, "edited after it was measured"),
+    "a removed record": (lambda run: path_of(run).unlink(), CHAIN, "was removed"),
+    "records in another order": (swap_launches, CHAIN, "edited after it was measured"),
+    "an earlier record": (restore_an_earlier_record, CHAIN, "an earlier record of this launch"),
+    "a removed line of the chain": (
+        lambda run: edit_lines(run, lambda lines: [*lines[:2], *lines[3:]]),
+        CHAIN,
+        "line 3 does not follow",
+    ),
+    "a chain in another order": (
+        lambda run: edit_lines(run, lambda lines: [lines[1], lines[0], *lines[2:]]),
+        CHAIN,
+        "line 1 does not follow",
+    ),
+    "a chain without its end": (lambda run: edit_lines(run, lambda lines: lines[:-1]), CHAIN, "the chain does not have it"),
+    "an edited plan": (lambda run: edit_plan(run, edit("reference", {})), CHAIN, "run.json is not the plan"),
+    "another cell in the plan": (
+        lambda run: edit_plan(run, edit("cells.0.cell.seed", 7)),
+        "cells of records are those of the plan",
+        "its cell is not that of the plan",
+    ),
+    "an edited table": (
+        lambda run: edit_text(run, "table.csv", r",ok,", ",oom,"),
+        TABLES,
+        "table.csv: status of launch 1",
+    ),
+    "a row that is gone": (drop_a_row, TABLES, "table.parquet: no row of launch 1"),
+    "an edited ratio": (lambda run: edit_text(run, "report.md", r"\| [0-9.]+x \\~ \|", r"| 9.99x |"), RATIOS, "is 9.99x"),
+    "two launches at once": (
+        lambda run: edit_record(run, edit("duration_s", 1e5)),
+        "launches ran one after another",
+        "it started",
+    ),
+    "other work in one launch": (
+        lambda run: edit_record(run, double_all_flops, launch=2),
+        "launches of a cell have the same shards, sizes and FLOPs",
+        "FLOPs is",
+    ),
+}
+
+
+@pytest.mark.parametrize("corruption", RUN_CORRUPTIONS)
+def test_a_corrupt_run_is_rejected_for_its_own_reason(run, corruption):
+    corrupt, sentence, fragment = RUN_CORRUPTIONS[corruption]
+    corrupt(run)
+    messages = [violation.message for violation in verify_run(run).violations if violation.sentence == sentence]
+    assert any(fragment in message for message in messages), messages
+
+
+def test_a_chain_made_anew_is_not_the_one_whose_head_was_printed(run):
+    head = run.chain.head()
+    assert benchbox("verify", run.path, "--head", head).returncode == EXIT_OK
+    edit_record(run, edit("started_at", lambda text: text))  # the same content is no edit
+    assert verify_run(run).violations == ()
+    record = json.loads(path_of(run).read_text())
+    shutil.rmtree(path_of(run).with_suffix(""))
+    for name in ("table.csv", "table.parquet", "report.md", "chain.jsonl"):
+        (run.path / name).unlink()
+    scale_times(record, 0.5)
+    write_json(path_of(run), record)
+    plan = run.run()
+    run.write_run(plan)
+    assert benchbox("verify", run.path).returncode == EXIT_OK  # the chain has no key: nothing is left that contradicts it
+    refused = benchbox("verify", run.path, "--head", head)
+    assert refused.returncode == EXIT_THRESHOLD
+    assert "the chain was made anew after that head was printed" in refused.stderr
+
+
+def test_a_published_run_takes_its_chain_along_and_one_without_says_so(run, tmp_path):
+    assert benchbox("report", run.path, "--out", tmp_path / "published", "--pack").returncode == EXIT_OK
+    shown = benchbox("verify", tmp_path / "published")
+    assert shown.returncode == EXIT_OK
+    assert f"head {run.chain.head()}" in shown.stdout
+    assert run.chain.head() in (tmp_path / "published" / "report.md").read_text()
+    (tmp_path / "published" / "chain.jsonl").unlink()
+    older = benchbox("verify", tmp_path / "published")
+    assert older.returncode == EXIT_OK
+    assert "no chain: the records predate it" in older.stdout.replace("\n", " ")

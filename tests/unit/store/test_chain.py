@@ -1,0 +1,68 @@
+"""The chain of digests of a run: what it records, and what it survives."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchbox.store.chain import content_sha256
+from benchbox.store.files import write_json
+from benchbox.store.run import RunStore
+from tests.support.example_run import CELL, example_record, example_run
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = RunStore(tmp_path)
+    store.write_run(example_run([CELL]))
+    store.write_record(example_record())
+    return store
+
+
+def kinds(store):
+    return [entry["kind"] for entry in store.chain.read().entries]
+
+
+def test_a_plan_and_every_record_are_an_entry_and_the_same_plan_is_none_again(store):
+    store.write_run(example_run([CELL]))
+    store.write_record(example_record(launch=2))
+    assert kinds(store) == ["plan", "record", "record"]
+    store.write_run(example_run([CELL], reference={}))
+    assert kinds(store)[3:] == ["plan"]
+
+
+def test_a_removed_record_is_an_entry_and_one_that_is_not_there_is_none(store):
+    store.remove_record(CELL.cell_id, 1)
+    store.remove_record(CELL.cell_id, 1)
+    assert kinds(store) == ["plan", "record", "removed"]
+
+
+def test_records_from_before_the_chain_are_adopted_by_name(store):
+    store.chain.path.unlink()
+    store.write_record(example_record(launch=2))
+    assert kinds(store) == ["adopted", "record"]
+    assert "1 of records that are older than the chain" in store.chain.describe()
+
+
+def test_a_line_that_was_cut_off_when_the_machine_stopped_is_replaced(store):
+    whole = store.chain.path.read_bytes()
+    store.chain.path.write_bytes(whole + b'{"kind": "record", "cell_id"')
+    assert store.chain.read().defect is None
+    store.write_record(example_record(launch=2))
+    assert store.chain.path.read_bytes().startswith(whole)
+    assert kinds(store) == ["plan", "record", "record"]
+
+
+@pytest.mark.parametrize("line", ["[]", "{}", "nonsense", '{"kind": "record", "digest": "0"}'])
+def test_a_line_that_is_no_entry_is_a_defect_and_no_traceback(store, line):
+    store.chain.path.write_text(store.chain.path.read_text() + line + "\n")
+    assert store.chain.read().defect == "line 3 does not follow: it or a line before it was edited or removed"
+    assert store.chain.sha256_by_launch() == {}
+
+
+def test_the_digest_of_a_record_does_not_depend_on_its_layout(store):
+    path = store.record_path(CELL.cell_id, 1)
+    record = json.loads(path.read_text())
+    write_json(path, dict(reversed(record.items())), indent=None)
+    assert store.chain.sha256_by_launch() == {(CELL.cell_id, 1): content_sha256(json.loads(path.read_text()))}
