@@ -13,7 +13,22 @@ from benchbox import __version__
 from benchbox.errors import EXIT_INTERNAL, EXIT_USAGE, BenchboxError
 
 # A verb module defines `register(app)`, and imports what it needs inside its functions: `benchbox --help` must not load torch.
-VERBS = ("run", "plan", "audit", "train", "eval", "export", "report", "check", "verify", "data", "listing", "explain", "doctor")
+VERBS = (
+    "run",
+    "plan",
+    "estimate",
+    "audit",
+    "train",
+    "eval",
+    "export",
+    "report",
+    "check",
+    "verify",
+    "data",
+    "listing",
+    "explain",
+    "doctor",
+)
 
 app = typer.Typer(
     name="benchbox",

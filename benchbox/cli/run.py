@@ -45,6 +45,9 @@ LaunchesOption = Annotated[
     int | None, typer.Option("--launches", metavar="N", help="Launches of every cell, instead of the number in the matrix.")
 ]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Repeat launches whose records the run directory already has.")]
+EstimateOption = Annotated[
+    bool, typer.Option("--estimate", help="Predict every cell as well, and report the predictions beside the measurements.")
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan without running it.")]
 
 
@@ -63,6 +66,7 @@ def run(
     launches: LaunchesOption = None,
     fresh: FreshOption = False,
     dry_run: DryRunOption = False,
+    estimate: EstimateOption = False,
     launcher: TrainingLauncherOption = TrainingLauncherName.local,
     nnodes: NnodesOption = 1,
     node_rank: NodeRankOption = None,
@@ -79,6 +83,7 @@ def run(
     """
     from benchbox.cli.capacity import skip_beyond_capacity
     from benchbox.cli.nodes import check_world_sizes, follow_node_0, open_launcher
+    from benchbox.cli.predicting import predict_run
     from benchbox.cli.statistics import prepare_statistics
     from benchbox.launch.nodes.settings import read_node_settings
     from benchbox.launch.process.lock import lock_run_directory
@@ -116,7 +121,7 @@ def run(
 
     script = ""
     if resources:
-        more = [*(word for text in only for word in ("--only", text)), *["--fresh"] * fresh]
+        more = [*(word for text in only for word in ("--only", text)), *["--fresh"] * fresh, *["--estimate"] * estimate]
         command = job_command("run", loaded.path, resources, out=folder, sets=sets, policy_dirs=policy_dirs, more=more)
         script = render(loaded.name, command, folder, resources)
     if dry_run:
@@ -158,6 +163,8 @@ def run(
                 stop=stop,
             )
         if not summary.stopped:
+            if estimate:
+                predict_run(folder, loaded.policy_dirs)
             _write_reports(folder)
     _exit(summary, folder, len(selected.cells))
 

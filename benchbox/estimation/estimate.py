@@ -9,6 +9,7 @@ fake tensors, and every backend, recipe of the same dtypes, number of ranks and 
 from __future__ import annotations
 
 from dataclasses import replace
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import Cell
 
 _MOST_SAMPLES = 8  # of the global batch that are read to see which optional parts it has
+_CPU_KERNELS = "traced with the kernels of a CPU: those of a GPU may keep other results for backward, and need workspaces"
 _STATES = {"benchbox.backends.optimizers:kahan_adamw": 3}  # two moments, and what rounding lost
 
 
@@ -77,8 +79,9 @@ class Estimator:
             world_size=min(cell.world_size, _MOST_SAMPLES),
         )  # fmt: skip
         if traced not in self._traces:
-            self._traces[traced] = _trace_cell(cell, self._policy_dirs, self._device)
-        return self._traces[traced]
+            self._traces[traced] = _trace_cell(cell, self._policy_dirs)
+        structure, timeline, notes = self._traces[traced]
+        return structure, timeline, (*notes, *([_CPU_KERNELS] if self._device == "cuda" else []))
 
 
 def estimate(cell: Cell, policy_dirs: Sequence[Path] = (), device: Literal["cpu", "cuda"] = "cpu") -> Estimate:
@@ -108,9 +111,7 @@ def _setup(cell: Cell, device: Literal["cpu", "cuda"]) -> CellSetup:
     )
 
 
-def _trace_cell(
-    cell: Cell, policy_dirs: Sequence[Path], device: Literal["cpu", "cuda"]
-) -> tuple[Structure, Timeline, tuple[str, ...]]:
+def _trace_cell(cell: Cell, policy_dirs: Sequence[Path]) -> tuple[Structure, Timeline, tuple[str, ...]]:
     recipe = recipe_by_name(cell.recipe)
     axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing, mode=cell.data.mode)
     policy = construct_policy(cell, axes, torch.device("cpu"), policy_dirs)
@@ -123,8 +124,8 @@ def _trace_cell(
     plans = plan_groups(policy, policy.parameter_roles(), cell.optim)
     batch, batch_bytes = _read_batch(cell, samples)
     policy.to(DTYPES[recipe.storage])
-    mode, place = new_fake_mode(), torch.device(device)
-    make_fake(policy, mode, place)
+    mode = new_fake_mode()
+    make_fake(policy, mode)
     structure = read_structure(policy, plans, batch_bytes)
     names = module_names(policy)
     units = unit_modules(policy, "fsdp1") | unit_modules(policy, "fsdp2")
@@ -132,15 +133,14 @@ def _trace_cell(
         with fake_process_group(cell.world_size):
             timeline = trace_step(
                 policy,
-                make_fake_batch(batch, mode, place),
+                make_fake_batch(batch, mode),
                 mode,
                 units=units,
                 layout={module: names[module] for module in own_parameters(policy)},
                 autocast=DTYPES[recipe.compute] if recipe.storage != recipe.compute else None,
-                device=place,
             )
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
+        reason = shorten(str(error), 200, placeholder=" ...")
         message = f"the step of {cell.policy} cannot be traced on fake tensors: {type(error).__name__}: {reason}"
         raise UnsupportedError(message) from error
     return structure, timeline, notes

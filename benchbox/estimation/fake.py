@@ -20,8 +20,8 @@ def new_fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def make_fake(policy: nn.Module, mode: FakeTensorMode, device: torch.device) -> list[Tensor]:
-    """Replace the parameters and buffers of a policy by fake ones on a device, and return these. Shared ones stay shared."""
+def make_fake(policy: nn.Module, mode: FakeTensorMode) -> list[Tensor]:
+    """Replace the parameters and buffers of a policy by fake ones, and return these. Shared ones stay shared."""
     replacements: dict[int, tuple[Tensor, Tensor]] = {}
     for module in policy.modules():
         for tensors in (module._parameters, module._buffers):  # noqa: SLF001 (they are replaced in place)
@@ -29,24 +29,24 @@ def make_fake(policy: nn.Module, mode: FakeTensorMode, device: torch.device) -> 
                 if tensor is None:
                     continue
                 if id(tensor) not in replacements:
-                    replacements[id(tensor)] = (tensor, _fake_like(tensor, mode, device))
+                    replacements[id(tensor)] = (tensor, _fake_like(tensor, mode))
                 tensors[name] = replacements[id(tensor)][1]  # type: ignore[assignment]
     return [fake for _, fake in replacements.values()]
 
 
-def make_fake_batch(batch: Batch, mode: FakeTensorMode, device: torch.device) -> Batch:
+def make_fake_batch(batch: Batch, mode: FakeTensorMode) -> Batch:
     """Return the batch with its large fields, such as images, on fake tensors."""
     fake: Batch = {}
     for name, value in batch.items():
         if value.nbytes > _MAX_REAL_BYTES:
             with mode:
-                fake[name] = torch.empty(value.shape, dtype=value.dtype, device=device)
+                fake[name] = torch.empty(value.shape, dtype=value.dtype, device="cpu")
         else:
             fake[name] = value
     return fake
 
 
-def _fake_like(tensor: Any, mode: FakeTensorMode, device: torch.device) -> Tensor:
+def _fake_like(tensor: Any, mode: FakeTensorMode) -> Tensor:
     with mode:
-        fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        fake = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
     return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake

@@ -22,6 +22,7 @@ from benchbox.errors import RecordError
 from benchbox.store.files import read_json, write_json, write_text
 from benchbox.store.json_types import type_problem
 from benchbox.store.packed import read_packed, write_packed
+from benchbox.store.predictions import FILE as PREDICTIONS
 from benchbox.store.record import SCHEMA_VERSION, check_record, check_version
 
 if TYPE_CHECKING:
@@ -207,5 +208,7 @@ class RunStore:
         records = list(self.records())
         if elsewhere:
             write_text(folder / "run.json", (self.path / "run.json").read_text(encoding="utf-8"))
+            if (self.path / PREDICTIONS).is_file():
+                write_text(folder / PREDICTIONS, (self.path / PREDICTIONS).read_text(encoding="utf-8"))
         write_packed(target._packed_path, records)
         return target._packed_path

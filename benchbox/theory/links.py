@@ -7,8 +7,9 @@ A collective of B bytes among n ranks on a ring takes, with latency a of a step 
     broadcast                    (n - 1) a + B/b
 
 (Thakur, Rabenseifner and Gropp, Int. J. High Perf. Comput. Appl. 19(1), 2005, section 4; Patarasuk and Yuan, J. Parallel
-Distrib. Comput. 69(2), 2009, for the bandwidth bound of the all-reduce). Each call costs a base latency besides. Computation takes the
-larger of FLOPs over the peak and of bytes over the memory bandwidth (Williams, Waterman and Patterson, CACM 52(4), 2009).
+Distrib. Comput. 69(2), 2009, for the bandwidth bound of the all-reduce). Each call costs a base latency besides. Products run
+at the peak of the device, and the optimizer at the bandwidth of its memory, as each is bound by it (the roofline of Williams,
+Waterman and Patterson, CACM 52(4), 2009).
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ class Estimate:
     """Prediction for one rank, the one that needs most, in one optimizer step.
 
     `components` are the bytes by component at the moment of the peak, which is in phase `moment`; `resident_bytes` is what
-    stays from step to step: a lower bound of every batch. `logits_bytes`, the largest product that forward keeps, is part of the
-    activations. FLOPs are of a rank.
+    stays from step to step: a lower bound of every batch. `logits_bytes`, the largest product that forward keeps, is part of
+    the activations. FLOPs are of a rank.
     """
 
     peak_bytes: int

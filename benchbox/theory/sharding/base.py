@@ -10,7 +10,7 @@ from benchbox.theory.ledger import Ledger
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from benchbox.theory.structure import Event, CellSetup, Structure, Timeline
+    from benchbox.theory.structure import CellSetup, Event, Structure, Timeline
 
 # benchbox.optim.norm and benchbox.optim.passes
 _NORM_CHUNK = 2**20  # elements that are upcast at a time on a CPU
