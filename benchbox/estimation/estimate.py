@@ -22,7 +22,7 @@ from benchbox.data.samples.synthetic import SyntheticSamples
 from benchbox.errors import DataError, UnsupportedError
 from benchbox.estimation.fake import make_fake, make_fake_batch, new_fake_mode
 from benchbox.estimation.groups import fake_process_group
-from benchbox.estimation.structure import module_names, own_parameters, read_structure, unit_modules
+from benchbox.estimation.structure import module_names, read_structure, unit_modules
 from benchbox.estimation.tracing import trace_step
 from benchbox.optim import freeze, plan_groups
 from benchbox.registry.backends import DEFAULT_SHARD_SIZE
@@ -127,7 +127,6 @@ def _trace_cell(cell: Cell, policy_dirs: Sequence[Path]) -> tuple[Structure, Tim
     mode = new_fake_mode()
     make_fake(policy, mode)
     structure = read_structure(policy, plans, batch_bytes)
-    names = module_names(policy)
     units = unit_modules(policy, "fsdp1") | unit_modules(policy, "fsdp2")
     try:
         with fake_process_group(cell.world_size):
@@ -136,7 +135,7 @@ def _trace_cell(cell: Cell, policy_dirs: Sequence[Path]) -> tuple[Structure, Tim
                 make_fake_batch(batch, mode),
                 mode,
                 units=units,
-                layout={module: names[module] for module in own_parameters(policy)},
+                calls=module_names(policy),
                 autocast=DTYPES[recipe.compute] if recipe.storage != recipe.compute else None,
             )
     except Exception as error:

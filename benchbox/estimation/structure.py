@@ -31,10 +31,9 @@ def unit_modules(policy: Any, kind: str) -> dict[nn.Module, str]:
 
 
 def own_parameters(policy: nn.Module) -> dict[nn.Module, tuple[int, ...]]:
-    """Return the numbers of the parameters of each module that has some of its own."""
+    """Return the numbers of the parameters that each module has itself, not in a module within it."""
     numbers = {parameter: number for number, parameter in enumerate(policy.parameters())}
-    own = {module: tuple(numbers[parameter] for parameter in module.parameters(recurse=False)) for module in policy.modules()}
-    return {module: parameters for module, parameters in own.items() if parameters}
+    return {module: tuple(numbers[parameter] for parameter in module.parameters(recurse=False)) for module in policy.modules()}
 
 
 def read_structure(policy: nn.Module, plans: Sequence[GroupPlan], batch_bytes: int) -> Structure:

@@ -109,7 +109,7 @@ def trace_step(
     mode: FakeTensorMode,
     *,
     units: Mapping[nn.Module, str],
-    layout: Mapping[nn.Module, str],
+    calls: Mapping[nn.Module, str],
     autocast: torch.dtype | None,
 ) -> Timeline:
     """Trace forward and backward of one micro-batch.
@@ -118,7 +118,7 @@ def trace_step(
         policy: on fake tensors of `mode`, in the dtypes in which it computes.
         batch: real, or fake where it is large.
         units: name of each sharded module.
-        layout: name of each module that has parameters of its own.
+        calls: name of each module.
         autocast: dtype of autocast, if the recipe has it.
     """
     recorder = _Recorder([*policy.parameters(), *policy.buffers(), *batch.values()])
@@ -130,7 +130,7 @@ def trace_step(
                     lambda parameter, number=number: recorder.complete_gradient(number, parameter.grad)
                 )
                 stack.callback(handle.remove)
-        stack.enter_context(_module_events(recorder, units, layout))
+        stack.enter_context(_module_events(recorder, units, calls))
         stack.enter_context(mode)
         stack.enter_context(recorder)
         with nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast):
@@ -153,7 +153,7 @@ def trace_step(
 
 
 @contextmanager
-def _module_events(recorder: _Recorder, units: Mapping[nn.Module, str], layout: Mapping[nn.Module, str]) -> Iterator[None]:
+def _module_events(recorder: _Recorder, units: Mapping[nn.Module, str], calls: Mapping[nn.Module, str]) -> Iterator[None]:
     """Record where modules are entered and left: hooks as those of FSDP, on modules and on the tensors that they return."""
     handles: list[Any] = []
 
@@ -179,7 +179,7 @@ def _module_events(recorder: _Recorder, units: Mapping[nn.Module, str], layout: 
             if tensor.requires_grad:
                 tensor.register_hook(begin_backward)
 
-    for module, name in layout.items():
+    for module, name in calls.items():
         handles.append(module.register_forward_pre_hook(lambda *_, name=name: None if in_backward() else record("call", name)))
     for module, name in units.items():
         handles.append(module.register_forward_pre_hook(lambda *_, name=name: enter(name)))

@@ -135,7 +135,8 @@ def _add_zero3(tally: Tally, structure: Structure, timeline: Timeline, setup: Ce
     reduce-scatters of buckets and the norms of groups in float64.
     """
     shards, parameters = setup.world_size, structure.parameters
-    for numbers in forward_gathers(structure, timeline) * setup.accumulation:
+    gathers = [numbers for call in forward_gathers(structure, timeline) for numbers in call]
+    for numbers in gathers * setup.accumulation:
         tally.add("all_gather", sum(partitioned_numel(parameters[number], shards) for number in numbers) * setup.live_size)
     for parameter in parameters:
         if is_persistent(parameter, structure):  # DeepSpeed gathers these one by one

@@ -40,7 +40,7 @@ class Event:
 
     `allocate` and `free` have bytes of activations. `gradient` has the number of a parameter whose gradient is complete: if
     that was an activation, its memory was freed just before. The others have the name of a module: a sharded module is entered
-    and left in forward, and entered in backward; `call` is the call of a module that has parameters of its own.
+    and left in forward, and entered in backward; `call` is the call of any module in forward.
     """
 
     kind: EventKind
@@ -81,7 +81,7 @@ def accumulate_activations(timeline: Timeline) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """A policy as the formulas see it. `layout` has (name of a module, numbers of its own parameters)."""
+    """A policy as the formulas see it. `layout` has the numbers of the parameters that each module has itself."""
 
     parameters: tuple[ParameterShape, ...]
     buffers: Mapping[str, int] = field(default_factory=dict)  # dtype: bytes

@@ -35,20 +35,21 @@ def prefetch_limit(structure: Structure) -> int:
     return min(_MAX_BUCKET, structure.numel + structure.numel % 2) // _PREFETCH_SHARE
 
 
-def forward_gathers(structure: Structure, timeline: Timeline) -> list[list[int]]:
-    """Return the numbers of the parameters of each all-gather of a forward pass, from the third step on."""
+def forward_gathers(structure: Structure, timeline: Timeline) -> list[list[list[int]]]:
+    """Return the all-gathers at each call of a module in forward, as numbers of parameters, from the third step on."""
     calls = [structure.layout[event.name] for event in timeline.events if event.kind == "call"]
     available = {number for number, parameter in enumerate(structure.parameters) if is_persistent(parameter, structure)}
     queue = deque((number, step) for step, numbers in enumerate(calls) for number in numbers)
     fetched_until: dict[int, int] = {}
-    gathers: list[list[int]] = []
+    gathers: list[list[list[int]]] = []
 
     def gather(numbers: list[int]) -> None:
         if numbers:
-            gathers.append(numbers)
+            gathers[-1].append(numbers)
             available.update(numbers)
 
     for step, numbers in enumerate(calls):
+        gathers.append([])
         gather([number for number in numbers if number not in available])
         pending = {number for number in numbers if fetched_until.get(number, -1) < step}
         while queue and pending:

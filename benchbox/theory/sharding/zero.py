@@ -88,8 +88,7 @@ class Zero3Model(MemoryModel):
     def __init__(self, structure: Structure, timeline: Timeline, setup: CellSetup) -> None:
         super().__init__(structure, timeline, setup)
         self._gathers = forward_gathers(structure, timeline)
-        self._gather_of = {number: index for index, numbers in enumerate(self._gathers) for number in numbers}
-        self._next = 0
+        self._calls = 0
 
     def _partitions(self, numbers: tuple[int, ...]) -> int:
         shards = self.setup.world_size
@@ -111,18 +110,15 @@ class Zero3Model(MemoryModel):
         return self._partitions(self.structure.trained)
 
     def _begin_forward(self) -> None:
-        self._next = 0
+        self._calls = 0
 
-    def _call(self, name: str) -> None:
-        needed = [self._gather_of[number] for number in self.structure.layout[name] if number in self._gather_of]
-        # One more than what the module needs is fetched ahead.
-        until = min(max(needed, default=-1) + 2, len(self._gathers))
-        for numbers in self._gathers[self._next : until]:
+    def _call(self, name: str) -> None:  # noqa: ARG002 (calls are numbered)
+        for numbers in self._gathers[self._calls]:
             buffer = sum(partitioned_numel(self.structure.parameters[n], self.setup.world_size) for n in numbers)
             self.ledger.add("all_gather", buffer * self.setup.live_size)
             self.ledger.add("all_gather", sum(map(self.numel, numbers)) * self.setup.live_size)
             self.ledger.add("all_gather", -buffer * self.setup.live_size)
-        self._next = max(self._next, until)
+        self._calls += 1
 
     def _take_gradient(self, number: int) -> None:
         self.ledger.pass_through("gradients", self.numel(number) * self.setup.live_size)
@@ -132,7 +128,7 @@ class Zero3Model(MemoryModel):
         trained = sum(partitioned_numel(parameters[number], shards) for number in self.structure.trained)
         size = min(trained, round_up(bucket_limit(self.structure), shards)) * self.setup.live_size
         self.ledger.pass_through("reduction", size + size // shards)  # what is scattered, and its result
-        for numbers in self._gathers:
+        for numbers in (numbers for call in self._gathers for numbers in call):
             self.ledger.add("all_gather", -sum(map(self.numel, numbers)) * self.setup.live_size)
 
     def _finish(self) -> None:
