@@ -3,7 +3,7 @@
 import shutil
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,9 +12,11 @@ from benchbox.cli.options import MatrixArgument, OnlyOption, PolicyDirOption, Se
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchbox.cli.predicting import Predictions
     from benchbox.plan import Plan
     from benchbox.spec import Matrix
     from benchbox.spec.cell import Cell
+    from benchbox.theory.prediction import Estimate
 
 
 def register(app: typer.Typer) -> None:
@@ -22,7 +24,15 @@ def register(app: typer.Typer) -> None:
     app.command("plan")(plan)
 
 
-def plan(matrix: MatrixArgument, sets: SetOption, policy_dirs: PolicyDirOption, only: OnlyOption) -> None:
+def plan(
+    matrix: MatrixArgument,
+    sets: SetOption,
+    policy_dirs: PolicyDirOption,
+    only: OnlyOption,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Add predicted peak memory and communication, which imports torch.")
+    ] = False,
+) -> None:
     """Print the cells of a matrix, and the skipped ones with reasons. The run may be for a larger machine than this one."""
     from benchbox.cli.capacity import skip_beyond_capacity
     from benchbox.plan import join_expressions
@@ -31,14 +41,19 @@ def plan(matrix: MatrixArgument, sets: SetOption, policy_dirs: PolicyDirOption, 
 
     loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
     planned = plan_cells(loaded, join_expressions(only))
-    print_plan(loaded, planned)
+    predictions = None
+    if estimate:
+        from benchbox.cli.predicting import predict_cells
+
+        predictions = predict_cells(planned.cells, loaded.policy_dirs)
+    print_plan(loaded, planned, predictions)
     refused = skip_beyond_capacity(planned).skipped[len(planned.skipped) :]
     for reason in dict.fromkeys(skip.reason for skip in refused):
         _print_wrapped(f"this machine cannot run {sum(skip.reason == reason for skip in refused)} of the cells: {reason}")
 
 
-def print_plan(matrix: "Matrix", planned: "Plan") -> None:
-    """Print a plan: as a table on a terminal, as aligned plain lines elsewhere."""
+def print_plan(matrix: "Matrix", planned: "Plan", predictions: "Predictions | None" = None) -> None:
+    """Print a plan: as a table on a terminal, as aligned plain lines elsewhere. With predictions, it has columns of them."""
     from benchbox.analysis.summary import varying_fields
     from benchbox.spec.fields import POINT_TYPES
     from benchbox.spec.matrix import describe
@@ -51,7 +66,7 @@ def print_plan(matrix: "Matrix", planned: "Plan") -> None:
     _print_wrapped(f"{matrix.name}: in every cell {describe({**constant, **data})}")
     if planned.cells:
         print()
-        _print_table(planned.cells, fields)
+        _print_table(planned.cells, fields, predictions)
     if planned.skipped:
         print("\nskipped")
         for skip in planned.skipped:
@@ -67,11 +82,15 @@ def _print_wrapped(text: str, indent: int = 4) -> None:
     print(textwrap.fill(text, 80, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False))
 
 
-def _print_table(cells: "Sequence[Cell]", fields: "Sequence[str]") -> None:
+def _print_table(cells: "Sequence[Cell]", fields: "Sequence[str]", predictions: "Predictions | None") -> None:
     """Print aligned columns, or one wrapped line per cell on a terminal too narrow for the columns."""
     from benchbox.spec.matrix import describe, to_yaml_word
 
     rows = [["cell", *fields], *([cell.cell_id, *(to_yaml_word(getattr(cell, field)) for field in fields)] for cell in cells)]
+    if predictions is not None:
+        rows[0] += ["predicted peak", "in", "communication"]
+        for row, cell in zip(rows[1:], cells, strict=True):
+            row += _prediction_texts(predictions[cell.cell_id])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if sys.stdout.isatty() and max(map(len, lines)) > shutil.get_terminal_size().columns:
@@ -80,3 +99,12 @@ def _print_table(cells: "Sequence[Cell]", fields: "Sequence[str]") -> None:
         return
     typer.secho(lines[0], bold=True)  # plain where there is no terminal
     print("\n".join(lines[1:]))
+
+
+def _prediction_texts(entry: "Estimate | str") -> list[str]:
+    from benchbox.analysis.quantities import quantity
+
+    if isinstance(entry, str):
+        return ["-", "-", entry]
+    traffic = sum(collective["bytes"] for collective in entry.collectives.values())
+    return [quantity(entry.peak_bytes, "bytes"), entry.moment, quantity(traffic, "bytes")]

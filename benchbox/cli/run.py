@@ -58,6 +58,9 @@ ResolutionOption = Annotated[
     str, typer.Option("--resolution", metavar="PERCENT", help="With --launches auto: a smaller difference is none.")
 ]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Repeat launches whose records the run directory already has.")]
+EstimateOption = Annotated[
+    bool, typer.Option("--estimate", help="Predict every cell as well, and report the predictions beside the measurements.")
+]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan without running it.")]
 
 
@@ -78,6 +81,7 @@ def run(
     resolution: ResolutionOption = "2%",
     fresh: FreshOption = False,
     dry_run: DryRunOption = False,
+    estimate: EstimateOption = False,
     launcher: TrainingLauncherOption = TrainingLauncherName.local,
     nnodes: NnodesOption = 1,
     node_rank: NodeRankOption = None,
@@ -98,6 +102,7 @@ def run(
     from benchbox.analysis.sequential import plan_looks
     from benchbox.cli.capacity import skip_beyond_capacity
     from benchbox.cli.nodes import check_world_sizes, follow_node_0, open_launcher
+    from benchbox.cli.predicting import predict_run
     from benchbox.cli.statistics import prepare_statistics
     from benchbox.launch.nodes.settings import read_node_settings
     from benchbox.launch.process.lock import lock_run_directory
@@ -148,7 +153,7 @@ def run(
 
     script = ""
     if resources:
-        more = [*(word for text in only for word in ("--only", text)), *["--fresh"] * fresh]
+        more = [*(word for text in only for word in ("--only", text)), *["--fresh"] * fresh, *["--estimate"] * estimate]
         command = job_command("run", loaded.path, resources, out=folder, sets=sets, policy_dirs=policy_dirs, more=more)
         script = render(loaded.name, command, folder, resources)
     if dry_run:
@@ -203,6 +208,8 @@ def run(
             else:
                 summary = launch(0, measure.launches, lambda: True)
         if not summary.stopped:
+            if estimate:
+                predict_run(folder, loaded.policy_dirs)
             _write_reports(folder)
     _exit(summary, folder, len(selected.cells))
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.analysis.comparability import Comparison, adam_dtypes
 from benchbox.analysis.quantities import UNKNOWN, quantity
+from benchbox.analysis.reconciliation import reconcile
 from benchbox.analysis.summary import CellSummary, matrix_text, metric_words
 from benchbox.registry.host_load import busy_reasons
 from benchbox.registry.metrics import BUILT_IN_METRICS, Metric, metrics
@@ -14,6 +15,8 @@ from benchbox.report.headline import evidence_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from benchbox.store.predictions import CellPrediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +142,18 @@ _COLUMNS = (
 )
 
 
-def columns(axes: Sequence[str], summaries: Sequence[CellSummary], *, compared: bool) -> tuple[Column, ...]:
+def columns(
+    axes: Sequence[str],
+    summaries: Sequence[CellSummary],
+    *,
+    compared: bool,
+    predictions: Mapping[str, CellPrediction] | None = None,
+) -> tuple[Column, ...]:
     """Return the columns of a run: one for every axis that varies, then the measurements that this run can have.
 
     An axis that moves together with an earlier one adds no information, so its column is not brief. The columns about lost
-    updates appear where recipes are compared. Metrics of other packages come last, if a launch has a value.
+    updates appear where recipes are compared, those of theory where cells have predictions. Metrics of other
+    packages come last, if a launch has a value.
     """
     omitted = [] if compared else [_RATIO]
     if all(summary.values["peak_reserved_bytes"] is None for summary in summaries):
@@ -158,7 +168,28 @@ def columns(axes: Sequence[str], summaries: Sequence[CellSummary], *, compared: 
         pattern = _pattern(matrix_text(summary.cell.get(field)) for summary in summaries)
         fields.append(_axis(field, brief=pattern not in patterns))
         patterns.append(pattern)
-    return (*fields, *(column for column in _COLUMNS if column not in omitted), *_added_columns(summaries))
+    measured = (column for column in _COLUMNS if column not in omitted)
+    return (*fields, *measured, *(_prediction_columns(predictions) if predictions else ()), *_added_columns(summaries))
+
+
+def _prediction_columns(predictions: Mapping[str, CellPrediction]) -> tuple[Column, ...]:
+    """Return the predicted peak of memory with its error, and the predicted communication, each with its verdict."""
+
+    def column(name: str, remark: str, position: int) -> Column:
+        def read(summary: CellSummary, _: Comparison | None) -> CellValue:
+            prediction = predictions.get(summary.cell_id)
+            if prediction is None:
+                return CellValue(UNKNOWN, -1.0, "nothing was predicted for this cell")
+            entry = reconcile(prediction, summary)[position]
+            error = "" if entry.error is None else f"{entry.error:+.1%}, "
+            return CellValue(quantity(entry.predicted, "bytes"), entry.predicted, entry.residual, error + entry.verdict)
+
+        return Column(name=name, remark=remark, number=True, brief=False, read=read)
+
+    return (
+        column("predicted peak", "peak memory by theory, and its error", 0),
+        column("predicted communication", "bytes of the collectives of a step and rank by theory, and their error", 1),
+    )
 
 
 def _added_columns(summaries: Sequence[CellSummary]) -> tuple[Column, ...]:

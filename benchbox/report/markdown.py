@@ -43,6 +43,9 @@ def _lines(report: Report) -> Iterator[str]:
         rows = [[failure.cell, failure.status, failure.where, failure.message] for failure in report.failures]
         rows += [[cell, "skipped", "when planned", reason] for cell, reason in report.skipped]
         yield from _table(["cell", "status", "where", "why"], rows)
+    if report.theory:
+        yield from ("", "## Theory", "", f"{escape(report.theory.note)} {escape(report.theory.counts)}.", "")
+        yield from _table(report.theory.headers, report.theory.rows)
     if report.findings:
         yield from ("", "## Precision", "")
         rows = [[f.code, f.severity, f.title, "; ".join(f.cells), f.repair] for f in report.findings]

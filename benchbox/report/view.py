@@ -38,6 +38,7 @@ from benchbox.report.sections import (
     list_findings,
     list_methods,
 )
+from benchbox.report.theory import TheorySection, theory_section
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from benchbox.registry.launch_record import CellDict, LaunchRecord
     from benchbox.report.charts import Chart
     from benchbox.report.curves import CurveChart
+    from benchbox.store.predictions import CellPrediction
     from benchbox.store.run import Run
 
 
@@ -74,6 +76,7 @@ class Report:
     charts: tuple[Chart, ...]
     curves: tuple[CurveChart, ...]
     precision: PrecisionGrid | None  # only of a run that compares recipes
+    theory: TheorySection | None  # only of a run with predictions
     findings: tuple[FindingView, ...]
     audited: int  # cells with a census
     observed: tuple[ObservedCell, ...]
@@ -93,12 +96,19 @@ _MARK_NOTES = {
 }
 
 
-def build_report(run: Run, records: Iterable[LaunchRecord], chain_head: str | None = None) -> Report:
-    """Build the report of a run from its plan, the existing records and the head of their chain."""
+def build_report(
+    run: Run,
+    records: Iterable[LaunchRecord],
+    *,
+    chain_head: str | None = None,
+    predictions: Mapping[str, CellPrediction] | None = None,
+) -> Report:
+    """Build the report of a run from its plan, the existing records, the head of their chain, and predictions by cell id."""
+    predictions = predictions or {}
     summaries = summarize(run, records)
     axes = varying_fields([*run.cells.values()])
     comparisons = compare_with_reference(summaries, run.reference, run.matrix.get("axes") or {}, criteria_of(run))
-    table_columns = columns(axes, summaries, compared=bool(run.reference))
+    table_columns = columns(axes, summaries, compared=bool(run.reference), predictions=predictions)
     example: CellDict = next(iter(run.cells.values()), {})
     common = {field: value for field, value in example.items() if field not in axes}
     fixed = tuple(
@@ -121,6 +131,7 @@ def build_report(run: Run, records: Iterable[LaunchRecord], chain_head: str | No
         charts=draw_charts(summaries, axes, tuple(run.reference)),
         curves=draw_curves(summaries, axes),
         precision=precision_grid(summaries, axes),
+        theory=theory_section(predictions, summaries, axes),
         findings=list_findings(summaries, axes),
         audited=sum(bool(summary.precision) for summary in summaries),
         observed=requested_and_observed(summaries, axes),

@@ -9,6 +9,7 @@ from benchbox.report.html import render_html
 from benchbox.report.markdown import render_markdown
 from benchbox.report.view import build_report
 from benchbox.store.files import write_text
+from benchbox.store.predictions import read_predictions
 from benchbox.store.run import RunStore
 from benchbox.store.table import write_tables
 
@@ -37,7 +38,7 @@ def write_reports(run_path: Path, out: Path | None = None, *, pack: bool = False
     """
     store = RunStore(run_path)
     records = list(store.records())
-    report = build_report(store.run(), records, store.chain.head())
+    report = build_report(store.run(), records, chain_head=store.chain.head(), predictions=read_predictions(run_path))
     folder = run_path if out is None else out
     folder.mkdir(parents=True, exist_ok=True)
     packed = store.publish(folder) if pack else None

@@ -25,6 +25,7 @@ from benchbox.store.chain import Chain, content_sha256, plan_sha256
 from benchbox.store.files import read_json, write_json, write_text
 from benchbox.store.json_types import type_problem
 from benchbox.store.packed import read_packed, write_packed
+from benchbox.store.predictions import FILE as PREDICTIONS
 from benchbox.store.record import SCHEMA_VERSION, check_record, check_version
 
 if TYPE_CHECKING:
@@ -243,5 +244,7 @@ class RunStore:
                 write_text(target.chain.path, self.chain.path.read_text(encoding="utf-8"))
             else:
                 target.chain.path.unlink(missing_ok=True)  # of a run that was published here before
+            if (self.path / PREDICTIONS).is_file():
+                write_text(folder / PREDICTIONS, (self.path / PREDICTIONS).read_text(encoding="utf-8"))
         write_packed(target._packed_path, records)
         return target._packed_path

@@ -1,0 +1,122 @@
+"""Predictions beside measurements: the error, a verdict, and what the difference consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from benchbox.analysis.quantities import quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from benchbox.analysis.summary import CellSummary
+    from benchbox.registry.launch_record import CollectiveRecord, LaunchRecord
+    from benchbox.store.predictions import CellPrediction, TrafficPrediction
+
+MEMORY_TOLERANCE = 0.05  # of the measured peak; communication is predicted exactly
+
+PredictionVerdict = Literal["confirmed", "refuted", "incomparable", "not measured"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconciliation:
+    """One predicted quantity of a cell. `error` is predicted over measured, minus 1; `residual` names the difference."""
+
+    quantity: str
+    predicted: int
+    measured: int | None
+    verdict: PredictionVerdict
+    residual: str
+
+    @property
+    def error(self) -> float | None:
+        if self.measured is None:
+            return None
+        if self.measured == 0:
+            return 0.0 if self.predicted == 0 else None
+        return self.predicted / self.measured - 1
+
+
+def reconcile(prediction: CellPrediction, summary: CellSummary) -> tuple[Reconciliation, ...]:
+    """Return the predicted memory and communication of a cell beside what its launches measured."""
+    record = next(iter(reversed(summary.ok)), None)
+    return (_memory(prediction, summary, record), _communication(prediction, record))
+
+
+def _memory(prediction: CellPrediction, summary: CellSummary, record: LaunchRecord | None) -> Reconciliation:
+    spread, predicted = summary.values["peak_allocated_bytes"], prediction["peak_bytes"]
+    if record is None or spread is None or record["memory"] is None:
+        return _unmeasured("peak memory", predicted)
+    measured = round(spread.value)
+    if other := _other_policy(prediction, record):
+        return Reconciliation(
+            quantity="peak memory", predicted=predicted, measured=measured, verdict="incomparable", residual=other
+        )
+    is_close = abs(predicted - measured) <= MEMORY_TOLERANCE * measured
+    residual = _memory_residual(prediction, measured, source=record["memory"]["source"], is_close=is_close)
+    reserved = record["memory"]["worst"]["reserved_peak_bytes"]
+    if reserved is not None:
+        gap = reserved - (record["memory"]["worst"]["allocated_peak_bytes"] or 0)
+        residual += f"; the allocator reserves {quantity(gap, 'bytes')} more than it gives out"
+    return Reconciliation(
+        quantity="peak memory",
+        predicted=predicted,
+        measured=measured,
+        verdict="confirmed" if is_close else "refuted",
+        residual=residual,
+    )
+
+
+def _memory_residual(prediction: CellPrediction, measured: int, *, source: str, is_close: bool) -> str:
+    difference = measured - prediction["peak_bytes"]
+    direction = "more" if difference >= 0 else "less"
+    amount = f"{quantity(abs(difference), 'bytes')} {direction}"
+    if not is_close:
+        largest = max(prediction["components"], key=lambda name: prediction["components"][name])
+        return f"{amount} than predicted for {prediction['moment']}, when most is {largest}; no formula has it"
+    if source == "torch.cuda":
+        return f"{amount}: the allocator's rounding, and workspaces of libraries"
+    return f"{amount}: small tensors, such as losses, norms and step counts"
+
+
+def _communication(prediction: CellPrediction, record: LaunchRecord | None) -> Reconciliation:
+    predicted = sum(entry["bytes"] for entry in prediction["collectives"].values())
+    if record is None or record["collectives"] is None:
+        return _unmeasured("communication", predicted)
+    measured = sum(entry["bytes"] for entry in record["collectives"].values())
+    other = _other_policy(prediction, record)
+    differences = list(_differences(prediction["collectives"], record["collectives"]))
+    return Reconciliation(
+        quantity="communication",
+        predicted=predicted,
+        measured=measured,
+        verdict="incomparable" if other else "refuted" if differences else "confirmed",
+        residual=other or "; ".join(differences) or "none: calls and bytes are equal",
+    )
+
+
+def _differences(predicted: Mapping[str, TrafficPrediction], measured: Mapping[str, CollectiveRecord]) -> Iterator[str]:
+    for name in sorted({*predicted, *measured}):
+        expected, found = predicted.get(name), measured.get(name)
+        calls = (expected["count"] if expected else 0, found["count"] if found else 0)
+        sizes = (expected["bytes"] if expected else 0, found["bytes"] if found else 0)
+        if calls[0] != calls[1]:
+            yield f"{name}: {calls[0]} calls predicted, {calls[1]} measured"
+        if sizes[0] != sizes[1]:
+            yield f"{name}: {sizes[0]:,} bytes predicted, {sizes[1]:,} measured"
+
+
+def _other_policy(prediction: CellPrediction, record: LaunchRecord) -> str | None:
+    """Return why a prediction is not about the policy that was measured: a record may be older than the policy's code."""
+    observed = record["observed"]
+    if observed is None or observed["total_numel"] == prediction["total_numel"]:
+        return None
+    counts = f"{observed['total_numel']:,} parameters, and it has {prediction['total_numel']:,} now"
+    return f"the policy that was measured had {counts}"
+
+
+def _unmeasured(name: str, predicted: int) -> Reconciliation:
+    return Reconciliation(
+        quantity=name, predicted=predicted, measured=None, verdict="not measured", residual="no launch ended ok with it"
+    )

@@ -1,0 +1,163 @@
+"""`benchbox estimate`: memory, communication and time by theory, before anything runs or beside what was measured."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from benchbox.cli.options import Format, FormatOption, OnlyOption, PolicyDirOption, SetOption
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchbox.cli.predicting import Predictions
+    from benchbox.spec.cell import Cell
+    from benchbox.theory.links import Device, Link
+    from benchbox.theory.prediction import Estimate
+
+
+class DeviceKind(StrEnum):
+    """Values of `--device`."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("estimate")(estimate)
+
+
+def estimate(
+    target: Annotated[Path, typer.Argument(metavar="MATRIX|RUN", help="A matrix, or a run directory.", show_default=False)],
+    sets: SetOption,
+    policy_dirs: PolicyDirOption,
+    only: OnlyOption,
+    device: Annotated[DeviceKind, typer.Option("--device", help="Where the ranks of a matrix would run.")] = DeviceKind.cpu,
+    accelerator: Annotated[
+        str | None, typer.Option("--accelerator", metavar="NAME", help="Bound the time of a step on: a100, h100, h200.")
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            "--link",
+            metavar="NAME",
+            help="Link between ranks: nvlink3, nvlink4, pcie4, pcie5, infiniband_hdr, infiniband_ndr.",
+        ),
+    ] = None,
+    format_: FormatOption = Format.text,
+) -> None:
+    """Predict memory by component, collectives and the bounds of a step's time, for every cell of a matrix.
+
+    No rank is started and no device is needed, for any number of ranks. Of a run directory, the predictions are written into it
+    as predictions.json, printed beside the measurements, and part of its report from then on.
+    """
+    from benchbox.errors import ConfigurationError
+
+    if (accelerator is None) != (link is None):
+        raise ConfigurationError("the time of a step needs --accelerator and --link, and only one of them is given")
+    if target.is_dir():
+        if sets or only:
+            raise ConfigurationError(f"{target} is a run directory: --set and --only are for a matrix")
+        _estimate_run(target, policy_dirs, format_)
+        return
+    from benchbox.cli.predicting import predict_cells
+    from benchbox.plan import join_expressions
+    from benchbox.plan import plan as plan_cells
+    from benchbox.spec import load_matrix, parse_overrides
+
+    hardware = None if accelerator is None or link is None else _hardware(accelerator, link)
+    loaded = load_matrix(target, parse_overrides(sets), policy_dirs)
+    cells = plan_cells(loaded, join_expressions(only)).cells
+    predictions = predict_cells(cells, loaded.policy_dirs, device.value)
+    if format_ is Format.json:
+        print(json.dumps([_as_json(cell, predictions[cell.cell_id], hardware) for cell in cells], indent=2))
+    else:
+        _print_cells(cells, predictions, hardware)
+
+
+def _hardware(accelerator: str, link: str) -> "tuple[Device, Link]":
+    from benchbox.errors import ConfigurationError, Problem
+    from benchbox.registry.names import did_you_mean
+    from benchbox.theory.links import DEVICES, LINKS
+
+    for option, name, known in (("--accelerator", accelerator, DEVICES), ("--link", link, LINKS)):
+        if name not in known:
+            raise ConfigurationError(Problem(option, f"unknown name {name!r}", did_you_mean(name, known)))
+    return DEVICES[accelerator], LINKS[link]
+
+
+def _as_json(cell: "Cell", entry: "Estimate | str", hardware: "tuple[Device, Link] | None") -> dict[str, Any]:
+    values: dict[str, Any] = {"cell_id": cell.cell_id, "cell": cell.to_dict()}
+    if isinstance(entry, str):
+        return {**values, "prediction": None, "reason": entry}
+    values["prediction"] = entry.to_dict()
+    if hardware is not None:
+        lower, upper = entry.step_time_s(*hardware)
+        values["step_time_s"] = {"lower": lower, "upper": upper}
+    return values
+
+
+def _print_cells(cells: "Sequence[Cell]", predictions: "Predictions", hardware: "tuple[Device, Link] | None") -> None:
+    """Print one line for each cell, and below it the components of its peak and its collectives."""
+    from benchbox.analysis.quantities import quantity
+    from benchbox.analysis.summary import label, varying_fields
+
+    fields = varying_fields(cell.to_dict() for cell in cells)
+    for cell in cells:
+        entry = predictions[cell.cell_id]
+        typer.secho(f"{cell.cell_id}  {label(cell.to_dict(), fields)}", bold=True)
+        if isinstance(entry, str):
+            print(f"  no prediction: {entry}")
+            continue
+        components = ", ".join(f"{name} {quantity(size, 'bytes')}" for name, size in entry.components.items())
+        print(f"  peak {quantity(entry.peak_bytes, 'bytes', 4)} in {entry.moment}: {components}")
+        collectives = [
+            f"{name} {traffic['count']} x, {quantity(traffic['bytes'], 'bytes')}" for name, traffic in entry.collectives.items()
+        ]
+        print(f"  communication of a step: {'; '.join(collectives) or 'none'}")
+        if hardware is not None:
+            lower, upper = entry.step_time_s(*hardware)
+            print(f"  step: {quantity(lower, 's')} to {quantity(upper, 's')}, as communication overlaps wholly or not at all")
+        for note in entry.notes:
+            print(f"  {note}")
+    if hardware is not None:
+        print("\n" + "\n".join(f"{entry.name}: {entry.source}" for entry in hardware))
+
+
+def _estimate_run(folder: Path, policy_dirs: "Sequence[Path]", format_: Format) -> None:
+    from dataclasses import asdict
+
+    from benchbox.analysis.quantities import quantity
+    from benchbox.analysis.reconciliation import reconcile
+    from benchbox.analysis.summary import label, summarize, varying_fields
+    from benchbox.cli.predicting import predict_run
+    from benchbox.store.predictions import read_predictions
+    from benchbox.store.run import RunStore
+
+    path = predict_run(folder, policy_dirs)
+    store = RunStore(folder)
+    summaries, predictions = summarize(store.run(), store.records()), read_predictions(folder)
+    fields = varying_fields([*store.run().cells.values()])
+    entries = [
+        (summary, entry)
+        for summary in summaries
+        if summary.cell_id in predictions
+        for entry in reconcile(predictions[summary.cell_id], summary)
+    ]
+    if format_ is Format.json:
+        rows = [{"cell_id": summary.cell_id, **asdict(entry), "error": entry.error} for summary, entry in entries]
+        print(json.dumps(rows, indent=2))
+        return
+    for summary, entry in entries:
+        measured, error = quantity(entry.measured, "bytes", 4), "" if entry.error is None else f", error {entry.error:+.2%}"
+        print(f"{label(summary.cell, fields)}: {entry.quantity} {entry.verdict}")
+        print(f"  predicted {quantity(entry.predicted, 'bytes', 4)}, measured {measured}{error}; {entry.residual}")
+    counts = [f"{name} {sum(entry.verdict == name for _, entry in entries)}" for name in _verdicts(entries)]
+    print(f"\n{len(entries)} predictions: {', '.join(counts)}\n{path}; `benchbox report {folder}` shows them")
+
+
+def _verdicts(entries: "Sequence[tuple[Any, Any]]") -> list[str]:
+    return sorted({entry.verdict for _, entry in entries})

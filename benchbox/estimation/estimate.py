@@ -1,0 +1,173 @@
+"""Estimate of a cell: memory, communication and FLOPs, before anything runs.
+
+    estimate(cell).peak_bytes
+
+Nothing is allocated on a device, and no rank is started. The policy is built on the meta device, its step is traced once on
+fake tensors, and every backend, recipe of the same dtypes, number of ranks and accumulation is computed from that trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from textwrap import shorten
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from benchbox.backends.base import DTYPES
+from benchbox.data.loading.loader import open_samples
+from benchbox.data.loading.packing import pack
+from benchbox.data.samples.synthetic import SyntheticSamples
+from benchbox.errors import DataError, UnsupportedError
+from benchbox.estimation.fake import make_fake, make_fake_batch, new_fake_mode
+from benchbox.estimation.groups import fake_process_group
+from benchbox.estimation.structure import module_names, read_structure, unit_modules
+from benchbox.estimation.tracing import trace_step
+from benchbox.optim import freeze, plan_groups
+from benchbox.registry.backends import DEFAULT_SHARD_SIZE
+from benchbox.registry.contracts import Axes
+from benchbox.registry.freezing import FREEZE_PRESETS
+from benchbox.registry.recipes import recipe_by_name
+from benchbox.session.construction import construct_policy
+from benchbox.theory.prediction import Estimate, predict
+from benchbox.theory.sharding import MODELS
+from benchbox.theory.structure import CellSetup, Structure, Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from typing import Literal
+
+    from benchbox.data.loading.loader import SampleMaker
+    from benchbox.registry.contracts import Batch, Policy
+    from benchbox.spec.cell import Cell
+
+_MOST_SAMPLES = 8  # of the global batch that are read to see which optional parts it has
+_CPU_KERNELS = "traced with the kernels of a CPU: those of a GPU may keep other results for backward, and need workspaces"
+_STATES = {"benchbox.backends.optimizers:kahan_adamw": 3}  # two moments, and what rounding lost
+
+
+class Estimator:
+    """Estimates the cells of a matrix, and traces each policy, batch and precision once.
+
+    Args:
+        policy_dirs: where policies are looked for first.
+        device: what the cells would run on.
+    """
+
+    def __init__(self, policy_dirs: Sequence[Path] = (), device: Literal["cpu", "cuda"] = "cpu") -> None:
+        self._policy_dirs, self._device = policy_dirs, device
+        self._traces: dict[object, tuple[Structure, Timeline, tuple[str, ...]]] = {}
+
+    def estimate(self, cell: Cell) -> Estimate:
+        """Return the prediction for a cell.
+
+        Raises:
+            ConfigurationError: there is no such policy, size or recipe, or its data cannot be brought into its form.
+            UnsupportedError: there is no formula for the backend, or the policy's step cannot be traced.
+        """
+        if cell.backend not in MODELS:
+            raise UnsupportedError(f"there is no formula for the memory of backend {cell.backend}")
+        structure, timeline, notes = self._trace(cell)
+        return predict(structure, timeline, _setup(cell, self._device), notes)
+
+    def _trace(self, cell: Cell) -> tuple[Structure, Timeline, tuple[str, ...]]:
+        recipe = recipe_by_name(cell.recipe)
+        traced = replace(
+            cell, backend="", shard_size=None, recipe=f"{recipe.storage} {recipe.compute}", accumulation=1, seed=0,
+            world_size=min(cell.world_size, _MOST_SAMPLES),
+        )  # fmt: skip
+        if traced not in self._traces:
+            self._traces[traced] = _trace_cell(cell, self._policy_dirs)
+        structure, timeline, notes = self._traces[traced]
+        return structure, timeline, (*notes, *([_CPU_KERNELS] if self._device == "cuda" else []))
+
+
+def estimate(cell: Cell, policy_dirs: Sequence[Path] = (), device: Literal["cpu", "cuda"] = "cpu") -> Estimate:
+    """Return the prediction for one cell. For several use an `Estimator`, which shares traces."""
+    return Estimator(policy_dirs, device).estimate(cell)
+
+
+def _setup(cell: Cell, device: Literal["cpu", "cuda"]) -> CellSetup:
+    recipe = recipe_by_name(cell.recipe)
+    live = DTYPES[recipe.storage].itemsize
+    is_replicated = cell.backend in ("single", "ddp")
+    # What a recipe leaves to the backend: FSDP under accelerate and DeepSpeed keep float32, the others what they are given.
+    stepped = DTYPES[recipe.stepped].itemsize if recipe.stepped else live if is_replicated else torch.float32.itemsize
+    return CellSetup(
+        backend=cell.backend,
+        world_size=cell.world_size,
+        shard_size=cell.shard_size or DEFAULT_SHARD_SIZE,
+        accumulation=cell.accumulation,
+        live_size=live,
+        stepped_size=stepped,
+        moment_size=stepped,
+        states=_STATES.get(recipe.optimizer, 2),
+        masters=recipe.masters if is_replicated else cell.backend.startswith("zero"),
+        spike_guard=cell.optim.spike is not None,
+        averages=cell.optim.ema_decay is not None,
+        device=device,
+    )
+
+
+def _trace_cell(cell: Cell, policy_dirs: Sequence[Path]) -> tuple[Structure, Timeline, tuple[str, ...]]:
+    recipe = recipe_by_name(cell.recipe)
+    axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing, mode=cell.data.mode)
+    policy = construct_policy(cell, axes, torch.device("cpu"), policy_dirs)
+    assert isinstance(policy, nn.Module)
+    freeze(policy, policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
+    samples, notes = _open_samples(cell, policy)
+    statistics = getattr(samples, "statistics", None)
+    if statistics:
+        policy.load_statistics(list(statistics))
+    plans = plan_groups(policy, policy.parameter_roles(), cell.optim)
+    batch, batch_bytes = _read_batch(cell, samples)
+    policy.to(DTYPES[recipe.storage])
+    mode = new_fake_mode()
+    make_fake(policy, mode)
+    structure = read_structure(policy, plans, batch_bytes)
+    units = unit_modules(policy, "fsdp1") | unit_modules(policy, "fsdp2")
+    try:
+        with fake_process_group(cell.world_size):
+            timeline = trace_step(
+                policy,
+                make_fake_batch(batch, mode),
+                mode,
+                units=units,
+                calls=module_names(policy),
+                autocast=DTYPES[recipe.compute] if recipe.storage != recipe.compute else None,
+            )
+    except Exception as error:
+        reason = shorten(str(error), 200, placeholder=" ...")
+        message = f"the step of {cell.policy} cannot be traced on fake tensors: {type(error).__name__}: {reason}"
+        raise UnsupportedError(message) from error
+    return structure, timeline, notes
+
+
+def _open_samples(cell: Cell, policy: Policy) -> tuple[SampleMaker, tuple[str, ...]]:
+    """Return the samples of the cell; generated ones in the same form where the dataset is not on this machine."""
+    if cell.data.kind == "synthetic" and hasattr(policy, "own_samples"):
+        return policy.own_samples(cell.seed), ()
+    spec = policy.batch_spec()
+    try:
+        return open_samples(cell.data, spec, cell.seed), ()
+    except DataError as error:
+        note = f"with generated samples, in which every optional part is present, because {str(error).strip().splitlines()[0]}"
+        return SyntheticSamples(spec, cell.seed), (note,)
+
+
+def _read_batch(cell: Cell, samples: SampleMaker) -> tuple[Batch, int]:
+    """Return a micro-batch of a rank, and the bytes of the memory that it is packed in.
+
+    A mask of the first sample is set wherever it is set in any sample of the global batch, because the ranks agree on the
+    optional parts that any of them has.
+    """
+    rows = [samples.sample(0, index) for index in range(max(cell.batch, min(cell.samples_per_step, _MOST_SAMPLES)))]
+    packed = pack(rows[: cell.batch])
+    batch = packed.unpack()
+    for row in rows[cell.batch :]:
+        for name, value in row.items():
+            if value.dtype == torch.bool:
+                batch[name][0] |= value
+    return batch, packed.memory.nbytes

@@ -1,0 +1,123 @@
+"""Links and devices by name, with the source of every figure, and the time that collectives and products take on them.
+
+A collective of B bytes among n ranks on a ring takes, with latency a of a step and bandwidth b of a link,
+
+    all-gather, reduce-scatter   (n - 1) a + (n - 1)/n B/b
+    all-reduce                 2 (n - 1) a + 2 (n - 1)/n B/b
+    broadcast                    (n - 1) a + B/b
+
+(Thakur, Rabenseifner and Gropp, Int. J. High Perf. Comput. Appl. 19(1), 2005, section 4; Patarasuk and Yuan, J. Parallel
+Distrib. Comput. 69(2), 2009, for the bandwidth bound of the all-reduce). Each call costs a base latency besides. Products run
+at the peak of the device, and the optimizer at the bandwidth of its memory, as each is bound by it (the roofline of Williams,
+Waterman and Patterson, CACM 52(4), 2009).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NCCL_BASE_S = 8.4e-6  # of a ring with NCCL's Simple protocol: NCCL, src/graph/tuning.cc, `baseLat`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A link between neighbours on the ring: latency of a step, and bytes per second in one direction."""
+
+    name: str
+    latency_s: float
+    bytes_per_s: float
+    base_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """An accelerator: dense bfloat16 products per second, and bytes of its memory per second."""
+
+    name: str
+    flops_per_s: float
+    bytes_per_s: float
+    source: str
+
+
+_NCCL = "latency: NCCL, src/graph/tuning.cc, `hwLat`, ring, Simple"
+
+LINKS: dict[str, Link] = {
+    link.name: link
+    for link in (
+        Link(
+            name="nvlink3",
+            latency_s=3.4e-6,
+            bytes_per_s=300e9,
+            base_s=NCCL_BASE_S,
+            source=f"600 GB/s in both directions together: NVIDIA A100 data sheet; {_NCCL}",
+        ),
+        Link(
+            name="nvlink4",
+            latency_s=3.4e-6,
+            bytes_per_s=450e9,
+            base_s=NCCL_BASE_S,
+            source=f"900 GB/s in both directions together: NVIDIA H100 and H200 data sheets; {_NCCL}",
+        ),
+        Link(
+            name="pcie4",
+            latency_s=5.7e-6,
+            bytes_per_s=31.5e9,
+            base_s=NCCL_BASE_S,
+            source=f"16 lanes of 16 GT/s, 128b/130b: PCI Express Base Specification 4.0; {_NCCL}",
+        ),
+        Link(
+            name="pcie5",
+            latency_s=5.7e-6,
+            bytes_per_s=63e9,
+            base_s=NCCL_BASE_S,
+            source=f"16 lanes of 32 GT/s, 128b/130b: PCI Express Base Specification 5.0; {_NCCL}",
+        ),
+        Link(
+            name="infiniband_hdr",
+            latency_s=9.6e-6,
+            bytes_per_s=25e9,
+            base_s=NCCL_BASE_S,
+            source=f"200 Gb/s a port: InfiniBand Trade Association, HDR; {_NCCL}",
+        ),
+        Link(
+            name="infiniband_ndr",
+            latency_s=9.6e-6,
+            bytes_per_s=50e9,
+            base_s=NCCL_BASE_S,
+            source=f"400 Gb/s a port: InfiniBand Trade Association, NDR; {_NCCL}",
+        ),
+    )
+}
+
+DEVICES: dict[str, Device] = {
+    device.name: device
+    for device in (
+        Device(name="a100", flops_per_s=312e12, bytes_per_s=2.039e12, source="NVIDIA A100 80GB SXM data sheet, dense bfloat16"),
+        Device(name="h100", flops_per_s=989e12, bytes_per_s=3.35e12, source="NVIDIA H100 SXM data sheet, dense bfloat16"),
+        Device(name="h200", flops_per_s=989e12, bytes_per_s=4.8e12, source="NVIDIA H200 SXM data sheet, dense bfloat16"),
+    )
+}
+
+
+def collective_time_s(operation: str, count: int, size: int, ranks: int, link: Link) -> float:
+    """Return the seconds of `count` collectives of `size` bytes together, among `ranks` on a ring."""
+    if ranks < 2 or not count:
+        return 0.0
+    rounds = 2 if operation == "all_reduce" else 1
+    share = 1.0 if operation == "broadcast" else (ranks - 1) / ranks
+    return count * (link.base_s + rounds * (ranks - 1) * link.latency_s) + rounds * share * size / link.bytes_per_s
+
+
+def traffic_time_s(traffic: Mapping[str, Mapping[str, int]], ranks: int, link: Link) -> float:
+    """Return the seconds of all collectives of a step if none overlaps with computation: an upper bound of their share."""
+    return sum(collective_time_s(name, entry["count"], entry["bytes"], ranks, link) for name, entry in traffic.items())
+
+
+def compute_time_s(flops: int, optimizer_bytes: int, device: Device) -> float:
+    """Return the seconds of products at the peak, and of the optimizer at the memory's bandwidth: a lower bound."""
+    return flops / device.flops_per_s + optimizer_bytes / device.bytes_per_s

@@ -1,0 +1,138 @@
+"""Memory of DeepSpeed ZeRO 1, 2 and 3 (`contiguous_gradients`, without offload)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchbox.theory.communication import bucket_limit
+from benchbox.theory.padding import round_up, zero_group_numel
+from benchbox.theory.sharding.base import MemoryModel
+from benchbox.theory.zero3 import forward_gathers, is_persistent, partitioned_numel
+
+if TYPE_CHECKING:
+    from benchbox.theory.structure import CellSetup, Structure, Timeline
+
+
+class Zero12Model(MemoryModel):
+    """Flat replicated parameters, partitioned masters and moments.
+
+    Both have a bucket for gradients from the first one in a backward on. ZeRO-2 moves them into it as they appear, and keeps of
+    what is reduced its own partition. ZeRO-1 keeps all gradients until backward has ended, and reduces them then.
+    """
+
+    def __init__(self, structure: Structure, timeline: Timeline, setup: CellSetup) -> None:
+        super().__init__(structure, timeline, setup)
+        self._padded = [
+            zero_group_numel((self.numel(number) for number in numbers), setup.world_size)
+            for numbers in structure.groups.values()
+        ]
+        self._in_bucket = 0
+        self._partitioned = False
+
+    @property
+    def _partition_numel(self) -> int:
+        return sum(self._padded) // self.setup.world_size
+
+    def _store(self) -> None:
+        setup, frozen = self.setup, self.structure.numel - self.structure.trained_numel
+        self.ledger.add("parameters", (sum(self._padded) + frozen) * setup.live_size)
+        self.ledger.add("masters", self._partition_numel * setup.stepped_size)
+        self.ledger.add("moments", setup.states * self._partition_numel * setup.moment_size)
+
+    @property
+    def stepped_numel(self) -> int:
+        return self._partition_numel
+
+    def _take_gradient(self, number: int) -> None:
+        size = self.numel(number) * self.setup.live_size
+        if not self.ledger.current["reduction"]:
+            self.ledger.add("reduction", bucket_limit(self.structure) * self.setup.live_size)
+        if self.setup.backend == "zero2":
+            self.ledger.pass_through("gradients", size)  # until it is moved into the bucket
+        elif self.micro_step:
+            self.ledger.pass_through("gradients", size)
+        else:
+            self.ledger.add("gradients", size)
+
+    def _end_backward(self) -> None:
+        setup, ledger = self.setup, self.ledger
+        partition = self._partition_numel * setup.live_size
+        if setup.backend == "zero2":
+            ledger.add("gradients", partition)
+            if self._partitioned:
+                ledger.add("gradients", -partition)
+            self._partitioned = True
+            ledger.clear("reduction")
+        elif self.is_boundary:
+            ledger.clear("gradients")  # moved into the bucket, as they are reduced
+            ledger.add("gradients", partition)
+            ledger.clear("reduction")
+
+    def _finish(self) -> None:
+        """Step group by group: its gradients are flattened, and cast to the dtype of the masters."""
+        setup, ledger = self.setup, self.ledger
+        ledger.stage = "optimizer"
+        for padded in self._padded:
+            numel = padded // setup.world_size
+            ledger.add("workspace", numel * setup.live_size)
+            if setup.stepped_size != setup.live_size:
+                ledger.add("workspace", numel * setup.stepped_size)
+                ledger.add("workspace", -numel * setup.stepped_size)
+            ledger.add("workspace", -numel * setup.live_size)
+            ledger.add("gradients", -numel * setup.live_size)
+
+
+class Zero3Model(MemoryModel):
+    """Partitioned parameters, masters, moments and gradients; parameters that are fetched stay until backward ends."""
+
+    def __init__(self, structure: Structure, timeline: Timeline, setup: CellSetup) -> None:
+        super().__init__(structure, timeline, setup)
+        self._gathers = forward_gathers(structure, timeline)
+        self._calls = 0
+
+    def _partitions(self, numbers: tuple[int, ...]) -> int:
+        shards = self.setup.world_size
+        return sum(partitioned_numel(self.structure.parameters[number], shards) // shards for number in numbers)
+
+    def _store(self) -> None:
+        setup, structure = self.setup, self.structure
+        stepped = self.stepped_numel
+        self.ledger.add("parameters", self._partitions(tuple(range(len(structure.parameters)))) * setup.live_size)
+        persistent = (parameter.numel for parameter in structure.parameters if is_persistent(parameter, structure))
+        self.ledger.add("all_gather", sum(persistent) * setup.live_size)
+        self.ledger.add("masters", stepped * setup.stepped_size)
+        self.ledger.add("moments", setup.states * stepped * setup.moment_size)
+        self.ledger.add("gradients", stepped * setup.live_size)
+        self.ledger.add("reduction", bucket_limit(structure) * setup.live_size)
+
+    @property
+    def stepped_numel(self) -> int:
+        return self._partitions(self.structure.trained)
+
+    def _begin_forward(self) -> None:
+        self._calls = 0
+
+    def _call(self, name: str) -> None:  # noqa: ARG002 (calls are numbered)
+        for numbers in self._gathers[self._calls]:
+            buffer = sum(partitioned_numel(self.structure.parameters[n], self.setup.world_size) for n in numbers)
+            self.ledger.add("all_gather", buffer * self.setup.live_size)
+            self.ledger.add("all_gather", sum(map(self.numel, numbers)) * self.setup.live_size)
+            self.ledger.add("all_gather", -buffer * self.setup.live_size)
+        self._calls += 1
+
+    def _take_gradient(self, number: int) -> None:
+        self.ledger.pass_through("gradients", self.numel(number) * self.setup.live_size)
+
+    def _end_backward(self) -> None:
+        shards, parameters = self.setup.world_size, self.structure.parameters
+        trained = sum(partitioned_numel(parameters[number], shards) for number in self.structure.trained)
+        size = min(trained, round_up(bucket_limit(self.structure), shards)) * self.setup.live_size
+        self.ledger.pass_through("reduction", size + size // shards)  # what is scattered, and its result
+        for numbers in (numbers for call in self._gathers for numbers in call):
+            self.ledger.add("all_gather", -sum(map(self.numel, numbers)) * self.setup.live_size)
+
+    def _finish(self) -> None:
+        setup = self.setup
+        self.ledger.stage = "optimizer"
+        for numbers in self.structure.groups.values():
+            self.ledger.pass_through("workspace", self._partitions(tuple(numbers)) * setup.stepped_size)
