@@ -161,8 +161,7 @@ def _module_events(recorder: _Recorder, units: Mapping[nn.Module, str], calls: M
         recorder.events.append(Event(kind, name=name))
 
     def enter(name: str, *_: Any) -> None:
-        if not in_backward():  # else checkpointing repeats it
-            record("enter", name)
+        record("enter_again" if in_backward() else "enter", name)
 
     def leave(name: str, result: Any) -> None:
         if in_backward():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 HEADERS = ("cell", "quantity", "predicted", "measured", "error", "verdict", "residual")
 NOTE = (
-    "Predicted before the launch, from a trace of the step on fake tensors (`benchbox estimate`). Memory is confirmed within "
+    "Predicted from a trace of the step on fake tensors, without the measurements. Memory is confirmed within "
     f"{MEMORY_TOLERANCE:.0%}; communication when every call and every byte is as predicted."
 )
 

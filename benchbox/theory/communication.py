@@ -7,6 +7,7 @@ code of the library that it names; the versions are those of `constraints.txt`.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from benchbox.theory.padding import ddp_buckets, fsdp1_flat_numel, fsdp2_shard_numel, zero_buckets, zero_group_numel
@@ -88,12 +89,14 @@ def _add_fsdp(tally: Tally, structure: Structure, timeline: Timeline, setup: Cel
     units = structure.units("fsdp1_unit" if first else "fsdp2_unit")
     entered = {event.name for event in timeline.events if event.kind == "enter"} | {ROOT}
     again = (entered_in_backward(timeline) if first else fsdp2_backward_gathers(timeline, units)) - {ROOT}
+    # a unit within a checkpointed one that backward does not enter is gathered for its repeated forward
+    repeated = Counter(event.name for event in timeline.events if event.kind == "enter_again")
     reduced = set(timeline.gradients)
     keeps = setup.backend.endswith("grad_op")
     for name, numbers in units.items():
         size = unit_bytes(structure, numbers, setup, first=first)
         if name in entered:
-            gathers = 1 if keeps else (1 + (name in again)) * setup.accumulation
+            gathers = 1 if keeps else (1 + (1 if name in again else repeated[name])) * setup.accumulation
             tally.add("all_gather", size * gathers, gathers)
         trained = [number for number in numbers if number in reduced]
         if not trained:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ROOT = ""  # the unit of the parameters that no sharded module has
 
-EventKind = Literal["allocate", "free", "enter", "leave", "enter_backward", "gradient", "forward_end", "call"]
+EventKind = Literal["allocate", "free", "enter", "leave", "enter_again", "enter_backward", "gradient", "forward_end", "call"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,8 @@ class Event:
 
     `allocate` and `free` have bytes of activations. `gradient` has the number of a parameter whose gradient is complete: if
     that was an activation, its memory was freed just before. The others have the name of a module: a sharded module is entered
-    and left in forward, and entered in backward; `call` is the call of any module in forward.
+    and left in forward, entered again where backward repeats its forward, and entered in backward; `call` is the call of any
+    module in forward.
     """
 
     kind: EventKind

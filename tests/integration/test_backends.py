@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from benchbox.audit.judge import judge
+from benchbox.estimation import Estimator
 from benchbox.observer.facts import RankFacts
 from benchbox.observer.stepped_tensors import all_stepped_tensors
 from benchbox.registry.backends import backends
 from benchbox.registry.recipes import recipe_by_name
-from benchbox.spec.cell import OptimSpec
+from benchbox.spec.cell import Cell, OptimSpec
 from tests.support.ranks import CellRun, run_cells, tiny_cell
 
 pytestmark = pytest.mark.ranks
@@ -74,6 +75,11 @@ class Results(dict[tuple[str, str, str], dict[str, Any]]):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return Results(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def estimator() -> Estimator:
+    return Estimator()
 
 
 def test_every_backend_is_covered() -> None:
@@ -176,6 +182,14 @@ def test_gradients_travel_once_a_step_however_many_micro_batches(results: dict, 
     """A backend that can accumulate locally does so: four micro-batches reduce as many gradient bytes as one."""
     one_batch, split = (results[backend, "fp32", shape]["reduced_bytes"] for shape in ("4x1", "1x4"))
     assert split == one_batch > 0
+
+
+@pytest.mark.parametrize("split", ["4x1", "1x4"])
+@pytest.mark.parametrize("backend", [backend for backend, ranks in RANKS.items() if ranks > 1])
+def test_theory_predicts_every_collective_to_the_byte(results: dict, estimator: Estimator, backend: str, split: str) -> None:
+    """Calls and bytes, with and without accumulation, on two ranks and on four."""
+    result = results[backend, "fp32", split]
+    assert estimator.estimate(Cell.from_dict(result["cell"])).collectives == result["collectives"]
 
 
 @pytest.mark.parametrize("backend", RANKS)

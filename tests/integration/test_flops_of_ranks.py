@@ -1,4 +1,4 @@
-"""The FLOPs of a step in a record: counted on real ranks, and by formula."""
+"""The FLOPs, memory and collectives of a step in a record: counted on real ranks, and by formula."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from benchbox.analysis.invariants import verify_records
+from benchbox.estimation import estimate
 from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.warm import ForkServerLauncher
-from benchbox.spec.cell import MeasureSpec
+from benchbox.spec.cell import Cell, MeasureSpec
 from tests.support.ranks import tiny_cell
 
 pytestmark = pytest.mark.ranks
@@ -36,6 +37,9 @@ def test_the_formula_is_what_sharded_ranks_were_seen_to_do(tmp_path: Path) -> No
     assert sum(tower["recomputed"] for tower in towers.values()) == flops["recomputed_flops_per_step"]
     assert towers["vision"]["backward"] == towers["vision"]["recomputed"] == 0
     assert towers["backbone"]["recomputed"] > 0
+    prediction = estimate(Cell.from_dict(record["cell"]))
+    assert prediction.collectives == record["collectives"]
+    assert prediction.peak_bytes == pytest.approx(record["memory"]["worst"]["allocated_peak_bytes"], rel=0.01)
 
 
 def test_a_policy_that_does_not_say_what_it_costs_is_counted_all_the_same(tmp_path: Path) -> None:

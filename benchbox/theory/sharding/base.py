@@ -66,6 +66,8 @@ class MemoryModel(ABC):
                 self._enter(event.name)
             case "leave":
                 self._leave(event.name)
+            case "enter_again":
+                self._enter_again(event.name)
             case "enter_backward":
                 self._enter_backward(event.name)
             case "gradient":
@@ -100,6 +102,8 @@ class MemoryModel(ABC):
     def _leave(self, name: str) -> None: ...  # noqa: B027 (overridden where there is something to do)
 
     def _end_forward(self) -> None: ...  # noqa: B027 (overridden where there is something to do)
+
+    def _enter_again(self, name: str) -> None: ...  # noqa: B027 (overridden where there is something to do)
 
     def _enter_backward(self, name: str) -> None: ...  # noqa: B027 (overridden where there is something to do)
 

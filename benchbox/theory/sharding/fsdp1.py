@@ -75,6 +75,11 @@ class Fsdp1Model(MemoryModel):
         if not self._keeps and name != ROOT:
             self._release(name)
 
+    def _enter_again(self, name: str) -> None:
+        if name in self._units and name not in self._gathered:
+            self._gather(name)
+            self._release(name)
+
     def _enter_backward(self, name: str) -> None:
         if name not in self._units:
             return

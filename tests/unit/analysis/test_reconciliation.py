@@ -1,0 +1,101 @@
+"""Verdicts of predictions, in a report as well."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchbox.analysis.reconciliation import reconcile
+from benchbox.analysis.summary import summarize
+from benchbox.errors import RecordError
+from benchbox.report.markdown import render_markdown
+from benchbox.report.view import build_report
+from benchbox.report.write import write_reports
+from benchbox.store.predictions import read_predictions, write_predictions
+from tests.support.example_run import CELL, example_record, example_run, write_example
+
+
+@pytest.fixture(scope="module")
+def record():
+    return example_record(CELL, 1)
+
+
+def prediction_of(record, **changes):
+    """Return a prediction that agrees with a record in everything but the changes."""
+    agreeing = {
+        "peak_bytes": record["memory"]["worst"]["allocated_peak_bytes"],
+        "moment": "backward",
+        "components": {"parameters": 10, "activations": 90},
+        "resident_bytes": 10,
+        "logits_bytes": 0,
+        "collectives": record["collectives"],
+        "model_flops": 0,
+        "recomputed_flops": 0,
+        "optimizer_bytes": 0,
+        "world_size": 2,
+        "total_numel": record["observed"]["total_numel"],
+        "notes": [],
+    }
+    return agreeing | changes
+
+
+def reconciled(record, **changes):
+    (summary,) = summarize(example_run([CELL]), [record])
+    return reconcile(prediction_of(record, **changes), summary)
+
+
+def test_a_prediction_that_agrees_is_confirmed(record):
+    memory, communication = reconciled(record)
+    assert (memory.verdict, memory.error) == ("confirmed", 0.0)
+    assert communication.verdict == "confirmed"
+
+
+def test_memory_beyond_5_percent_is_refuted_and_says_when_and_by_how_much(record):
+    peak = record["memory"]["worst"]["allocated_peak_bytes"]
+    assert reconciled(record, peak_bytes=round(peak * 0.951))[0].verdict == "confirmed"
+    memory = reconciled(record, peak_bytes=round(peak * 0.949))[0]
+    assert memory.verdict == "refuted"
+    assert "more than predicted for backward, when most is activations" in memory.residual
+
+
+def test_one_call_or_one_byte_too_many_refutes_communication_and_is_named(record):
+    name, entry = next(iter(record["collectives"].items()))
+    for key, text in (("count", "calls predicted"), ("bytes", "bytes predicted")):
+        changed = {**record["collectives"], name: {**entry, key: entry[key] + 1}}
+        communication = reconciled(record, collectives=changed)[1]
+        assert communication.verdict == "refuted"
+        assert communication.residual.startswith(f"{name}: ")
+        assert text in communication.residual
+
+
+def test_a_policy_that_has_changed_since_is_not_compared(record):
+    for entry in reconciled(record, total_numel=5):
+        assert entry.verdict == "incomparable"
+        assert "and it has 5 now" in entry.residual
+
+
+def test_a_cell_without_an_ok_launch_is_not_measured(record):
+    (summary,) = summarize(example_run([CELL]), [])
+    assert {entry.verdict for entry in reconcile(prediction_of(record), summary)} == {"not measured"}
+
+
+def test_a_report_shows_predictions_in_columns_and_a_section(record):
+    run, predictions = example_run([CELL]), {CELL.cell_id: prediction_of(record, peak_bytes=1)}
+    report = build_report(run, [record], predictions)
+    assert "predicted peak" in [column.name for column in report.table.columns]
+    assert report.theory is not None
+    assert "refuted" in render_markdown(report).partition("## Theory")[2]
+    assert build_report(run, [record]).theory is None
+
+
+def test_published_runs_keep_their_predictions(tmp_path, record):
+    store = write_example(tmp_path / "run")
+    write_predictions(store.path, dict.fromkeys(store.run().cells, prediction_of(record)), {})
+    paths = write_reports(store.path, tmp_path / "published", pack=True)
+    assert read_predictions(tmp_path / "published") == read_predictions(store.path) != {}
+    assert 'id="theory"' in paths.html.read_text()
+
+
+def test_a_damaged_file_of_predictions_is_refused_with_its_name(tmp_path):
+    (tmp_path / "predictions.json").write_text('{"schema_version": 1, "predictions": 3}')
+    with pytest.raises(RecordError, match=r"predictions\.json: not what benchbox writes"):
+        read_predictions(tmp_path)

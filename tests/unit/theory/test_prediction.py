@@ -1,0 +1,123 @@
+"""Memory and collectives by formula, of a policy of two layers whose figures are worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchbox.registry.backends import BUILT_IN_BACKENDS
+from benchbox.theory.prediction import predict
+from benchbox.theory.sharding import MODELS
+from benchbox.theory.structure import CellSetup, Event, ParameterShape, Structure, Timeline
+
+LAYERS = ("layer.0", "layer.1")
+# Of 1024 elements in each of two layers, and 512 in the root; all train.
+STRUCTURE = Structure(
+    parameters=(
+        ParameterShape(name="root", shape=(8, 64), trains=True, group=0),
+        *(
+            ParameterShape(name=f"{name}.weight", shape=(16, 64), trains=True, group=0, fsdp1_unit=name, fsdp2_unit=name)
+            for name in LAYERS
+        ),
+    ),
+    batch_bytes=100,
+    layout={"": (0,), "layer.0": (1,), "layer.1": (2,)},
+)
+TIMELINE = Timeline(
+    events=(
+        Event("call", name=""),
+        Event("enter", name=""),
+        *(
+            event
+            for name in LAYERS
+            for event in (
+                Event("enter", name=name),
+                Event("call", name=name),
+                Event("allocate", 10**6),
+                Event("leave", name=name),
+            )
+        ),
+        Event("leave", name=""),
+        Event("forward_end"),
+        Event("enter_backward", name=""),
+        Event("enter_backward", name="layer.1"),
+        Event("free", 10**6),
+        Event("gradient", 2),
+        Event("enter_backward", name="layer.0"),
+        Event("free", 10**6),
+        Event("gradient", 1),
+        Event("gradient", 0),
+    ),
+    model_flops=7,
+)
+NUMEL = 2560
+
+
+def predicted(backend, world_size=2, **changes):
+    setup = CellSetup(backend=backend, world_size=world_size, masters=backend in ("single", "ddp"))
+    return predict(STRUCTURE, TIMELINE, replace(setup, **changes))
+
+
+def test_every_built_in_backend_has_a_model():
+    assert MODELS.keys() == BUILT_IN_BACKENDS.keys()
+
+
+def test_adam_with_masters_takes_14_bytes_per_parameter_beside_gradients():
+    """bf16 parameters 2, masters 4, moments 8: what the step keeps on a single process."""
+    assert predicted("single", 1).resident_bytes == NUMEL * 14
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 1024])
+def test_sharding_divides_what_stays_between_steps(world_size):
+    """fp32 shards 4, moments 8. FSDP2 shards by rows, of which a layer has 16: more ranks than rows do not help."""
+    assert predicted("fsdp1_full", world_size).resident_bytes == 12 * sum(-(-n // world_size) for n in (512, 1024, 1024))
+    rows = sum(-(-rows // world_size) for rows in (8, 16, 16))
+    assert predicted("fsdp2", world_size).resident_bytes == 12 * 64 * rows
+
+
+def test_full_shard_gathers_layers_twice_and_the_root_once():
+    full, grad_op = (predicted(name).collectives for name in ("fsdp1_full", "fsdp1_grad_op"))
+    assert full["all_gather"] == {"count": 5, "bytes": 2 * (512 + 4 * 1024)}
+    assert grad_op["all_gather"] == {"count": 3, "bytes": 2 * NUMEL}
+    assert full["reduce_scatter"] == grad_op["reduce_scatter"] == {"count": 3, "bytes": 2 * NUMEL}
+
+
+def test_a_layer_that_backward_does_not_reach_is_gathered_once():
+    events = tuple(event for event in TIMELINE.events if (event.kind, event.name) != ("enter_backward", "layer.0"))
+    timeline = replace(TIMELINE, events=tuple(event for event in events if event != Event("gradient", 1)))
+    estimate = predict(STRUCTURE, timeline, CellSetup(backend="fsdp1_full", world_size=2))
+    assert estimate.collectives["all_gather"]["count"] == 4
+    assert estimate.collectives["reduce_scatter"]["count"] == 2
+
+
+def test_a_hybrid_reduces_its_shards_over_the_replicas_too():
+    sharded, hybrid = predicted("fsdp2"), predicted("hsdp", 4, shard_size=2)
+    assert hybrid.collectives["all_gather"] == sharded.collectives["all_gather"]
+    extra = hybrid.collectives["all_reduce"]["bytes"] - sharded.collectives["all_reduce"]["bytes"]
+    assert extra == NUMEL * 2 // 2
+
+
+@pytest.mark.parametrize(("backend", "factor"), [("ddp", 1), ("fsdp1_full", 1), ("zero1", 1), ("zero2", 4)])
+def test_accumulation_repeats_the_reduction_of_zero2_only(backend, factor):
+    def reduced(accumulation):
+        traffic = predicted(backend, accumulation=accumulation).collectives
+        return max(traffic.get(name, {"bytes": 0})["bytes"] for name in ("all_reduce", "reduce_scatter"))
+
+    # but for the few bytes of norms
+    assert reduced(4) / reduced(1) == pytest.approx(factor, rel=0.01)
+
+
+def test_activations_are_the_peak_of_what_the_trace_saw():
+    """At the end of forward both layers' activations live, and the moments and gradients of the rank."""
+    estimate = predicted("single", 1, device="cuda")
+    assert estimate.moment in ("forward", "backward")
+    assert estimate.components["activations"] == TIMELINE.activation_peak_bytes == 2 * 10**6
+
+
+def test_without_ranks_there_is_no_communication():
+    assert predicted("single", 1).collectives == {}
+
+
+def test_flops_are_those_of_all_micro_steps():
+    assert predicted("ddp", accumulation=3).model_flops == 21
