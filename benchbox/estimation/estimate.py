@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from benchbox.backends.base import DTYPES
-from benchbox.data.loading.loader import open_samples
+from benchbox.data.loading.loader import open_samples, stacked_samples
 from benchbox.data.loading.packing import pack
+from benchbox.data.order.frames import SampleKey
 from benchbox.data.samples.synthetic import SyntheticSamples
 from benchbox.errors import DataError, UnsupportedError
 from benchbox.estimation.fake import make_fake, make_fake_batch, new_fake_mode
@@ -163,11 +164,11 @@ def _read_batch(cell: Cell, samples: SampleMaker) -> tuple[Batch, int]:
     A mask of the first sample is set wherever it is set in any sample of the global batch, because the ranks agree on the
     optional parts that any of them has.
     """
-    rows = [samples.sample(0, index) for index in range(max(cell.batch, min(cell.samples_per_step, _MOST_SAMPLES)))]
-    packed = pack(rows[: cell.batch])
+    packed = pack(stacked_samples(samples, [SampleKey(0, index) for index in range(cell.batch)]))
     batch = packed.unpack()
-    for row in rows[cell.batch :]:
-        for name, value in row.items():
-            if value.dtype == torch.bool:
-                batch[name][0] |= value
+    others = [SampleKey(0, index) for index in range(cell.batch, min(cell.samples_per_step, _MOST_SAMPLES))]
+    for part in stacked_samples(samples, others):
+        for name, values in part.items():
+            if values.dtype == torch.bool:
+                batch[name][0] |= values.any(dim=0)
     return batch, packed.memory.nbytes
