@@ -178,6 +178,7 @@ def test_a_training_continues_on_another_backend_and_says_what_changed(ddp: tupl
     """Two ranks continue on one process; that their losses are those of a training that stays, test_resumes shows."""
     config, out = ddp
     shutil.copytree(out, tmp_path / "moved", symlinks=True)
+    (tmp_path / "moved/validation.jsonl").write_text('{"step": 7}\n')  # of an earlier run; this one does not validate
     moved = train(config, tmp_path / "moved", "--resume", "--set", "steps=7,backend=single,world_size=1,batch=4")
     assert moved.returncode == 0, moved.stderr
     line = "resuming after step 6 (48 samples); changed: backend is 'ddp' there and 'single' here, "
