@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -83,7 +84,13 @@ def reference_axis(reference: Mapping[str, Any], axes: Mapping[str, Any]) -> tup
 def reference_pairs(cells: Collection[Mapping[str, Any]], reference: Mapping[str, Any]) -> int:
     """Return how many cells have a counterpart with the values of the reference and all else equal."""
     others = [cell for cell in cells if any(cell.get(field) != value for field, value in reference.items())]
-    return sum({**cell, **reference} in cells for cell in others)
+    keys = {_key(cell) for cell in cells}
+    return sum(_key({**cell, **reference}) in keys for cell in others)
+
+
+def _key(cell: Mapping[str, Any]) -> str:
+    """Return a text by which a cell is found among many."""
+    return json.dumps(cell, sort_keys=True)
 
 
 def compare_with_reference(
@@ -101,11 +108,11 @@ def compare_with_reference(
         return {}
     fields, obstacle = reference_axis(reference, axes)
     comparisons = {}
+    by_cell = {_key(summary.cell): summary for summary in summaries}
     for summary in summaries:
         if all(summary.cell.get(field) == value for field, value in reference.items()):
             continue
-        reference_cell = {**summary.cell, **reference}
-        counterpart = next((candidate for candidate in summaries if candidate.cell == reference_cell), None)
+        counterpart = by_cell.get(_key({**summary.cell, **reference}))
         comparisons[summary.cell_id] = _comparison(summary, counterpart, fields, obstacle, criteria)
     return _with_verdicts(comparisons, criteria)
 

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean, median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from benchbox.registry.host_load import busy_reasons
@@ -101,16 +101,16 @@ class CellSummary:
         for record in self.ok:
             rank = _slowest_rank(_step_time(record))
             for phase, times in (record["phases_s"] or {}).items():
-                seconds[phase].append(mean(times["per_rank"][rank]))
+                seconds[phase].append(fmean(times["per_rank"][rank]))
         order = [phase for phase in PHASES if phase in seconds]
         order += [phase for phase in seconds if phase not in PHASES]
-        return {phase: mean(seconds[phase]) for phase in order}
+        return {phase: fmean(seconds[phase]) for phase in order}
 
     def mean_step_s(self) -> float | None:
         """Return the mean step of the slowest rank, mean over launches: the sum of the phases."""
         step_times = [_step_time(record) for record in self.ok]
-        means = [mean(times["per_rank"][_slowest_rank(times)]) for times in step_times]
-        return mean(means) if means else None
+        means = [fmean(times["per_rank"][_slowest_rank(times)]) for times in step_times]
+        return fmean(means) if means else None
 
 
 def summarize(run: Run, records: Iterable[LaunchRecord]) -> list[CellSummary]:

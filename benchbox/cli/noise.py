@@ -9,7 +9,7 @@ import typer
 
 from benchbox.cli.auto_launches import parse_share
 from benchbox.cli.options import MatrixArgument, OnlyOption, PolicyDirOption, SetOption
-from benchbox.errors import CellFailedError, ConfigurationError
+from benchbox.errors import EXIT_INCONCLUSIVE, CellFailedError, ConfigurationError
 
 _DEFAULT_LAUNCHES = 12
 _EXIT_STOPPED = 130  # 128 + SIGINT
@@ -29,13 +29,13 @@ def noise(
     The two halves do not differ, so what they differ by is noise. `check` names the noise floor, and calls no smaller
     difference a breach. It is kept in the user's cache, by machine and matrix. Launches that are there are reused.
 
-    Exit code 3 when a launch did not end ok.
+    Exit code 3 when a launch did not end ok, 5 when the host was busy: then nothing is kept.
     """
     from rich.console import Console
 
     from benchbox.analysis.baseline import machine_of
     from benchbox.analysis.noise import MIN_LAUNCHES, launches_for, measure_noise, noise_floor
-    from benchbox.analysis.summary import label, summarize
+    from benchbox.analysis.summary import BUSY_HOST, label, summarize
     from benchbox.cli.nodes import open_launcher
     from benchbox.cli.options import TrainingLauncherName
     from benchbox.cli.run import build_run
@@ -89,7 +89,8 @@ def noise(
     records = list(store.records())
     (cell_summary,) = summarize(run, records)
     measured, effect = measure_noise(cell_summary, text)
-    path = write_noise(machine_of(records), loaded.name, measured)
+    is_busy = BUSY_HOST in cell_summary.marks  # its floor would hide slowdowns from `check`
+    kept = None if is_busy else write_noise(machine_of(records), loaded.name, measured)
     low, high = (f"{bound:.3f}x" if bound is not None else "?" for bound in (effect.low, effect.high))
     needed = launches_for(measured.sigma, share)
     lines = [
@@ -98,12 +99,14 @@ def noise(
         *(f"noise floor with {number} launches: {noise_floor(measured.sigma, number):.1%}" for number in (5, 10, 20)),
         f"{needed} launches of each cell settle a difference of {100 * share:.3g}%",
         f"proposed threshold: max_regression: {_rounded_up(noise_floor(measured.sigma, max(5, loaded.measure.launches)))}",
-        f"kept in {path}",
+        "not kept: the host was busy in a launch" if kept is None else f"kept in {kept}",
     ]
     for cause in cell_summary.marks:
         lines.insert(1, f"warning: {cause}: measure again on a quiet machine, this floor is high")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
+    if is_busy:
+        raise typer.Exit(EXIT_INCONCLUSIVE)
 
 
 def _rounded_up(share: float) -> str:

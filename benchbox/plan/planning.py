@@ -43,10 +43,8 @@ def plan(matrix: Matrix, only: str = "") -> Plan:
         )
         if refusal:
             skipped.append(Skip(cell, refusal))
-        elif cell.cell_id in cells:
+        elif cells.setdefault(cell.cell_id, cell) is not cell:
             skipped.append(Skip(cell, "the matrix has this cell already"))
-        else:
-            cells[cell.cell_id] = cell
     return Plan(tuple(cells.values()), tuple(skipped))
 
 

@@ -122,8 +122,12 @@ class Cell:
     @property
     def cell_id(self) -> str:
         """Twelve hexadecimal digits of the SHA-256 of the resolved configuration."""
-        text = json.dumps(_identifying_values(self, self.to_dict()), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        values = {"data": _nested_values(self.data), "optim": _nested_values(self.optim)}
+        for name, added_later, default in _POINT_DEFAULTS:
+            value = getattr(self, name)
+            if not (added_later and value == default):
+                values[name] = value
+        return hashlib.sha256(_CANONICAL.encode(values).encode()).hexdigest()[:12]
 
     @property
     def samples_per_rank(self) -> int:
@@ -151,6 +155,28 @@ class Cell:
 
 # The fields that a matrix file sets by their name, as opposed to the nested `data` and `optim`.
 POINT_FIELDS = tuple(declared for declared in fields(Cell) if "description" in declared.metadata)
+
+
+_POINT_DEFAULTS = tuple(
+    (declared.name, bool(declared.metadata.get("added_later")), declared.default) for declared in POINT_FIELDS
+)
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+_MAX_NESTED = 64
+_nested: dict[int, tuple[Any, dict[str, Any]]] = {}  # by identity: equal specs, as of 1 and 1.0, may have different ids
+
+
+def _nested_values(spec: DataSpec | OptimSpec) -> dict[str, Any]:
+    """Return the identifying values of `data` or `optim`, which all cells of a matrix share and which are computed once."""
+    entry = _nested.get(id(spec))
+    if entry is None or entry[0] is not spec:
+        if isinstance(spec, OptimSpec):
+            values = spec.to_dict()
+        else:
+            values = asdict(spec) | {"datasets": [dataset.to_dict() for dataset in spec.datasets]}
+        if len(_nested) >= _MAX_NESTED:
+            _nested.clear()
+        entry = _nested[id(spec)] = (spec, _identifying_values(spec, values))
+    return entry[1]
 
 
 def _identifying_values(spec: Any, values: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from benchbox.spec.matrix import Matrix
     from benchbox.spec.source import Keys, Source
 
-MAX_CELLS = 10_000
+MAX_CELLS = 100_000
 REQUIRED = [f.name for f in fields(Cell) if f.default is MISSING and f.default_factory is MISSING]
 
 

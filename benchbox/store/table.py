@@ -37,10 +37,9 @@ def launch_table(records: Iterable[LaunchRecord]) -> pd.DataFrame:
     """Return one row per launch: its cell, every metric, its error and what was observed. Unknown values are missing."""
     import pandas as pd
 
-    records = list(records)
-    with_host = any(record.get("host") for record in records)
-    rows = []
-    for record in records:
+    with_host, rows = False, []
+    for record in records:  # not kept: a record takes a hundred times the memory of its row
+        with_host = with_host or bool(record.get("host"))
         error, observed, memory = record["error"], record["observed"], record["memory"]
         rows.append(
             {"cell_id": record["cell_id"], "launch": record["launch"]}
@@ -49,10 +48,13 @@ def launch_table(records: Iterable[LaunchRecord]) -> pd.DataFrame:
             | {"memory.source": memory["source"] if memory else None}
             | {f"observed.{key}": observed.get(key) if observed else None for key in _OBSERVED}
             | {f"error.{key}": error.get(key) if error else None for key in ("type", "message", "rank", "phase")}
-            | (_host_columns(record) if with_host else {})
+            | _host_columns(record)
             | {"started_at": record["started_at"], "duration_s": record["duration_s"]}
         )
-    frame = pd.DataFrame(rows).convert_dtypes()
+    frame = pd.DataFrame(rows)
+    if not with_host and rows:
+        frame = frame.drop(columns=[name for name in frame if name.startswith("host.")])
+    frame = frame.convert_dtypes()
     numbers = [metric.name for metric in metrics().values() if metric.is_number and metric.name in frame]
     # A column without any value (reserved bytes on a CPU) stays numeric.
     return frame.astype(dict.fromkeys(numbers, "Float64"))

@@ -166,7 +166,7 @@ def test_all_problems_come_at_once_from_top_to_bottom(refused):
 def test_a_million_cells_are_counted_and_not_built(refused):
     axes = "".join(f"  {name}: [{', '.join(map(str, range(1, 101)))}]\n" for name in ("cams", "accumulation"))
     text = GOOD.replace("[1, 2]", f"[{', '.join(map(str, range(1, 51)))}]") + axes
-    assert refused(text) == ["m.yaml:5:1: 1000000 cells, and a matrix may have 10000; shorten an axis"]
+    assert refused(text) == ["m.yaml:5:1: 1000000 cells, and a matrix may have 100000; shorten an axis"]
 
 
 def test_aliases_that_expand_without_end_are_cut_off(refused):

@@ -1,0 +1,74 @@
+"""Cost of planning, tables and reports at scale: ten times the cells or launches cost about ten times the CPU time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from benchbox.plan import plan
+from benchbox.report.view import build_report
+from benchbox.spec import load_matrix
+from benchbox.store.table import launch_table
+from tests.support.example_run import CELL, example_record, example_run
+
+pytestmark = pytest.mark.perf
+
+# A cost that grows with the square of the number would grow 100 times. Garbage collection and caches explain up to twice 10.
+MAX_GROWTH = 20.0
+
+
+def cpu_seconds(function, *arguments):
+    """Return the least CPU time of three calls: other processes on the machine add to it, and never take from it."""
+    times = []
+    for _ in range(3):
+        start = time.process_time()
+        function(*arguments)
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def assert_linear(name, small, large, seconds):
+    growth = seconds[1] / seconds[0]
+    print(f"\n{name}: {small} in {seconds[0]:.3f} s, {large} in {seconds[1]:.3f} s of CPU time: {growth:.1f} times")
+    assert growth < MAX_GROWTH
+
+
+def write_matrix(folder, cells):
+    path = folder / f"m{cells}.yaml"
+    axes = f"{{backend: [ddp, fsdp2], batch: {list(range(1, 51))}, seed: {list(range(cells // 100))}}}"
+    path.write_text(f"name: big\npolicy: pi05\nsize: tiny\ndata: synthetic\nworld_size: 2\naxes: {axes}\n")
+    return path
+
+
+def test_planning_grows_with_the_number_of_cells(tmp_path):
+    def load_and_plan(path):
+        return plan(load_matrix(path, {}, []))
+
+    small, large = (write_matrix(tmp_path, cells) for cells in (10_000, 100_000))
+    assert len(load_and_plan(small).cells) == 10_000
+    assert_linear("planning", 10_000, 100_000, [cpu_seconds(load_and_plan, path) for path in (small, large)])
+
+
+@pytest.fixture(scope="module")
+def runs():
+    """Runs of 1,000 and 10,000 launches, ten of each cell, every cell compared with one of its own."""
+
+    def run_of(launches):
+        template = [example_record(CELL, number) for number in range(1, 11)]
+        cells = [replace(CELL, seed=seed, backend=name) for seed in range(launches // 20) for name in ("ddp", "zero2")]
+        run = example_run(cells)
+        measure = dict(run.measure) | {"launches": 10}
+        records = [record | {"cell": run.cells[cell.cell_id], "cell_id": cell.cell_id} for cell in cells for record in template]
+        return replace(run, measure=measure), records
+
+    return run_of(1_000), run_of(10_000)
+
+
+def test_tables_grow_with_the_number_of_launches(runs):
+    assert_linear("tables", 1_000, 10_000, [cpu_seconds(launch_table, records) for _, records in runs])
+
+
+def test_reports_grow_with_the_number_of_launches(runs):
+    assert_linear("reports", 1_000, 10_000, [cpu_seconds(build_report, run, records) for run, records in runs])
