@@ -27,7 +27,7 @@ FILMS = Path("runs/films")  # evaluations of one episode, whose stills are shown
 PRETRAINED = Path("runs/pretrained/model.safetensors")
 START = "pretrained"  # name of the evaluation before any of the trainings
 RECIPES = ("bf16_master", "bf16_pure")
-OTHER_RATE = "lr2.5e-5-"  # before the name of a training with the other learning rate
+OTHERS = ("lr2.5e-5-*", "bf16_stochastic-*")  # trainings for comparison, which are not counted together
 WINDOW = 50  # steps whose losses are averaged
 TITLE = "bfloat16 without masters: the success rate of a fine-tuned policy"
 
@@ -108,9 +108,8 @@ def by_magnitude(start: dict[str, torch.Tensor], after: dict[str, torch.Tensor],
 def collect() -> None:
     """Copy what the report shows from runs/ into this folder."""
     start = {name: tensor.bfloat16() for name, tensor in load_file(PRETRAINED).items()}
-    names = [
-        folder.name for kind in ("", OTHER_RATE) for recipe in RECIPES for folder in sorted(TRAININGS.glob(f"{kind}{recipe}-*"))
-    ]
+    patterns = [*(f"{recipe}-*" for recipe in RECIPES), *OTHERS]
+    names = [folder.name for pattern in patterns for folder in sorted(TRAININGS.glob(pattern))]
     folders = [TRAININGS / name for name in names if (EVALUATIONS / name / "evaluation.json").is_file()]
     pretraining = window_means(read_losses(TRAININGS / "pretrain"))
     trainings = [collect_training(folder, start) for folder in folders]
@@ -128,7 +127,7 @@ def build_report(trainings: list[dict[str, Any]]) -> EvaluationReport:
         report.rows[0], name=START, training="fp32 on four other tasks, seed 0: where all trainings start", filmed=()
     )
     rows = [replace(row, filmed=films.get(t["name"], ())) for row, t in zip(report.rows[1:], trainings, strict=True)]
-    equal = [training for training in trainings if not training["name"].startswith(OTHER_RATE)]
+    equal = [t for t in trainings if t["name"] == f"{t['recipe']}-{t['seed']}" and t["recipe"] in RECIPES]
     pooled = [pool([row for row, training in zip(rows, equal, strict=False) if training["recipe"] == r]) for r in RECIPES]
     return replace(
         report,
