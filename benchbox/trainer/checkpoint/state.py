@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchbox.dcp.shards import Shards, full_shards
+from benchbox.observer.introspect.masters import detect_compensation
+from benchbox.observer.introspect.wrappers import optimizer_chain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -73,6 +75,7 @@ def trainer_document(session: Session, state: TrainingState) -> dict[str, Any]:
         "spikes": None if session.spikes is None else session.spikes.state_dict(),
         "schedule": _as_json(prepared.schedule.state_dict()),
         "groups": [_options(group) for group in prepared.stepping.param_groups],
+        "compensation": detect_compensation(optimizer_chain(prepared.stepping)[-1], {}),  # that no stored tensor shows
         "parameters": state.entries(),
     }
 

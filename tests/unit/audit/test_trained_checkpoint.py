@@ -11,12 +11,15 @@ import torch
 from benchbox.audit.judge import judge
 from benchbox.audit.selection import Selection
 from benchbox.audit.subjects.checkpoint import read_checkpoint
+from benchbox.backends.base import Prepared
 from benchbox.errors import DataError
+from benchbox.optim import build_schedule
+from benchbox.registry.recipes import recipe_by_name
 from benchbox.spec.cell import Cell
 from benchbox.spec.train import CheckpointSection
 from benchbox.store.checkpoints import read_manifest
 from benchbox.trainer.checkpoint import CheckpointManager
-from tests.support.small_session import SmallSession, batches
+from tests.support.small_session import OPTIM, SmallSession, batches
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,10 +61,28 @@ def test_masters_moments_and_options_are_read(tmp_path: Path) -> None:
     }
 
 
+def test_the_folder_of_a_training_leads_to_its_newest_checkpoint(tmp_path: Path) -> None:
+    """As in eval, export and validate."""
+    checkpoint = save(tmp_path / "training" / "checkpoints")
+    assert read_checkpoint(tmp_path / "training") == read_checkpoint(checkpoint)
+
+
 def test_masters_that_were_derived_from_bfloat16_weights_are_reported(tmp_path: Path) -> None:
     """The rule for checkpoints of others reports them too; intact masters are not reported."""
     rederived = codes(save(tmp_path / "rederived", rederived=True)) - codes(save(tmp_path / "intact"))
     assert len(rederived) == 1
+
+
+@pytest.mark.parametrize(("recipe", "reported"), [("bf16_pure", {"BXP101"}), ("bf16_stochastic", set())])
+def test_stochastic_rounding_is_known_though_no_stored_tensor_shows_it(tmp_path: Path, recipe: str, reported: set[str]) -> None:
+    session, stream = SmallSession(width=64), batches(width=64)
+    optimizer = recipe_by_name(recipe).load_optimizer()(session.model.parameters(), lr=1e-2)
+    session.backend.prepared = Prepared(session.model, optimizer, optimizer, build_schedule(optimizer, OPTIM))
+    session.model(next(stream)).sum().backward()
+    optimizer.step()
+    cell = Cell(policy="small", size="tiny", backend="single", world_size=1, batch=2, recipe=recipe)
+    checkpoint = CheckpointManager(tmp_path, cell, CheckpointSection(background=False)).save(session, 1)
+    assert codes(checkpoint) & {"BXP101"} == reported
 
 
 def test_a_backend_that_steps_its_parameters_has_no_masters(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from benchbox.audit.subjects.checkpoint.files import (
     read_folder,
     read_lerobot,
 )
-from benchbox.audit.subjects.checkpoint.trained import is_trained_checkpoint, read_trained
+from benchbox.audit.subjects.checkpoint.trained import read_trained, trained_checkpoint
 from benchbox.audit.subjects.checkpoint.zero import read_zero, zero_folder
 from benchbox.errors import DataError
 
@@ -48,8 +48,8 @@ def _read_ranks(path: Path) -> list[RankCheckpoint]:
         raise DataError(f"{path}: neither a file nor a folder")
     if (state := lerobot_folder(path)) is not None:
         return read_lerobot(state)
-    if is_trained_checkpoint(path):
-        return read_trained(path)
+    if (trained := trained_checkpoint(path)) is not None:
+        return read_trained(trained)
     if (zero := zero_folder(path)) is not None:
         return read_zero(zero)
     if folders := distributed_folders(path):

@@ -124,7 +124,7 @@ def _stepped_tensor(tensor: StoredSteppedTensor) -> SteppedTensor:
         weight_decay=float_or_none(tensor.options.get("weight_decay")),
         decoupled_decay=_bool_or_none(tensor.options.get("decoupled_weight_decay")),
         state=state,
-        compensation=compensating_state(state),
+        compensation=tensor.compensation or compensating_state(state),
         step_count=tensor.step_count,
         numbers=measure_numbers(tensor),
     )

@@ -69,6 +69,7 @@ class StoredSteppedTensor:
 
     `weight` is None where the checkpoint does not store it, or does not show which of its tensors (`candidates`) it is; `dtype`
     is still known if all candidates have the same. `live` is the weight that a master was rounded into, as far as it is stored.
+    `compensation` is what keeps updates of a 16-bit tensor from being lost, where the checkpoint says so beside the state.
     `state_is_matched` is False where the state may belong to another weight of equal shape, dtypes and options.
     """
 
@@ -85,6 +86,7 @@ class StoredSteppedTensor:
     live_dtype: str | None = None
     ndim: int | None = None
     covers: tuple[str, ...] = ()
+    compensation: str | None = None
     state_is_matched: bool = True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from benchbox.audit.subjects.checkpoint.optimizers import ParameterState, optimi
 from benchbox.audit.subjects.checkpoint.stored import RankCheckpoint, StoredArray, StoredSteppedTensor
 from benchbox.errors import DataError
 from benchbox.registry.recipes import recipes
-from benchbox.store.checkpoints import MANIFEST, damage_of, read_manifest
+from benchbox.store.checkpoints import damage_of, find_checkpoint, read_manifest
 from benchbox.store.files import read_json
 
 if TYPE_CHECKING:
@@ -24,8 +25,12 @@ _TENSORS, _TRAINER = "tensors", "trainer.json"
 _WITHOUT_MASTERS = ("fsdp1", "fsdp2", "hsdp")
 
 
-def is_trained_checkpoint(folder: Path) -> bool:
-    return (folder / MANIFEST).is_file() and (folder / _TENSORS).is_dir()
+def trained_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint that a folder is, or the newest one of the training that it is the folder of; None for another."""
+    try:
+        return find_checkpoint(folder)
+    except DataError:
+        return None
 
 
 def read_trained(folder: Path) -> list[RankCheckpoint]:
@@ -64,7 +69,12 @@ def read_trained(folder: Path) -> list[RankCheckpoint]:
         RankCheckpoint(
             optimizer_chain=(kind,),
             model=_live_weights(arrays["weights"], trainer["parameters"], rounded_to) | arrays["buffers"],
-            stepped=[_stepped_tensor(parameter, arrays["weights"], kind, rounded_to) for parameter in parameters],
+            stepped=[
+                replace(
+                    _stepped_tensor(parameter, arrays["weights"], kind, rounded_to), compensation=trainer.get("compensation")
+                )
+                for parameter in parameters
+            ],
             groups=[(float(group.get("weight_decay") or 0.0), count) for group, count in zip(groups, counts, strict=True)],
             buffers=frozenset(arrays["buffers"]),
         )
