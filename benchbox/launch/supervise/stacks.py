@@ -7,13 +7,17 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from benchbox.launch.job import Job, RankGroup
     from benchbox.launch.supervise.trace import Trace
 
-_DUMP_LIMIT_S = 2.0
+_DUMP_LIMIT_S = 5.0
 _POLL_S = 0.05
+_SETTLED_S = 0.2  # without growth of a dump, after which it is complete
+# faulthandler writes the threads one by one, and that which received the signal, the main thread, as the last.
+_LAST_THREAD = "Current thread 0x"
 
 
 def collect_stacks(job: Job, group: RankGroup, traces: Sequence[Trace]) -> dict[int, str]:
@@ -25,8 +29,21 @@ def collect_stacks(job: Job, group: RankGroup, traces: Sequence[Trace]) -> dict[
     alive = [trace for trace in traces if trace.final_event is None and trace.pid is not None and not trace.remote]
     asked = [trace for trace in alive if job.stack(trace.rank).exists()]
     group.signal_ranks([trace.pid for trace in asked if trace.pid is not None], signal.SIGUSR2)
-    deadline = time.monotonic() + _DUMP_LIMIT_S
-    while time.monotonic() < deadline and not all(job.stack(trace.rank).stat().st_size for trace in asked):
-        time.sleep(_POLL_S)
-    stacks = {trace.rank: job.stack(trace.rank).read_text(errors="replace") for trace in asked}
+    stacks = _read_complete({trace.rank: job.stack(trace.rank) for trace in asked})
     return {rank: stack for rank, stack in stacks.items() if stack}
+
+
+def _read_complete(files: Mapping[int, Path]) -> dict[int, str]:
+    """Return the dumps by rank once they are complete; what there is of them when the time is up."""
+    stacks: dict[int, str] = {}
+    now = grown = time.monotonic()
+    deadline = now + _DUMP_LIMIT_S
+    while now < deadline:
+        latest = {rank: file.read_text(errors="replace") for rank, file in files.items()}
+        now = time.monotonic()
+        if latest != stacks:
+            stacks, grown = latest, now
+        if all(_LAST_THREAD in stack for stack in stacks.values()) and now - grown >= _SETTLED_S:
+            break
+        time.sleep(_POLL_S)
+    return stacks

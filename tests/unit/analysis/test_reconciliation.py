@@ -80,7 +80,7 @@ def test_a_cell_without_an_ok_launch_is_not_measured(record):
 
 def test_a_report_shows_predictions_in_columns_and_a_section(record):
     run, predictions = example_run([CELL]), {CELL.cell_id: prediction_of(record, peak_bytes=1)}
-    report = build_report(run, [record], predictions)
+    report = build_report(run, [record], predictions=predictions)
     assert "predicted peak" in [column.name for column in report.table.columns]
     assert report.theory is not None
     assert "refuted" in render_markdown(report).partition("## Theory")[2]
