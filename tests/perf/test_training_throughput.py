@@ -10,7 +10,7 @@ from statistics import median
 import pytest
 import torch
 
-from benchbox.measure.phases import CombinedInstrument, ProgressTracker
+from benchbox.measure.phases import PHASES, CombinedInstrument, ProgressTracker
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell, DataSpec
@@ -27,7 +27,23 @@ pytestmark = pytest.mark.perf
 
 ROUNDS = 12
 LOG_EVERY = TrainFile.model_fields["log_every"].default
+OWN_BLOCKS = 30
 REQUIRED = 0.98
+
+
+class InstantSession:
+    """Session whose step enters the phases of a step and returns what an earlier one returned."""
+
+    def __init__(self, result, device):
+        self.result = result
+        self.device = device
+
+    def step(self, micro_batches, instruments):
+        with instruments.step():
+            for phase in PHASES:
+                with instruments.phase(phase):
+                    pass
+        return self.result
 
 
 @pytest.fixture
@@ -50,8 +66,11 @@ def session_and_stream():
 
 
 def test_the_training_loop_reaches_98_percent_of_a_bare_loop(benchmark, capsys, session_and_stream, tmp_path):
-    """Blocks of `log_every` steps, bare and in the loop as the worker calls it, alternate in one process. Least processor times
-    are compared: other processes of the machine only add to them, and the device here is the processor.
+    """Two estimates, each blind where the other sees. What the loop does by itself is timed around a step that does nothing, to
+    the microsecond. What it does to the step inside shows between blocks of `log_every` steps, bare and in the loop as the
+    worker calls it, whose ratio a machine scatters by several percent: there the test fails when the 96% interval of the median
+    lies below the bound. A round takes bare, loop, loop, bare, so that a drift within it cancels. All times are this process's
+    on the processor, which other processes disturb least, and which is the device here.
     """
     session, stream = session_and_stream
     tracker = ProgressTracker(on_change=RankStateFile(tmp_path / "state").write)
@@ -72,20 +91,20 @@ def test_the_training_loop_reaches_98_percent_of_a_bare_loop(benchmark, capsys, 
     instruments = CombinedInstrument(tracker, waits)
     tracker.enter("train", 1000)
     bare_s: list[float] = []
-    loop_s: list[float] = []
+    ratios: list[float] = []
     starts = count(0, LOG_EVERY)
 
     def bare_block():
         before = time.process_time()
         for _ in range(LOG_EVERY):
             session.step(stream)
-        bare_s.append(time.process_time() - before)
+        return time.process_time() - before
 
-    def loop_block():
+    def loop_block(trained=session):
         start = next(starts)
         before = time.process_time()
         train(
-            session,
+            trained,
             stream,
             start=start,
             steps=start + LOG_EVERY,
@@ -95,22 +114,28 @@ def test_the_training_loop_reaches_98_percent_of_a_bare_loop(benchmark, capsys, 
             after_step=reporter.report_progress,
             stopping=stop.agreed,
         )
-        loop_s.append(time.process_time() - before)
+        return time.process_time() - before
 
     def one_round():
-        bare_block()
-        loop_block()
-        loop_block()
-        bare_block()
+        bare, loop = bare_block(), loop_block()
+        loop += loop_block()
+        bare += bare_block()
+        ratios.append(bare / loop)
+        bare_s.append(bare / 2 / LOG_EVERY)
 
     benchmark.pedantic(one_round, rounds=ROUNDS, warmup_rounds=1)
-    ratio = min(bare_s[2:]) / min(loop_s[2:])  # without the warm-up
-    middle = median(bare_s[2:]) / median(loop_s[2:])
-    benchmark.extra_info |= {"loop_over_bare": ratio, "median_ratio": middle}
+    del ratios[0], bare_s[0]  # the warm-up
+    instant = InstantSession(session.step(stream), session.device)
+    own_s = min(loop_block(instant) for _ in range(OWN_BLOCKS)) / LOG_EVERY
+    share = own_s / min(bare_s)
+    lower, upper = sorted(ratios)[2], sorted(ratios)[-3]  # of twelve, the third from each end bound the median with 96%
+    benchmark.extra_info |= {"loop_over_bare": median(ratios), "own_share_of_step": share}
     with capsys.disabled():
         print(
-            f"\nthroughput of the loop / bare loop: {ratio:.4f} (medians {middle:.4f});"
-            f" {min(loop_s[2:]) / LOG_EVERY * 1e3:.2f} against {min(bare_s[2:]) / LOG_EVERY * 1e3:.2f} ms a step"
+            f"\nthroughput of the loop / bare loop: {median(ratios):.4f} [{lower:.4f}, {upper:.4f}]; the loop's own share of a "
+            f"step of {min(bare_s) * 1e3:.1f} ms: {share:.4f}"
         )
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2 * (ROUNDS + 1) * LOG_EVERY, "the loop was really run"
-    assert ratio >= REQUIRED
+    rows = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert len(rows) == (2 * (ROUNDS + 1) + OWN_BLOCKS) * LOG_EVERY, "the loop was really run"
+    assert share <= 1 - REQUIRED
+    assert upper >= REQUIRED
