@@ -42,11 +42,8 @@ pytestmark = pytest.mark.perf
 BATCH = 8
 BUFFER = 256
 ROUNDS = 3
-# Times the samples/s of lerobot's loader. The goal for episode_shuffle is not reached on a quiet machine with two cores: it was
-# 10 to 13 without workers and 13 to 16 with two, because half of a sample's time is neither reading nor decoding. The bound is
-# below what was measured, so that it fails when blocks are no longer read forward (then it is that of frame_shuffle, 7).
+# Times the samples/s of lerobot's loader. On a quiet machine with two cores it was 8.5 to 12 and 34 to 37 times lerobot 0.6.1.
 GOALS = {"frame_shuffle": 5, "episode_shuffle": 15}
-BOUNDS = {"frame_shuffle": 5, "episode_shuffle": 8}
 ORDERS_GOAL = 3  # times the samples/s of frame_shuffle
 ORDERS = ("frame_shuffle", "episode_shuffle")
 
@@ -188,17 +185,16 @@ def test_whole_samples_are_loaded_many_times_faster_than_lerobot_loads_frames(be
         print(f"\n{workers} workers: {faster} ({rates})")
     if not workers:
         print_cost(root, "tiny", capsys)
-    assert {order: ratio for order, ratio in ratios.items() if ratio < BOUNDS[order]} == {}
+    assert {order: ratio for order, ratio in ratios.items() if ratio < GOALS[order]} == {}
 
 
-@pytest.mark.parametrize(("side", "gop", "block", "goal"), [(224, 8, 16, 2), (256, 30, 30, ORDERS_GOAL)])
+@pytest.mark.parametrize(("side", "gop", "block"), [(224, 8, 16), (256, 30, 30)])
 def test_episode_shuffle_is_several_times_faster_than_frame_shuffle(
-    benchmark, capsys, tmp_path, monkeypatch, side, gop, block, goal
+    benchmark, capsys, tmp_path, monkeypatch, side, gop, block
 ) -> None:
     """Images of the size that published policies take. The CPU time of one process, which others disturb least.
 
-    With a key frame every 8 frames random access decodes 4.5 frames for one, and what is not decoding takes as long as one: the
-    goal of 3 is not reached there. On the shipped videos of 64 x 64 it is not either.
+    With a key frame every 8 frames random access decodes 4.5 frames for one: 3.5 times the time of a sample; 30 frames: 6.7.
     """
     root = write_videos(tmp_path / "videos", side=side, gop=gop, monkeypatch=monkeypatch)
     ratios: list[float] = []
@@ -212,7 +208,7 @@ def test_episode_shuffle_is_several_times_faster_than_frame_shuffle(
     with capsys.disabled():
         print(f"\n{side} x {side}, a key frame every {gop} frames: episode_shuffle {median(ratios):.1f} x frame_shuffle")
     print_cost(root, "full", capsys, block)
-    assert median(ratios) >= goal
+    assert median(ratios) >= ORDERS_GOAL
 
 
 def test_memory_stays_flat_over_an_epoch(capsys, tmp_path, monkeypatch) -> None:
