@@ -62,7 +62,7 @@ def test_masters_moments_and_options_are_read(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_training_leads_to_its_newest_checkpoint(tmp_path: Path) -> None:
-    """As in eval, export and validate."""
+    """The commands eval, export and validate find it in the same way."""
     checkpoint = save(tmp_path / "training" / "checkpoints")
     assert read_checkpoint(tmp_path / "training") == read_checkpoint(checkpoint)
 
