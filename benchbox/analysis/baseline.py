@@ -98,8 +98,8 @@ def baseline_problems(baseline: Baseline) -> list[str]:
             metric, figures = metrics()[name], list(launches.values())
             worst = min(figures) if metric.direction == "higher" else max(figures)
             expected = worst if metric.launches == "worst" else median(figures)
-            found = (value["value"], value["low"], value["high"], value["launches"])
-            if found != (expected, min(figures), max(figures), len(figures)):
+            stored = (value["value"], value["low"], value["high"], value["launches"])
+            if stored != (expected, min(figures), max(figures), len(figures)):
                 problems.append(f"cell {cell_id}: {name} is {value['value']}, its launches give {expected}")
     return problems
 

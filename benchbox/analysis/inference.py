@@ -151,10 +151,10 @@ def launches_to_settle(pairs: int = 1, *, alpha: float = ALPHA) -> int:
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Return p values adjusted for their number (Holm, Scandinavian Journal of Statistics 6, 1979). None stays None."""
-    known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    ascending = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     largest = 0.0
-    for position, (p, index) in enumerate(known):
+    for position, (p, index) in enumerate(ascending):
         largest = max(largest, min(1.0, p * (len(p_values) - position)))
         adjusted[index] = largest
     return adjusted

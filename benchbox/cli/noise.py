@@ -90,7 +90,7 @@ def noise(
     (cell_summary,) = summarize(run, records)
     measured, effect = measure_noise(cell_summary, text)
     is_busy = BUSY_HOST in cell_summary.marks  # its floor would hide slowdowns from `check`
-    kept = None if is_busy else write_noise(machine_of(records), loaded.name, measured)
+    stored_path = None if is_busy else write_noise(machine_of(records), loaded.name, measured)
     low, high = (f"{bound:.3f}x" if bound is not None else "?" for bound in (effect.low, effect.high))
     needed = launches_for(measured.sigma, share)
     lines = [
@@ -99,7 +99,7 @@ def noise(
         *(f"noise floor with {number} launches: {noise_floor(measured.sigma, number):.1%}" for number in (5, 10, 20)),
         f"{needed} launches of each cell settle a difference of {100 * share:.3g}%",
         f"proposed threshold: max_regression: {_rounded_up(noise_floor(measured.sigma, max(5, loaded.measure.launches)))}",
-        "not kept: the host was busy in a launch" if kept is None else f"kept in {kept}",
+        "not kept: the host was busy in a launch" if stored_path is None else f"kept in {stored_path}",
     ]
     for cause in cell_summary.marks:
         lines.insert(1, f"warning: {cause}: measure again on a quiet machine, this floor is high")

@@ -71,8 +71,8 @@ def _print_intervals(config: "TrainConfig") -> None:
     checkpoint, validation = config.checkpoint, config.validation
     if checkpoint.every:
         best = checkpoint.keep_best
-        kept = "" if best is None else f", and the {best.count} of {best.mode} {best.metric}"
-        print(f"checkpoints: every {checkpoint.every} steps and at the end; the newest {checkpoint.keep} are kept{kept}")
+        best_text = "" if best is None else f", and the {best.count} of {best.mode} {best.metric}"
+        print(f"checkpoints: every {checkpoint.every} steps and at the end; the newest {checkpoint.keep} are kept{best_text}")
     else:
         print("checkpoints: none; checkpoint.every is 0")
     if validation.every:

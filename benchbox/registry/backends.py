@@ -54,8 +54,8 @@ class BackendInfo:
             return f"{self.name} has no shard_size: it is for {hybrids}"
         if ranks_refusal := self.ranks_refusal(world_size, shard_size):
             return ranks_refusal
-        known = recipes().get(recipe)
-        if known is None or not self.supports_recipe(known):
+        declared = recipes().get(recipe)
+        if declared is None or not self.supports_recipe(declared):
             return f"{self.name} has no {recipe} recipe: {self._why_no_other_recipe()}"
         if missing := recipe_by_name(recipe).missing():
             return missing

@@ -81,9 +81,9 @@ def _data(trained: Cell, settings: CheckpointValidation) -> DataSpec:
     if settings.workers is not None:
         data = replace(data, workers=settings.workers)
     if settings.data is not None:
-        known, path = data.lerobot_datasets, str(settings.data)
+        datasets, path = data.lerobot_datasets, str(settings.data)
         # A single dataset of the training says how cameras are renamed and what actions mean.
-        (setting,) = known if len(known) == 1 else (DatasetSpec(path=path),)
+        (setting,) = datasets if len(datasets) == 1 else (DatasetSpec(path=path),)
         dataset = replace(setting, path=path, weight=None, source=None, keep=None)
         data = replace(data, kind="lerobot", path=None, datasets=(dataset,))
     if data.kind == "synthetic":

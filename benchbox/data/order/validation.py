@@ -37,9 +37,9 @@ def validation_batches(
     if max_samples is not None and max_samples < len(samples):
         samples = samples[np.arange(max_samples) * len(samples) // max_samples]
     number = -(-len(samples) // (world_size * batch))  # of batches, for the rank with most samples
-    own = _divide(samples, world_size)[rank]
+    rank_samples = _divide(samples, world_size)[rank]
     repeated = ValidationBatch((_key(samples[0]),), counts=False)
-    return [ValidationBatch(tuple(map(_key, part))) if len(part) else repeated for part in _divide(own, number)]
+    return [ValidationBatch(tuple(map(_key, part))) if len(part) else repeated for part in _divide(rank_samples, number)]
 
 
 def _divide(samples: np.ndarray, parts: int) -> list[np.ndarray]:

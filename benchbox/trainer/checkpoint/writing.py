@@ -86,7 +86,7 @@ def _on_all_ranks(group: dist.ProcessGroup | None, work: Callable[[], Any]) -> l
     """Do a piece of work on every rank and return the results of all ranks, by rank.
 
     Raises:
-        DataError: on every rank, if one failed: none waits for it in vain.
+        DataError: on every rank if one failed, so that no rank waits for it.
     """
     result, problem = None, None
     try:
