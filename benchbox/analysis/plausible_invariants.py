@@ -93,8 +93,8 @@ def _worst_memory(record: LaunchRecord) -> Iterable[str] | None:
         ("reserved", worst["reserved_peak_bytes"], reserved),
     )
     for name, value, of_ranks in comparisons:
-        numbers = [peak for peak in of_ranks if peak is not None]
-        if value != (max(numbers) if len(numbers) == len(of_ranks) else None):
+        peak_bytes = [peak for peak in of_ranks if peak is not None]
+        if value != (max(peak_bytes) if len(peak_bytes) == len(of_ranks) else None):
             messages.append(f"the worst {name} peak is {value}, and the ranks have {of_ranks}")
     sizes = allocated if worst["reserved_peak_bytes"] is None else reserved
     if not messages and sizes[worst["rank"]] != max(size or 0 for size in sizes):
