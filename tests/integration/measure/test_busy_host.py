@@ -24,7 +24,7 @@ backend: single
 world_size: 1
 batch: 2
 data: synthetic
-measure: {warmup_steps: 2, steps: 10, launches: 1}
+measure: {warmup_steps: 2, steps: 40, launches: 1}  # long enough for the ticks that the kernel counts
 axes: {cams: [1]}
 """
 
