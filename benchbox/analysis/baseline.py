@@ -131,6 +131,7 @@ def find_baseline(run: Run, records: Sequence[LaunchRecord], location: Path) -> 
         return BaselineLookup(None, remedy)
     environment = next((record["environment"] for record in reversed(records) if record["environment"]), None) or {}
     if different := environment_differences(environment, baseline.environment):
-        remedy = f"{path} is not like for like with this run: {'; '.join(different)}: promote a run of today's versions"
+        texts = "; ".join(different.values())
+        remedy = f"{path} is not like for like with this run: {texts}: promote a run of today's versions"
         return BaselineLookup(None, remedy)
     return BaselineLookup(baseline, None)

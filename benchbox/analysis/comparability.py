@@ -147,7 +147,7 @@ def _with_verdicts(comparisons: Mapping[str, Comparison], criteria: Criteria) ->
     settled = {}
     for cell_id, comparison in comparisons.items():
         if comparison.effect is not None:
-            verdict = _verdict(comparison.effect, adjusted[cell_id], criteria)
+            verdict = verdict_of_effect(comparison.effect, adjusted[cell_id], criteria)
             missing = needed - min(comparison.effect.launches)
             more = missing if verdict == "inconclusive" and missing > 0 else None
             comparison = replace(comparison, verdict=verdict, more_launches=more)
@@ -155,7 +155,8 @@ def _with_verdicts(comparisons: Mapping[str, Comparison], criteria: Criteria) ->
     return settled
 
 
-def _verdict(effect: Effect, adjusted_p: float | None, criteria: Criteria) -> Verdict:
+def verdict_of_effect(effect: Effect, adjusted_p: float | None, criteria: Criteria) -> Verdict:
+    """Return the verdict on an effect that is above 1 for the better, by its p after Holm's correction."""
     relevant = 1 + criteria.relevant
     if effect.low is None or effect.high is None or adjusted_p is None:
         return "inconclusive"
@@ -185,18 +186,21 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
     return None
 
 
-def environment_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Return what a run and a baseline were not both measured with, one text per difference.
+def environment_differences(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], *, include_machine: bool = False
+) -> dict[str, str]:
+    """Return what two runs were not both measured with: a text for every key of the environment that differs.
 
-    Sources of the policy and of benchbox may differ: their change is what a gate judges. The version of benchbox may not, since
-    it may measure in another way. What one side does not know is no difference.
+    Sources of the policy and of benchbox may differ: their change is what is judged. The version of benchbox may not, since it
+    may measure in another way. What one side does not know is no difference.
     """
     sides = ({"environment": dict(ours)}, {"environment": dict(theirs)})
-    differences = []
+    differences = {}
     for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT):
         first, second = (_environment_reader(key)(side) for side in sides)  # type: ignore[arg-type]
-        if key not in _JUDGED_BY_GATE and None not in (first, second) and first != second:
-            differences.append(f"{key} {matrix_text(first)} against {matrix_text(second)}")
+        is_judged = key in _JUDGED_BY_GATE and not (include_machine and key == "machine")
+        if not is_judged and None not in (first, second) and first != second:
+            differences[key] = f"{key} {matrix_text(first)} against {matrix_text(second)}"
     return differences
 
 

@@ -40,7 +40,8 @@ class RegressionJudgement:
 
 def has_noise(metric: Metric) -> bool:
     """Return whether a metric differs between launches by chance: not a worst value such as a peak, nor one of equality."""
-    return metric.is_number and metric.direction != "none" and metric.launches == "median"
+    is_worst_or_exact = metric.launches == "worst" or metric.deterministic
+    return metric.is_number and metric.direction != "none" and not is_worst_or_exact
 
 
 def judge_regression(

@@ -23,6 +23,7 @@ VERBS = (
     "eval",
     "export",
     "report",
+    "compare",
     "check",
     "noise",
     "verify",

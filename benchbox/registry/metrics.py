@@ -37,6 +37,7 @@ class Metric:
     formula: str
     read: Callable[[LaunchRecord], MetricValue]
     launches: Literal["median", "worst"] = "median"  # how the values of several launches become that of a cell
+    deterministic: bool = False  # equal launches have equal values, up to rounding
     words: tuple[str, ...] = ()  # possible values of a metric that is a word
 
     @property
@@ -140,6 +141,7 @@ BUILT_IN_METRICS: dict[str, Metric] = {
             formula="effective descent quality (arXiv:2405.03637), <u, what arrived> / |u|^2 over all tensors stepped, with u "
             "the updates that the optimizer's arithmetic gives in float32: 1 when every update arrives",
             read=_audited("edq"),
+            deterministic=True,
         ),
         Metric(
             name="updates_lost",
@@ -147,6 +149,7 @@ BUILT_IN_METRICS: dict[str, Metric] = {
             direction="lower",
             formula="non-zero updates that left the stored weight bit for bit as it was / non-zero updates",
             read=_audited("updates_lost"),
+            deterministic=True,
         ),
         Metric(
             name="second_moment_stalled",
@@ -154,6 +157,7 @@ BUILT_IN_METRICS: dict[str, Metric] = {
             direction="lower",
             formula="second moments v that v x beta2 rounds back to / v that are not zero; null where v is not 16-bit",
             read=_audited("second_moment_stalled"),
+            deterministic=True,
         ),
         Metric(
             name="status",

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from benchbox import __version__
 from benchbox.errors import RecordError
-from benchbox.report import charts as geometry
-from benchbox.report.html import format_coordinate
+from benchbox.report.html import render_template
 from benchbox.report.markdown import escape
 from benchbox.store.files import read_json, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from benchbox.report.curves import CurveChart
 
 RECORD = "evaluation.json"
-_TEMPLATES = Path(__file__).parent / "templates"
 _METHOD = (
     "An episode is solved if the environment says so at any action. The interval is Wilson's at 95%; it covers the choice of "
     "seeds, and not that of the training's seed. A policy acts from the newest frame, and the first actions of its chunk are "
@@ -90,13 +85,8 @@ def write_evaluation(folders: Sequence[Path], out: Path) -> Path:
 
 def write_evaluation_report(report: EvaluationReport, out: Path, name: str) -> Path:
     """Write a report as `<name>.html` and `<name>.md` into `out`, and return the path of the page."""
-    environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    style = Markup((_TEMPLATES / "style.css").read_text(encoding="utf-8"))  # noqa: S704  (our own file, not input)
-    environment.filters["n"] = format_coordinate
     page = out / f"{name}.html"
-    write_text(page, environment.get_template("evaluation.html.j2").render(report=report, style=style, geometry=geometry))
+    write_text(page, render_template("evaluation.html.j2", report=report))
     write_text(out / f"{name}.md", render_markdown(report))
     return page
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -19,7 +19,18 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render_html(report: Report) -> str:
-    """Render the report as HTML. All input is escaped, and only our own script may run."""
+    """Render the report as HTML. Only our own script may run."""
+    script = (_TEMPLATES / "sort.js").read_text(encoding="utf-8")
+    return render_template(
+        "report.html.j2",
+        report=report,
+        script=Markup(script),  # noqa: S704  (our own file, not input: escaping would break it)
+        script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def render_template(name: str, **values: Any) -> str:
+    """Render a page of `templates/`, with the style and the geometry of charts that all pages share. All input is escaped."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -28,15 +39,8 @@ def render_html(report: Report) -> str:
         lstrip_blocks=True,
     )
     environment.filters["n"] = format_coordinate
-    style, script = ((_TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", "sort.js"))
-    return environment.get_template("report.html.j2").render(
-        report=report,
-        geometry=charts,
-        # Our own files, not input: escaping would break them.
-        style=Markup(style),  # noqa: S704
-        script=Markup(script),  # noqa: S704
-        script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-    )
+    style = Markup((_TEMPLATES / "style.css").read_text(encoding="utf-8"))  # noqa: S704  (our own file, not input)
+    return environment.get_template(name).render(style=style, geometry=charts, **values)
 
 
 def format_coordinate(value: float) -> str:

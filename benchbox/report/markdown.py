@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from benchbox.report.view import Report
 
@@ -31,7 +31,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield from ("", "Not compared with the reference:", "", *(f"- {escape(reason)}" for reason in headline.refused))
     yield from ("", "## Cells", "")
     columns = report.table.columns
-    yield from _table(
+    yield from table_lines(
         [column.name for column in columns],
         [[value.line for value in row] for row in report.table.rows],
         right=[column.name for column in columns if column.number],
@@ -42,25 +42,26 @@ def _lines(report: Report) -> Iterator[str]:
         yield from ("", "## What did not run", "")
         rows = [[failure.cell, failure.status, failure.where, failure.message] for failure in report.failures]
         rows += [[cell, "skipped", "when planned", reason] for cell, reason in report.skipped]
-        yield from _table(["cell", "status", "where", "why"], rows)
+        yield from table_lines(["cell", "status", "where", "why"], rows)
     if report.theory:
         yield from ("", "## Theory", "", f"{escape(report.theory.note)} {escape(report.theory.counts)}.", "")
-        yield from _table(report.theory.headers, report.theory.rows)
+        yield from table_lines(report.theory.headers, report.theory.rows)
     if report.findings:
         yield from ("", "## Precision", "")
         rows = [[f.code, f.severity, f.title, "; ".join(f.cells), f.repair] for f in report.findings]
-        yield from _table(["rule", "severity", "finding", "cells", "repair"], rows)
+        yield from table_lines(["rule", "severity", "finding", "cells", "repair"], rows)
     yield from ("", "## Method", "", escape(report.sampling), "")
     method = [[metric.name, metric.formula, metric.launches, metric.unit, metric.better] for metric in report.method]
-    yield from _table(["metric", "of one launch", "of a cell", "unit", "better"], method)
+    yield from table_lines(["metric", "of one launch", "of a cell", "unit", "better"], method)
     if report.environment:
         yield from ("", "## Environment", "")
-        yield from _table(["", ""], [list(entry) for entry in report.environment])
+        yield from table_lines(["", ""], [list(entry) for entry in report.environment])
     if report.chain_head:
         yield from ("", f"Head of the chain of plan and records: {report.chain_head}")
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> Iterator[str]:
+def table_lines(headers: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = ()) -> Iterator[str]:
+    """Yield the lines of a Markdown table; columns named in `right` are right-aligned. Texts are escaped."""
     yield "| " + " | ".join(escape(header) for header in headers) + " |"
     yield "|" + "|".join("---:" if header in right else "---" for header in headers) + "|"
     for row in rows:

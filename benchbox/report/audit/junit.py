@@ -7,7 +7,8 @@ from xml.etree import ElementTree as ET
 
 from benchbox.audit.findings import FAILING
 from benchbox.audit.rules import rules
-from benchbox.report.audit.view import escape_unprintable, format_finding, format_suppression, sort_by_severity
+from benchbox.report.audit.view import format_finding, format_suppression, sort_by_severity
+from benchbox.report.unprintable import escape_unprintable
 
 if TYPE_CHECKING:
     from benchbox.report.audit.view import Audit

@@ -11,7 +11,6 @@ from urllib.parse import quote
 from benchbox import __version__
 from benchbox.audit.rules import rules
 from benchbox.report.audit.view import (
-    escape_unprintable,
     format_finding,
     format_suppression,
     group_by_reason,
@@ -20,6 +19,7 @@ from benchbox.report.audit.view import (
     tensor_names,
     to_json,
 )
+from benchbox.report.unprintable import escape_unprintable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from benchbox.analysis.quantities import quantity
 from benchbox.audit.record import summarize_numbers
 from benchbox.report.audit.view import (
-    escape_unprintable,
     evidence_rows,
     format_ranks,
     format_suppression,
@@ -18,6 +17,7 @@ from benchbox.report.audit.view import (
     sort_by_severity,
 )
 from benchbox.report.rows import print_rows, say
+from benchbox.report.unprintable import escape_unprintable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchbox.report.unprintable import escape_unprintable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -63,11 +65,6 @@ def format_ranks(ranks: Iterable[int]) -> str:
     if len(distinct) > 1 and distinct[-1] - distinct[0] + 1 == len(distinct):
         return f"{distinct[0]}-{distinct[-1]}"
     return ", ".join(map(str, distinct))
-
-
-def escape_unprintable(text: str) -> str:
-    """Escape the unprintable characters of a text that comes from the subject: names may contain anything."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
 
 
 def format_value(value: Any) -> str:

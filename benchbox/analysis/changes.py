@@ -1,0 +1,238 @@
+"""Changes between two runs of the same cells: what became better or worse, by which launches show it.
+
+Cells are matched by id, so only equal set-ups meet. Metrics with noise are compared launch against launch, by the exact test of
+`benchbox.analysis.inference` with Holm's correction over all of them; peaks and shares have no noise and are compared by value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from benchbox.analysis.comparability import Verdict, environment_differences, verdict_of_effect
+from benchbox.analysis.inference import ALPHA, RELEVANT, Criteria, estimate_effect, holm, launches_to_settle
+from benchbox.analysis.noise import noise_floor
+from benchbox.analysis.regression import has_noise
+from benchbox.analysis.summary import label, varying_fields
+from benchbox.errors import ConfigurationError
+from benchbox.registry.metrics import metric_by_name
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from benchbox.analysis.figures import CellFigures, RunFigures
+    from benchbox.analysis.inference import Effect
+    from benchbox.registry.metrics import Metric
+    from benchbox.store.noise import Noise
+
+DEFAULT_METRICS = (
+    "global_samples_per_s",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "final_loss",
+    "edq",
+    "updates_lost",
+)
+STATUS = "status"
+_WORST_FIRST: tuple[Verdict, ...] = ("regression", "missing", "incomparable", "inconclusive", "improvement", "neutral")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Change of one metric of one cell from `base` to `head`.
+
+    `ratio` is head / base, with its interval where launches give one; None where it has no meaning, as from zero.
+    """
+
+    cell_id: str
+    cell: str  # its label
+    metric: str
+    unit: str
+    base: float | str | None
+    head: float | str | None
+    verdict: Verdict
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    launches: tuple[int, int] | None = None  # of base and head, where they were tested
+    reason: str | None = None  # why there is no verdict, or what is behind it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunComparison:
+    """All changes between two runs, in the order of the cells of `head`, then those that only `base` has."""
+
+    base: str
+    head: str
+    changes: tuple[Change, ...]
+    differences: tuple[str, ...]  # of the environments, which changes may come from
+    relevant: float
+    needed: int  # launches of each cell on each side before any difference could be settled
+
+    @property
+    def counts(self) -> dict[Verdict, int]:
+        """Number of changes by verdict, the worst verdict first."""
+        counter = Counter(change.verdict for change in self.changes)
+        return {verdict: counter[verdict] for verdict in _WORST_FIRST if counter[verdict]}
+
+    def of_verdict(self, *verdicts: Verdict) -> list[Change]:
+        return [change for change in self.changes if change.verdict in verdicts]
+
+
+def compare_runs(
+    base: RunFigures,
+    head: RunFigures,
+    *,
+    metric_names: Sequence[str] = DEFAULT_METRICS,
+    vary: Collection[str] = (),
+    relevant: float = RELEVANT,
+    noise: Noise | None = None,
+) -> RunComparison:
+    """Return what changed from `base` to `head`.
+
+    Args:
+        metric_names: numeric metrics; the status of cells is always compared.
+        vary: keys of the environment that may differ, such as torch: what their change does is what the user asks for.
+        relevant: a smaller relative change is none.
+        noise: noise of the machine, if it was measured: runs of different times also differ by its drift.
+
+    Raises:
+        ConfigurationError: there is no such metric, or it is a word.
+    """
+    named = [metric_by_name(name) for name in metric_names]
+    if words := [metric.name for metric in named if not metric.is_number]:
+        raise ConfigurationError(f"metric {words[0]} is a word: only numbers can be named, and the status is always compared")
+    differences = environment_differences(head.environment, base.environment, include_machine=True)
+    refusal = _refusal(base, head, {key: text for key, text in differences.items() if key not in vary})
+    pairs = {**head.cells, **{cell_id: cell for cell_id, cell in base.cells.items() if cell_id not in head.cells}}
+    fields = varying_fields(figures.cell for figures in pairs.values())
+    criteria = Criteria(relevant=relevant)
+    changes: list[Change] = []
+    effects: dict[int, tuple[Effect, Metric]] = {}  # index of the change -> better / worse
+    for cell_id, figures in pairs.items():
+        text = label(figures.cell, fields)
+        before, after = base.cells.get(cell_id), head.cells.get(cell_id)
+        status = _status_change(cell_id, text, before, after)
+        if status is not None:
+            changes.append(status)
+            continue
+        assert before is not None
+        assert after is not None
+        for metric in named:
+            change, effect = _change(cell_id, text, metric, before, after, refusal, relevant)
+            if change is None:
+                continue
+            if effect is not None:
+                effects[len(changes)] = (effect, metric)
+            changes.append(change)
+    adjusted = holm([effect.p for effect, _ in effects.values()])
+    needed = launches_to_settle(max(1, len(effects)))
+    for (index, (effect, metric)), p in zip(effects.items(), adjusted, strict=True):
+        changes[index] = _judge(changes[index], effect, p, metric, criteria, noise, needed)
+    return RunComparison(
+        base=base.name,
+        head=head.name,
+        changes=tuple(changes),
+        differences=tuple(differences.values()),
+        relevant=relevant,
+        needed=needed,
+    )
+
+
+def _refusal(base: RunFigures, head: RunFigures, differences: Mapping[str, str]) -> str | None:
+    """Return why no figure of the two runs may be compared, or None."""
+    if shared := base.started_at & head.started_at:
+        return f"{len(shared)} launches are in both: a run is not compared with itself"
+    if differences:
+        return f"they also differ in {'; '.join(differences.values())} (--vary {','.join(differences)} compares nevertheless)"
+    if base.measure.get("steps") != head.measure.get("steps"):
+        return f"{base.measure.get('steps')} measured steps against {head.measure.get('steps')}"
+    return None
+
+
+def _status_change(cell_id: str, text: str, before: CellFigures | None, after: CellFigures | None) -> Change | None:
+    """Return the change of a cell that did not end ok on both sides; None for a cell with figures to compare."""
+    statuses = [figures.status if figures is not None else "missing" for figures in (before, after)]
+    if statuses == ["ok", "ok"]:
+        return None
+    base, head = statuses
+    verdict: Verdict = "neutral" if base == head else "regression" if base == "ok" else "improvement"
+    reason = after.reason if after is not None and head != "ok" else None
+    if "missing" in statuses:
+        verdict = "missing"
+        absent = "base" if base == "missing" else "head"
+        reason = f"{absent} does not have it"
+    elif "ok" not in statuses and base != head:
+        verdict = "inconclusive"
+    return Change(cell_id=cell_id, cell=text, metric=STATUS, unit="text", base=base, head=head, verdict=verdict, reason=reason)
+
+
+def _change(
+    cell_id: str,
+    text: str,
+    metric: Metric,
+    before: CellFigures,
+    after: CellFigures,
+    refusal: str | None,
+    relevant: float,
+) -> tuple[Change | None, Effect | None]:
+    """Return the change of a metric and, where launches are to be tested, the effect, which is above 1 for the better."""
+    old, new = (figures.values.get(metric.name) for figures in (before, after))
+    if old is None and new is None:
+        return None, None
+    values: dict[str, Any] = {
+        "base": None if old is None else old.value,
+        "head": None if new is None else new.value,
+    }
+    change = Change(cell_id=cell_id, cell=text, metric=metric.name, unit=metric.unit, verdict="missing", **values)
+    if old is None or new is None:
+        return replace(change, reason=f"{'base' if old is None else 'head'} has no value"), None
+    if refusal is not None:
+        return replace(change, verdict="incomparable", reason=refusal), None
+    launches = [figures.by_launch.get(metric.name) or {} for figures in (before, after)]
+    if not has_noise(metric) or min((value for side in launches for value in side.values()), default=0) <= 0:
+        return _judge_values(change, metric, old.value, new.value, relevant), None
+    if not all(launches):
+        return replace(change, reason="a baseline of an earlier version has no values of launches"), None
+    better, worse = (launches[1], launches[0]) if metric.direction == "higher" else (launches[0], launches[1])
+    return change, estimate_effect(better, worse, alpha=ALPHA, same_run=False)
+
+
+def _judge_values(change: Change, metric: Metric, old: float, new: float, relevant: float) -> Change:
+    ratio = new / old if old else None
+    # A share changes by points: twice a millionth of lost updates is nothing.
+    change_size = abs(new - old) if metric.unit in ("fraction", "ratio") else abs(new - old) / abs(old) if old else math.inf
+    if old == new or change_size <= relevant:
+        return replace(change, ratio=ratio, verdict="neutral")
+    if metric.direction == "none":
+        return replace(change, ratio=ratio, verdict="regression", reason="it should not change")
+    improved = (new > old) == (metric.direction == "higher")
+    return replace(change, ratio=ratio, verdict="improvement" if improved else "regression")
+
+
+def _judge(
+    change: Change,
+    effect: Effect,
+    adjusted_p: float | None,
+    metric: Metric,
+    criteria: Criteria,
+    noise: Noise | None,
+    needed: int,
+) -> Change:
+    """Return the change with the verdict that its launches show, as head / base."""
+    verdict, reason = verdict_of_effect(effect, adjusted_p, criteria), None
+    ratio, low, high, launches = effect.ratio, effect.low, effect.high, effect.launches
+    if metric.direction == "lower":
+        ratio = 1 / ratio
+        low, high = (None if bound is None else 1 / bound for bound in (high, low))
+    else:
+        launches = launches[::-1]
+    if verdict == "inconclusive" and min(launches) < needed:
+        reason = f"{launches[0]} and {launches[1]} launches cannot settle it: {needed} on each side can"
+    elif verdict in ("improvement", "regression") and noise is not None:
+        floor = noise_floor(noise.sigma, min(launches))
+        if max(effect.ratio, 1 / effect.ratio) < 1 + floor:
+            verdict, reason = "inconclusive", f"it is within the noise floor of this machine, {floor:.1%}"
+    return replace(change, ratio=ratio, low=low, high=high, launches=launches, verdict=verdict, reason=reason)

@@ -1,0 +1,82 @@
+"""Figures of the cells of a run or of a baseline, in one form, so that any two of them can be compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchbox.analysis.summary import Spread, summarize
+from benchbox.registry.metrics import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from benchbox.registry.launch_record import LaunchRecord
+    from benchbox.store.baseline import Baseline
+    from benchbox.store.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellFigures:
+    """Metrics of one cell: their value over launches, and the value of every launch by its number."""
+
+    cell: Mapping[str, Any]
+    status: str  # the worst over launches, or "missing"
+    reason: str | None  # type and message of the error of a cell that failed
+    values: Mapping[str, Spread | None]
+    by_launch: Mapping[str, Mapping[int, float]]  # metric -> number of the launch -> value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """Cells of a run or a baseline by id, and what they were measured with."""
+
+    name: str  # as the user names it
+    matrix: str
+    cells: Mapping[str, CellFigures]
+    environment: Mapping[str, Any]
+    measure: Mapping[str, Any]
+    started_at: frozenset[str]  # of the launches
+
+
+def figures_of_run(name: str, run: Run, records: Sequence[LaunchRecord]) -> RunFigures:
+    """Return the figures of a run. Metrics are those of launches that ended ok."""
+    numeric = [metric for metric in metrics().values() if metric.is_number]
+    cells = {}
+    for summary in summarize(run, records):
+        error = summary.error
+        cells[summary.cell_id] = CellFigures(
+            cell=summary.cell,
+            status=summary.status,
+            reason=f"{error['type']}: {error['message']}".splitlines()[0] if error else None,
+            values=summary.values,
+            by_launch={metric.name: summary.by_launch(metric) for metric in numeric},
+        )
+    return RunFigures(
+        name=name,
+        matrix=run.name,
+        cells=cells,
+        environment=next((record["environment"] for record in reversed(records) if record["environment"]), {}),
+        measure=run.measure,
+        started_at=frozenset(record["started_at"] for record in records),
+    )
+
+
+def figures_of_baseline(name: str, baseline: Baseline) -> RunFigures:
+    """Return the figures of a baseline, whose cells have all ended ok."""
+    cells = {}
+    for cell_id, entry in baseline.cells.items():
+        values = {
+            metric: None if value is None else Spread(value["value"], value["low"], value["high"], value["launches"])
+            for metric, value in entry["values"].items()
+        }
+        by_launch = {metric: baseline.by_launch(cell_id, metric) for metric in values}
+        cells[cell_id] = CellFigures(cell=entry["cell"], status="ok", reason=None, values=values, by_launch=by_launch)
+    return RunFigures(
+        name=name,
+        matrix=baseline.matrix,
+        cells=cells,
+        environment=baseline.environment,
+        measure=baseline.measure,
+        started_at=frozenset(baseline.started_at),
+    )

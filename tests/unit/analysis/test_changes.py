@@ -1,0 +1,156 @@
+"""Two runs of the same cells: what became better or worse, and what cannot be said."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from benchbox.analysis.baseline import make_baseline
+from benchbox.analysis.changes import compare_runs
+from benchbox.analysis.figures import figures_of_baseline, figures_of_run
+from benchbox.analysis.summary import summarize
+from benchbox.errors import ConfigurationError
+from benchbox.store.noise import Noise
+from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, steady_records
+
+STEP_S = 0.2
+THROUGHPUT = ("global_samples_per_s",)
+
+
+def figures(records, *, cells=(CELL,), name="head"):
+    return figures_of_run(name, example_run(list(cells), measure=asdict(MEASURE) | {"launches": 5}), records)
+
+
+BASE = figures(steady_records(step_s=STEP_S, started="2025-12-31"), name="base")
+
+
+def compared(records, metrics=THROUGHPUT, base=BASE, **options):
+    (change,) = compare_runs(base, figures(records), metric_names=metrics, **options).changes
+    return change
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"), [(1.05, "regression"), (0.95, "improvement"), (1.0, "neutral"), (1.01, "neutral")]
+)
+@pytest.mark.parametrize("metric", ["global_samples_per_s", "step_time_s"])
+def test_a_time_is_compared_launch_against_launch_and_the_ratio_is_head_over_base(factor, verdict, metric):
+    change = compared(steady_records(step_s=STEP_S * factor), (metric,))
+    assert (change.verdict, change.launches) == (verdict, (5, 5))
+    expected = factor if metric == "step_time_s" else 1 / factor
+    assert change.ratio == pytest.approx(expected, rel=2e-3)
+    assert change.low < change.ratio < change.high
+    assert change.head / change.base == pytest.approx(expected, rel=2e-3)
+
+
+def test_too_few_launches_are_no_verdict_and_the_reason_says_how_many_are_needed():
+    change = compared(steady_records(step_s=STEP_S * 3, launches=2))
+    assert (change.verdict, change.reason) == ("inconclusive", "5 and 2 launches cannot settle it: 5 on each side can")
+
+
+def test_many_pairs_are_corrected_for_their_number():
+    """Five launches settle one pair of cells, and not two: 2 / C(10, 5) is above 1% / 2."""
+    cells = [CELL, replace(CELL, batch=3)]
+
+    def side(factor, day):
+        records = [record for cell in cells for record in steady_records(cell, step_s=factor * STEP_S, started=day)]
+        return figures(records, cells=cells)
+
+    comparison = compare_runs(side(1, "2025-12-31"), side(1.1, "2026-01-01"), metric_names=THROUGHPUT)
+    assert [change.verdict for change in comparison.changes] == ["inconclusive", "inconclusive"]
+    assert comparison.needed == 6
+
+
+def test_a_difference_within_the_noise_floor_of_the_machine_is_not_settled():
+    noise = Noise(sigma=0.05, launches=10, ratio=1.0, cell="c", measured_at="2026-01-01", benchbox_version="0.1.0")
+    change = compared(steady_records(step_s=STEP_S * 1.05), noise=noise)
+    assert change.verdict == "inconclusive"
+    assert change.reason == "it is within the noise floor of this machine, 13.0%"
+    assert compared(steady_records(step_s=STEP_S * 1.5), noise=noise).verdict == "regression"
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.1, "regression"), (0.9, "improvement"), (1.01, "neutral")])
+def test_a_peak_is_compared_by_value_and_two_launches_suffice(factor, verdict):
+    records = steady_records(step_s=STEP_S, launches=2)
+    for record in records:
+        record["memory"]["worst"]["allocated_peak_bytes"] *= factor
+    assert compared(records, ("peak_allocated_bytes",)).verdict == verdict
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [(0.0001, "neutral"), (0.5, "regression")])
+def test_a_share_changes_by_points(lost, verdict):
+    """A ratio to zero has no meaning."""
+    records = steady_records(step_s=STEP_S)
+    for record in records:
+        record["precision"]["numbers"]["updates_lost"] = lost
+    change = compared(records, ("updates_lost",))
+    assert (change.verdict, change.ratio) == (verdict, None)
+
+
+def test_precision_is_compared_by_value_and_two_launches_suffice():
+    records = steady_records(step_s=STEP_S, launches=2)
+    for record in records:
+        record["precision"]["numbers"]["edq"] = 0.5
+    assert compared(records, ("edq",)).verdict == "regression"
+
+
+def test_a_loss_may_move_neither_way():
+    records = [record | {"loss": [0.2]} for record in steady_records(step_s=STEP_S)]
+    assert compared(records, ("final_loss",)).verdict == "regression"
+
+
+def test_a_cell_that_fails_now_is_a_regression_with_its_error_and_the_reverse_is_an_improvement():
+    failed = [example_record(launch=1, status="oom", error=OOM)]
+    change = compared(failed)
+    assert (change.metric, change.base, change.head, change.verdict) == ("status", "ok", "oom", "regression")
+    assert change.reason == "OutOfMemoryError: tried to allocate 2.00 GiB"
+    (mended,) = compare_runs(figures(failed), BASE).changes
+    assert mended.verdict == "improvement"
+
+
+def test_a_cell_of_one_side_only_is_missing_and_never_green():
+    variant = replace(CELL, batch=3)
+    comparison = compare_runs(BASE, figures(steady_records(variant, step_s=STEP_S), cells=[variant]))
+    assert [(change.verdict, change.reason) for change in comparison.changes] == [
+        ("missing", "base does not have it"),
+        ("missing", "head does not have it"),
+    ]
+
+
+def with_environment(**changes):
+    return [record | {"environment": record["environment"] | changes} for record in steady_records(step_s=STEP_S * 1.5)]
+
+
+@pytest.mark.parametrize("key", ["machine", "torch"])
+def test_runs_of_other_machines_or_versions_are_incomparable_unless_that_is_what_varies(key):
+    records = with_environment(**{key: "another"})
+    change = compared(records)
+    assert change.verdict == "incomparable"
+    assert f"--vary {key} compares nevertheless" in change.reason
+    assert compared(records, vary=[key]).verdict == "regression"
+
+
+def test_another_version_of_the_policy_is_what_is_compared():
+    records = [
+        record | {"environment": record["environment"] | {"policy_sha256": "1" * 64}}
+        for record in steady_records(step_s=STEP_S)
+    ]
+    assert compared(records).verdict == "neutral"
+
+
+def test_a_run_is_not_compared_with_itself():
+    change = compared(steady_records(step_s=STEP_S, started="2025-12-31"))
+    assert (change.verdict, change.reason) == ("incomparable", "5 launches are in both: a run is not compared with itself")
+
+
+def test_a_baseline_has_the_figures_of_its_run():
+    run = example_run([CELL], measure=asdict(MEASURE) | {"launches": 5})
+    records = steady_records(step_s=STEP_S, started="2025-12-31")
+    baseline = figures_of_baseline("base", make_baseline(run, summarize(run, records), "example"))
+    slower = steady_records(step_s=STEP_S * 1.1)
+    assert compared(slower, base=baseline) == compared(slower)
+
+
+def test_a_metric_that_is_a_word_is_refused():
+    with pytest.raises(ConfigurationError, match="metric status is a word"):
+        compare_runs(BASE, BASE, metric_names=["status"])
