@@ -10,7 +10,7 @@ from benchbox.errors import EXIT_INCONCLUSIVE, ThresholdError
 
 if TYPE_CHECKING:
     from benchbox.analysis.changes import RunComparison
-    from benchbox.cli.sides import Side
+    from benchbox.analysis.sides import Side
 
 
 class ComparisonFormat(StrEnum):
@@ -58,8 +58,8 @@ def compare(
     from rich.console import Console
 
     from benchbox.analysis.changes import DEFAULT_METRICS, compare_runs
+    from benchbox.analysis.sides import noise_of_side, open_side
     from benchbox.cli.auto_launches import parse_share
-    from benchbox.cli.sides import noise_of_side, open_side
     from benchbox.report.comparison.text import print_comparison
     from benchbox.store.files import write_text
 

@@ -1,11 +1,21 @@
 """The two sides of a comparison: a run directory, a baseline file, or either in a commit."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from benchbox.analysis.baseline import slug
+from benchbox.analysis.figures import figures_of_baseline, figures_of_run
+from benchbox.analysis.noise import noise_of_matrix
 from benchbox.errors import ConfigurationError, RecordError
+from benchbox.spec.source import read_source
+from benchbox.store.baseline import read_baseline
+from benchbox.store.noise import read_noise
+from benchbox.store.revisions import extract, is_revision
+from benchbox.store.run import RunStore
 
 if TYPE_CHECKING:
     from benchbox.analysis.figures import RunFigures
@@ -16,7 +26,7 @@ if TYPE_CHECKING:
 class Side:
     """Figures of a side, and where the axes of its matrix are written, if that file is here."""
 
-    figures: "RunFigures"
+    figures: RunFigures
     matrix_file: str | None
     axes_line: int | None
 
@@ -27,8 +37,6 @@ def open_side(name: str) -> Side:
     Raises:
         RecordError: there is none, or it cannot be read.
     """
-    from benchbox.store.revisions import extract, is_revision
-
     path = Path(name)
     if not path.exists() and is_revision(name):
         with TemporaryDirectory(prefix="benchbox-") as folder:
@@ -36,21 +44,13 @@ def open_side(name: str) -> Side:
     return _read(name, path)
 
 
-def noise_of_side(side: Side) -> "Noise | None":
+def noise_of_side(side: Side) -> Noise | None:
     """Return the noise that was measured on the machine of a side, on its matrix if there is one."""
-    from benchbox.analysis.baseline import slug
-    from benchbox.analysis.noise import noise_of_matrix
-    from benchbox.store.noise import read_noise
-
     machine = side.figures.environment.get("machine")
     return noise_of_matrix(read_noise(slug(str(machine))), side.figures.matrix) if machine else None
 
 
 def _read(name: str, path: Path) -> Side:
-    from benchbox.analysis.figures import figures_of_baseline, figures_of_run
-    from benchbox.store.baseline import read_baseline
-    from benchbox.store.run import RunStore
-
     if path.suffix == ".json":
         if not path.is_file():
             raise RecordError(f"{name}: no such baseline")
@@ -67,8 +67,6 @@ def _read(name: str, path: Path) -> Side:
 
 def _axes_line(matrix: Path) -> int | None:
     """Return the line of `axes` in a matrix file; None if it is not a matrix any more."""
-    from benchbox.spec.source import read_source
-
     try:
         position = read_source(matrix).where(("axes",), key=True)
     except ConfigurationError:

@@ -1,0 +1,109 @@
+"""`load`, `run` and `compare`: the commands of the same names, from Python."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchbox.analysis.changes import DEFAULT_METRICS, compare_runs
+from benchbox.analysis.inference import RELEVANT
+from benchbox.analysis.sides import noise_of_side, open_side
+from benchbox.api.results import Results
+from benchbox.errors import EXIT_CELL_FAILED, EXIT_OK, EXIT_USAGE, BenchboxError, ConfigurationError
+from benchbox.spec import load_matrix, parse_overrides
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from typing import Any
+
+    from benchbox.analysis.changes import RunComparison
+
+
+def load(path: str | Path) -> Results:
+    """Return a run directory as data frames.
+
+    Raises:
+        RecordError: it is none.
+    """
+    return Results(Path(path))
+
+
+def run(
+    matrix: str | Path,
+    *,
+    out: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    only: Sequence[str] = (),
+    launches: int | None = None,
+    options: Sequence[str] = (),
+) -> Results:
+    """Measure a matrix in a process of its own, print its progress, and return the results.
+
+    The command does the work, so that records are those of `benchbox run`: a repeated call reuses launches that ended ok. Cells
+    that fail do not raise: `results.cells.status` tells.
+
+    Args:
+        matrix: a matrix file, or the name of one in `matrices/`.
+        out: the run directory; by default `runs/<name of the matrix>`.
+        overrides: values of the matrix by key, such as {"size": "small", "axes.batch": [1, 2]}.
+        only: expressions that select cells, as of `--only`.
+        options: more options of `benchbox run`.
+
+    Raises:
+        ConfigurationError: the matrix or an argument is wrong.
+        BenchboxError: the command was stopped, or failed in another way.
+    """
+    sets = [f"{key}={_yaml(value)}" for key, value in (overrides or {}).items()]
+    folder = Path(out) if out is not None else Path("runs") / load_matrix(Path(matrix), parse_overrides(sets)).name
+    arguments = ["run", str(matrix), "--out", str(folder), *options]
+    arguments += [word for text in sets for word in ("--set", text)]
+    arguments += [word for text in only for word in ("--only", text)]
+    arguments += [] if launches is None else ["--launches", str(launches)]
+    command = [sys.executable, "-m", "benchbox.cli.app", *arguments]
+    # Both streams are read here: what a child writes to the terminal itself does not reach a notebook.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            print(line, end="")
+            lines.append(line.rstrip())
+    code = process.returncode
+    if code not in (EXIT_OK, EXIT_CELL_FAILED):
+        errors = "\n".join(line.removeprefix("error: ") for line in lines if line.startswith("error: "))
+        kind = ConfigurationError if code == EXIT_USAGE else BenchboxError
+        raise kind(errors or f"benchbox run ended with exit code {code}")
+    return Results(folder)
+
+
+def compare(
+    base: str | Path,
+    head: str | Path,
+    *,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    vary: Collection[str] = (),
+    relevant: float = RELEVANT,
+) -> RunComparison:
+    """Return what became better or worse from one run to another, for every metric of every cell.
+
+    Args:
+        base: a run directory, the file of a baseline, or `REV:PATH` of either in git.
+        head: the same.
+        metrics: numeric metrics.
+        vary: keys of the environment that may differ, such as torch.
+        relevant: a smaller relative change is none.
+
+    Raises:
+        RecordError: a side cannot be read.
+        ConfigurationError: there is no such metric.
+    """
+    before, after = open_side(str(base)), open_side(str(head))
+    noise = noise_of_side(after)
+    return compare_runs(before.figures, after.figures, metric_names=metrics, vary=vary, relevant=relevant, noise=noise)
+
+
+def _yaml(value: Any) -> str:
+    """Return a value as `--set` reads it."""
+    return value if isinstance(value, str) else json.dumps(value)

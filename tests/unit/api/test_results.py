@@ -1,0 +1,130 @@
+"""A run as data frames."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+
+import pandas as pd
+import pytest
+
+import benchbox
+from benchbox.errors import RecordError
+from benchbox.store.run import RunStore
+from tests.support.example_run import CELL, MEASURE, example_record, example_run, steady_records, write_example
+
+PUBLISHED = Path(__file__).parents[3] / "reports"
+
+
+@pytest.fixture
+def results(tmp_path):
+    return benchbox.load(write_example(tmp_path).path)
+
+
+def test_cells_have_their_fields_metrics_and_verdicts_in_the_order_of_the_plan(results):
+    cells = results.cells
+    assert list(cells.index) == list(results.run.cells)
+    assert list(cells["backend"].unique()) == ["fsdp1_full", "zero2"]
+    assert list(cells["optim.lr"].unique()) == [CELL.optim.lr]
+    assert cells["status"].value_counts().to_dict() == {"ok": 7, "oom": 1}
+    ok = cells[cells["status"] == "ok"]
+    assert (ok["step_time_s_low"] <= ok["step_time_s"]).all()
+    assert (ok["step_time_s"] <= ok["step_time_s_high"]).all()
+    assert cells[cells["status"] == "oom"]["step_time_s"].isna().all()
+    pairs = cells[cells["backend"] == "fsdp1_full"]
+    assert set(pairs["verdict"]) == {"inconclusive", "incomparable"}
+    assert pairs["ratio"].dropna().tolist() == pytest.approx([0.2 / 0.31] * 3, rel=1e-6)
+    assert cells[cells["backend"] == "zero2"]["verdict"].isna().all(), "the reference is compared with nothing"
+
+
+def test_launches_are_the_rows_of_the_table(results):
+    expected = [(record["cell_id"], record["launch"]) for record in results.records]
+    assert list(zip(results.launches["cell_id"], results.launches["launch"], strict=True)) == expected
+
+
+def test_steps_of_the_slowest_rank_give_the_step_time_of_the_record(results):
+    steps = results.steps
+    assert set(steps["rank"]) == {0, 1}
+    warmup = steps[steps["step"] < MEASURE.warmup_steps]
+    assert warmup["step_time_s"].isna().all()
+    assert warmup["loss"].notna().all()
+    for record in results.records:
+        rows = steps[(steps["cell_id"] == record["cell_id"]) & (steps["launch"] == record["launch"])]
+        if record["status"] != "ok":
+            assert rows.empty
+            continue
+        slowest = rows.dropna(subset="step_time_s").groupby("step")["step_time_s"].max()
+        assert list(slowest) == record["step_time_s"]["slowest"]
+        assert list(rows[rows["rank"] == 0]["loss"]) == record["loss"]
+    phases = steps.dropna(subset="step_time_s")
+    total = phases[[name for name in phases if name.endswith("_s") and name != "step_time_s"]].sum(axis=1)
+    assert list(total) == pytest.approx(list(phases["step_time_s"]))
+
+
+def test_findings_name_their_launch_and_keep_their_evidence(tmp_path):
+    finding = {
+        "code": "BXP101", "severity": "error", "title": "t", "where": "w", "rank": 1, "cause": None, "repair": "r",
+        "evidence": {"ranks": [1]}, "locations": [],
+    }  # fmt: skip
+    record = example_record()
+    record["precision"]["findings"] = [finding]
+    store = RunStore(tmp_path)
+    store.write_run(example_run([CELL]))
+    store.write_record(record)
+    (row,) = benchbox.load(tmp_path).findings.to_dict("records")
+    assert (row["cell_id"], row["launch"], row["code"], row["rank"]) == (CELL.cell_id, 1, "BXP101", 1)
+    assert json.loads(row["evidence"]) == {"ranks": [1]}
+
+
+def test_a_run_without_findings_has_their_columns(results):
+    assert results.findings.empty
+    assert "severity" in results.findings
+
+
+def test_a_notebook_shows_the_table_and_the_answer_escaped(tmp_path):
+    shown = benchbox.load(write_example(tmp_path, policy="<b>pi</b>").path)._repr_html_()
+    assert shown.count("<tr>") == 1 + 8
+    assert "<th>backend</th>" in shown
+    assert "<b>pi</b>" not in shown
+
+
+@pytest.mark.parametrize(
+    "path", sorted(path.parent for path in PUBLISHED.glob("*/records.parquet")), ids=lambda path: path.name
+)
+def test_published_runs_load(path):
+    results = benchbox.load(path)
+    ok = results.launches[results.launches["status"] == "ok"]
+    assert len(results.cells) == len(results.run.cells)
+    by_launch = ok.groupby("cell_id")["global_samples_per_s"].apply(lambda values: median(values.astype(float)))
+    assert results.cells["global_samples_per_s"].dropna().to_dict() == pytest.approx(by_launch.to_dict())
+    assert isinstance(results.steps, pd.DataFrame)
+
+
+def test_a_folder_that_is_no_run_is_one_line(tmp_path):
+    with pytest.raises(RecordError, match="not a run directory"):
+        benchbox.load(tmp_path)
+
+
+def test_two_runs_are_compared_by_their_paths(tmp_path):
+    for name, step_s, day in (("a", 0.2, "2025-12-31"), ("b", 0.22, "2026-01-01")):
+        store = RunStore(tmp_path / name)
+        store.write_run(example_run([CELL], measure=asdict(MEASURE) | {"launches": 5}))
+        for record in steady_records(step_s=step_s, started=day):
+            store.write_record(record)
+    comparison = benchbox.compare(tmp_path / "a", tmp_path / "b", metrics=["step_time_s"])
+    frame = pd.DataFrame(comparison.changes)
+    assert frame[["metric", "verdict"]].values.tolist() == [["step_time_s", "regression"]]
+    assert frame["ratio"].item() == pytest.approx(1.1, rel=2e-3)
+
+
+def test_importing_benchbox_is_light_and_its_public_names_are_there():
+    program = "import sys, benchbox; print(sorted({name.split('.')[0] for name in sys.modules}), dir(benchbox))"
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert not any(f"'{name}'" in output for name in ("torch", "pandas", "numpy", "pydantic", "typer"))
+    assert all(f"'{name}'" in output for name in ("audit_precision", "compare", "load", "observe", "run"))
+    with pytest.raises(AttributeError, match="has no attribute 'lod'"):
+        _ = benchbox.lod
