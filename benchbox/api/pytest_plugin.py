@@ -1,0 +1,66 @@
+"""Plugin of pytest: the fixture `benchbox` measures the cell that the marker `benchbox` describes.
+
+    @pytest.mark.benchbox(policy="policies/mine", backend="ddp", recipe="bf16_master", batch=4)
+    def test_my_policy_trains_in_float32_masters(benchbox):
+        assert benchbox.samples_per_s > 100
+        assert benchbox.peak_allocated_bytes < 2 * 2**30
+        assert benchbox.failing == []
+
+It is installed with benchbox; `-p no:benchbox` switches it off.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from benchbox.api.measurement import Measurement
+
+_EXAMPLE = '@pytest.mark.benchbox(policy="pi05", backend="ddp")'
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker."""
+    config.addinivalue_line("markers", "benchbox(**fields): the cell that the fixture benchbox measures, as fields of a matrix")
+
+
+@pytest.fixture
+def benchbox(request: pytest.FixtureRequest, tmp_path: Path) -> Measurement:
+    """Return the measurement of the cell that the marker of the test describes. A launch that does not end ok fails the test.
+
+    There is one launch unless the marker says `measure={"launches": 5}`.
+    """
+    from benchbox.api.commands import run
+    from benchbox.api.measurement import Measurement
+
+    marker = request.node.get_closest_marker("benchbox")
+    if marker is None or marker.args or not marker.kwargs:
+        pytest.fail(f"the fixture benchbox needs a marker with the fields of a cell: {_EXAMPLE}", pytrace=False)
+    matrix = tmp_path / "matrix.yaml"
+    matrix.write_text(json.dumps(_matrix(marker.kwargs, request.config.rootpath)))  # JSON is YAML
+    results = run(matrix, out=tmp_path / "run")
+    (status,) = results.cells["status"]
+    if status != "ok":
+        error = next(record["error"] for record in results.records if record["error"])
+        pytest.fail(f"the launch ended as {status}: {error['type']}: {error['message']}", pytrace=False)
+    return Measurement(results)
+
+
+def _matrix(fields: Mapping[str, Any], root: Path) -> dict[str, Any]:
+    """Return a matrix of one cell. Folders that it names are relative to the root of the tests."""
+    backend = fields.get("backend", "single")
+    values = {key: value for key, value in fields.items() if key != "backend"}
+    for key in ("policy", "data"):
+        if isinstance(values.get(key), str) and (root / values[key]).is_dir():
+            values[key] = str(root / values[key])
+    measure = {"launches": 1, **values.pop("measure", {})}
+    return {"name": "test", "size": "tiny", "world_size": 1 if backend == "single" else 2, **values} | {
+        "axes": {"backend": [backend]},
+        "measure": measure,
+    }
