@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
 
 from benchbox.analysis.quantities import quantity
 from benchbox.analysis.regression import has_noise, judge_regression
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from benchbox.store.run import Run
 
 
+GateVerdict = Literal["ok", "inconclusive", "missing", "breach", "warning", "accepted"]
+EXCUSED = ("warning", "accepted")  # verdicts on breaches that fail nothing
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateRow:
     """One demand on one cell. `note` says what to do where the verdict alone does not."""
@@ -26,7 +31,7 @@ class GateRow:
     metric: str
     expected: str
     actual: str
-    verdict: Verdict
+    verdict: GateVerdict
     note: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -38,8 +43,9 @@ def verdict_of(rows: Sequence[GateRow]) -> Verdict:
     """Return the verdict on a run: its worst one.
 
     `missing` is the absence of a value or of the baseline to judge by, `inconclusive` a difference that launches do not settle.
+    Warnings and accepted breaches fail nothing.
     """
-    verdicts = {row.verdict for row in rows}
+    verdicts = {"ok" if row.verdict in EXCUSED else row.verdict for row in rows}
     return next((verdict for verdict in ("breach", "missing", "inconclusive", "ok") if verdict in verdicts), "breach")
 
 
@@ -57,13 +63,26 @@ def gate(run: Run, summaries: Sequence[CellSummary], lookup: BaselineLookup) -> 
         for threshold, selected in selections
         if "max_regression" in threshold and has_noise(metric_by_name(threshold["metric"]))
     )
+    today = datetime.now(UTC).date().isoformat()
     for threshold, selected in selections:
         if not selected:
             rows.append(_unmatched_row(run, threshold))
         for summary in selected:
-            rows += _demand_rows(threshold, summary, fields, lookup, demands)
+            rows += (_excused(row, threshold, today) for row in _demand_rows(threshold, summary, fields, lookup, demands))
     # A threshold that repeats the demand of a state row adds nothing.
     return list(dict.fromkeys(rows))
+
+
+def _excused(row: GateRow, threshold: Mapping[str, Any], today: str) -> GateRow:
+    """Return the row of a demand: a breach may be accepted for a while, or be a warning only. A failed cell is neither."""
+    if row.metric == "status" or row.verdict not in ("breach", "missing"):
+        return row
+    accept = threshold.get("accept") if row.verdict == "breach" else None
+    if accept and today <= accept["until"]:
+        return replace(row, verdict="accepted", note=f"accepted until {accept['until']}: {accept['reason']}")
+    if accept:
+        row = replace(row, note=f"it was accepted until {accept['until']}, which has passed: {accept['reason']}")
+    return replace(row, verdict="warning") if threshold.get("severity") == "warning" else row
 
 
 def _select(threshold: Mapping[str, Any], summaries: Sequence[CellSummary]) -> list[CellSummary]:

@@ -21,6 +21,9 @@ def check(
     baseline: Annotated[
         Path, typer.Option(metavar="FILE|DIR", help="A baseline file, or a folder of <machine>/<matrix>.json.")
     ] = BASELINES,
+    thresholds: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Demand these instead of the thresholds of the matrix.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 5 if nothing is worse than inconclusive.")] = False,
     output: FormatOption = Format.text,
 ) -> None:
@@ -29,18 +32,22 @@ def check(
     A cell that failed or has not run never passes, whatever the thresholds say. The verdict is `missing` when nothing is
     breached but something cannot be judged, as on a machine without a baseline: exit code 4, as for a breach. It is
     `inconclusive` when launches do not settle whether a metric is worse than the baseline's, or a difference is within the
-    noise floor of the machine (`benchbox noise`): exit code 0, and 5 with --strict.
+    noise floor of the machine (`benchbox noise`): exit code 0, and 5 with --strict. Breaches that a threshold accepts for a
+    while, or of severity `warning`, are printed and fail nothing.
     """
     from benchbox.analysis.baseline import find_baseline, machine_of
-    from benchbox.analysis.gate import gate, verdict_of
+    from benchbox.analysis.gate import EXCUSED, gate, verdict_of
     from benchbox.analysis.noise import noise_floor, noise_of_matrix
     from benchbox.analysis.regression import BaselineLookup
     from benchbox.analysis.summary import summarize
+    from benchbox.spec.threshold_section import load_thresholds
     from benchbox.store.noise import read_noise
     from benchbox.store.run import RunStore
 
     store = RunStore(path)
     run, records = store.run(), list(store.records())
+    if thresholds is not None:
+        run = replace(run, thresholds=[threshold.to_dict() for threshold in load_thresholds(thresholds)])
     needed = any("max_regression" in threshold for threshold in run.thresholds)
     lookup = find_baseline(run, records, baseline) if needed else BaselineLookup(None, None)
     noise, machine = None, None
@@ -50,7 +57,8 @@ def check(
         lookup = replace(lookup, noise=noise)
     rows = gate(run, summarize(run, records), lookup)
     verdict = verdict_of(rows)
-    failing = [row for row in rows if row.verdict != "ok"]
+    noted = [row for row in rows if row.verdict != "ok"]
+    failing = [row for row in noted if row.verdict not in EXCUSED]
     if output is Format.json:
         measured = {"noise": None if noise is None else asdict(noise)}
         typer.echo(json.dumps({"verdict": verdict, "rows": [row.to_dict() for row in rows]} | measured, indent=1))
@@ -67,7 +75,7 @@ def check(
             say(console, f"noise floor of {machine}: {floor} (benchbox noise, {noise.measured_at}, {noise.cell})")
         elif machine is not None:
             say(console, f"noise floor of {machine}: not measured; `benchbox noise {run.matrix_file}` measures it")
-        annotated = (row for row in failing if row.note)
+        annotated = (row for row in noted if row.note)
         notes = (f"{row.note}" if row.verdict == "missing" else f"{row.cell}: {row.note}" for row in annotated)
         for note in dict.fromkeys(notes):
             say(console, f"note: {note}")

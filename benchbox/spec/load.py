@@ -20,9 +20,9 @@ from benchbox.spec.optim_file import optim_spec
 from benchbox.spec.overrides import apply_overrides
 from benchbox.spec.policies import named_policies, resolve_policies
 from benchbox.spec.problems import in_order, problems_of
-from benchbox.spec.schema import DataFile, DatasetFile, MatrixFile, ThresholdFile
+from benchbox.spec.schema import DataFile, DatasetFile, MatrixFile
 from benchbox.spec.source import read_source
-from benchbox.spec.threshold import Threshold
+from benchbox.spec.threshold_section import threshold_of
 from benchbox.spec.training_keys import remove_training_keys
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _matrix(
         optim=optim_spec(parsed.optim),
         measure=MeasureSpec(**parsed.measure.model_dump()),
         reference=parsed.reference.explicit_values() if parsed.reference else {},
-        thresholds=tuple(_threshold(threshold) for threshold in parsed.thresholds),
+        thresholds=tuple(map(threshold_of, parsed.thresholds)),
         values=source.values,
         policy_dirs=tuple(policy_dirs),
         default_attention={name: default_attention(policies[name]) for name in named_policies(source)},
@@ -113,14 +113,3 @@ def data_spec(data: str | DataFile) -> DataSpec:
 def _dataset_spec(dataset: DatasetFile) -> DatasetSpec:
     values = dataset.model_dump(include=dataset.model_fields_set & (DatasetFile.model_fields.keys() | {"weight"}))
     return DatasetSpec.from_dict({"path": values.pop("lerobot"), **values})
-
-
-def _threshold(threshold: ThresholdFile) -> Threshold:
-    return Threshold(
-        metric=threshold.metric,
-        where=threshold.where.explicit_values() if threshold.where else {},
-        expect=threshold.expect,
-        min=threshold.min,
-        max=threshold.max,
-        max_regression=threshold.max_regression,
-    )

@@ -8,11 +8,11 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, cre
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from benchbox.registry.contracts import Mode  # noqa: TC001 (pydantic evaluates the annotation)
-from benchbox.registry.metrics import metrics
 from benchbox.spec.cell import DataSpec, MeasureSpec
 from benchbox.spec.fields import POINT_TYPES, Point
 from benchbox.spec.optim_file import OptimFile
-from benchbox.spec.types import ABSENT, ByteCount, Count, Fraction, MetricName, Strict, check_name, refusal, reject_search
+from benchbox.spec.threshold_section import ThresholdFile  # noqa: TC001 (pydantic evaluates the annotation)
+from benchbox.spec.types import ABSENT, ByteCount, Count, Strict, refusal, reject_search
 
 # Defaults are those of the dataclasses. Any: the type of a key in the file may be narrower than that of the field.
 _DATA: Any = DataSpec()
@@ -86,45 +86,6 @@ class MeasureFile(Strict):
                 f"memory_limit holds during the warm-up, and warmup_steps is {self.warmup_steps}",
                 f"give at least {LIMITED_STEPS}: the second step is the first with the state of the optimizer",
             )
-        return self
-
-
-def _word_or_number(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise refusal("expect must be a word or a number")
-    return value
-
-
-class ThresholdFile(Strict):
-    metric: MetricName
-    where: Point = ABSENT
-    """The cells that the threshold applies to; all of them when it is absent."""
-    expect: Annotated[str | float, BeforeValidator(_word_or_number)] = ABSENT
-    """The metric equals this."""
-    min: float = ABSENT
-    max: float = ABSENT
-    vs: Literal["baseline"] = ABSENT
-    max_regression: Fraction = ABSENT
-    """How much worse than the baseline it may be: 5% or 0.05."""
-
-    @model_validator(mode="after")
-    def _check_demand(self) -> ThresholdFile:
-        metric, keys = metrics()[self.metric], self.model_fields_set
-        if not keys & {"expect", "min", "max", "max_regression"}:
-            raise refusal(f"demands nothing of {self.metric}", "give expect, min, max, or vs: baseline with max_regression")
-        if ("vs" in keys) != ("max_regression" in keys):
-            raise refusal("vs and max_regression go together", "vs: baseline, max_regression: 5%")
-        if "max_regression" in keys and metric.direction == "none":
-            raise refusal(f"{self.metric} has no better direction to regress from", "give expect, min or max")
-        if {"min", "max"} <= keys and self.min > self.max:
-            raise refusal(f"min {self.min} is above max {self.max}: nothing passes")
-        if not metric.is_number and keys & {"min", "max"}:
-            raise refusal(f"{self.metric} is a word, not a number", "give expect")
-        if "expect" in keys:
-            if metric.is_number and isinstance(self.expect, str):
-                raise refusal(f"{self.metric} is a number, and {self.expect!r} is not")
-            if metric.words:
-                check_name(f"{self.metric} to expect", str(self.expect), metric.words)
         return self
 
 

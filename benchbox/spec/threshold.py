@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """A breach that is accepted for a while. `until` is the last day, as ISO 8601 writes it."""
+
+    reason: str
+    until: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +22,7 @@ class Threshold:
     """One demand on one metric, in every cell that `where` selects (all of them when it is empty).
 
     At least one of `expect`, `min`, `max`, `max_regression` is set. `max_regression` is a fraction (0.05 for 5%) of the
-    baseline's value, in the metric's worse direction.
+    baseline's value, in the metric's worse direction. With the severity `warning` a breach is printed and fails nothing.
     """
 
     metric: str
@@ -23,12 +31,16 @@ class Threshold:
     min: float | None = None
     max: float | None = None
     max_regression: float | None = None
+    severity: Literal["error", "warning"] = "error"
+    accept: Acceptance | None = None
 
     def selects(self, cell: Mapping[str, Any]) -> bool:
         """Return whether the threshold applies to this cell, given as `Cell.to_dict()` or the `cell` of a record."""
         return all(cell.get(key) == value for key, value in self.where.items())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values, without demands that are absent; `Threshold(**values)` reads them back."""
-        demands = {name: getattr(self, name) for name in ("expect", "min", "max", "max_regression")}
-        return {"metric": self.metric, "where": dict(self.where)} | {k: v for k, v in demands.items() if v is not None}
+        """Return plain JSON values, without demands that are absent; the keys are those of a matrix."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in ("expect", "min", "max", "max_regression")}
+        values["severity"] = None if self.severity == "error" else self.severity
+        values["accept"] = asdict(self.accept) if self.accept else None
+        return {"metric": self.metric, "where": dict(self.where)} | {k: v for k, v in values.items() if v is not None}

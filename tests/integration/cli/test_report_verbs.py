@@ -163,3 +163,21 @@ def test_what_cannot_be_read_is_one_line_and_exit_code_2(complete, verb, defect,
     assert result.returncode == EXIT_USAGE
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_thresholds_of_a_file_replace_those_of_the_matrix(complete, tmp_path):
+    """As for a policy that several matrices share."""
+    thresholds = tmp_path / "policy.yaml"
+    demand = (
+        "thresholds:\n  - {metric: step_time_s, max: 0.01, severity: warning}\n  - {metric: global_samples_per_s, min: 1}\n"
+    )
+    thresholds.write_text(demand)
+    warned = benchbox("check", complete.path, "--thresholds", thresholds)
+    assert warned.returncode == EXIT_OK, warned.stderr
+    assert warned.stdout.splitlines()[2].endswith("warning")
+    thresholds.write_text(demand.replace("warning", "error"))
+    assert benchbox("check", complete.path, "--thresholds", thresholds).returncode == EXIT_THRESHOLD
+    thresholds.write_text(demand.replace("max", "maxx"))
+    wrong = benchbox("check", complete.path, "--thresholds", thresholds)
+    assert wrong.returncode == EXIT_USAGE
+    assert f"{thresholds}:2:27: unknown key 'maxx'" in wrong.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from statistics import median
 
 import pytest
@@ -250,3 +251,39 @@ def test_a_baseline_file_that_was_named_must_exist(tmp_path):
 def test_a_machine_name_is_safe_as_a_folder():
     assert slug("AMD EPYC 9R14 / 2 x H200 (141 GB)") == "amd-epyc-9r14-2-x-h200-141-gb"
     assert slug("../..") == "machine"
+
+
+TOO_SLOW = {"metric": "step_time_s", "max": STEP_S / 2}
+
+
+@pytest.mark.parametrize(
+    ("until", "verdict", "run_verdict", "note"),
+    [
+        ("2999-01-01", "accepted", "ok", "accepted until 2999-01-01: a slower codec"),
+        (datetime.now(UTC).date().isoformat(), "accepted", "ok", "a slower codec"),
+        ("2020-01-01", "breach", "breach", "it was accepted until 2020-01-01, which has passed: a slower codec"),
+    ],
+)
+def test_a_breach_is_accepted_until_a_day_and_says_so(until, verdict, run_verdict, note):
+    gate_rows = rows(COMPLETE, [TOO_SLOW | {"accept": {"reason": "a slower codec", "until": until}}])
+    assert (gate_rows[1].verdict, verdict_of(gate_rows)) == (verdict, run_verdict)
+    assert note in gate_rows[1].note
+
+
+def test_a_warning_is_printed_and_fails_nothing_also_without_a_baseline():
+    regression = {"metric": "step_time_s", "max_regression": 0.05}
+    gate_rows = rows(COMPLETE, [TOO_SLOW | {"severity": "warning"}, regression | {"severity": "warning"}])
+    assert verdicts(gate_rows) == [("status", "ok"), ("step_time_s", "warning"), ("step_time_s", "warning")]
+    assert verdict_of(gate_rows) == "ok"
+
+
+def test_a_demand_that_is_met_is_ok_whatever_excuses_it():
+    excuse = {"severity": "warning", "accept": {"reason": "r", "until": "2999-01-01"}}
+    assert rows(COMPLETE, [{"metric": "step_time_s", "max": STEP_S * 2} | excuse])[1].verdict == "ok"
+
+
+def test_a_failed_cell_is_never_excused():
+    failed = [COMPLETE[0], example_record(launch=2, status="oom", error=OOM)]
+    excuse = {"severity": "warning", "accept": {"reason": "r", "until": "2999-01-01"}}
+    gate_rows = rows(failed, [{"metric": "status", "expect": "ok"} | excuse])
+    assert verdict_of(gate_rows) == "breach"

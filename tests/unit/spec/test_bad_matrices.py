@@ -87,6 +87,11 @@ APPENDED = [
     ("thresholds: [{metric: status, expect: okay}]", "m.yaml:8:14: unknown status to expect 'okay'; did you mean 'ok'?"),
     ("thresholds: [{metric: status, max: 3}]", "m.yaml:8:14: status is a word, not a number; give expect"),
     ("thresholds: [{metric: mfu, min: 2, max: 1}]", "m.yaml:8:14: min 2.0 is above max 1.0: nothing passes"),
+    ("thresholds: [{metric: mfu, max: 1, accept: {reason: r}}]", "m.yaml:8:44: thresholds[0].accept needs the key 'until'"),
+    (
+        "thresholds: [{metric: mfu, max: 1, accept: {reason: r, until: soon}}]",
+        "m.yaml:8:63: 'soon' is no day; write it as \"2026-12-31\"",
+    ),
     ("thresholds: [{metric: mfu, max: 1, where: {batch: 7}}]", "m.yaml:8:43: no cell has batch=7; batch is one of 1, 2"),
     (
         "thresholds: [{metric: mfu, vs: baseline}]",

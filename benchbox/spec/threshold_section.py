@@ -1,0 +1,118 @@
+"""The thresholds of a matrix, or of a file of their own, as they are written."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from benchbox.errors import ConfigurationError
+from benchbox.registry.metrics import metrics
+from benchbox.registry.policies import find_policies
+from benchbox.spec.fields import Point  # noqa: TC001 (pydantic evaluates the annotation)
+from benchbox.spec.problems import in_order, problems_of
+from benchbox.spec.source import read_source
+from benchbox.spec.threshold import Acceptance, Threshold
+from benchbox.spec.types import ABSENT, Fraction, MetricName, Strict, check_name, refusal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _day(value: Any) -> str:
+    try:
+        return date.fromisoformat(value).isoformat()
+    except (TypeError, ValueError):
+        raise refusal(f"{value!r} is no day", 'write it as "2026-12-31"') from None
+
+
+class AcceptanceFile(Strict):
+    """A breach that is known and accepted for a while."""
+
+    reason: Annotated[str, Field(min_length=1)]
+    """Why it is accepted."""
+    until: Annotated[str, BeforeValidator(_day)]
+    """The last day on which it is: "2026-12-31"."""
+
+
+def _word_or_number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise refusal("expect must be a word or a number")
+    return value
+
+
+class ThresholdFile(Strict):
+    metric: MetricName
+    where: Point = ABSENT
+    """The cells that the threshold applies to; all of them when it is absent."""
+    expect: Annotated[str | float, BeforeValidator(_word_or_number)] = ABSENT
+    """The metric equals this."""
+    min: float = ABSENT
+    max: float = ABSENT
+    vs: Literal["baseline"] = ABSENT
+    max_regression: Fraction = ABSENT
+    """How much worse than the baseline it may be: 5% or 0.05."""
+    severity: Literal["error", "warning"] = "error"
+    """Whether a breach fails the check, or is only printed."""
+    accept: AcceptanceFile = ABSENT
+    """A breach is accepted until a day: the check passes and says so."""
+
+    @model_validator(mode="after")
+    def _check_demand(self) -> ThresholdFile:
+        metric, keys = metrics()[self.metric], self.model_fields_set
+        if not keys & {"expect", "min", "max", "max_regression"}:
+            raise refusal(f"demands nothing of {self.metric}", "give expect, min, max, or vs: baseline with max_regression")
+        if ("vs" in keys) != ("max_regression" in keys):
+            raise refusal("vs and max_regression go together", "vs: baseline, max_regression: 5%")
+        if "max_regression" in keys and metric.direction == "none":
+            raise refusal(f"{self.metric} has no better direction to regress from", "give expect, min or max")
+        if {"min", "max"} <= keys and self.min > self.max:
+            raise refusal(f"min {self.min} is above max {self.max}: nothing passes")
+        if not metric.is_number and keys & {"min", "max"}:
+            raise refusal(f"{self.metric} is a word, not a number", "give expect")
+        if "expect" in keys:
+            if metric.is_number and isinstance(self.expect, str):
+                raise refusal(f"{self.metric} is a number, and {self.expect!r} is not")
+            if metric.words:
+                check_name(f"{self.metric} to expect", str(self.expect), metric.words)
+        return self
+
+
+class ThresholdsFile(Strict):
+    """A file of thresholds, which `benchbox check --thresholds` uses in place of those of the matrix."""
+
+    thresholds: list[ThresholdFile]
+    """Demands that `benchbox check` makes."""
+
+
+def threshold_of(parsed: ThresholdFile) -> Threshold:
+    """Return the threshold that a file describes."""
+    accept = parsed.accept
+    return Threshold(
+        metric=parsed.metric,
+        where=parsed.where.explicit_values() if parsed.where else {},
+        expect=parsed.expect,
+        min=parsed.min,
+        max=parsed.max,
+        max_regression=parsed.max_regression,
+        severity=parsed.severity,
+        accept=Acceptance(reason=accept.reason, until=accept.until) if accept else None,
+    )
+
+
+def load_thresholds(path: Path) -> tuple[Threshold, ...]:
+    """Read a file of thresholds: a mapping with the key `thresholds`, as in a matrix.
+
+    Raises:
+        ConfigurationError: with every problem of the file, each at its line and column.
+    """
+    source = read_source(path)
+    problems = list(source.problems)
+    try:
+        parsed = ThresholdsFile.model_validate(source.values, context={"policies": find_policies()})
+    except ValidationError as error:
+        problems += problems_of(error, ThresholdsFile, source)
+    if problems:
+        raise ConfigurationError(in_order(problems))
+    return tuple(map(threshold_of, parsed.thresholds))
