@@ -166,7 +166,7 @@ def test_what_cannot_be_read_is_one_line_and_exit_code_2(complete, verb, defect,
 
 
 def test_thresholds_of_a_file_replace_those_of_the_matrix(complete, tmp_path):
-    """As for a policy that several matrices share."""
+    """Several matrices may share it."""
     thresholds = tmp_path / "policy.yaml"
     demand = (
         "thresholds:\n  - {metric: step_time_s, max: 0.01, severity: warning}\n  - {metric: global_samples_per_s, min: 1}\n"
