@@ -1,0 +1,121 @@
+"""The answer of a run in three lines: which set-up, is that settled, is its precision right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from benchbox.analysis.answers import SETUP_FIELDS, answers, peak_bytes
+from benchbox.analysis.inference import ONE_TEST, Criteria
+from benchbox.analysis.quantities import quantity
+from benchbox.analysis.summary import label
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchbox.analysis.answers import Answer
+    from benchbox.analysis.summary import CellSummary
+
+Level = Literal["ok", "warning", "bad"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerLine:
+    """One of the three lines, and how good it is."""
+
+    text: str
+    level: Level
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerBox:
+    """The answer for one task: its name where a run has several, and the lines."""
+
+    task: str
+    lines: tuple[AnswerLine, ...]
+
+
+def answer_boxes(
+    summaries: Sequence[CellSummary], axes: Sequence[str], *, memory_limit: int | None = None, criteria: Criteria = ONE_TEST
+) -> tuple[AnswerBox, ...]:
+    """Return the boxes of a run; none where no task has two set-ups. `axes` are the fields that vary."""
+    results = answers(summaries, memory_limit=memory_limit, criteria=criteria)
+    setup_axes = [axis for axis in axes if axis in SETUP_FIELDS]
+    task_axes = [axis for axis in axes if axis not in SETUP_FIELDS]
+    if not setup_axes:
+        return ()
+    return tuple(
+        AnswerBox(
+            task=label(answer.task, task_axes) if task_axes else "",
+            lines=_lines(answer, setup_axes, memory_limit, criteria),
+        )
+        for answer in results
+    )
+
+
+def _lines(answer: Answer, axes: Sequence[str], memory_limit: int | None, criteria: Criteria) -> tuple[AnswerLine, ...]:
+    limit = "" if memory_limit is None else f" in {quantity(memory_limit, 'bytes')}"
+    if answer.fastest is None:
+        reason = "no set-up ended ok"
+        if answer.too_large:
+            reason = f"none of {answer.too_large} set-ups fits{limit}"
+        if answer.wrong:
+            reason = "the precision of every set-up that fits is wrong"
+        return (AnswerLine(text=f"No answer: {reason}.", level="bad"),)
+    return (
+        AnswerLine(text=_fastest_text(answer, answer.fastest, axes, limit), level="ok"),
+        _settled_line(answer, axes, 100 * criteria.relevant),
+        _precision_line(answer, answer.fastest, axes),
+    )
+
+
+def _fastest_text(answer: Answer, fastest: CellSummary, axes: Sequence[str], limit: str) -> str:
+    speed = fastest.values["global_samples_per_s"]
+    assert speed is not None
+    peak = peak_bytes(fastest)
+    memory = "" if peak is None else f", {quantity(peak, 'bytes')} at its peak on a rank"
+    among = f"Fastest of {answer.candidates} set-ups{limit}" if answer.candidates > 1 else f"The only set-up{limit}"
+    left = f"; {answer.too_large} need more" if answer.too_large else ""
+    name = label(fastest.cell, axes)
+    return f"{among}: {name}, {quantity(speed.value, 'samples/s')}{memory}{left}."
+
+
+def _settled_line(answer: Answer, axes: Sequence[str], relevant: float) -> AnswerLine:
+    if answer.candidates == 1:
+        return AnswerLine(text="Nothing to compare it with.", level="warning")
+    assert answer.fastest is not None
+    launches = len(answer.fastest.ok)
+    if answer.is_settled:
+        equal = ", ".join(label(rival.summary.cell, axes) for rival in answer.rivals)
+        text = f"{launches} launches of each show every other one to be slower"
+        if equal:
+            text = f"{launches} launches of each show nothing to be faster, and {equal} to differ by less than {relevant:.3g}%"
+        return AnswerLine(text=f"Settled: {text}.", level="ok")
+    open_rivals = [rival for rival in answer.rivals if not rival.is_equal]
+    nearest = open_rivals[0]
+    name = label(nearest.summary.cell, axes)
+    others = f" and {len(open_rivals) - 1} more" if len(open_rivals) > 1 else ""
+    if nearest.effect is None:
+        text = f"Not comparable with {name}{others}: {nearest.reason}."
+    elif answer.more_launches:
+        text = f"Not settled against {name}{others}: {answer.more_launches} more launches of each cell could."
+    else:
+        interval = f"{nearest.effect.low:.2f}x to {nearest.effect.high:.2f}x" if nearest.effect.low is not None else "unknown"
+        text = f"Not settled against {name}{others}: {nearest.effect.ratio:.2f}x its samples/s, {interval}."
+    return AnswerLine(text=text, level="warning")
+
+
+def _precision_line(answer: Answer, fastest: CellSummary, axes: Sequence[str]) -> AnswerLine:
+    faster = ""
+    if answer.wrong:
+        names = ", ".join(label(summary.cell, axes) for summary in answer.wrong[:3])
+        more = f" and {len(answer.wrong) - 3} more" if len(answer.wrong) > 3 else ""
+        faster = f" Not counted, because their precision is wrong: {names}{more}."
+    edq = fastest.values.get("edq")
+    arrived = "" if edq is None else f", EDQ {edq.value:.3f}"
+    if answer.precision == "right":
+        warnings = {finding["code"] for finding in (fastest.precision or {"findings": []})["findings"]}
+        noted = f"; noted: {', '.join(sorted(warnings))}" if warnings else ""
+        return AnswerLine(text=f"Precision is right: the audit has no error{arrived}{noted}.{faster}", level="ok")
+    reason = "it was not audited" if fastest.precision is None else "the audit could not judge it"
+    return AnswerLine(text=f"Precision is unknown: {reason}.{faster}", level="warning")

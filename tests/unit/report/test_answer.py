@@ -1,0 +1,138 @@
+"""The answer of a run: which set-up, is that settled, is its precision right."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from benchbox.analysis.answers import answers
+from benchbox.analysis.summary import summarize, varying_fields
+from benchbox.report.answer import answer_boxes
+from tests.support.example_run import CELL, MEASURE, MIB, OOM, example_record, example_run, steady_records
+
+ZERO2, FSDP2 = replace(CELL, backend="zero2"), replace(CELL, backend="fsdp2")
+ERROR = {
+    "code": "BXP101", "severity": "error", "title": "t", "where": "w", "rank": 0, "evidence": {}, "repair": "r", "cause": None,
+    "locations": [],
+}  # fmt: skip
+
+
+def summaries_of(speeds, *, launches=7, change=None):
+    """Return summaries of cells with these step times. `change` edits the records of a cell."""
+    cells = list(speeds)
+    records = [
+        record if change is None else change(cell, record)
+        for cell, step_s in speeds.items()
+        for record in steady_records(cell, step_s=step_s, launches=launches)
+    ]
+    run = example_run(cells, measure=asdict(MEASURE) | {"launches": launches})
+    return summarize(run, records)
+
+
+def box(summaries, **options):
+    (answer,) = answer_boxes(summaries, varying_fields(summary.cell for summary in summaries), **options)
+    return [(line.level, line.text) for line in answer.lines]
+
+
+def test_the_fastest_is_settled_when_launches_show_every_other_one_to_be_slower():
+    fastest, settled, precision = box(summaries_of({CELL: 0.25, ZERO2: 0.2, FSDP2: 0.3}))
+    assert fastest[1].startswith("Fastest of 3 set-ups: backend=zero2, 20.0 samples/s, ")
+    assert settled == ("ok", "Settled: 7 launches of each show every other one to be slower.")
+    assert precision == ("ok", "Precision is right: the audit has no error, EDQ 1.000.")
+
+
+def test_a_near_rival_is_named_with_the_interval():
+    """Faster by less than what is relevant, in launches that scatter by more."""
+
+    def change(cell, record):
+        factor = 1 + 0.03 * (record["launch"] % 3) if cell is FSDP2 else 1
+        return record | {"throughput": {"global_samples_per_s": 19.8 * factor, "per_rank_samples_per_s": []}}
+
+    _, settled, _ = box(summaries_of({CELL: 0.25, FSDP2: 0.2}, change=change))
+    assert settled == ("warning", "Not settled against backend=ddp: 1.03x its samples/s, 1.00x to 1.06x.")
+
+
+def test_a_rival_that_differs_by_nothing_relevant_is_as_fast():
+    _, settled, _ = box(summaries_of({CELL: 0.25, ZERO2: 0.2, FSDP2: 0.201}))
+    text = "Settled: 7 launches of each show nothing to be faster, and backend=fsdp2 to differ by less than 2%."
+    assert settled == ("ok", text)
+
+
+def test_too_few_launches_settle_nothing_and_the_line_says_how_many_are_missing():
+    """Three pairs of cells share the 1%, because the fastest is chosen by the launches that are tested."""
+    _, settled, _ = box(summaries_of({CELL: 0.5, ZERO2: 0.2, FSDP2: 0.3}, launches=2))
+    assert settled[1] == "Not settled against backend=fsdp2 and 1 more: 4 more launches of each cell could."
+
+
+def test_five_launches_settle_a_pair_but_not_the_choice_among_three():
+    assert answers(summaries_of({CELL: 0.5, ZERO2: 0.2}, launches=5))[0].is_settled
+    assert not answers(summaries_of({CELL: 0.5, ZERO2: 0.2, FSDP2: 0.3}, launches=5))[0].is_settled
+
+
+def with_error(cell, record):
+    if cell is ZERO2:
+        record["precision"]["findings"] = [ERROR]
+    return record
+
+
+def test_a_faster_set_up_whose_precision_is_wrong_is_no_answer_and_is_named():
+    fastest, _, precision = box(summaries_of({CELL: 0.25, ZERO2: 0.2, FSDP2: 0.3}, change=with_error))
+    assert "backend=ddp" in fastest[1]
+    assert precision[1].endswith("Not counted, because their precision is wrong: backend=zero2.")
+    assert box(
+        summaries_of({ZERO2: 0.2, replace(ZERO2, batch=3): 0.2}, change=lambda _, record: with_error(ZERO2, record))
+    ) == [("bad", "No answer: the precision of every set-up that fits is wrong.")]
+
+
+@pytest.mark.parametrize("precision", [None, {"findings": [ERROR | {"severity": "unknown"}]}])
+def test_precision_that_was_not_judged_is_unknown(precision):
+    def change(_, record):
+        merged = None if precision is None else record["precision"] | precision
+        return record | {"precision": merged}
+
+    _, _, line = box(summaries_of({CELL: 0.25, ZERO2: 0.2}, change=change))
+    assert line[0] == "warning"
+    assert line[1].startswith("Precision is unknown: ")
+
+
+def test_a_memory_limit_excludes_what_does_not_fit():
+    def change(cell, record):
+        record["memory"]["worst"]["allocated_peak_bytes"] = (300 if cell is ZERO2 else 100) * MIB
+        return record
+
+    summaries = summaries_of({CELL: 0.25, ZERO2: 0.2, FSDP2: 0.3}, change=change)
+    fastest, *_ = box(summaries, memory_limit=200 * MIB)
+    assert fastest[1].startswith("Fastest of 2 set-ups in 200 MiB: backend=ddp, ")
+    assert fastest[1].endswith("; 1 need more.")
+    assert box(summaries, memory_limit=MIB) == [("bad", "No answer: none of 3 set-ups fits in 1.00 MiB.")]
+
+
+def test_every_task_has_an_answer_of_its_own_and_failed_cells_are_none():
+    four = [replace(cell, cams=4) for cell in (CELL, ZERO2)]
+    cells = [CELL, ZERO2, *four]
+    records = [
+        record for cell in cells[:3] for record in steady_records(cell, step_s=0.2 + 0.1 * (cell.backend == "ddp"), launches=7)
+    ]
+    records.append(example_record(four[1], status="oom", error=OOM))
+    run = example_run(cells, measure=asdict(MEASURE) | {"launches": 7})
+    boxes = answer_boxes(summarize(run, records), ["backend", "cams"])
+    assert [box.task for box in boxes] == ["cams=1", "cams=4"]
+    assert [line.text for line in boxes[1].lines][:2] == [
+        boxes[1].lines[0].text,
+        "Nothing to compare it with.",
+    ]
+    assert boxes[1].lines[0].text.startswith("The only set-up: backend=ddp, ")
+
+
+def test_cells_of_other_versions_are_not_compared():
+    def change(cell, record):
+        return record | {"environment": record["environment"] | {"torch": "2.12.0" if cell is CELL else "2.13.0"}}
+
+    _, settled, _ = box(summaries_of({CELL: 0.25, ZERO2: 0.2}, change=change))
+    assert settled[1].startswith("Not comparable with backend=ddp: they also differ in torch")
+
+
+def test_a_run_that_varies_no_set_up_has_no_answer():
+    cells = [CELL, replace(CELL, cams=4)]
+    assert answer_boxes(summaries_of(dict.fromkeys(cells, 0.2)), ["cams"]) == ()
