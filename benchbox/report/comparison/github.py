@@ -9,11 +9,11 @@ from benchbox.report.comparison.view import sentence, summary_sentences
 if TYPE_CHECKING:
     from benchbox.analysis.changes import RunComparison
 
-_LEVELS = {"regression": "error", "missing": "warning", "inconclusive": "notice", "incomparable": "warning"}
+_LEVELS = {"regression": "error", "missing": "warning", "incomparable": "warning", "inconclusive": "notice"}
 
 
 def render_github(comparison: RunComparison, matrix_file: str | None, line: int | None) -> str:
-    """Render a comparison as one annotation for every figure that is worse or not settled.
+    """Render a comparison as one annotation for every figure that is worse or not settled, the worst first: GitHub shows ten.
 
     Args:
         matrix_file: path in the repository of the matrix that `head` ran; None: annotations without a place.
@@ -25,8 +25,9 @@ def render_github(comparison: RunComparison, matrix_file: str | None, line: int 
     lines = [
         f"::{_LEVELS[change.verdict]} {where}title={_escape_property(f'{change.metric}: {change.verdict}')}::"
         + _escape(sentence(change))
+        for verdict in _LEVELS
         for change in comparison.changes
-        if change.verdict in _LEVELS
+        if change.verdict == verdict
     ]
     return "\n".join([*lines, *summary_sentences(comparison)]) + "\n"
 

@@ -79,7 +79,7 @@ def test_junit_fails_a_regression_and_skips_what_is_not_settled():
 
 
 def test_github_annotates_the_axes_of_the_matrix_and_escapes_what_ends_a_command():
-    first, second, *_ = render_github(COMPARISON, "matrices/a,b.yaml", 12).splitlines()
+    first, second, *_ = render_github(replace(COMPARISON, changes=CHANGES[::-1]), "matrices/a,b.yaml", 12).splitlines()
     assert first.startswith("::error file=matrices/a%2Cb.yaml,line=12,title=global_samples_per_s%3A regression::backend=ddp")
     assert second.startswith("::warning ")
     assert second.endswith("missing: gone | 50%25")
