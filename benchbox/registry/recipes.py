@@ -5,13 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.extensions import load_target, with_extensions
 from benchbox.registry.names import did_you_mean
 
 GROUP = "benchbox.recipes"
+JUDGED_STEPS = 40  # of a launch, warm-up included: rounding was measured over as many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """Relative differences of loss and gradient norm that rounding explains between two set-ups of the same training.
+
+    The first step has one of its own: no update has amplified anything yet. From the second step on the tolerance is constant.
+    """
+
+    first_loss: float
+    loss: float
+    first_grad_norm: float
+    grad_norm: float
+
+    def at(self, quantity: Literal["loss", "grad_norm"], step: int) -> float:
+        """Return the tolerance in a step, counted from 0."""
+        first, later = (self.first_loss, self.loss) if quantity == "loss" else (self.first_grad_norm, self.grad_norm)
+        return first if step == 0 else later
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +54,7 @@ class Recipe:
     compensation: str | None = None
     requires: str | None = None  # a module that is not among the dependencies of benchbox
     install: str = ""  # the command that installs it
+    tolerance: Tolerance | None = None  # None: cells are not judged for equivalence
 
     @property
     def masters(self) -> bool:
@@ -57,6 +77,9 @@ class Recipe:
         return load_target(self.optimizer, f"recipe {self.name}")
 
 
+_FP32 = Tolerance(first_loss=1e-5, loss=1e-5, first_grad_norm=1e-5, grad_norm=1e-5)
+_BF16 = Tolerance(first_loss=0.005, loss=0.0125, first_grad_norm=0.0125, grad_norm=0.06)
+
 _LOWBIT = "pip install 'benchbox[lowbit]'"
 
 BUILT_IN_RECIPES: dict[str, Recipe] = {
@@ -68,6 +91,7 @@ BUILT_IN_RECIPES: dict[str, Recipe] = {
             storage="float32",
             compute="float32",
             stepped="float32",
+            tolerance=_FP32,
         ),
         Recipe(
             name="fp32_autocast",
@@ -75,6 +99,7 @@ BUILT_IN_RECIPES: dict[str, Recipe] = {
             storage="float32",
             compute="bfloat16",
             stepped="float32",
+            tolerance=_BF16,
         ),
         Recipe(
             name="bf16_master",
@@ -82,6 +107,7 @@ BUILT_IN_RECIPES: dict[str, Recipe] = {
             storage="bfloat16",
             compute="bfloat16",
             stepped="float32",
+            tolerance=_BF16,
         ),
         Recipe(
             name="bf16_stochastic",
@@ -93,6 +119,7 @@ BUILT_IN_RECIPES: dict[str, Recipe] = {
             compensation="stochastic rounding",
             requires="torchao",
             install=_LOWBIT,
+            tolerance=_BF16,
         ),
         Recipe(
             name="bf16_kahan",
@@ -106,6 +133,7 @@ BUILT_IN_RECIPES: dict[str, Recipe] = {
             compensation="Kahan summation",
             requires="optimi",
             install=_LOWBIT,
+            tolerance=_BF16,
         ),
         Recipe(
             name="bf16_naive",
@@ -114,6 +142,7 @@ BUILT_IN_RECIPES: dict[str, Recipe] = {
             storage="bfloat16",
             compute="bfloat16",
             stepped=None,
+            tolerance=_BF16,
         ),
         Recipe(
             name="bf16_pure",
@@ -121,6 +150,7 @@ BUILT_IN_RECIPES: dict[str, Recipe] = {
             storage="bfloat16",
             compute="bfloat16",
             stepped="bfloat16",
+            tolerance=_BF16,
         ),
     )
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from benchbox.report import charts
+from benchbox.report import charts, equivalence
 
 if TYPE_CHECKING:
     from benchbox.report.view import Report
@@ -32,6 +32,7 @@ def render_html(report: Report) -> str:
     return environment.get_template("report.html.j2").render(
         report=report,
         geometry=charts,
+        equivalence=equivalence,
         # Our own files, not input: escaping would break them.
         style=Markup(style),  # noqa: S704
         script=Markup(script),  # noqa: S704

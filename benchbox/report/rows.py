@@ -13,7 +13,15 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-_STYLES: Mapping[str, str] = {"ok": "green", "held": "green", "breach": "bold red", "violated": "bold red", "missing": "yellow"}
+_STYLES: Mapping[str, str] = {
+    "ok": "green",
+    "held": "green",
+    "breach": "bold red",
+    "violated": "bold red",
+    "missing": "yellow",
+    "equivalent": "green",
+    "diverged": "bold red",
+}
 
 
 def print_rows(console: Console, headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:

@@ -24,6 +24,7 @@ from benchbox.analysis.summary import (
 from benchbox.registry.host_load import BUSY_FORMULA
 from benchbox.report.columns import CellValue, Column, columns, table_rows
 from benchbox.report.curves import draw_curves
+from benchbox.report.equivalence import EquivalencePanel, equivalence_panel
 from benchbox.report.drawings import MEMORY_SOURCES, draw_charts
 from benchbox.report.headline import Headline, build_headline
 from benchbox.report.observed import ObservedCell, requested_and_observed
@@ -75,6 +76,7 @@ class Report:
     table: Table
     charts: tuple[Chart, ...]
     curves: tuple[CurveChart, ...]
+    equivalence: EquivalencePanel | None  # only of a run with cells that ask for the same training
     precision: PrecisionGrid | None  # only of a run that compares recipes
     theory: TheorySection | None  # only of a run with predictions
     findings: tuple[FindingView, ...]
@@ -130,6 +132,7 @@ def build_report(
         ),
         charts=draw_charts(summaries, axes, tuple(run.reference)),
         curves=draw_curves(summaries, axes),
+        equivalence=equivalence_panel(summaries, axes),
         precision=precision_grid(summaries, axes),
         theory=theory_section(predictions, summaries, axes),
         findings=list_findings(summaries, axes),
