@@ -1,17 +1,19 @@
 """Whether cells that ask for the same training train alike: loss and gradient norm by step, compared with a reference cell.
 
-Backend, ranks, micro-batches, attention kernel and checkpointing change the order of sums and nothing else. Cells that differ only
-in these form a group. What rounding may change is the tolerance of their recipe (`benchbox.registry.recipes`); a cell beyond it is
-`diverged`: its gradients are wrong, or its losses are not those of the same samples.
+Backend, ranks, micro-batches, attention kernel and checkpointing change the order of sums and nothing else. Cells that differ
+only in these form a group. What rounding may change is the tolerance of their recipe (`benchbox.registry.recipes`); a cell
+beyond it is `diverged`: its gradients are wrong, or its losses are not those of the same samples.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from benchbox.analysis.adam_state import adam_dtypes
+from benchbox.analysis.quantities import quantity
 from benchbox.registry.recipes import JUDGED_STEPS, Recipe, recipes
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ NAMES = {"loss": "loss", "grad_norm": "gradient norm"}
 _SPLIT = ("batch", "accumulation", "world_size")
 _FREE = (*_SPLIT, "backend", "shard_size", "attention", "checkpointing")
 
-# A value near zero has no relative difference worth the name: it is then relative to this part of the reference's largest value.
+# Values near zero differ by large factors that mean nothing: differences are relative to at least this part of the largest.
 _SMALLEST_SCALE = 0.1
 
 
@@ -62,7 +64,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equivalence:
-    """How one cell trains beside the reference of its group. `reason` says why it is diverged or not compared."""
+    """Verdict on one cell beside the reference of its group. `reason` says why it is diverged or not compared."""
 
     verdict: Literal["reference", "equivalent", "diverged", "not compared"]
     reference: CellSummary | None = None
@@ -73,8 +75,8 @@ class Equivalence:
 def judge_equivalence(summaries: Sequence[CellSummary], reference: Mapping[str, Any]) -> dict[str, Equivalence]:
     """Return the equivalence of every cell by its id.
 
-    The reference of a group is its first cell with the values of the matrix's `reference`, else its first cell, among those with
-    a launch that ended ok. Further launches of the reference are compared with its first one.
+    The reference of a group is its first cell with the values of the matrix's `reference`, else its first cell, among those
+    with a launch that ended ok. Further launches of the reference are compared with its first one.
     """
     groups: dict[str, list[CellSummary]] = {}
     for summary in summaries:
@@ -139,29 +141,27 @@ def _policy_sources(record: LaunchRecord) -> str | None:
 
 
 def _differences(record: LaunchRecord, base: LaunchRecord, recipe: Recipe) -> dict[Quantity, Difference]:
-    return {quantity: _difference(quantity, record[quantity] or (), base[quantity] or (), recipe) for quantity in QUANTITIES}
+    return {name: _difference(name, record[name] or (), base[name] or (), recipe) for name in QUANTITIES}
 
 
-def _difference(
-    quantity: Quantity, values: Sequence[float | None], expected: Sequence[float | None], recipe: Recipe
-) -> Difference:
+def _difference(name: Quantity, values: Sequence[float | None], expected: Sequence[float | None], recipe: Recipe) -> Difference:
     assert recipe.tolerance is not None
     smallest = _SMALLEST_SCALE * max((abs(value) for value in expected if value is not None), default=0.0)
     relative = tuple(relative_difference(*pair, smallest) for pair in zip(values, expected, strict=False))
-    tolerances = tuple(recipe.tolerance.at(quantity, step) for step in range(min(len(relative), JUDGED_STEPS)))
+    tolerances = tuple(recipe.tolerance.at(name, step) for step in range(min(len(relative), JUDGED_STEPS)))
     excesses = {step: value / tolerances[step] for step, value in enumerate(relative[:JUDGED_STEPS]) if value is not None}
     step = max(excesses, key=lambda step: excesses[step], default=None)
-    return Difference(quantity=quantity, values=relative, tolerances=tolerances, step=step)
+    return Difference(quantity=name, values=relative, tolerances=tolerances, step=step)
 
 
 def relative_difference(value: float | None, expected: float | None, smallest: float) -> float | None:
     """Return |value - expected| / max(|expected|, smallest); infinite where only one of them is a number."""
     if value is None or expected is None:
-        return None if value is expected else float("inf")
+        return None if value is expected else math.inf
     if value == expected:
         return 0.0
     scale = max(abs(expected), smallest)
-    return abs(value - expected) / scale if scale else float("inf")
+    return abs(value - expected) / scale if scale else math.inf
 
 
 def _excess(differences: Mapping[Quantity, Difference]) -> float:
@@ -171,10 +171,13 @@ def _excess(differences: Mapping[Quantity, Difference]) -> float:
 
 
 def _why_diverged(differences: Mapping[Quantity, Difference]) -> str | None:
-    texts = [
-        f"its {NAMES[difference.quantity]} differs by {difference.largest:.2g} of the reference's in step {difference.step}, "
-        f"and rounding explains {difference.tolerance:.2g}"
-        for difference in differences.values()
-        if not difference.is_within
-    ]
+    texts = [_divergence(difference) for difference in differences.values() if not difference.is_within]
     return "; ".join(texts) or None
+
+
+def _divergence(difference: Difference) -> str:
+    name, step = NAMES[difference.quantity], difference.step
+    if difference.largest == math.inf:
+        return f"its {name} or the reference's is not a number in step {step}"
+    share, explained = (quantity(value, "fraction", 2) for value in (difference.largest, difference.tolerance))
+    return f"its {name} differs by {share} of the reference's in step {step}, and rounding explains {explained}"

@@ -60,7 +60,7 @@ class CellSummary:
 
     @property
     def divergence(self) -> str | None:
-        """What differs from the reference, of a cell that is diverged."""
+        """The difference from the reference that made the cell diverged, in words."""
         return self.equivalence.reason if self.status == DIVERGED and self.equivalence else None
 
     @property

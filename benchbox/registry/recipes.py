@@ -12,7 +12,7 @@ from benchbox.registry.extensions import load_target, with_extensions
 from benchbox.registry.names import did_you_mean
 
 GROUP = "benchbox.recipes"
-JUDGED_STEPS = 40  # of a launch, warm-up included: rounding was measured over as many
+JUDGED_STEPS = 22  # of a launch, warm-up included: rounding was measured over as many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

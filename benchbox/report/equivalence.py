@@ -1,4 +1,4 @@
-"""The equivalence panel: how far loss and gradient norm of every cell are from those of its reference, and what is tolerated."""
+"""The equivalence panel: differences of loss and gradient norm of every cell from those of its reference, with tolerances."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.equivalence import NAMES, QUANTITIES
-from benchbox.analysis.quantities import UNKNOWN, significant
+from benchbox.analysis.quantities import UNKNOWN, quantity
 from benchbox.analysis.summary import label, varying_fields
 from benchbox.registry.recipes import JUDGED_STEPS
 from benchbox.report.charts import CHARACTER, GAP, HALF, Tick, nice_ticks
@@ -24,9 +24,9 @@ MAX_CHARTED_GROUPS = 4  # more charts than this are not looked at
 MAX_TERMINAL_ROWS = 30  # with more cells, a terminal shows those that are not equivalent
 
 NOTE = (
-    "Cells that ask for the same training differ in backend, ranks, micro-batches, attention kernel or checkpointing: that changes "
-    "the order of sums and nothing else. Differences are relative to the reference of the group, at the step where they are largest "
-    f"in units of the tolerance of the recipe; the first {JUDGED_STEPS} steps are judged, warm-up steps included."
+    "Cells that ask for the same training differ in backend, ranks, micro-batches, attention kernel or checkpointing: that "
+    "changes the order of sums and nothing else. Differences are relative to the reference, at the step where they are largest "
+    f"in units of the recipe's tolerance; the first {JUDGED_STEPS} steps are judged, warm-up steps included."
 )
 HEADERS = ("cell", "verdict", "loss differs by", "gradient norm differs by", "reference", "why")
 
@@ -70,7 +70,7 @@ def equivalence_panel(summaries: Sequence[CellSummary], axes: Sequence[str]) -> 
         return None
     counts = Counter(equivalence.verdict for _, equivalence in judged)
     names = {"equivalent": "train as their reference does", "diverged": "diverged", "not compared": "are not compared"}
-    texts = [f"{counts[verdict]} {text}" for verdict, text in names.items() if counts[verdict]]
+    texts = [f"{count} {names[verdict]}" for verdict, count in counts.items() if verdict in names]
     return EquivalencePanel(
         summary=f"Of {len(judged)} cells, {', '.join(texts) or 'all are references'}.",
         rows=tuple(_row(summary, equivalence, axes) for summary, equivalence in judged),
@@ -85,21 +85,20 @@ def _row(summary: CellSummary, equivalence: Equivalence, axes: Sequence[str]) ->
     return EquivalenceRow(
         cell=label(summary.cell, axes),
         verdict=equivalence.verdict,
-        differences=tuple(
-            difference_text(differences[quantity]) if quantity in differences else UNKNOWN for quantity in QUANTITIES
-        ),
+        differences=tuple(difference_text(differences[name]) if name in differences else UNKNOWN for name in QUANTITIES),
         reference="its own first launch" if is_base and differences else label(reference.cell, axes) if reference else UNKNOWN,
         reason=equivalence.reason or "",
     )
 
 
 def difference_text(difference: Difference) -> str:
-    """Return `1.2e-03 in step 4 of 0.01` for a difference with its step and tolerance."""
+    """Return `0.12% in step 4 (tolerance 1.0%)` for a difference with its step and tolerance."""
     if difference.largest is None or difference.tolerance is None:
         return UNKNOWN
     if difference.largest == 0:
         return "nothing"
-    return f"{significant(difference.largest, 2)} in step {difference.step} (tolerance {significant(difference.tolerance, 2)})"
+    largest, tolerance = (quantity(value, "fraction", 2) for value in (difference.largest, difference.tolerance))
+    return f"{largest} in step {difference.step} (tolerance {tolerance})"
 
 
 def _charts(judged: Sequence[tuple[CellSummary, Equivalence]]) -> list[CurveChart]:
@@ -121,13 +120,13 @@ def _charts(judged: Sequence[tuple[CellSummary, Equivalence]]) -> list[CurveChar
             continue
         fields = varying_fields([references[cell_id].cell, *(summary.cell for summary, _ in group)])
         shared = label(references[cell_id].cell, all_fields) if len(groups) > 1 else label(references[cell_id].cell, fields)
-        for quantity in QUANTITIES:
-            courses = [(label(summary.cell, fields), differences[quantity]) for summary, differences in group]
-            charts.append(_chart(f"equivalence-{number}-{quantity}", quantity, shared, courses))
+        for name in QUANTITIES:
+            courses = [(label(summary.cell, fields), differences[name]) for summary, differences in group]
+            charts.append(_chart(f"equivalence-{number}-{name}", name, shared, courses))
     return charts
 
 
-def _chart(key: str, quantity: Quantity, reference: str, courses: Sequence[tuple[str, Difference]]) -> CurveChart:
+def _chart(key: str, name: Quantity, reference: str, courses: Sequence[tuple[str, Difference]]) -> CurveChart:
     """Draw differences by step on a logarithmic scale, with the tolerance as the last curve. No difference lies on the axis."""
     tolerances = max((difference.tolerances for _, difference in courses), key=len)
     curves: list[tuple[str, str, Sequence[float | None]]] = [
@@ -148,16 +147,17 @@ def _chart(key: str, quantity: Quantity, reference: str, courses: Sequence[tuple
     every = math.ceil((high - low) / 6)
     return CurveChart(
         key=key,
-        title=f"Difference of the {NAMES[quantity]} by step",
-        description=f"Relative to {reference}. Logarithmic; a curve on the axis has no difference, one above the tolerance is diverged.",
+        title=f"Difference of the {NAMES[name]} by step",
+        description=f"Relative to {reference}, on a logarithmic scale: no difference lies on the axis, and a cell above the "
+        "tolerance is diverged.",
         curves=tuple(
             Curve(
-                name=name,
+                name=curve_name,
                 colour=colour,
                 path=line_path([None if v is None else (left + i * per_step, y_of(v)) for i, v in enumerate(values)]),
                 last=next((value for value in reversed(values) if value is not None), 0.0),
             )
-            for name, colour, values in curves
+            for curve_name, colour, values in curves
         ),
         x_ticks=tuple(
             Tick(x=left + step * per_step, text=f"{step:g}") for step in nice_ticks(max(steps - 1, 1)) if step % 1 == 0

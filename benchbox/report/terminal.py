@@ -38,8 +38,8 @@ def print_table(run_path: Path, console: Console) -> None:
         say(console, sentence, style="bold")
     if report.equivalence:
         say(console, f"Equivalence: {report.equivalence.summary}", style="bold")
-        if rows := [row.texts for row in report.equivalence.brief_rows]:
-            print_rows(console, HEADERS, rows)
+        if brief := report.equivalence.brief_rows:
+            print_rows(console, HEADERS, [row.texts for row in brief])
     for failure in report.failures:
         message = failure.message.splitlines()[0]
         say(console, f"{failure.status}: {failure.cell} ({failure.where or 'no launch'}): {message}", style="red")

@@ -24,8 +24,8 @@ from benchbox.analysis.summary import (
 from benchbox.registry.host_load import BUSY_FORMULA
 from benchbox.report.columns import CellValue, Column, columns, table_rows
 from benchbox.report.curves import draw_curves
-from benchbox.report.equivalence import EquivalencePanel, equivalence_panel
 from benchbox.report.drawings import MEMORY_SOURCES, draw_charts
+from benchbox.report.equivalence import EquivalencePanel, equivalence_panel
 from benchbox.report.headline import Headline, build_headline
 from benchbox.report.observed import ObservedCell, requested_and_observed
 from benchbox.report.precision import PrecisionGrid, precision_grid
