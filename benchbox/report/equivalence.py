@@ -86,9 +86,15 @@ def _row(summary: CellSummary, equivalence: Equivalence, axes: Sequence[str]) ->
         cell=label(summary.cell, axes),
         verdict=equivalence.verdict,
         differences=tuple(difference_text(differences[name]) if name in differences else UNKNOWN for name in QUANTITIES),
-        reference="its own first launch" if is_base and differences else label(reference.cell, axes) if reference else UNKNOWN,
+        reference=_reference_text(reference, axes, is_base=is_base, is_compared=bool(differences)),
         reason=equivalence.reason or "",
     )
+
+
+def _reference_text(reference: CellSummary | None, axes: Sequence[str], *, is_base: bool, is_compared: bool) -> str:
+    if reference is None or (is_base and not is_compared):
+        return UNKNOWN
+    return "its own first launch" if is_base else label(reference.cell, axes)
 
 
 def difference_text(difference: Difference) -> str:

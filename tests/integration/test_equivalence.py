@@ -72,7 +72,7 @@ def test_a_backend_that_sums_gradients_is_diverged_by_its_gradient_norm(summarie
     difference = diverged.equivalence.differences["grad_norm"]
     assert difference.values[0] == pytest.approx(1.0, abs=1e-4), "two ranks: twice the norm"
     assert not difference.is_within
-    assert diverged.divergence.startswith("its gradient norm differs by 100% of the reference's in step ")
+    assert "its gradient norm differs by 100% of the reference's in step " in diverged.divergence
 
 
 def test_a_policy_whose_dropout_depends_on_the_ranks_is_diverged_by_its_loss_in_the_first_step(summaries: Any) -> None:
