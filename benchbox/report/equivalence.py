@@ -17,7 +17,7 @@ from benchbox.report.curves import AXIS_HEIGHT, HEIGHT, MAX_CURVES, TOP, Curve, 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from benchbox.analysis.equivalence import Difference, Equivalence, Quantity
+    from benchbox.analysis.equivalence import Difference, Equivalence, Quantity, Verdict
     from benchbox.analysis.summary import CellSummary
 
 MAX_CHARTED_GROUPS = 4  # more charts than this are not looked at
@@ -69,10 +69,10 @@ def equivalence_panel(summaries: Sequence[CellSummary], axes: Sequence[str]) -> 
     if not any(equivalence.differences for _, equivalence in judged):
         return None
     counts = Counter(equivalence.verdict for _, equivalence in judged)
-    names = {"equivalent": "train as their reference does", "diverged": "diverged", "not compared": "are not compared"}
-    texts = [f"{count} {names[verdict]}" for verdict, count in counts.items() if verdict in names]
+    verdicts: tuple[Verdict, ...] = ("reference", "equivalent", "diverged", "not compared")
+    texts = [f"{counts[verdict]} {verdict}" for verdict in verdicts if counts[verdict]]
     return EquivalencePanel(
-        summary=f"Of {len(judged)} cells, {', '.join(texts) or 'all are references'}.",
+        summary=f"{len(judged)} cells: {', '.join(texts)}.",
         rows=tuple(_row(summary, equivalence, axes) for summary, equivalence in judged),
         charts=tuple(_charts(judged)),
     )
@@ -87,7 +87,7 @@ def _row(summary: CellSummary, equivalence: Equivalence, axes: Sequence[str]) ->
         verdict=equivalence.verdict,
         differences=tuple(difference_text(differences[name]) if name in differences else UNKNOWN for name in QUANTITIES),
         reference=_reference_text(reference, axes, is_base=is_base, is_compared=bool(differences)),
-        reason=equivalence.reason or "",
+        reason=(equivalence.reason or "") if equivalence.verdict == "not compared" else "",  # differences explain the others
     )
 
 
@@ -140,9 +140,9 @@ def _chart(key: str, name: Quantity, reference: str, courses: Sequence[tuple[str
     ]
     curves.append(("tolerance", "limit", tolerances))
     positive = [value for _, _, values in curves for value in values if value is not None and 0 < value < math.inf]
-    low, high = math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive)))
+    low, high = math.floor(math.log10(min(positive) / 2)), math.ceil(math.log10(max(positive)))
     high = max(high, low + 1)
-    left = len(f"1e-{abs(low):02}") * CHARACTER + GAP
+    left = len(f"1e{low}") * CHARACTER + GAP
     steps = max(len(values) for _, _, values in curves)
     per_step, per_decade = (HALF - left - 2 * GAP) / max(steps - 1, 1), (HEIGHT - AXIS_HEIGHT - TOP) / (high - low)
     bottom = HEIGHT - AXIS_HEIGHT
@@ -168,8 +168,6 @@ def _chart(key: str, name: Quantity, reference: str, courses: Sequence[tuple[str
         x_ticks=tuple(
             Tick(x=left + step * per_step, text=f"{step:g}") for step in nice_ticks(max(steps - 1, 1)) if step % 1 == 0
         ),
-        y_ticks=tuple(
-            YTick(y=bottom - (power - low) * per_decade, text=f"1e{power:03d}") for power in range(low, high + 1, every)
-        ),
+        y_ticks=tuple(YTick(y=bottom - (power - low) * per_decade, text=f"1e{power}") for power in range(low, high + 1, every)),
         left=left,
     )

@@ -22,6 +22,7 @@ from benchbox.analysis.summary import (
     varying_fields,
 )
 from benchbox.registry.host_load import BUSY_FORMULA
+from benchbox.registry.statuses import DIVERGED
 from benchbox.report.columns import CellValue, Column, columns, table_rows
 from benchbox.report.curves import draw_curves
 from benchbox.report.drawings import MEMORY_SOURCES, draw_charts
@@ -179,9 +180,11 @@ def _count(number: int, noun: str) -> str:
 def _counts(run: Run, summaries: Sequence[CellSummary]) -> tuple[tuple[str, int], ...]:
     ok = sum(summary.complete for summary in summaries)
     missing = sum(summary.status == MISSING for summary in summaries)
-    failed = sum(summary.status not in ("ok", MISSING) for summary in summaries)
-    incomplete = len(summaries) - ok - failed - missing
-    counts = {"cells": len(summaries), "ok": ok, "failed": failed, "incomplete": incomplete, "missing": missing}
+    diverged = sum(summary.status == DIVERGED for summary in summaries)
+    failed = sum(summary.status not in ("ok", MISSING, DIVERGED) for summary in summaries)
+    incomplete = len(summaries) - ok - failed - diverged - missing
+    counts = {"cells": len(summaries), "ok": ok, "diverged": diverged, "failed": failed}
+    counts |= {"incomplete": incomplete, "missing": missing}
     return tuple((name, count) for name, count in (counts | {"skipped": len(run.skipped)}).items() if count or name == "ok")
 
 

@@ -98,5 +98,5 @@ def test_the_gate_fails_and_the_reports_say_why(store: RunStore) -> None:
     assert all("rounding explains" in row["note"] for row in rows.values() if row["found"] == "diverged")
     paths = write_reports(store.path)
     markdown, html = (path.read_text(encoding="utf-8") for path in (paths.markdown, paths.html))
-    assert "Of 5 cells, 1 train as their reference does, 2 diverged." in markdown
+    assert "5 cells: 2 reference, 1 equivalent, 2 diverged." in markdown
     assert '<span data-status="diverged">diverged</span>' in html
