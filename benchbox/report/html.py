@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from benchbox.report import charts, equivalence
+from benchbox.report import charts, equivalence, ranks
 
 if TYPE_CHECKING:
     from benchbox.report.view import Report
@@ -33,6 +33,7 @@ def render_html(report: Report) -> str:
         report=report,
         geometry=charts,
         equivalence=equivalence,
+        ranks=ranks,
         # Our own files, not input: escaping would break them.
         style=Markup(style),  # noqa: S704
         script=Markup(script),  # noqa: S704

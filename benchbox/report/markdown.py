@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from benchbox.report import equivalence
+from benchbox.report import equivalence, ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,6 +43,8 @@ def _lines(report: Report) -> Iterator[str]:
     if report.equivalence:
         yield from ("", "## Equivalence", "", f"{report.equivalence.summary} {equivalence.NOTE}", "")
         yield from _table(equivalence.HEADERS, [row.texts for row in report.equivalence.rows])
+    if report.ranks and report.ranks.sentences:
+        yield from ("", "## Ranks", "", ranks.NOTE, "", *(f"- {escape(sentence)}" for sentence in report.ranks.sentences))
     if report.failures or report.skipped:
         yield from ("", "## What did not run", "")
         rows = [[failure.cell, failure.status, failure.where, failure.message] for failure in report.failures]

@@ -40,6 +40,8 @@ def print_table(run_path: Path, console: Console) -> None:
         say(console, f"Equivalence: {report.equivalence.summary}", style="bold")
         if brief := report.equivalence.brief_rows:
             print_rows(console, HEADERS, [row.texts for row in brief])
+    for sentence in report.ranks.sentences if report.ranks else ():
+        say(console, f"Ranks: {sentence}")
     for failure in report.failures:
         message = failure.message.splitlines()[0]
         say(console, f"{failure.status}: {failure.cell} ({failure.where or 'no launch'}): {message}", style="red")

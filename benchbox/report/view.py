@@ -30,6 +30,7 @@ from benchbox.report.equivalence import EquivalencePanel, equivalence_panel
 from benchbox.report.headline import Headline, build_headline
 from benchbox.report.observed import ObservedCell, requested_and_observed
 from benchbox.report.precision import PrecisionGrid, precision_grid
+from benchbox.report.ranks import RankSection, rank_section
 from benchbox.report.sections import (
     Failure,
     FindingView,
@@ -79,6 +80,7 @@ class Report:
     curves: tuple[CurveChart, ...]
     equivalence: EquivalencePanel | None  # only of a run with cells that ask for the same training
     precision: PrecisionGrid | None  # only of a run that compares recipes
+    ranks: RankSection | None  # only of a run with several ranks on one host
     theory: TheorySection | None  # only of a run with predictions
     findings: tuple[FindingView, ...]
     audited: int  # cells with a census
@@ -135,6 +137,7 @@ def build_report(
         curves=draw_curves(summaries, axes),
         equivalence=equivalence_panel(summaries, axes),
         precision=precision_grid(summaries, axes),
+        ranks=rank_section(summaries, axes),
         theory=theory_section(predictions, summaries, axes),
         findings=list_findings(summaries, axes),
         audited=sum(bool(summary.precision) for summary in summaries),
