@@ -1,12 +1,13 @@
 """Ranks that are slower than the others, with the reason: their own work, a core that others used, or their data.
 
 All ranks end a step together, so the times of steps do not tell which rank the others waited for. The split of the step does
-(`step_split_s` of a launch record). A rank is named when it is behind in so many steps of a launch that chance explains it with
-a probability of at most 1%, and by a share of the step that matters.
+(`step_split_s` of a launch record). A rank is named when it spends longer than the others on one of its own parts in so many
+steps of a launch that chance explains it with a probability of at most 1%, and by a share of the step that matters.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from math import comb
@@ -30,54 +31,43 @@ NOTICEABLE = 0.25  # of the step, spent in transfers or in waiting for changing 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """A rank that is behind the others in a launch. `part` is what it spends most of the difference on."""
+    """A rank that is behind the others in a launch, and the part of the step in which it falls behind most."""
 
     rank: int
     part: str
-    behind_s: float  # in a median step, all of its own parts together
-    part_s: float  # of that, in `part`
-    share: float  # `part_s` relative to what the others spend on that part; infinite where they spend nothing
+    lag_s: float  # by which it spends longer than the others on `part`, in a median step
+    share: float  # relative to what the others spend; infinite where they spend nothing
 
 
-def find_straggler(split: Mapping[str, Phase], steps_s: Sequence[Sequence[float]]) -> Straggler | None:
-    """Return the rank that is behind in a launch, or None. `steps_s` are times [rank][step]."""
-    own = [_sum_parts(split, rank) for rank in range(len(steps_s))]
-    if len(own) < 2:
+def find_straggler(split: Mapping[str, Phase]) -> Straggler | None:
+    """Return the rank that is behind in the steps of a launch, or None."""
+    step_s, ranks = median(_step_times(split)), len(split["compute"]["per_rank"])
+    lags = {(rank, part): _lags(split[part]["per_rank"], rank) for part in OWN_PARTS for rank in range(ranks)}
+    behind = {key: median(steps) for key, steps in lags.items() if _p_value(steps) * ranks <= ALPHA}
+    behind = {key: lag_s for key, lag_s in behind.items() if lag_s >= RELEVANT * step_s}
+    if not behind:
         return None
-    step_s = median(steps_s[0])
-    found = []
-    for rank, times in enumerate(own):
-        lags = [time - _median_of_others(own, rank, step) for step, time in enumerate(times)]
-        if median(lags) >= RELEVANT * step_s and _p_value(lags) * len(own) <= ALPHA:
-            found.append((median(lags), rank))
-    if not found:
-        return None
-    behind_s, rank = max(found)
-    part, part_s, others_s = max(
-        ((part, *_part_lag(split[part]["per_rank"], rank)) for part in OWN_PARTS), key=lambda entry: entry[1]
-    )
-    share = part_s / others_s if others_s > 0 else float("inf")
-    return Straggler(rank=rank, part=part, behind_s=behind_s, part_s=part_s, share=share)
+    rank, part = max(behind, key=lambda key: behind[key])
+    lag_s = behind[rank, part]
+    rest_s = median(split[part]["per_rank"][rank]) - lag_s
+    return Straggler(rank=rank, part=part, lag_s=lag_s, share=lag_s / rest_s if rest_s > 0 else math.inf)
 
 
-def _sum_parts(split: Mapping[str, Phase], rank: int) -> list[float]:
-    return [sum(parts) for parts in zip(*(split[part]["per_rank"][rank] for part in OWN_PARTS), strict=True)]
+def _step_times(split: Mapping[str, Phase]) -> list[float]:
+    """Return the times of the steps of rank 0, which all ranks end together."""
+    return [math.fsum(parts) for parts in zip(*(split[part]["per_rank"][0] for part in STEP_PARTS), strict=True)]
 
 
-def _median_of_others(times: Sequence[Sequence[float]], rank: int, step: int) -> float:
-    return median(steps[step] for other, steps in enumerate(times) if other != rank)
-
-
-def _part_lag(times: Sequence[Sequence[float]], rank: int) -> tuple[float, float]:
-    """Return by how much longer a rank takes for a part than the others, and what they take, in a median step."""
-    others = [_median_of_others(times, rank, step) for step in range(len(times[rank]))]
-    return median(time - other for time, other in zip(times[rank], others, strict=True)), median(others)
+def _lags(times: Sequence[Sequence[float]], rank: int) -> list[float]:
+    """Return by how much longer a rank takes than the median of the others, by step."""
+    others = [steps for other, steps in enumerate(times) if other != rank]
+    return [time - median(values) for time, values in zip(times[rank], zip(*others, strict=True), strict=True)]
 
 
 def _p_value(lags: Sequence[float]) -> float:
     """Return the probability of at least as many positive lags by chance: the one-sided sign test."""
-    positive, steps = sum(lag > 0 for lag in lags), len(lags)
-    return sum(comb(steps, count) for count in range(positive, steps + 1)) / 2**steps
+    positive, steps = len([lag for lag in lags if lag > 0]), len(lags)
+    return float(sum(comb(steps, count) for count in range(positive, steps + 1)) / 2**steps)
 
 
 def mean_split(summary: CellSummary) -> dict[str, list[float]]:
@@ -91,18 +81,15 @@ def mean_split(summary: CellSummary) -> dict[str, list[float]]:
 
 
 def _split_records(summary: CellSummary) -> list[LaunchRecord]:
-    return [record for record in summary.ok if record.get("step_split_s") and record["step_time_s"]]
+    return [record for record in summary.ok if record.get("step_split_s")]
 
 
 def describe_ranks(summary: CellSummary) -> str | None:
-    """Return one sentence on the ranks of a cell: which one is behind and why, or what all wait for; None if nothing stands out."""
+    """Return a sentence on the rank of a cell that is behind, or on what all ranks wait for; None if nothing stands out."""
     records = _split_records(summary)
     if not records:
         return None
-    stragglers = [
-        find_straggler(record["step_split_s"] or {}, (record["step_time_s"] or {"per_rank": []})["per_rank"])
-        for record in records
-    ]
+    stragglers = [find_straggler(record["step_split_s"] or {}) for record in records]
     named = Counter((straggler.rank, straggler.part) for straggler in stragglers if straggler is not None)
     if named:
         (rank, part), count = named.most_common(1)[0]
@@ -121,7 +108,7 @@ def describe_ranks(summary: CellSummary) -> str | None:
 
 def _sentence(examples: Sequence[Straggler]) -> str:
     rank, part = examples[0].rank, examples[0].part
-    lag = quantity(median(straggler.part_s for straggler in examples), "s")
+    lag = quantity(median(straggler.lag_s for straggler in examples), "s")
     share = median(straggler.share for straggler in examples)
     if part == "data_wait":
         return f"rank {rank} waited {lag} a step longer for data than the others"

@@ -58,7 +58,8 @@ class CollectiveClock:
         self._waits: list[tuple[int, int]] = []
         self._core_waits_ns: list[int] = []
         self._schedstat = _open_schedstat()
-        self._step_start = self._phase_start = self._queued_ns = 0
+        self._step_start = self._phase_start = 0
+        self._queued_ns = self._data_queued_ns = 0  # on the run queue before the step and in its waits; before a phase
         self._step = CallbackContext(self._begin_step, self._end_step)
         self._contexts = {name: self._context(name) for name in PHASES}
 
@@ -115,11 +116,12 @@ class CollectiveClock:
 
     def _timed_wait(self, original: Any) -> Any:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            start = time.time_ns()
+            queued_ns, start = self._run_queue_ns(), time.time_ns()
             try:
                 return original(work, *args, **kwargs)
             finally:
                 self._waits.append((start, time.time_ns()))
+                self._queued_ns += self._run_queue_ns() - queued_ns  # of the wait, not of the rank's own work
 
         return wait
 
@@ -128,9 +130,14 @@ class CollectiveClock:
             if not failed:
                 self._phases.append((len(self._steps), name, self._phase_start, time.time_ns()))
 
-        return CallbackContext(self._begin_phase, leave)
+        def leave_data_wait(failed: bool) -> None:
+            self._queued_ns += self._run_queue_ns() - self._data_queued_ns
+            leave(failed)
+
+        return CallbackContext(self._begin_phase, leave_data_wait if name == "data_wait" else leave)
 
     def _begin_phase(self) -> None:
+        self._data_queued_ns = self._run_queue_ns()
         self._phase_start = time.time_ns()
 
     def _begin_step(self) -> None:
