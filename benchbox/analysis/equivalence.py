@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from benchbox.analysis.adam_state import adam_dtypes
 from benchbox.analysis.quantities import quantity
-from benchbox.registry.recipes import JUDGED_STEPS, Recipe, recipes
+from benchbox.registry.recipes import JUDGED_STEPS, TF32_TOLERANCE, Recipe, Tolerance, recipes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -115,7 +115,8 @@ def _judge(summary: CellSummary, base: CellSummary | None, *, alone: bool) -> Eq
     if not launches:
         return Equivalence(verdict="reference", reference=base)
     assert recipe is not None
-    worst = max((_differences(record, base.ok[0], recipe) for record in launches), key=_excess)
+    tolerance = _tolerance(recipe, base.ok[0])
+    worst = max((_differences(record, base.ok[0], tolerance) for record in launches), key=_excess)
     reason = _why_diverged(worst)
     if reason is not None:
         return Equivalence(verdict="diverged", reference=base, differences=worst, reason=reason)
@@ -137,19 +138,29 @@ def _why_not_compared(launches: Iterable[LaunchRecord], base: LaunchRecord, reci
     return None
 
 
+def _tolerance(recipe: Recipe, base: LaunchRecord) -> Tolerance:
+    """Return the tolerance of the recipe; of float32 products on a GPU, that of the format in which it computes them."""
+    assert recipe.tolerance is not None
+    is_on_gpu = base["observed"] is not None and any(device.startswith("cuda") for device in base["observed"]["device"])
+    numerics = (base["environment"] or {}).get("numerics") or {}
+    uses_tf32 = any(numerics.get(name) is True for name in ("matmul_tf32", "cudnn_tf32"))
+    return TF32_TOLERANCE if recipe.compute == "float32" and is_on_gpu and uses_tf32 else recipe.tolerance
+
+
 def _policy_sources(record: LaunchRecord) -> str | None:
     return (record["environment"] or {}).get("policy_sha256")
 
 
-def _differences(record: LaunchRecord, base: LaunchRecord, recipe: Recipe) -> dict[Quantity, Difference]:
-    return {name: _difference(name, record[name] or (), base[name] or (), recipe) for name in QUANTITIES}
+def _differences(record: LaunchRecord, base: LaunchRecord, tolerance: Tolerance) -> dict[Quantity, Difference]:
+    return {name: _difference(name, record[name] or (), base[name] or (), tolerance) for name in QUANTITIES}
 
 
-def _difference(name: Quantity, values: Sequence[float | None], expected: Sequence[float | None], recipe: Recipe) -> Difference:
-    assert recipe.tolerance is not None
+def _difference(
+    name: Quantity, values: Sequence[float | None], expected: Sequence[float | None], tolerance: Tolerance
+) -> Difference:
     smallest = _SMALLEST_SCALE * max((abs(value) for value in expected if value is not None), default=0.0)
     relative = tuple(relative_difference(*pair, smallest) for pair in zip(values, expected, strict=False))
-    tolerances = tuple(recipe.tolerance.at(name, step) for step in range(min(len(relative), JUDGED_STEPS)))
+    tolerances = tuple(tolerance.at(name, step) for step in range(min(len(relative), JUDGED_STEPS)))
     excesses = {step: value / tolerances[step] for step, value in enumerate(relative[:JUDGED_STEPS]) if value is not None}
     step = max(excesses, key=lambda step: excesses[step], default=None)
     return Difference(quantity=name, values=relative, tolerances=tolerances, step=step)

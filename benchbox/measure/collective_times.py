@@ -59,7 +59,9 @@ class CollectiveClock:
         self._core_waits_ns: list[int] = []
         self._schedstat = _open_schedstat()
         self._step_start = self._phase_start = 0
-        self._queued_ns = self._data_queued_ns = 0  # on the run queue before the step and in its waits; before a phase
+        self._queued_ns = self._data_queued_ns = (
+            0  # on the run queue: before the step and in its waits; before the wait for data
+        )
         self._step = CallbackContext(self._begin_step, self._end_step)
         self._contexts = {name: self._context(name) for name in PHASES}
 
@@ -134,10 +136,15 @@ class CollectiveClock:
             self._queued_ns += self._run_queue_ns() - self._data_queued_ns
             leave(failed)
 
-        return CallbackContext(self._begin_phase, leave_data_wait if name == "data_wait" else leave)
+        if name == "data_wait":
+            return CallbackContext(self._begin_data_wait, leave_data_wait)
+        return CallbackContext(self._begin_phase, leave)
+
+    def _begin_data_wait(self) -> None:
+        self._data_queued_ns = self._run_queue_ns()
+        self._begin_phase()
 
     def _begin_phase(self) -> None:
-        self._data_queued_ns = self._run_queue_ns()
         self._phase_start = time.time_ns()
 
     def _begin_step(self) -> None:

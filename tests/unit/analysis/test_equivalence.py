@@ -166,6 +166,18 @@ def test_optimizer_states_of_other_dtypes_are_no_rounding():
 
 
 @pytest.mark.parametrize(
+    ("device", "tf32", "verdict"),
+    [("cpu", True, "diverged"), ("cuda:0", False, "diverged"), ("cuda:0", True, "equivalent")],
+)
+def test_float32_products_in_tf32_have_the_tolerance_of_that_format(device, tf32, verdict):
+    records = [example_record(replace(cell, recipe="fp32")) for cell in (SINGLE, CELL)]
+    for record in records:
+        record["observed"]["device"] = [device]
+        record["environment"]["numerics"] = {"matmul_tf32": tf32, "cudnn_tf32": False}
+    assert verdicts(records[0], scaled(records[1], "loss", 1.001))["ddp"] == verdict
+
+
+@pytest.mark.parametrize(
     ("value", "expected", "difference"),
     [(1.1, 1.0, 0.1), (0.9, 1.0, 0.1), (-1.0, -1.0, 0.0), (0.1, 0.0, 0.2), (None, 1.0, float("inf")), (None, None, None)],
 )

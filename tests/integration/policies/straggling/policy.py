@@ -30,6 +30,7 @@ class Straggling(nn.Module):
         self._sleep_s, self._work = sleep_s, work
         if pinned:
             psutil.Process().cpu_affinity([int(os.environ["RANK"])])
+            os.nice(5 * int(os.environ["RANK"]))
 
     def forward(self, batch: Batch, *, per_sample: bool = False) -> Losses:
         if self._sleep_s and os.environ["RANK"] == "1":
