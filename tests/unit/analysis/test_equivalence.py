@@ -61,6 +61,22 @@ def test_nearly_all_cells_of_the_published_runs_are_compared():
     assert counts["not compared"] < 20, counts
 
 
+def test_tolerances_are_a_few_times_what_rounding_was_measured_to_do():
+    """Nearer to it, chance would raise alarms; further away, faults would be missed."""
+    largest = Counter()
+    for name in PUBLISHED:
+        for summary in published(name)[2]:
+            for quantity, difference in (summary.equivalence.differences or {}).items():
+                products = "float32" if summary.cell["recipe"] == "fp32" else "bfloat16"
+                for step, value in enumerate(difference.values[:JUDGED_STEPS]):
+                    key = products, quantity, step == 0
+                    largest[key] = max(largest[key], value)
+    for (products, quantity, is_first), value in largest.items():
+        tolerance = recipe_by_name("fp32" if products == "float32" else "bf16_master").tolerance
+        margin = tolerance.at(quantity, 0 if is_first else 1) / value
+        assert 4 < margin < (10 if products == "bfloat16" else 200), (products, quantity, is_first, margin)
+
+
 @pytest.mark.parametrize("factor", [2.0, 0.5, 2**0.5])
 @pytest.mark.parametrize("name", ["backends", "fsdp_vs_zero2", "policies"])
 def test_gradients_of_a_wrong_scale_in_a_published_run_are_found_in_every_cell(name, factor):
