@@ -1,4 +1,4 @@
-"""Whether cells that ask for the same training train alike: loss and gradient norm by step, compared with a reference cell.
+"""Comparison of cells that ask for the same training: loss and gradient norm by step, relative to a reference cell.
 
 Backend, ranks, micro-batches, attention kernel and checkpointing change the order of sums and nothing else. Cells that differ
 only in these form a group. What rounding may change is the tolerance of their recipe (`benchbox.registry.recipes`); a cell
