@@ -191,5 +191,5 @@ def _divergence(difference: Difference) -> str:
     name, step = NAMES[difference.quantity], difference.step
     if difference.largest == math.inf:
         return f"its {name} or the reference's is not a number in step {step}"
-    share, explained = (quantity(value, "fraction", 2) for value in (difference.largest, difference.tolerance))
+    share, explained = quantity(difference.largest, "fraction", 2), quantity(difference.tolerance, "fraction")
     return f"its {name} differs by {share} of the reference's in step {step}, and rounding explains {explained}"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from benchbox.analysis.summary import CellSummary
 
 MAX_CHARTED_GROUPS = 4  # more charts than this are not looked at
+MIN_CHARTED_STEPS = 10  # fewer show no course
 MAX_TERMINAL_ROWS = 30  # with more cells, a terminal shows those that are not equivalent
 
 NOTE = (
@@ -98,23 +99,20 @@ def _reference_text(reference: CellSummary | None, axes: Sequence[str], *, is_ba
 
 
 def difference_text(difference: Difference) -> str:
-    """Return `0.12% in step 4 (tolerance 1.0%)` for a difference with its step and tolerance."""
+    """Return `0.12% in step 4 (tolerance 1.25%)` for a difference with its step and tolerance."""
     if difference.largest is None or difference.tolerance is None:
         return UNKNOWN
     if difference.largest == 0:
         return "nothing"
-    largest, tolerance = (quantity(value, "fraction", 2) for value in (difference.largest, difference.tolerance))
+    largest, tolerance = quantity(difference.largest, "fraction", 2), quantity(difference.tolerance, "fraction")
     return f"{largest} in step {difference.step} (tolerance {tolerance})"
 
 
 def _charts(judged: Sequence[tuple[CellSummary, Equivalence]]) -> list[CurveChart]:
     groups: dict[str, list[tuple[CellSummary, Mapping[Quantity, Difference]]]] = defaultdict(list)
     for summary, equivalence in judged:
-        if (
-            equivalence.reference is not None
-            and equivalence.differences
-            and len(next(iter(equivalence.differences.values())).values) > 1
-        ):
+        steps = [len(difference.values) for difference in (equivalence.differences or {}).values()]
+        if equivalence.reference is not None and equivalence.differences and min(steps) >= MIN_CHARTED_STEPS:
             groups[equivalence.reference.cell_id].append((summary, equivalence.differences))
     if len(groups) > MAX_CHARTED_GROUPS:
         return []
