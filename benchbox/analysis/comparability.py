@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from benchbox.analysis.adam_state import adam_dtypes
 from benchbox.analysis.inference import ONE_TEST, Criteria, Effect, estimate_effect, holm, launches_to_settle
 from benchbox.analysis.summary import MISSING, matrix_text
 from benchbox.registry.metrics import metric_by_name
@@ -174,7 +175,8 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
         return f"they also differ in {', '.join(different)}"
     for summary in (subject, reference):
         if summary.status != "ok":
-            return f"{_name(summary, axis)} is {summary.status}"
+            divergence = f": {summary.divergence}" if summary.divergence else ""
+            return f"{_name(summary, axis)} is {summary.status}{divergence}"
     assert subject.evidence is not None
     assert reference.evidence is not None
     for name, read in _controlled_values(axis).items():
@@ -233,12 +235,6 @@ def _attention_kernel(record: LaunchRecord) -> str | None:
 
 def _is_checkpointed(record: LaunchRecord) -> bool:
     return bool(record["observed"] and record["observed"]["checkpointed_modules"])
-
-
-def adam_dtypes(record: LaunchRecord) -> tuple[str, ...]:
-    """Return the dtypes of Adam's moments on all ranks, such as `float32`, sorted; empty when no census was taken."""
-    census = record["precision"]["census"] if record["precision"] else []
-    return tuple(sorted({entry["dtype"].removeprefix("torch.") for entry in census if entry["kind"].startswith("exp_avg")}))
 
 
 def _name(summary: CellSummary, axis: Collection[str]) -> str:

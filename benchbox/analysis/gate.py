@@ -99,6 +99,8 @@ def _state_row(summary: CellSummary, fields: Sequence[str]) -> GateRow:
     elif summary.status == "ok" and not summary.complete:
         actual, verdict = f"ok in {len(summary.ok)} of {summary.planned} launches", "missing"
         note = "run the matrix again, finished launches are kept"
+    elif summary.divergence:
+        note = summary.divergence
     elif summary.error:
         note = f"{summary.error['type']}: {summary.error['message']}".splitlines()[0]
     return _row(summary, fields, "status", "ok", actual, verdict, note)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from benchbox.analysis.equivalence import judge_equivalence
 from benchbox.registry.host_load import busy_reasons
 from benchbox.registry.metrics import Metric, metrics
 from benchbox.registry.phases import PHASES
-from benchbox.registry.statuses import STATUSES
+from benchbox.registry.statuses import DIVERGED, STATUSES
 
 if TYPE_CHECKING:
+    from benchbox.analysis.equivalence import Equivalence
     from benchbox.registry.launch_record import CellDict, ErrorRecord, LaunchRecord, ObservedRecord, Precision, StepTime
     from benchbox.store.run import Run
 
@@ -43,8 +45,9 @@ class CellSummary:
     cell: CellDict
     planned: int  # launches
     records: tuple[LaunchRecord, ...]
-    status: str  # the worst over launches, or "missing" when none ran
+    status: str  # the worst over launches, "missing" when none ran, or "diverged" when they trained unlike the reference
     values: Mapping[str, Spread | None]  # by metric
+    equivalence: Equivalence | None = None  # how it trains beside the other cells; None before that is judged
 
     @property
     def ok(self) -> tuple[LaunchRecord, ...]:
@@ -54,6 +57,11 @@ class CellSummary:
     def error(self) -> ErrorRecord | None:
         """The error of the worst launch."""
         return next((record["error"] for record in self.records if record["status"] == self.status), None)
+
+    @property
+    def divergence(self) -> str | None:
+        """The difference from the reference that made the cell diverged, in words."""
+        return self.equivalence.reason if self.status == DIVERGED and self.equivalence else None
 
     @property
     def complete(self) -> bool:
@@ -120,7 +128,14 @@ def summarize(run: Run, records: Iterable[LaunchRecord]) -> list[CellSummary]:
         # Launches beyond the current look wait for the next one: judging them earlier would be a look of its own.
         if run.sequential is None or record["launch"] <= run.launches:
             by_cell[record["cell_id"]].append(record)
-    return [_summary(cell_id, cell, run.launches, by_cell[cell_id]) for cell_id, cell in run.cells.items()]
+    summaries = [_summary(cell_id, cell, run.launches, by_cell[cell_id]) for cell_id, cell in run.cells.items()]
+    judged = judge_equivalence(summaries, run.reference)
+    return [_with_equivalence(summary, judged[summary.cell_id]) for summary in summaries]
+
+
+def _with_equivalence(summary: CellSummary, equivalence: Equivalence) -> CellSummary:
+    is_diverged = summary.status == "ok" and equivalence.verdict == "diverged"
+    return replace(summary, equivalence=equivalence, status=DIVERGED if is_diverged else summary.status)
 
 
 def _summary(cell_id: str, cell: CellDict, planned: int, records: Sequence[LaunchRecord]) -> CellSummary:

@@ -50,7 +50,7 @@ class _NullInstrument:
 NONE: Instrument = _NullInstrument()
 
 
-class _CallbackContext:
+class CallbackContext:
     """Reusable context manager of two callbacks. Allocated once per instrument, so that a phase allocates no object."""
 
     __slots__ = ("_enter", "_exit")
@@ -127,7 +127,7 @@ class PhaseClock:
         self._phase_start: Any = None
         self._step_phases: list[tuple[int, Any, Any]] = []  # (phase index, start, end) of the running step
         self._completed: list[tuple[Any, Any, list[tuple[int, Any, Any]]]] = []
-        self._step = _CallbackContext(self._begin_step, self._end_step)
+        self._step = CallbackContext(self._begin_step, self._end_step)
         self._phases = {name: self._context(index) for index, name in enumerate(PHASES)}
 
     def step(self) -> AbstractContextManager[None]:
@@ -153,12 +153,12 @@ class PhaseClock:
             {PHASES[index]: [row[index] for row in rows] for index in sorted(entered)},
         )
 
-    def _context(self, index: int) -> _CallbackContext:
+    def _context(self, index: int) -> CallbackContext:
         def leave(failed: bool) -> None:
             if not failed:
                 self._step_phases.append((index, self._phase_start, self._mark()))
 
-        return _CallbackContext(self._begin_phase, leave)
+        return CallbackContext(self._begin_phase, leave)
 
     def _begin_phase(self) -> None:
         self._phase_start = self._mark()
@@ -190,7 +190,7 @@ class ProgressTracker:
     def __init__(self, stage: str = "build", on_change: Callable[[RankState], None] = _ignore) -> None:
         self._on_change = on_change
         self._set_state(RankState(stage, None, None, None, time.monotonic()))
-        self._step = _CallbackContext(self._begin_step, self._end)
+        self._step = CallbackContext(self._begin_step, self._end)
         self._phases = {name: self._context(name) for name in PHASES}
 
     def enter(self, stage: str, total_steps: int | None = None) -> None:
@@ -211,8 +211,8 @@ class ProgressTracker:
     def phase(self, name: str) -> AbstractContextManager[None]:
         return self._phases[name]
 
-    def _context(self, name: str) -> _CallbackContext:
-        return _CallbackContext(lambda: self._set_step(self.state.step, name), self._end)
+    def _context(self, name: str) -> CallbackContext:
+        return CallbackContext(lambda: self._set_step(self.state.step, name), self._end)
 
     def _set_step(self, step: int | None, phase: str | None) -> None:
         stage, _, total_steps, _, _ = self.state
@@ -256,4 +256,4 @@ class CombinedInstrument:
             for context in in_reverse:
                 context.__exit__(*exception)
 
-        return _CallbackContext(enter, leave)
+        return CallbackContext(enter, leave)

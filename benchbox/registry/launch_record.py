@@ -262,6 +262,8 @@ class _LaterKeys(TypedDict, total=False):
     host: HostState | None  # null where nothing was measured
     memory_limit_bytes: int | None  # that one rank was allowed; null where only the device sets a limit
     skipped_steps: list[int] | None  # numbers, from 0, of the steps in `loss` that `optim.spike` skipped
+    step_split_s: dict[str, Phase] | None  # part of a step, of STEP_PARTS -> its time on every rank; they add up to the step
+    step_split_reason: str | None  # why it is null
     unchecked_reason: str | None  # why the measured values were not checked against the request; such a launch is never ok
 
 

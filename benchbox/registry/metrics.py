@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.registry.extensions import with_extensions
 from benchbox.registry.names import did_you_mean
-from benchbox.registry.statuses import STATUSES
+from benchbox.registry.statuses import DIVERGED, STATUSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,9 +163,10 @@ BUILT_IN_METRICS: dict[str, Metric] = {
             name="status",
             unit="text",
             direction="none",
-            formula="how the launch ended: ok, or the type of its failure",
+            formula="how the launch ended: ok, or the type of its failure; of a cell also diverged, where it trains unlike the "
+            "reference",
             read=lambda record: record["status"],
-            words=STATUSES,
+            words=(*STATUSES, DIVERGED),
         ),
     )
 }

@@ -14,6 +14,10 @@ STAGE_TEXTS = {"compile_extension": "compiling DeepSpeed's CPU extension, once p
 
 PHASES = ("data_wait", "forward", "backward", "clip", "optimizer", "zero_grad", "sync", "average")
 
+# Parts of a step of one rank. compute: its own work; core_wait: it was ready to run and had no core; rank_wait: it had arrived
+# at a collective that another rank had not; transfer: all had arrived.
+STEP_PARTS = ("data_wait", "compute", "core_wait", "rank_wait", "transfer")
+
 
 class RankState(NamedTuple):
     """Current stage, step and phase of a rank, and since when (seconds of the host's monotonic clock)."""

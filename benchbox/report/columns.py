@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchbox.analysis.comparability import Comparison, adam_dtypes
+from benchbox.analysis.adam_state import adam_dtypes
 from benchbox.analysis.quantities import UNKNOWN, quantity
 from benchbox.analysis.reconciliation import reconcile
 from benchbox.analysis.summary import CellSummary, matrix_text, metric_words
@@ -16,6 +16,7 @@ from benchbox.report.headline import evidence_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from benchbox.analysis.comparability import Comparison
     from benchbox.store.predictions import CellPrediction
 
 

@@ -93,7 +93,9 @@ def _draw(
             Curve(
                 name=name,
                 colour=f"s{index}",
-                path=_path([None if v is None else (left + i * per_step, bottom - v * per_unit) for i, v in enumerate(values)]),
+                path=line_path(
+                    [None if v is None else (left + i * per_step, bottom - v * per_unit) for i, v in enumerate(values)]
+                ),
                 last=next(value for value in reversed(values) if value is not None),
             )
             for index, (name, values) in enumerate(courses)
@@ -105,7 +107,7 @@ def _draw(
     )
 
 
-def _path(points: Sequence[tuple[float, float] | None]) -> str:
+def line_path(points: Sequence[tuple[float, float] | None]) -> str:
     """Return an SVG path through the points, with a new start after each gap."""
     parts: list[str] = []
     is_drawing = False

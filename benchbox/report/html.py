@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from benchbox.report import charts
+from benchbox.report import charts, equivalence, ranks
 
 if TYPE_CHECKING:
     from benchbox.report.view import Report
@@ -24,6 +24,8 @@ def render_html(report: Report) -> str:
     return render_template(
         "report.html.j2",
         report=report,
+        equivalence=equivalence,
+        ranks=ranks,
         script=Markup(script),  # noqa: S704  (our own file, not input: escaping would break it)
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from benchbox.report import equivalence, ranks
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -38,6 +40,11 @@ def _lines(report: Report) -> Iterator[str]:
     )
     for note in [*report.table.notes, *(note for chart in report.charts for note in chart.notes if chart.key == "phases")]:
         yield from ("", escape(note))
+    if report.equivalence:
+        yield from ("", "## Equivalence", "", f"{report.equivalence.summary} {equivalence.NOTE}", "")
+        yield from _table(equivalence.HEADERS, [row.texts for row in report.equivalence.rows])
+    if report.ranks and report.ranks.sentences:
+        yield from ("", "## Ranks", "", ranks.NOTE, "", *(f"- {escape(sentence)}" for sentence in report.ranks.sentences))
     if report.failures or report.skipped:
         yield from ("", "## What did not run", "")
         rows = [[failure.cell, failure.status, failure.where, failure.message] for failure in report.failures]

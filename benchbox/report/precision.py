@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchbox.analysis.comparability import adam_dtypes
+from benchbox.analysis.adam_state import adam_dtypes
 from benchbox.analysis.quantities import quantity
 from benchbox.analysis.summary import label, matrix_text
 from benchbox.audit.thresholds import EDQ_ERROR, EDQ_WARNING

@@ -20,6 +20,8 @@ _STYLES: Mapping[str, str] = {
     "violated": "bold red",
     "missing": "yellow",
     "warning": "yellow",
+    "equivalent": "green",
+    "diverged": "bold red",
 }
 
 

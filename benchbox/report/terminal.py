@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from benchbox.report.equivalence import HEADERS
 from benchbox.report.rows import print_rows, say
 from benchbox.report.view import build_report
 from benchbox.store.run import RunStore
@@ -35,6 +36,12 @@ def print_table(run_path: Path, console: Console) -> None:
     print_rows(console, [column.name for column in columns], rows, right=right)
     for sentence in report.headline.sentences:
         say(console, sentence, style="bold")
+    if report.equivalence:
+        say(console, f"Equivalence: {report.equivalence.summary}", style="bold")
+        if brief := report.equivalence.brief_rows:
+            print_rows(console, HEADERS, [row.texts for row in brief])
+    for sentence in report.ranks.sentences if report.ranks else ():
+        say(console, f"Ranks: {sentence}")
     for failure in report.failures:
         message = failure.message.splitlines()[0]
         say(console, f"{failure.status}: {failure.cell} ({failure.where or 'no launch'}): {message}", style="red")

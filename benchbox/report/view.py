@@ -22,12 +22,15 @@ from benchbox.analysis.summary import (
     varying_fields,
 )
 from benchbox.registry.host_load import BUSY_FORMULA
+from benchbox.registry.statuses import DIVERGED
 from benchbox.report.columns import CellValue, Column, columns, table_rows
 from benchbox.report.curves import draw_curves
 from benchbox.report.drawings import MEMORY_SOURCES, draw_charts
+from benchbox.report.equivalence import EquivalencePanel, equivalence_panel
 from benchbox.report.headline import Headline, build_headline
 from benchbox.report.observed import ObservedCell, requested_and_observed
 from benchbox.report.precision import PrecisionGrid, precision_grid
+from benchbox.report.ranks import RankSection, rank_section
 from benchbox.report.sections import (
     Failure,
     FindingView,
@@ -75,7 +78,9 @@ class Report:
     table: Table
     charts: tuple[Chart, ...]
     curves: tuple[CurveChart, ...]
+    equivalence: EquivalencePanel | None  # only of a run with cells that ask for the same training
     precision: PrecisionGrid | None  # only of a run that compares recipes
+    ranks: RankSection | None  # only of a run with several ranks on one host
     theory: TheorySection | None  # only of a run with predictions
     findings: tuple[FindingView, ...]
     audited: int  # cells with a census
@@ -130,7 +135,9 @@ def build_report(
         ),
         charts=draw_charts(summaries, axes, tuple(run.reference)),
         curves=draw_curves(summaries, axes),
+        equivalence=equivalence_panel(summaries, axes),
         precision=precision_grid(summaries, axes),
+        ranks=rank_section(summaries, axes),
         theory=theory_section(predictions, summaries, axes),
         findings=list_findings(summaries, axes),
         audited=sum(bool(summary.precision) for summary in summaries),
@@ -176,9 +183,11 @@ def _count(number: int, noun: str) -> str:
 def _counts(run: Run, summaries: Sequence[CellSummary]) -> tuple[tuple[str, int], ...]:
     ok = sum(summary.complete for summary in summaries)
     missing = sum(summary.status == MISSING for summary in summaries)
-    failed = sum(summary.status not in ("ok", MISSING) for summary in summaries)
-    incomplete = len(summaries) - ok - failed - missing
-    counts = {"cells": len(summaries), "ok": ok, "failed": failed, "incomplete": incomplete, "missing": missing}
+    diverged = sum(summary.status == DIVERGED for summary in summaries)
+    failed = sum(summary.status not in ("ok", MISSING, DIVERGED) for summary in summaries)
+    incomplete = len(summaries) - ok - failed - diverged - missing
+    counts = {"cells": len(summaries), "ok": ok, "diverged": diverged, "failed": failed}
+    counts |= {"incomplete": incomplete, "missing": missing}
     return tuple((name, count) for name, count in (counts | {"skipped": len(run.skipped)}).items() if count or name == "ok")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from benchbox.store.environments import merge_environments
 from benchbox.store.host_state import merge_host_state
 from benchbox.store.record import SCHEMA_VERSION
+from benchbox.store.step_split import split_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,6 +68,7 @@ def assemble_record(
     rank_0 = ranks[0] if ranks else None
     merged = ranks if complete else []
     times = _step_time(merged)
+    split, split_reason = split_steps(merged)
     return {
         "schema_version": SCHEMA_VERSION,
         "cell_id": cell.cell_id,
@@ -90,6 +92,8 @@ def assemble_record(
         "mfu_reason": next((result["mfu_reason"] for result in merged if result.get("mfu_reason")), None),
         "unchecked_reason": next((result["unchecked_reason"] for result in merged if result.get("unchecked_reason")), None),
         "host": merge_host_state(merged),
+        "step_split_s": split,
+        "step_split_reason": split_reason,
         "data": _data(merged),
         "precision": precision if merged else None,
         "samples": [result["samples"] for result in merged] if merged and all("samples" in r for r in merged) else None,

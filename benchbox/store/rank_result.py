@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
 
 from benchbox.registry.launch_record import (
     CollectiveRecord,
@@ -60,6 +60,24 @@ class RankHost(TypedDict):
     device_reason: str | None  # why `device` is null
 
 
+class BlockedTime(TypedDict):
+    """An interval in which a rank waited for collectives. `until` arrival: no longer than until all ranks had arrived."""
+
+    start: int
+    end: int
+    until: Literal["arrival", "completion"]
+
+
+class CollectiveTimes(TypedDict):
+    """Times of one rank in the measured steps, in ns of its host's clock."""
+
+    clock: str | None  # equal on ranks with the same clock
+    steps: list[list[int]]  # [step]: start, end
+    arrivals: list[list[list[Any]]]  # [step][collective]: its name, when this rank created it
+    blocked: list[list[BlockedTime]]  # [step]
+    core_wait_s: list[float] | None  # [step]; null where the system does not count it
+
+
 class Utilisation(TypedDict):
     """FLOPs utilisation of one rank."""
 
@@ -85,6 +103,8 @@ class RankResult(Utilisation):
     collectives: dict[str, CollectiveRecord] | None  # operation -> calls in one step; null until the probe has counted them
     flops: Flops | None  # null until the probe has counted them
     host: NotRequired[RankHost]
+    collective_times: NotRequired[CollectiveTimes | None]
+    collective_times_reason: NotRequired[str | None]  # why they are null
     data: NotRequired[DataRecord]  # with the samples that this rank drew
     unchecked_reason: str | None
     environment: dict[str, Any]

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from benchbox.audit.record import facts_file
 from benchbox.audit.subjects.session import observe_session
 from benchbox.errors import NonFiniteError
+from benchbox.measure.collective_times import CollectiveClock, enable_recording
 from benchbox.measure.environment import environment
 from benchbox.measure.host import HostWindow
 from benchbox.measure.memory import limit_memory, peak_memory, release_cached_memory, reset_peak_memory
@@ -60,6 +61,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
     cell, spec = Cell.from_dict(job["cell"]), MeasureSpec(**job["measure"])
     reporter = Reporter(tracker, events)
     reporter.enter_stage("build")
+    enable_recording()
     policy_dirs = [Path(directory) for directory in job["policy_dirs"]]
     policy = build_cell_policy(cell, policy_dirs)
     meta_policy, units, construction = copy_meta_policy(cell, policy), policy.layer_units(), construction_of(policy)
@@ -78,10 +80,12 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         reset_peak_memory(device)
 
         reporter.enter_stage("measure", spec.steps)
-        clock = PhaseClock(device)
-        measured = _run_steps(session, stream, spec.steps, CombinedInstrument(clock, tracker), reporter)
+        clock, collectives = PhaseClock(device), CollectiveClock(device)
+        with collectives:
+            measured = _run_steps(session, stream, spec.steps, CombinedInstrument(collectives, clock, tracker), reporter)
         times = clock.drain()
         host_use = host.close(rank)
+        collective_times, collective_times_reason = collectives.result()
         device_memory = peak_memory(device)
         results = [*warmup, *measured]
         result_file = Path(job["out"]) / f"rank{rank}.json"
@@ -121,6 +125,8 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
             "hfu": None,
             "mfu_reason": "the probe, which counts FLOPs, did not complete",
             "host": host_use,
+            "collective_times": collective_times,
+            "collective_times_reason": collective_times_reason,
             "data": stream.data_use.record(),
             "unchecked_reason": _UNCHECKED_REASON,
             "environment": environment(),

@@ -9,6 +9,7 @@ from statistics import median
 import pytest
 import torch
 
+from benchbox.measure.collective_times import CollectiveClock
 from benchbox.measure.phases import NONE, PHASES, CombinedInstrument, PhaseClock, ProgressTracker
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
@@ -66,7 +67,7 @@ def test_instruments_cost_at_most_one_percent_of_a_step_of_pi05_small(benchmark,
     session, stream = session_and_stream
     clock = PhaseClock(session.device)
     tracker = ProgressTracker(on_change=RankStateFile(tmp_path / "state").write)  # as in the worker
-    instruments = CombinedInstrument(clock, tracker)
+    instruments = CombinedInstrument(CollectiveClock(session.device), clock, tracker)
     ratios: list[float] = []
     bare_s: list[float] = []
 

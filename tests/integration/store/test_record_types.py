@@ -24,7 +24,7 @@ KEYS = [
     ("store.rank_result", "RankResult", 'value["observed"]["device"]', "devices"),
 ]
 FUNCTIONS = [
-    ("analysis.comparability", "adam_dtypes(value)"),
+    ("analysis.adam_state", "adam_dtypes(value)"),
     ("analysis.invariants", "verify_records([value])"),
     ("analysis.summary", "metric_words(None, [value])"),
     ("analysis.baseline", "machine_of([value])"),

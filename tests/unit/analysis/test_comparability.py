@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchbox.analysis.comparability import adam_dtypes, compare_with_reference, why_incomparable
+from benchbox.analysis.adam_state import adam_dtypes
+from benchbox.analysis.comparability import compare_with_reference, why_incomparable
 from benchbox.analysis.inference import ALPHA
 from benchbox.analysis.summary import summarize
 from tests.support.example_run import CELL, OOM, example_record, example_run, steady_records

@@ -1,0 +1,118 @@
+"""Ranks that are slower than the others, with the reason: their own work, a core that others used, or their data.
+
+All ranks end a step together, so the times of steps do not tell which rank the others waited for. The split of the step does
+(`step_split_s` of a launch record). A rank is named when it spends longer than the others on one of its own parts in so many
+steps of a launch that chance explains it with a probability of at most 1%, and by a share of the step that matters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from math import comb
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+from benchbox.analysis.inference import ALPHA
+from benchbox.analysis.quantities import quantity
+from benchbox.registry.phases import STEP_PARTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from benchbox.analysis.summary import CellSummary
+    from benchbox.registry.launch_record import LaunchRecord, Phase
+
+OWN_PARTS = ("data_wait", "compute", "core_wait")  # for them no other rank is needed
+RELEVANT = 0.05  # of the step, by which a rank must be behind
+NOTICEABLE = 0.25  # of the step, spent in transfers or in waiting for changing ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A rank that is behind the others in a launch, and the part of the step in which it falls behind most."""
+
+    rank: int
+    part: str
+    lag_s: float  # by which it spends longer than the others on `part`, in a median step
+    share: float  # relative to what the others spend; infinite where they spend nothing
+
+
+def find_straggler(split: Mapping[str, Phase]) -> Straggler | None:
+    """Return the rank that is behind in the steps of a launch, or None."""
+    step_s, ranks = median(_step_times(split)), len(split["compute"]["per_rank"])
+    lags = {(rank, part): _lags(split[part]["per_rank"], rank) for part in OWN_PARTS for rank in range(ranks)}
+    behind = {key: median(steps) for key, steps in lags.items() if _p_value(steps) * ranks <= ALPHA}
+    behind = {key: lag_s for key, lag_s in behind.items() if lag_s >= RELEVANT * step_s}
+    if not behind:
+        return None
+    rank, part = max(behind, key=lambda key: behind[key])
+    lag_s = behind[rank, part]
+    rest_s = median(split[part]["per_rank"][rank]) - lag_s
+    return Straggler(rank=rank, part=part, lag_s=lag_s, share=lag_s / rest_s if rest_s > 0 else math.inf)
+
+
+def _step_times(split: Mapping[str, Phase]) -> list[float]:
+    """Return the times of the steps of rank 0, which all ranks end together."""
+    return [math.fsum(parts) for parts in zip(*(split[part]["per_rank"][0] for part in STEP_PARTS), strict=True)]
+
+
+def _lags(times: Sequence[Sequence[float]], rank: int) -> list[float]:
+    """Return by how much longer a rank takes than the median of the others, by step."""
+    others = [steps for other, steps in enumerate(times) if other != rank]
+    return [time - median(values) for time, values in zip(times[rank], zip(*others, strict=True), strict=True)]
+
+
+def _p_value(lags: Sequence[float]) -> float:
+    """Return the probability of at least as many positive lags by chance: the one-sided sign test."""
+    positive, steps = len([lag for lag in lags if lag > 0]), len(lags)
+    return float(sum(comb(steps, count) for count in range(positive, steps + 1)) / 2**steps)
+
+
+def mean_split(summary: CellSummary) -> dict[str, list[float]]:
+    """Return seconds of every part in a mean step on every rank, mean over launches; empty where no launch has a split."""
+    by_part: dict[str, list[list[float]]] = defaultdict(list)  # part -> [launch][rank]
+    for record in _split_records(summary):
+        for part, times in (record["step_split_s"] or {}).items():
+            by_part[part].append([fmean(steps) for steps in times["per_rank"]])
+    order = [part for part in STEP_PARTS if part in by_part]
+    return {part: [fmean(values) for values in zip(*by_part[part], strict=True)] for part in order}
+
+
+def _split_records(summary: CellSummary) -> list[LaunchRecord]:
+    return [record for record in summary.ok if record.get("step_split_s")]
+
+
+def describe_ranks(summary: CellSummary) -> str | None:
+    """Return a sentence on the rank of a cell that is behind, or on what all ranks wait for; None if nothing stands out."""
+    records = _split_records(summary)
+    if not records:
+        return None
+    stragglers = [find_straggler(record["step_split_s"] or {}) for record in records]
+    named = Counter((straggler.rank, straggler.part) for straggler in stragglers if straggler is not None)
+    if named:
+        (rank, part), count = named.most_common(1)[0]
+        examples = [s for s in stragglers if s is not None and (s.rank, s.part) == (rank, part)]
+        launches = "" if count == len(records) else f", in {count} of {len(records)} launches"
+        return _sentence(examples) + launches
+    split = mean_split(summary)
+    step_s = sum(fmean(times) for times in split.values())
+    shares = {part: fmean(split[part]) / step_s for part in ("transfer", "rank_wait")} if step_s else {}
+    if shares.get("transfer", 0.0) >= NOTICEABLE:
+        return f"the ranks wait for transfers: {shares['transfer']:.0%} of the step"
+    if shares.get("rank_wait", 0.0) >= NOTICEABLE:
+        return f"the ranks wait for one another: {shares['rank_wait']:.0%} of the step, and no rank is always the last"
+    return None
+
+
+def _sentence(examples: Sequence[Straggler]) -> str:
+    rank, part = examples[0].rank, examples[0].part
+    lag = quantity(median(straggler.lag_s for straggler in examples), "s")
+    share = median(straggler.share for straggler in examples)
+    if part == "data_wait":
+        return f"rank {rank} waited {lag} a step longer for data than the others"
+    if part == "core_wait":
+        return f"rank {rank} had no core for {lag} a step more than the others: something else ran on it"
+    longer = f"{share:.0%} longer" if share < 10 else "longer"
+    return f"rank {rank} computed {longer} than the others: {lag} a step"

@@ -1,0 +1,80 @@
+"""The rank that the others wait for is named with the part of the step it is behind in, and chance names none."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from benchbox.analysis.stragglers import OWN_PARTS, describe_ranks, find_straggler
+from benchbox.analysis.summary import summarize
+from benchbox.registry.phases import STEP_PARTS
+from tests.support.example_run import CELL, example_record, example_run
+
+STEP = {"data_wait": 0.005, "compute": 0.05, "core_wait": 0.002, "rank_wait": 0.003, "transfer": 0.01}
+
+
+def split(ranks=2, steps=12, noise=0.3, seed=0, **slower):
+    """Return a split whose parts scatter; `slower` are seconds to add to a part of the last rank."""
+    rng = random.Random(seed)
+
+    def times(part, rank):
+        added = slower.get(part, 0.0) if rank == ranks - 1 else 0.0
+        return [STEP[part] * rng.uniform(1 - noise, 1 + noise) + added for _ in range(steps)]
+
+    return {part: {"per_rank": [times(part, rank) for rank in range(ranks)]} for part in STEP_PARTS}
+
+
+def sentence(*splits):
+    records = [example_record(launch=launch) | {"step_split_s": value} for launch, value in enumerate(splits, start=1)]
+    run = example_run([CELL], measure={"warmup_steps": 1, "steps": 4, "launches": len(splits)})
+    return describe_ranks(summarize(run, records)[0])
+
+
+@pytest.mark.parametrize("part", OWN_PARTS)
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_the_rank_and_the_part_it_is_behind_in_are_named(part, ranks):
+    straggler = find_straggler(split(ranks, **{part: 0.05}))
+    assert (straggler.rank, straggler.part) == (ranks - 1, part)
+    assert straggler.lag_s == pytest.approx(0.05, abs=0.01)
+
+
+@pytest.mark.parametrize("part", ["rank_wait", "transfer"])
+def test_a_rank_that_waits_for_others_is_not_named(part):
+    assert find_straggler(split(**{part: 0.05})) is None
+
+
+def test_equal_ranks_are_named_in_less_than_one_launch_of_a_hundred():
+    named = sum(find_straggler(split(ranks, seed=seed, noise=0.5)) is not None for ranks in (2, 4) for seed in range(500))
+    assert named < 10, f"{named} of 1000"
+
+
+def test_a_rank_that_is_behind_by_too_little_to_matter_is_not_named():
+    assert find_straggler(split(noise=0.001, compute=0.002)) is None
+    assert find_straggler(split(noise=0.001, compute=0.006)).rank == 1
+
+
+def test_few_steps_name_no_rank():
+    assert find_straggler(split(steps=7, noise=0.0, compute=0.05)) is None
+
+
+@pytest.mark.parametrize(
+    ("slower", "expected"),
+    [
+        ({"compute": 0.006}, "rank 1 computed 12% longer than the others: 6.00 ms a step"),
+        ({"data_wait": 0.02}, "rank 1 waited 20.0 ms a step longer for data than the others"),
+        ({"core_wait": 0.02}, "rank 1 had no core for 20.0 ms a step more than the others: something else ran on it"),
+        ({"transfer": 0.06}, "the ranks wait for transfers: 40% of the step"),
+        ({"rank_wait": 0.1}, "the ranks wait for one another: 44% of the step, and no rank is always the last"),
+        ({}, None),
+    ],
+    ids=str,
+)
+def test_a_cell_has_one_sentence(slower, expected):
+    assert sentence(split(noise=0.0, **slower)) == expected
+
+
+def test_the_sentence_says_in_how_many_launches():
+    slow, equal = split(noise=0.0, compute=0.05), split(noise=0.0)
+    assert sentence(slow, slow) == "rank 1 computed 100% longer than the others: 50.0 ms a step"
+    assert sentence(slow, equal).endswith(", in 1 of 2 launches")
