@@ -49,6 +49,7 @@ def gate(run: Run, summaries: Sequence[CellSummary], lookup: BaselineLookup) -> 
     Numbers are read from launches that ended ok. The state rows cannot be switched off: a cell that failed, or of which
     launches are missing, is a breach whether or not a threshold asks for `status`.
     """
+    summaries = [summary for summary in summaries if not summary.beyond_memory]  # the batch below it is judged
     fields = varying_fields(summary.cell for summary in summaries)
     rows = [_state_row(summary, fields) for summary in summaries]
     selections = [(threshold, _select(threshold, summaries)) for threshold in run.thresholds]

@@ -72,10 +72,17 @@ def print_plan(matrix: "Matrix", planned: "Plan", predictions: "Predictions | No
         for skip in planned.skipped:
             _print_wrapped(f"  {describe({field: getattr(skip.cell, field) for field in fields})}: {skip.reason}")
     launches, steps = matrix.measure.launches, matrix.measure.steps
-    print(
-        f"\n{len(planned.cells)} cells x {launches} launches = {len(planned.cells) * launches} launches"
-        f" of {matrix.measure.warmup_steps} + {steps} steps; {len(planned.skipped)} skipped"
-    )
+    cells = len(planned.cells) - len(planned.walks)
+    if matrix.search:
+        most = f", at most {matrix.search.at_most}" if matrix.search.at_most else ""
+        print()
+        _print_wrapped(
+            f"{len(planned.walks)} walks to the largest batch that fits: one for each cell above, from its batch on{most}; "
+            "launches decide which batches follow"
+        )
+    if cells or not matrix.search:
+        print(f"\n{cells} cells x {launches} launches = {cells * launches} launches", end="")
+        print(f" of {matrix.measure.warmup_steps} + {steps} steps; {len(planned.skipped)} skipped")
 
 
 def _print_wrapped(text: str, indent: int = 4) -> None:

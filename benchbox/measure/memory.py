@@ -66,6 +66,8 @@ def peak_memory(device: torch.device) -> RankMemory | None:
         "allocated_peak_bytes": torch.cuda.max_memory_allocated(device),
         "reserved_peak_bytes": torch.cuda.max_memory_reserved(device),
         "reason": None,
+        "device_bytes": torch.cuda.get_device_properties(device).total_memory,
+        "allocation_retries": int(torch.cuda.memory_stats(device)["num_alloc_retries"]),  # since the start: peaks are reset
     }
 
 
@@ -138,10 +140,12 @@ class TensorStorageTracker:
         for tensor in _plain_tensors([result]):
             self._count(tensor.untyped_storage())
         if self._limit_bytes is not None and self.current_bytes > self._limit_bytes:
-            raise torch.OutOfMemoryError(
+            error = torch.OutOfMemoryError(
                 f"{operation}: tensors take {self.current_bytes / 2**20:.1f} MiB on this rank, "
                 f"and measure.memory_limit is {self._limit_bytes / 2**20:.1f} MiB"
             )
+            error.operation = str(operation)  # type: ignore[attr-defined] # for the record
+            raise error
 
     def _count_argument(self, storage: UntypedStorage) -> None:
         counted, peak_before = self._storages.get(storage._cdata), self._latest_peak_bytes  # noqa: SLF001
