@@ -61,9 +61,8 @@ class Certificate:
         if self.largest is None or self.largest.evidence is None:
             return None
         record = self.largest.evidence
-        devices = [size for size in (record["memory"] or {}).get("device_bytes") or [] if size is not None]
-        sizes = [*devices, *([limit] if (limit := record.get("memory_limit_bytes")) is not None else [])]
-        return min(sizes, default=None)
+        devices = (record["memory"].get("device_bytes") if record["memory"] else None) or []
+        return min((size for size in (*devices, record.get("memory_limit_bytes")) if size is not None), default=None)
 
     @property
     def peak_bytes(self) -> int | None:
@@ -85,7 +84,7 @@ class Certificate:
     def allocation_retries(self) -> int | None:
         """Return how often the allocator of a rank had to free its cache at the largest batch, the most over ranks."""
         record = self.largest.evidence if self.largest else None
-        retries = ((record["memory"] or {}).get("allocation_retries") if record else None) or []
+        retries = (record["memory"].get("allocation_retries") if record and record["memory"] else None) or []
         return max((count for count in retries if count is not None), default=None)
 
     @property

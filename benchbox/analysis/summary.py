@@ -122,7 +122,7 @@ def summarize(run: Run, records: Iterable[LaunchRecord]) -> list[CellSummary]:
         if run.sequential is None or record["launch"] <= run.launches:
             by_cell[record["cell_id"]].append(record)
     beyond = _beyond_memory(run, by_cell)
-    planned = {cell_id: run.launches for cell_id in run.cells} | {
+    planned = dict.fromkeys(run.cells, run.launches) | {
         cell_id: run.launches_of(cell_id) for walk in run.walks for cell_id in walk["cells"]
     }
     return [
@@ -144,9 +144,7 @@ def _beyond_memory(run: Run, by_cell: Mapping[str, Sequence[LaunchRecord]]) -> s
     return beyond
 
 
-def _summary(
-    cell_id: str, cell: CellDict, planned: int, records: Sequence[LaunchRecord], beyond_memory: bool
-) -> CellSummary:
+def _summary(cell_id: str, cell: CellDict, planned: int, records: Sequence[LaunchRecord], beyond_memory: bool) -> CellSummary:
     ok = [record for record in records if record["status"] == "ok"]
     return CellSummary(
         cell_id=cell_id,

@@ -104,6 +104,7 @@ def run(
     from benchbox.cli.nodes import check_world_sizes, follow_node_0, open_launcher
     from benchbox.cli.predicting import predict_run
     from benchbox.cli.statistics import prepare_statistics
+    from benchbox.cli.walk_launches import WalkLaunches, check_memory_limit, plan_walks
     from benchbox.launch.nodes.settings import read_node_settings
     from benchbox.launch.process.lock import lock_run_directory
     from benchbox.launch.process.signals import stop_on_signals
@@ -114,8 +115,6 @@ def run(
     from benchbox.plan import launches as launches_of
     from benchbox.spec import load_matrix, parse_overrides
     from benchbox.store.run import RunStore
-
-    from benchbox.cli.walk_launches import WalkLaunches, check_memory_limit, plan_walks
 
     auto = launches == AUTO
     budget_s = None if budget is None else parse_duration(budget)

@@ -46,7 +46,7 @@ def check_memory_limit(matrix: "Matrix", overrides: Mapping[str, str]) -> None:
 
 
 def plan_walks(run: "Run", starts: Sequence["Cell"], search: "BatchSearch", earlier: "Run | None") -> "Run":
-    """Return a plan with one walk for each of the cells that begin one, and the batches that an earlier plan has tried there."""
+    """Return a plan with a walk for each cell that begins one, and the batches that an earlier plan has tried there."""
     if earlier and earlier.measure.get("memory_limit") != run.measure["memory_limit"]:
         earlier = None
     tried = [earlier.cells[cell_id] for walk in earlier.walks for cell_id in walk["cells"]] if earlier else []

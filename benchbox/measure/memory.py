@@ -122,6 +122,7 @@ class TensorStorageTracker:
             resized = self._resize(storage, size)
             if storage._cdata in self._storages:  # noqa: SLF001 (the storage's identity)
                 self._count(storage)
+                self._check_limit("storage.resize_")
             return resized
 
         UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
@@ -139,6 +140,9 @@ class TensorStorageTracker:
             self._count_argument(tensor.untyped_storage())
         for tensor in _plain_tensors([result]):
             self._count(tensor.untyped_storage())
+        self._check_limit(operation)
+
+    def _check_limit(self, operation: Any) -> None:
         if self._limit_bytes is not None and self.current_bytes > self._limit_bytes:
             error = torch.OutOfMemoryError(
                 f"{operation}: tensors take {self.current_bytes / 2**20:.1f} MiB on this rank, "

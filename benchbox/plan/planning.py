@@ -58,8 +58,8 @@ def plan(matrix: Matrix, only: str = "") -> Plan:
 def launches(planned: Plan, measure: MeasureSpec) -> list[tuple[Cell, int]]:
     """Return every launch as (cell, number from 1): the first of every cell, then the second of every cell, and so on.
 
-    Interleaved, so that a machine that slows down over an hour slows every cell and not only the last ones. The launches of walks
-    are not among them: each depends on those before it.
+    Interleaved, so that a machine that slows down over an hour slows every cell and not only the last ones. The launches of
+    walks are not among them: each depends on those before it.
     """
     cells = [cell for cell in planned.cells if cell not in planned.walks]
     return [(cell, number) for number in range(1, measure.launches + 1) for cell in cells]

@@ -29,6 +29,14 @@ def _lines(report: Report) -> Iterator[str]:
             yield f"- **{card.ratio}** {escape(card.sentence)}; {escape(card.context)} ({card.evidence})"
     if headline.refused:
         yield from ("", "Not compared with the reference:", "", *(f"- {escape(reason)}" for reason in headline.refused))
+    if report.walks:
+        yield from ("", "## Largest batches", "", escape(report.walks.summary), "")
+        yield from _table(report.walks.headers, [view.texts for view in report.walks.certificates])
+        for note in ("* the highest throughput of the walk", *report.walks.notes):
+            yield from ("", escape(note))
+        if report.walks.best:
+            yield from ("", escape(report.walks.best_note), "")
+            yield from _table(report.walks.best_headers, report.walks.best)
     yield from ("", "## Cells", "")
     columns = report.table.columns
     yield from _table(

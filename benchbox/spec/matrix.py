@@ -40,8 +40,8 @@ class Matrix:
     """A matrix file, resolved. `scalars` hold in every cell, `include` and `exclude` are partial points.
 
     `values` are the plain values of the file with its overrides, as a run keeps them; `policy_dirs` the folders of policies,
-    those in the file included; `default_attention` the kernel of a cell that names none, by policy. With `search`, each cell of the
-    axes is the beginning of a walk.
+    those in the file included; `default_attention` the kernel of a cell that names none, by policy. With `search`, each cell
+    of the axes is the beginning of a walk.
     """
 
     name: str

@@ -166,7 +166,9 @@ def _axis_of(name: str, value: Any) -> tuple[Any, Any]:
 if TYPE_CHECKING:
     AxesFile = AxesBase
 else:
-    AxesFile = create_model("AxesFile", __base__=AxesBase, **{name: _axis_of(name, value) for name, value in POINT_TYPES.items()})
+    AxesFile = create_model(
+        "AxesFile", __base__=AxesBase, **{name: _axis_of(name, value) for name, value in POINT_TYPES.items()}
+    )
 
 
 DataField = Annotated[

@@ -39,7 +39,11 @@ def test_every_walk_ends_with_a_certificate_whatever_was_predicted(start, stride
         for predicted in (None, *range(0, LARGEST + 50, stride)):
             state, batches = walk(largest, start=start, predicted=predicted)
             assert is_certified(state, largest), (largest, predicted, batches)
-            assert len(batches) <= most_launches(largest, predicted, start) + (start > largest) * 4, (largest, predicted, batches)
+            assert len(batches) <= most_launches(largest, predicted, start) + (start > largest) * 4, (
+                largest,
+                predicted,
+                batches,
+            )
 
 
 @pytest.mark.parametrize("largest", [1, 2, 5, 64, 200])
