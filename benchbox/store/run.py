@@ -88,7 +88,7 @@ class Run:
     cells: Mapping[str, CellDict]
     skipped: Sequence[Mapping[str, Any]]  # {"cell": {...}, "reason": "..."}
     sequential: Mapping[str, Any] | None = None  # {"looks": [launches, ...], "resolution": ...} of `--launches auto`
-    walks: Sequence[Walk] = ()
+    walks: Sequence[Walk] = field(default_factory=list)
     benchbox_version: str = __version__
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
