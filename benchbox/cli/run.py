@@ -155,13 +155,14 @@ def run(
 
     def open_walks() -> WalkLaunches:
         """Read the plan of the run directory, to go on with its walks."""
-        earlier = store.run() if (folder / "run.json").is_file() and not fresh else None
+        goes_on = loaded.search is not None and (folder / "run.json").is_file() and not fresh
+        earlier = store.run() if goes_on else None
         with_walks = plan_walks(described, planned.walks, loaded.search, earlier) if loaded.search else described
         return WalkLaunches(with_walks, store, selected.walks, measure, loaded.policy_dirs, fresh)
 
     def find_pending(*, fresh: bool) -> "PendingLaunches":
         pending = pending_launches(selected_launches, loaded.measure, store, loaded.policy_dirs, fresh=fresh)
-        return replace(pending, launches=[*pending.launches, *open_walks().pending()])
+        return replace(pending, launches=[*pending.launches, *open_walks().pending()]) if loaded.search else pending
 
     script = ""
     if resources:
@@ -194,9 +195,7 @@ def run(
     console = Console(highlight=False)
     with lock_run_directory(folder):
         walks = open_walks()
-        if loaded.search:
-            console.print(f"predicting the largest batch of {len(selected.walks)} walks")
-            walks.predict()
+        walks.predict(console)
         if not auto:
             store.write_run(walks.run)
         console.print(loaded.data.reading, markup=False, soft_wrap=True)
@@ -227,13 +226,13 @@ def run(
                 )
             else:
                 summary = run_launches(selected_launches) if selected_launches else RunSummary()
-                if not summary.stopped:
+                if loaded.search and not summary.stopped:
                     summary = summary.followed_by(walks.launch(run_launches, console))
         if not summary.stopped:
             if estimate:
                 predict_run(folder, loaded.policy_dirs)
             _write_reports(folder)
-    _exit(summary, folder, len(selected.cells))
+    _exit(summary, folder, len(selected.cells), walks=bool(loaded.search))
 
 
 def _check_job(job: "SlurmJob", state: "JobState", pending: "Launches", store: "RunStore") -> None:
@@ -292,10 +291,11 @@ def _write_reports(folder: Path) -> None:
     print(f"\nreport: {paths.html}\n{RunStore(folder).chain.describe()}")
 
 
-def _exit(summary: "RunSummary", folder: Path, cells: int) -> None:
+def _exit(summary: "RunSummary", folder: Path, cells: int, *, walks: bool) -> None:
     if summary.stopped:
         resume_command = shlex.join(["benchbox", *(word for word in sys.argv[1:] if word != "--fresh")])
-        print(f"stopped with {summary.remaining} launches left; resume with: {resume_command}", file=sys.stderr)
+        least = "at least " if walks else ""
+        print(f"stopped with {least}{summary.remaining} launches left; resume with: {resume_command}", file=sys.stderr)
         raise typer.Exit(_EXIT_STOPPED)
     if summary.out_of_time:
         print(f"the budget ended with {summary.remaining} launches left to the next look; the same command continues")

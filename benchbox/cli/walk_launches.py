@@ -101,13 +101,14 @@ class WalkLaunches:
     def __post_init__(self) -> None:
         self._fixed = set(self.run.cells) - {cell_id for walk in self.run.walks for cell_id in walk["cells"]}
 
-    def predict(self) -> None:
+    def predict(self, console: "Console") -> None:
         """Predict the largest batch of every selected walk that has not ended and has no prediction."""
         missing = [walk for walk, state in self._states() if state.batch is not None and walk["predicted_batch"] is None]
         if not missing:
             return
         from benchbox.cli.predicting import predict_in_process
 
+        console.print(f"predicting the largest batch of {len(missing)} walks")
         starts = [self._cell(walk["cells"][0]) for walk in missing]
         predictions = predict_in_process(starts, self.policy_dirs, self.measure.memory_limit, missing[0]["at_most"])
         for walk in missing:

@@ -144,7 +144,9 @@ def test_verify_reports_a_batch_that_fits_above_one_that_does_not(machine):
     store.write_record(record)
     assert results(machine)[0].outcome == "contradictory"
     messages = [str(violation) for violation in verify_run(store).violations]
-    assert any("no batch of a walk fits above one that does not: batch 5 fits, and batch 2 ran out" in text for text in messages)
+    assert any(
+        "no batch of a walk fits above one that does not: batch 5 fits, and batch 2 ran out" in text for text in messages
+    )
 
 
 def test_verify_reports_a_certificate_that_lacks_a_launch(machine):

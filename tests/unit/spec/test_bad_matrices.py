@@ -153,8 +153,8 @@ REPLACED = [
     (
         "[1, 2]",
         "{search: max}\nmeasure: {warmup_steps: 0, steps: 2}",
-        "m.yaml:8:1: a search takes at least 3 steps of every launch, and measure has 2; the second step is the first with the "
-        "state of the optimizer",
+        "m.yaml:8:1: a search takes at least 3 steps of every launch, and measure has 2; "
+        + "the second step is the first with the state of the optimizer",
     ),
     ("backend:", "backends:", "m.yaml:6:3: unknown axis 'backends'; did you mean 'backend'?"),
     ("size: tiny\n", "", "m.yaml:1:1: every cell needs size; give it at the top level or as an axis"),
