@@ -61,7 +61,7 @@ def test_a_walk_that_is_killed_after_every_launch_goes_on_as_if_it_had_not_been(
 
 
 def test_several_walks_that_are_killed_within_rounds_repeat_no_launch(tmp_path):
-    """What one walk shows may reach another one earlier, so that they may take other launches, but never one twice."""
+    """Bounds may reach another walk earlier than without kills: other launches may be taken, but never one twice."""
     machine = Machine(tmp_path, lambda cell: 12 // cell.cams, starts=cameras(1, 2, 4), predicted=9)
     run_until_done(machine, killed_after=4)
     assert len(set(machine.launched)) == len(machine.launched)

@@ -13,6 +13,7 @@ from benchbox.spec import load_matrix
 from tests.support.good_matrix import GOOD
 
 MATRICES = Path(__file__).parents[3] / "matrices"
+SECOND_STEP = "the second step is the first with the state of the optimizer"
 
 # (what is appended to a good matrix of seven lines, the line it earns)
 APPENDED = [
@@ -131,9 +132,9 @@ REPLACED = [
         "m.yaml:7:10: at_most 4 is below start 5: there is no batch to try",
     ),
     (
-        "batch: [1, 2]",
-        "cams: {search: max}",
-        "m.yaml:7:9: only the axis batch can be searched; under axes, write batch: {search: max}",
+        "[1, 2]",
+        "[1, 2]\n  cams: {search: max}",
+        "m.yaml:8:9: only the axis batch can be searched; under axes, write batch: {search: max}",
     ),
     (
         "batch: [1, 2]",
@@ -153,8 +154,7 @@ REPLACED = [
     (
         "[1, 2]",
         "{search: max}\nmeasure: {warmup_steps: 0, steps: 2}",
-        "m.yaml:8:1: a search takes at least 3 steps of every launch, and measure has 2; "
-        + "the second step is the first with the state of the optimizer",
+        f"m.yaml:8:1: a search takes at least 3 steps of every launch, and measure has 2; {SECOND_STEP}",
     ),
     ("backend:", "backends:", "m.yaml:6:3: unknown axis 'backends'; did you mean 'backend'?"),
     ("size: tiny\n", "", "m.yaml:1:1: every cell needs size; give it at the top level or as an axis"),
