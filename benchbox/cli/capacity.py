@@ -9,4 +9,4 @@ def skip_beyond_capacity(planned: Plan, nnodes: int = 1) -> Plan:
     refusals = {cell: capacity_refusal(cell.world_size // nnodes) for cell in planned.cells}
     refused = tuple(Skip(cell, refusal) for cell, refusal in refusals.items() if refusal is not None)
     cells = tuple(cell for cell, refusal in refusals.items() if refusal is None)
-    return Plan(cells, (*planned.skipped, *refused), tuple(cell for cell in planned.walks if cell in cells))
+    return Plan(cells, (*planned.skipped, *refused), tuple(cell for cell in planned.walks if refusals[cell] is None))

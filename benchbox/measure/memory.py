@@ -86,7 +86,7 @@ class TensorStorageTracker:
     Args:
         roots: tensors that count even if no operation touches them.
         listeners: shown the same operations.
-        limit_bytes: an operation after which more bytes live raises `torch.OutOfMemoryError`; None is no limit.
+        limit_bytes: the first operation after which more bytes live raises `torch.OutOfMemoryError`; None is no limit.
     """
 
     def __init__(
@@ -143,10 +143,12 @@ class TensorStorageTracker:
         self._check_limit(operation)
 
     def _check_limit(self, operation: Any) -> None:
-        if self._limit_bytes is not None and self.current_bytes > self._limit_bytes:
+        limit = self._limit_bytes
+        if limit is not None and self.current_bytes > limit:
+            self._limit_bytes = None  # operations that run while this error is raised must not raise another in its place
             error = torch.OutOfMemoryError(
                 f"{operation}: tensors take {self.current_bytes / 2**20:.1f} MiB on this rank, "
-                f"and measure.memory_limit is {self._limit_bytes / 2**20:.1f} MiB"
+                f"and measure.memory_limit is {limit / 2**20:.1f} MiB"
             )
             error.operation = str(operation)  # type: ignore[attr-defined] # for the record
             raise error

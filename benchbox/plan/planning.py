@@ -48,7 +48,7 @@ def plan(matrix: Matrix, only: str = "") -> Plan:
         )
         if refusal:
             skipped.append(Skip(cell, refusal))
-        elif cell not in walked and replace(cell, batch=matrix.search.start if matrix.search else cell.batch) in walked:
+        elif matrix.search and cell not in walked and replace(cell, batch=matrix.search.start) in walked:
             skipped.append(Skip(cell, "the search along the axis batch chooses the batches of this set-up"))
         elif cells.setdefault(cell.cell_id, cell) is not cell:
             skipped.append(Skip(cell, "the matrix has this cell already"))
@@ -61,5 +61,6 @@ def launches(planned: Plan, measure: MeasureSpec) -> list[tuple[Cell, int]]:
     Interleaved, so that a machine that slows down over an hour slows every cell and not only the last ones. The launches of
     walks are not among them: each depends on those before it.
     """
-    cells = [cell for cell in planned.cells if cell not in planned.walks]
+    walks = set(planned.walks)
+    cells = [cell for cell in planned.cells if cell not in walks]
     return [(cell, number) for number in range(1, measure.launches + 1) for cell in cells]
