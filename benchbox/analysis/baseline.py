@@ -59,6 +59,7 @@ def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> B
             f"a baseline needs a complete run, and {len(holes)} of {len(summaries)} cells are not ok in all "
             f"{run.launches} launches{example}"
         )
+    summaries = [summary for summary in summaries if not summary.beyond_memory]
     cells = {
         summary.cell_id: {
             "cell": dict(summary.cell),

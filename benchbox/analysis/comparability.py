@@ -108,13 +108,30 @@ def compare_with_reference(
     if not reference:
         return {}
     fields, obstacle = reference_axis(reference, axes)
-    comparisons = {}
     by_cell = {_key(summary.cell): summary for summary in summaries}
-    for summary in summaries:
-        if all(summary.cell.get(field) == value for field, value in reference.items()):
-            continue
-        counterpart = by_cell.get(_key({**summary.cell, **reference}))
-        comparisons[summary.cell_id] = _comparison(summary, counterpart, fields, obstacle, criteria)
+    pairs = [
+        (summary, by_cell.get(_key({**summary.cell, **reference})))
+        for summary in summaries
+        if any(summary.cell.get(field) != value for field, value in reference.items())
+    ]
+    return compare_pairs(pairs, fields, obstacle, criteria)
+
+
+def compare_pairs(
+    pairs: Sequence[tuple[CellSummary, CellSummary | None]],
+    axis: tuple[str, ...],
+    obstacle: str | None = None,
+    criteria: Criteria = ONE_TEST,
+) -> dict[str, Comparison]:
+    """Compare the first cell of every pair with the second along `axis`, with verdicts that hold for all pairs at once.
+
+    Args:
+        obstacle: why none of them may be compared.
+
+    Returns:
+        Comparisons by the id of the first cell.
+    """
+    comparisons = {subject.cell_id: _comparison(subject, reference, axis, obstacle, criteria) for subject, reference in pairs}
     return _with_verdicts(comparisons, criteria)
 
 

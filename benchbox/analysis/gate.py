@@ -56,6 +56,9 @@ def gate(run: Run, summaries: Sequence[CellSummary], lookup: BaselineLookup) -> 
     launches are missing, is a breach whether or not a threshold asks for `status`.
     """
     fields = varying_fields(summary.cell for summary in summaries)
+    fitted = lookup.baseline.cells if lookup.baseline else {}
+    # A batch that does not fit ends its walk: the batches below it are judged, unless it did fit in the baseline.
+    summaries = [summary for summary in summaries if not summary.beyond_memory or summary.cell_id in fitted]
     rows = [_state_row(summary, fields) for summary in summaries]
     selections = [(threshold, _select(threshold, summaries)) for threshold in run.thresholds]
     demands = sum(

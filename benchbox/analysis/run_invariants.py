@@ -13,6 +13,7 @@ from benchbox.analysis.comparability import compare_with_reference
 from benchbox.analysis.rank_file_invariants import as_ranks_wrote, events_agree
 from benchbox.analysis.sequential import criteria_of
 from benchbox.analysis.summary import summarize
+from benchbox.analysis.walk_invariants import follow_from_launches, monotonic
 from benchbox.errors import BenchboxError
 from benchbox.spec.cell import Cell
 from benchbox.store.chain import content_sha256, plan_sha256
@@ -176,6 +177,8 @@ RUN_INVARIANTS = (
     RunInvariant("step times agree with the events of the ranks", _events),
     RunInvariant("tables are those of the records", _tables),
     RunInvariant("ratios of the report follow from the records", _ratios),
+    RunInvariant("no batch of a walk fits above one that does not", monotonic),
+    RunInvariant("a walk that has ended has both launches of its certificate", follow_from_launches),
 )
 
 

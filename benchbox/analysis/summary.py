@@ -48,6 +48,7 @@ class CellSummary:
     status: str  # the worst over launches, "missing" when none ran, or "diverged" when they trained unlike the reference
     values: Mapping[str, Spread | None]  # by metric
     equivalence: Equivalence | None = None  # how it trains beside the other cells; None before that is judged
+    beyond_memory: bool = False  # a batch of a walk that is known not to fit, beside one that does: no failure
 
     @property
     def ok(self) -> tuple[LaunchRecord, ...]:
@@ -65,8 +66,8 @@ class CellSummary:
 
     @property
     def complete(self) -> bool:
-        """Return whether every planned launch ran and ended ok."""
-        return self.status == "ok" and len(self.ok) >= self.planned
+        """Return whether every planned launch ran and ended as it should: ok, or beyond memory at the end of a walk."""
+        return self.beyond_memory or (self.status == "ok" and len(self.ok) >= self.planned)
 
     @property
     def evidence(self) -> LaunchRecord | None:
@@ -128,7 +129,13 @@ def summarize(run: Run, records: Iterable[LaunchRecord]) -> list[CellSummary]:
         # Launches beyond the current look wait for the next one: judging them earlier would be a look of its own.
         if run.sequential is None or record["launch"] <= run.launches:
             by_cell[record["cell_id"]].append(record)
-    summaries = [_summary(cell_id, cell, run.launches, by_cell[cell_id]) for cell_id, cell in run.cells.items()]
+    beyond = _beyond_memory(run, by_cell)
+    planned = dict.fromkeys(run.cells, run.launches) | {
+        cell_id: run.launches_of(cell_id) for walk in run.walks for cell_id in walk["cells"]
+    }
+    summaries = [
+        _summary(cell_id, cell, planned[cell_id], by_cell[cell_id], cell_id in beyond) for cell_id, cell in run.cells.items()
+    ]
     judged = judge_equivalence(summaries, run.reference)
     return [_with_equivalence(summary, judged[summary.cell_id]) for summary in summaries]
 
@@ -138,7 +145,21 @@ def _with_equivalence(summary: CellSummary, equivalence: Equivalence) -> CellSum
     return replace(summary, equivalence=equivalence, status=DIVERGED if is_diverged else summary.status)
 
 
-def _summary(cell_id: str, cell: CellDict, planned: int, records: Sequence[LaunchRecord]) -> CellSummary:
+def _beyond_memory(run: Run, by_cell: Mapping[str, Sequence[LaunchRecord]]) -> set[str]:
+    """Return the ids of the cells that ran out of memory in a walk in which a smaller batch fits."""
+    beyond: set[str] = set()
+    for walk in run.walks:
+        statuses = {cell_id: {record["status"] for record in by_cell.get(cell_id, ())} for cell_id in walk["cells"]}
+        fits = [run.cells[cell_id]["batch"] for cell_id, names in statuses.items() if "ok" in names]
+        beyond |= {
+            cell_id
+            for cell_id, names in statuses.items()
+            if names == {"oom"} and fits and run.cells[cell_id]["batch"] > max(fits)
+        }
+    return beyond
+
+
+def _summary(cell_id: str, cell: CellDict, planned: int, records: Sequence[LaunchRecord], beyond_memory: bool) -> CellSummary:
     ok = [record for record in records if record["status"] == "ok"]
     return CellSummary(
         cell_id=cell_id,
@@ -147,6 +168,7 @@ def _summary(cell_id: str, cell: CellDict, planned: int, records: Sequence[Launc
         records=tuple(records),
         status=max((record["status"] for record in records), key=STATUSES.index, default=MISSING),
         values={metric.name: spread(metric, ok) for metric in metrics().values() if metric.is_number},
+        beyond_memory=beyond_memory,
     )
 
 

@@ -10,7 +10,7 @@ import typer
 from benchbox.cli.options import MatrixArgument, OnlyOption, PolicyDirOption, SetOption
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from benchbox.cli.predicting import Predictions
     from benchbox.plan import Plan
@@ -41,19 +41,31 @@ def plan(
 
     loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
     planned = plan_cells(loaded, join_expressions(only))
-    predictions = None
+    predictions = largest = None
     if estimate:
-        from benchbox.cli.predicting import predict_cells
+        from benchbox.cli.predicting import predict_cells, predict_in_process
 
         predictions = predict_cells(planned.cells, loaded.policy_dirs)
-    print_plan(loaded, planned, predictions)
+        if loaded.search:
+            limit, at_most = loaded.measure.memory_limit, loaded.search.at_most
+            largest = predict_in_process(planned.walks, loaded.policy_dirs, limit, at_most)
+    print_plan(loaded, planned, predictions, largest)
     refused = skip_beyond_capacity(planned).skipped[len(planned.skipped) :]
     for reason in dict.fromkeys(skip.reason for skip in refused):
         _print_wrapped(f"this machine cannot run {sum(skip.reason == reason for skip in refused)} of the cells: {reason}")
 
 
-def print_plan(matrix: "Matrix", planned: "Plan", predictions: "Predictions | None" = None) -> None:
-    """Print a plan: as a table on a terminal, as aligned plain lines elsewhere. With predictions, it has columns of them."""
+def print_plan(
+    matrix: "Matrix",
+    planned: "Plan",
+    predictions: "Predictions | None" = None,
+    largest: "Mapping[str, int | str] | None" = None,
+) -> None:
+    """Print a plan: as a table on a terminal, as aligned plain lines elsewhere. With predictions, it has columns of them.
+
+    Args:
+        largest: the predicted largest batch of the walk that a cell begins, by cell id, or why there is none.
+    """
     from benchbox.analysis.summary import varying_fields
     from benchbox.spec.fields import POINT_TYPES
     from benchbox.spec.matrix import describe
@@ -66,23 +78,35 @@ def print_plan(matrix: "Matrix", planned: "Plan", predictions: "Predictions | No
     _print_wrapped(f"{matrix.name}: in every cell {describe({**constant, **data})}")
     if planned.cells:
         print()
-        _print_table(planned.cells, fields, predictions)
+        _print_table(planned.cells, fields, predictions, largest)
     if planned.skipped:
         print("\nskipped")
         for skip in planned.skipped:
             _print_wrapped(f"  {describe({field: getattr(skip.cell, field) for field in fields})}: {skip.reason}")
     launches, steps = matrix.measure.launches, matrix.measure.steps
-    print(
-        f"\n{len(planned.cells)} cells x {launches} launches = {len(planned.cells) * launches} launches"
-        f" of {matrix.measure.warmup_steps} + {steps} steps; {len(planned.skipped)} skipped"
-    )
+    cells = len(planned.cells) - len(planned.walks)
+    if matrix.search:
+        most = f", at most {matrix.search.at_most}" if matrix.search.at_most else ""
+        print()
+        _print_wrapped(
+            f"{len(planned.walks)} walks to the largest batch that fits, each from batch {matrix.search.start} on{most}: "
+            "`run` goes on with the batch that theory predicts (--estimate shows it here), and launches decide which follow"
+        )
+    if cells or not matrix.search:
+        print(f"\n{cells} cells x {launches} launches = {cells * launches} launches", end="")
+        print(f" of {matrix.measure.warmup_steps} + {steps} steps; {len(planned.skipped)} skipped")
 
 
 def _print_wrapped(text: str, indent: int = 4) -> None:
     print(textwrap.fill(text, 80, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False))
 
 
-def _print_table(cells: "Sequence[Cell]", fields: "Sequence[str]", predictions: "Predictions | None") -> None:
+def _print_table(
+    cells: "Sequence[Cell]",
+    fields: "Sequence[str]",
+    predictions: "Predictions | None",
+    largest: "Mapping[str, int | str] | None",
+) -> None:
     """Print aligned columns, or one wrapped line per cell on a terminal too narrow for the columns."""
     from benchbox.spec.matrix import describe, to_yaml_word
 
@@ -91,6 +115,10 @@ def _print_table(cells: "Sequence[Cell]", fields: "Sequence[str]", predictions: 
         rows[0] += ["predicted peak", "in", "communication"]
         for row, cell in zip(rows[1:], cells, strict=True):
             row += _prediction_texts(predictions[cell.cell_id])
+    if largest is not None:
+        rows[0].append("predicted largest batch")
+        for row, cell in zip(rows[1:], cells, strict=True):
+            row.append(str(largest.get(cell.cell_id, "-")))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if sys.stdout.isatty() and max(map(len, lines)) > shutil.get_terminal_size().columns:

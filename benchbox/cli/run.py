@@ -104,12 +104,13 @@ def run(
     from benchbox.cli.nodes import check_world_sizes, follow_node_0, open_launcher
     from benchbox.cli.predicting import predict_run
     from benchbox.cli.statistics import prepare_statistics
+    from benchbox.cli.walk_launches import WalkLaunches, check_memory_limit, plan_walks
     from benchbox.launch.nodes.settings import read_node_settings
     from benchbox.launch.process.lock import lock_run_directory
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.launch.progress import ConsoleProgress
     from benchbox.launch.resume import pending_launches
-    from benchbox.launch.runner import run_matrix
+    from benchbox.launch.runner import RunSummary, run_matrix
     from benchbox.plan import join_expressions, plan
     from benchbox.plan import launches as launches_of
     from benchbox.spec import load_matrix, parse_overrides
@@ -138,7 +139,11 @@ def run(
     check_world_sizes(loaded.path, overrides, world_sizes, resources.nodes if resources else nnodes)
     described = build_run(loaded, planned, matrix_file=str(matrix))
     measure = loaded.measure
+    if resources is None and not dry_run:
+        check_memory_limit(loaded, overrides)
     if auto:
+        if loaded.search:
+            raise ConfigurationError("--launches auto compares given batches, and this matrix searches them: give a list")
         if not loaded.reference or resources:
             raise ConfigurationError("--launches auto tests pairs with the reference of the matrix, and runs without Slurm")
         sequential = plan_looks(described, share)
@@ -148,8 +153,16 @@ def run(
     folder = out or Path("runs") / loaded.name
     store = RunStore(folder)
 
+    def open_walks() -> WalkLaunches:
+        """Read the plan of the run directory, to go on with its walks."""
+        goes_on = loaded.search is not None and (folder / "run.json").is_file() and not fresh
+        earlier = store.run() if goes_on else None
+        with_walks = plan_walks(described, planned.walks, loaded.search, earlier) if loaded.search else described
+        return WalkLaunches(with_walks, store, selected.walks, measure, loaded.policy_dirs, fresh)
+
     def find_pending(*, fresh: bool) -> "PendingLaunches":
-        return pending_launches(selected_launches, loaded.measure, store, loaded.policy_dirs, fresh=fresh)
+        pending = pending_launches(selected_launches, loaded.measure, store, loaded.policy_dirs, fresh=fresh)
+        return replace(pending, launches=[*pending.launches, *open_walks().pending()]) if loaded.search else pending
 
     script = ""
     if resources:
@@ -161,7 +174,7 @@ def run(
 
         print_plan(loaded, selected)
         pending = find_pending(fresh=fresh)
-        most = " at most" if auto else ""
+        most = " at most" if auto else ", and those that their walks need after them" if loaded.search else ""
         print(f"in {folder}: {pending.reused} launches are done, {len(pending.launches)} would run{most}")
         print(f"\n{script}" if script else "", end="")
         return
@@ -181,16 +194,18 @@ def run(
 
     console = Console(highlight=False)
     with lock_run_directory(folder):
+        walks = open_walks()
+        walks.predict(console)
         if not auto:
-            store.write_run(described)
+            store.write_run(walks.run)
         console.print(loaded.data.reading, markup=False, soft_wrap=True)
         prepare_statistics(loaded.data, console)
         with stop_on_signals() as stop, open_launcher(launcher, folder, nodes, stop) as opened:
             progress = ConsoleProgress(console, _make_label(planned))
 
-            def launch(after: int, up_to: int, may_start: "Callable[[], bool]") -> "RunSummary":
+            def run_launches(pending: "Launches", may_start: "Callable[[], bool]" = lambda: True) -> "RunSummary":
                 return run_matrix(
-                    [(cell, number) for cell, number in selected_launches if after < number <= up_to],
+                    pending,
                     measure=measure,
                     store=store,
                     launcher=opened,
@@ -201,17 +216,23 @@ def run(
                     may_start=may_start,
                 )
 
+            def launch(after: int, up_to: int, may_start: "Callable[[], bool]") -> "RunSummary":
+                chosen = [(cell, number) for cell, number in selected_launches if after < number <= up_to]
+                return run_launches(chosen, may_start)
+
             if auto:
                 summary = run_until_settled(
                     described, store, launch=launch, label=_cell_label(planned), budget_s=budget_s, console=console
                 )
             else:
-                summary = launch(0, measure.launches, lambda: True)
+                summary = run_launches(selected_launches) if selected_launches else RunSummary()
+                if loaded.search and not summary.stopped:
+                    summary = summary.followed_by(walks.launch(run_launches, console))
         if not summary.stopped:
             if estimate:
                 predict_run(folder, loaded.policy_dirs)
             _write_reports(folder)
-    _exit(summary, folder, len(selected.cells))
+    _exit(summary, folder, len(selected.cells), walks=bool(loaded.search))
 
 
 def _check_job(job: "SlurmJob", state: "JobState", pending: "Launches", store: "RunStore") -> None:
@@ -246,6 +267,7 @@ def _make_label(planned: "Plan") -> "Callable[[Cell], str]":
     from benchbox.analysis.summary import label, varying_fields
 
     fields = varying_fields(cell.to_dict() for cell in planned.cells)
+    fields = tuple(dict.fromkeys([*fields, "batch"])) if planned.walks else fields
     return lambda cell: label(cell.to_dict(), fields)
 
 
@@ -269,10 +291,11 @@ def _write_reports(folder: Path) -> None:
     print(f"\nreport: {paths.html}\n{RunStore(folder).chain.describe()}")
 
 
-def _exit(summary: "RunSummary", folder: Path, cells: int) -> None:
+def _exit(summary: "RunSummary", folder: Path, cells: int, *, walks: bool) -> None:
     if summary.stopped:
         resume_command = shlex.join(["benchbox", *(word for word in sys.argv[1:] if word != "--fresh")])
-        print(f"stopped with {summary.remaining} launches left; resume with: {resume_command}", file=sys.stderr)
+        least = "at least " if walks else ""
+        print(f"stopped with {least}{summary.remaining} launches left; resume with: {resume_command}", file=sys.stderr)
         raise typer.Exit(_EXIT_STOPPED)
     if summary.out_of_time:
         print(f"the budget ended with {summary.remaining} launches left to the next look; the same command continues")

@@ -1,4 +1,4 @@
-"""Number of ranks that this machine can run."""
+"""Ranks and memory that this machine has."""
 
 from __future__ import annotations
 
@@ -7,6 +7,24 @@ from benchbox.launch.process.environment import usable_cores
 # A rank needs a core to itself for times that mean something. A matrix for more ranks than cores can still be tried out, with
 # a few ranks on each core; beyond that, ranks only wait for each other, and their memory ends the machine before they step.
 RANKS_PER_CORE = 8
+
+
+def device_memory_bytes() -> int | None:
+    """Return the memory of the smallest NVIDIA device of this machine, by NVML; None where it does not say.
+
+    Written from NVML's documentation: it has not been run on a device.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            return min((int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles), default=None)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
 
 
 def capacity_refusal(ranks: int) -> str | None:

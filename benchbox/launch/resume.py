@@ -10,7 +10,7 @@ from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
 from benchbox.store.chain import content_sha256
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from benchbox.registry.launch_record import LaunchRecord
@@ -30,9 +30,18 @@ class PendingLaunches:
 
 
 def pending_launches(
-    launches: Sequence[tuple[Cell, int]], measure: MeasureSpec, store: RunStore, policy_dirs: Sequence[Path], *, fresh: bool
+    launches: Sequence[tuple[Cell, int]],
+    measure: MeasureSpec,
+    store: RunStore,
+    policy_dirs: Sequence[Path],
+    *,
+    fresh: bool,
+    final: Collection[str] = ("ok",),
 ) -> PendingLaunches:
     """Select the launches that have no record, or one that failed or is outdated; with `fresh`, all of them.
+
+    Args:
+        final: statuses of launches that need not be repeated.
 
     Raises:
         RecordError: a record cannot be read, and which.
@@ -48,7 +57,7 @@ def pending_launches(
         record = store.record(cell.cell_id, launch)
         reason = None
         if record is not None:
-            reason = _why_failed(record) or _why_outdated(record, measure, fingerprints[cell.policy])
+            reason = _why_failed(record, final) or _why_outdated(record, measure, fingerprints[cell.policy])
             key = (cell.cell_id, launch)
             if reason is None and key in chained and chained[key] != content_sha256(record):
                 reason = "its record is not the last one that was measured"
@@ -60,8 +69,8 @@ def pending_launches(
     return PendingLaunches(pending, len(launches) - len(pending), notes)
 
 
-def _why_failed(record: LaunchRecord) -> str | None:
-    return None if record["status"] == "ok" else f"it ended {record['status']} last time"
+def _why_failed(record: LaunchRecord, final: Collection[str]) -> str | None:
+    return None if record["status"] in final else f"it ended {record['status']} last time"
 
 
 def _why_outdated(record: LaunchRecord, measure: MeasureSpec, policy_fingerprint: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from benchbox.launch.launch import launch_cell
@@ -33,6 +33,16 @@ class RunSummary:
     failed_cells: set[str] = field(default_factory=set)  # ids of cells with a launch that did not end ok
     stopped: bool = False
     out_of_time: bool = False  # `may_start` ended the invocation
+
+    def followed_by(self, later: RunSummary) -> RunSummary:
+        """Return the summary of these launches and later ones of the same invocation."""
+        return replace(
+            later,
+            reused=self.reused + later.reused,
+            executed=self.executed + later.executed,
+            skipped=self.skipped + later.skipped,
+            failed_cells=self.failed_cells | later.failed_cells,
+        )
 
 
 def run_matrix(

@@ -66,6 +66,8 @@ def peak_memory(device: torch.device) -> RankMemory | None:
         "allocated_peak_bytes": torch.cuda.max_memory_allocated(device),
         "reserved_peak_bytes": torch.cuda.max_memory_reserved(device),
         "reason": None,
+        "device_bytes": torch.cuda.get_device_properties(device).total_memory,
+        "allocation_retries": int(torch.cuda.memory_stats(device)["num_alloc_retries"]),  # since the start: peaks are reset
     }
 
 
@@ -84,7 +86,7 @@ class TensorStorageTracker:
     Args:
         roots: tensors that count even if no operation touches them.
         listeners: shown the same operations.
-        limit_bytes: an operation after which more bytes live raises `torch.OutOfMemoryError`; None is no limit.
+        limit_bytes: the first operation after which more bytes live raises `torch.OutOfMemoryError`; None is no limit.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class TensorStorageTracker:
             resized = self._resize(storage, size)
             if storage._cdata in self._storages:  # noqa: SLF001 (the storage's identity)
                 self._count(storage)
+                self._check_limit("storage.resize_")
             return resized
 
         UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
@@ -137,11 +140,18 @@ class TensorStorageTracker:
             self._count_argument(tensor.untyped_storage())
         for tensor in _plain_tensors([result]):
             self._count(tensor.untyped_storage())
-        if self._limit_bytes is not None and self.current_bytes > self._limit_bytes:
-            raise torch.OutOfMemoryError(
+        self._check_limit(operation)
+
+    def _check_limit(self, operation: Any) -> None:
+        limit = self._limit_bytes
+        if limit is not None and self.current_bytes > limit:
+            self._limit_bytes = None  # operations that run while this error is raised must not raise another in its place
+            error = torch.OutOfMemoryError(
                 f"{operation}: tensors take {self.current_bytes / 2**20:.1f} MiB on this rank, "
-                f"and measure.memory_limit is {self._limit_bytes / 2**20:.1f} MiB"
+                f"and measure.memory_limit is {limit / 2**20:.1f} MiB"
             )
+            error.operation = str(operation)  # type: ignore[attr-defined] # for the record
+            raise error
 
     def _count_argument(self, storage: UntypedStorage) -> None:
         counted, peak_before = self._storages.get(storage._cdata), self._latest_peak_bytes  # noqa: SLF001

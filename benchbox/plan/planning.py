@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from benchbox.plan.only import select
@@ -23,10 +23,14 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Cells to run in order, all different, and the skipped ones."""
+    """Cells to run in order, all different, and the skipped ones.
+
+    `walks` are the cells that begin a walk to the largest batch that fits; the others are launched as they are.
+    """
 
     cells: tuple[Cell, ...]
     skipped: tuple[Skip, ...]
+    walks: tuple[Cell, ...] = ()
 
 
 def plan(matrix: Matrix, only: str = "") -> Plan:
@@ -37,20 +41,26 @@ def plan(matrix: Matrix, only: str = "") -> Plan:
     """
     cells: dict[str, Cell] = {}
     skipped: list[Skip] = []
+    walked = set(matrix.axis_cells()) if matrix.search else set()
     for cell in select(only, matrix.cells()):
         refusal = backend_info(cell.backend).refusal(
             world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing, shard_size=cell.shard_size
         )
         if refusal:
             skipped.append(Skip(cell, refusal))
+        elif matrix.search and cell not in walked and replace(cell, batch=matrix.search.start) in walked:
+            skipped.append(Skip(cell, "the search along the axis batch chooses the batches of this set-up"))
         elif cells.setdefault(cell.cell_id, cell) is not cell:
             skipped.append(Skip(cell, "the matrix has this cell already"))
-    return Plan(tuple(cells.values()), tuple(skipped))
+    return Plan(tuple(cells.values()), tuple(skipped), tuple(cell for cell in cells.values() if cell in walked))
 
 
 def launches(planned: Plan, measure: MeasureSpec) -> list[tuple[Cell, int]]:
     """Return every launch as (cell, number from 1): the first of every cell, then the second of every cell, and so on.
 
-    Interleaved, so that a machine that slows down over an hour slows every cell and not only the last ones.
+    Interleaved, so that a machine that slows down over an hour slows every cell and not only the last ones. The launches of
+    walks are not among them: each depends on those before it.
     """
-    return [(cell, number) for number in range(1, measure.launches + 1) for cell in planned.cells]
+    walks = set(planned.walks)
+    cells = [cell for cell in planned.cells if cell not in walks]
+    return [(cell, number) for number in range(1, measure.launches + 1) for cell in cells]

@@ -25,6 +25,7 @@ class ErrorRecord(TypedDict):
     traceback: str | None
     stage: NotRequired[str | None]  # of the job, where the rank reported it
     step: NotRequired[int | None]
+    operation: NotRequired[str | None]  # that needed the memory, where it is known
 
 
 class WeightsRecord(TypedDict):
@@ -104,6 +105,8 @@ class Memory(TypedDict):
     reason: str | None  # why a figure is null
     per_rank: list[Peak]
     worst: WorstPeak
+    device_bytes: NotRequired[list[int | None]]  # [rank] memory of the device; absent on a host
+    allocation_retries: NotRequired[list[int | None]]  # [rank] since the start, by which the allocator freed its cache
 
 
 class CollectiveRecord(TypedDict):

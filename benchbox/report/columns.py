@@ -111,6 +111,8 @@ def _findings(summary: CellSummary, _: Comparison | None) -> CellValue:
 def _status(summary: CellSummary, _: Comparison | None) -> CellValue:
     text = "incomplete" if summary.status == "ok" and not summary.complete else summary.status
     ok, planned = len(summary.ok), summary.planned
+    if summary.beyond_memory:
+        return CellValue(text, text, "a smaller batch of the same walk fits", "beyond memory")
     count = [] if summary.complete or not summary.records else [f"{ok}/{planned} ok"]
     busy = [f"launch {record['launch']}: {reason}" for record in summary.ok for reason in busy_reasons(record)]
     return CellValue(text, text, "; ".join([f"{ok} of {planned} launches ok", *busy]), ", ".join([*count, *summary.marks]))

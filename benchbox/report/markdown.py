@@ -31,6 +31,14 @@ def _lines(report: Report) -> Iterator[str]:
             yield f"- **{card.ratio}** {escape(card.sentence)}; {escape(card.context)} ({card.evidence})"
     if headline.refused:
         yield from ("", "Not compared with the reference:", "", *(f"- {escape(reason)}" for reason in headline.refused))
+    if report.walks:
+        yield from ("", "## Largest batches", "", escape(report.walks.summary), "")
+        yield from table_lines(report.walks.headers, [view.texts for view in report.walks.certificates])
+        for note in ("* the highest throughput of the walk", *report.walks.notes):
+            yield from ("", escape(note))
+        if report.walks.best:
+            yield from ("", escape(report.walks.best_note), "")
+            yield from table_lines(report.walks.best_headers, report.walks.best)
     yield from ("", "## Cells", "")
     columns = report.table.columns
     yield from table_lines(
@@ -42,7 +50,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield from ("", escape(note))
     if report.equivalence:
         yield from ("", "## Equivalence", "", f"{report.equivalence.summary} {equivalence.NOTE}", "")
-        yield from _table(equivalence.HEADERS, [row.texts for row in report.equivalence.rows])
+        yield from table_lines(equivalence.HEADERS, [row.texts for row in report.equivalence.rows])
     if report.ranks and report.ranks.sentences:
         yield from ("", "## Ranks", "", ranks.NOTE, "", *(f"- {escape(sentence)}" for sentence in report.ranks.sentences))
     if report.failures or report.skipped:

@@ -34,6 +34,13 @@ def print_table(run_path: Path, console: Console) -> None:
     rows = [[_text(row[index], console) for index in shown] for row in report.table.rows]
     right = [column.name for column in columns if column.number]
     print_rows(console, [column.name for column in columns], rows, right=right)
+    if report.walks:
+        say(console)
+        print_rows(console, report.walks.headers, [view.texts for view in report.walks.certificates])
+        say(console, "* the highest throughput of the walk", style="dim")
+        say(console, report.walks.summary, style="bold")
+        for setup, batch, reference_batch, ratio, evidence in report.walks.best:
+            say(console, f"{setup} at batch {batch}, over the reference at batch {reference_batch}: {ratio} ({evidence})")
     for sentence in report.headline.sentences:
         say(console, sentence, style="bold")
     if report.equivalence:

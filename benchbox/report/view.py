@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox import __version__
+from benchbox.analysis.best_batches import compare_best_batches
+from benchbox.analysis.certificates import certificates
 from benchbox.analysis.comparability import compare_with_reference
 from benchbox.analysis.sequential import criteria_of
 from benchbox.analysis.summary import (
@@ -42,6 +44,7 @@ from benchbox.report.sections import (
     list_methods,
 )
 from benchbox.report.theory import TheorySection, theory_section
+from benchbox.report.walks import WalkSection, walk_section
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -75,6 +78,7 @@ class Report:
     fixed: tuple[tuple[str, str], ...]  # fields that are equal in all cells
     settings: tuple[tuple[str, str], ...]  # equal fields of data and optimizer
     headline: Headline
+    walks: WalkSection | None  # only of a run that searches the largest batch
     table: Table
     charts: tuple[Chart, ...]
     curves: tuple[CurveChart, ...]
@@ -112,7 +116,10 @@ def build_report(
     predictions = predictions or {}
     summaries = summarize(run, records)
     axes = varying_fields([*run.cells.values()])
-    comparisons = compare_with_reference(summaries, run.reference, run.matrix.get("axes") or {}, criteria_of(run))
+    named_axes, criteria = run.matrix.get("axes") or {}, criteria_of(run)
+    comparisons = compare_with_reference(summaries, run.reference, named_axes, criteria)
+    walks = certificates(run, summaries)
+    fitting = [summary for summary in summaries if not summary.beyond_memory]
     table_columns = columns(axes, summaries, compared=bool(run.reference), predictions=predictions)
     example: CellDict = next(iter(run.cells.values()), {})
     common = {field: value for field, value in example.items() if field not in axes}
@@ -127,13 +134,14 @@ def build_report(
         counts=_counts(run, summaries),
         fixed=fixed,
         settings=flatten_text({field: value for field, value in common.items() if isinstance(value, Mapping)}),
-        headline=build_headline(comparisons, axes),
+        headline=build_headline(_comparable(run, comparisons), axes),
+        walks=walk_section(walks, compare_best_batches(walks, run.reference, named_axes, criteria), axes),
         table=Table(
             columns=table_columns,
             rows=table_rows(table_columns, summaries, comparisons),
             notes=_table_notes(summaries, comparisons),
         ),
-        charts=draw_charts(summaries, axes, tuple(run.reference)),
+        charts=draw_charts(fitting, axes, tuple(run.reference)),
         curves=draw_curves(summaries, axes),
         equivalence=equivalence_panel(summaries, axes),
         precision=precision_grid(summaries, axes),
@@ -142,7 +150,7 @@ def build_report(
         findings=list_findings(summaries, axes),
         audited=sum(bool(summary.precision) for summary in summaries),
         observed=requested_and_observed(summaries, axes),
-        failures=tuple(list_failures(summaries, axes)),
+        failures=tuple(list_failures(fitting, axes)),
         skipped=tuple(
             (label(entry["cell"], varying_fields([example, entry["cell"]])), entry["reason"]) for entry in run.skipped
         ),
@@ -151,6 +159,17 @@ def build_report(
         sampling=_sampling(run),
         chain_head=chain_head,
     )
+
+
+def _comparable(run: Run, comparisons: Mapping[str, Comparison]) -> dict[str, Comparison]:
+    """Return the comparisons without those of batches that one of two walks did not try, or that do not fit: no failure."""
+    walked = {cell_id for walk in run.walks for cell_id in walk["cells"]}
+    return {
+        cell_id: comparison
+        for cell_id, comparison in comparisons.items()
+        if cell_id not in walked
+        or not (comparison.subject.beyond_memory or comparison.reference is None or comparison.reference.beyond_memory)
+    }
 
 
 def _summary_line(run: Run, axes: Sequence[str]) -> str:
@@ -164,8 +183,13 @@ def _sampling(run: Run) -> str:
         numbers = ", ".join(map(str, run.sequential["looks"]))
         looks = f" Pairs were tested after {numbers} launches until all were settled; the tests share a probability of 1%."
     launches, warmup, steps = run.launches, run.measure["warmup_steps"], run.measure["steps"]
+    what = (
+        f"Every batch of a walk was launched once, and its fastest {_count(launches, 'time')}"
+        if run.walks
+        else (f"Every cell was launched {_count(launches, 'time')}")
+    )
     return (
-        f"Every cell was launched {_count(launches, 'time')}, each a fresh process group, cells interleaved. "
+        f"{what}, each a fresh process group, cells interleaved. "
         f"A launch ran {_count(warmup, 'warm-up step')}, reset its peaks, and measured {_count(steps, 'step')}. "
         "The launch is the sample: a figure is the median over launches of what each found over its steps, "
         "and a range goes from the lowest launch to the highest. "
@@ -181,13 +205,14 @@ def _count(number: int, noun: str) -> str:
 
 
 def _counts(run: Run, summaries: Sequence[CellSummary]) -> tuple[tuple[str, int], ...]:
-    ok = sum(summary.complete for summary in summaries)
+    beyond = sum(summary.beyond_memory for summary in summaries)
+    ok = sum(summary.complete for summary in summaries) - beyond
     missing = sum(summary.status == MISSING for summary in summaries)
     diverged = sum(summary.status == DIVERGED for summary in summaries)
-    failed = sum(summary.status not in ("ok", MISSING, DIVERGED) for summary in summaries)
-    incomplete = len(summaries) - ok - failed - diverged - missing
+    failed = sum(summary.status not in ("ok", MISSING, DIVERGED) for summary in summaries) - beyond
+    incomplete = len(summaries) - ok - failed - diverged - missing - beyond
     counts = {"cells": len(summaries), "ok": ok, "diverged": diverged, "failed": failed}
-    counts |= {"incomplete": incomplete, "missing": missing}
+    counts |= {"incomplete": incomplete, "missing": missing, "beyond memory": beyond}
     return tuple((name, count) for name, count in (counts | {"skipped": len(run.skipped)}).items() if count or name == "ok")
 
 

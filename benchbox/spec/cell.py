@@ -190,6 +190,9 @@ def _identifying_values(spec: Any, values: dict[str, Any]) -> dict[str, Any]:
     return identifying
 
 
+LIMITED_STEPS = 3  # under a memory limit, or of a search, at least
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasureSpec:
     """Length of a measurement. The launch, not the step, is the statistical sample."""

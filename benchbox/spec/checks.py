@@ -10,7 +10,7 @@ from benchbox.errors import Problem
 from benchbox.registry.attention import attention_refusal
 from benchbox.registry.modes import mode_refusal
 from benchbox.registry.names import did_you_mean
-from benchbox.spec.cell import Cell
+from benchbox.spec.cell import LIMITED_STEPS, Cell, MeasureSpec
 from benchbox.spec.fields import Point
 from benchbox.spec.matrix import describe, matches, to_yaml_word
 
@@ -50,8 +50,27 @@ def check_structure(source: Source) -> list[Problem]:
                 message = f"every point of axis {name} needs the same keys: {', '.join(points[0])}"
                 problems.append(Problem(source.where(("axes", name, index)), message))
     problems += _check_cell_count(source, axes)
+    if isinstance(axes.get("batch"), dict):
+        problems += _check_search(source)
     if readable:  # a misspelt axis would be reported again as a missing field
         problems += _check_completeness(source, owner)
+    return problems
+
+
+def _check_search(source: Source) -> list[Problem]:
+    """Return the problems of other keys with a search along the axis batch."""
+    problems = []
+    excluded = source.values.get("exclude")
+    for index, point in enumerate(excluded if isinstance(excluded, list) else []):
+        if isinstance(point, dict) and "batch" in point:
+            where = source.where(("exclude", index, "batch"), key=True)
+            problems.append(Problem(where, "batch is searched, so none can be excluded", "give at_most along the axis"))
+    defaults = MeasureSpec()
+    steps = [source.at(("measure", key), getattr(defaults, key)) for key in ("warmup_steps", "steps")]
+    if all(type(count) is int for count in steps) and sum(steps) < LIMITED_STEPS:
+        where = source.where(("measure",), key=True)
+        message = f"a search takes at least {LIMITED_STEPS} steps of every launch, and measure has {sum(steps)}"
+        problems.append(Problem(where, message, "the second step is the first with the state of the optimizer"))
     return problems
 
 

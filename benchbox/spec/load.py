@@ -15,12 +15,12 @@ from benchbox.spec.data_checks import check_data
 from benchbox.spec.datasets import DatasetSpec
 from benchbox.spec.fields import POINT_TYPES
 from benchbox.spec.files import MATRICES, TRAINING_FILES, find_file
-from benchbox.spec.matrix import Axis, Matrix
+from benchbox.spec.matrix import Axis, BatchSearch, Matrix
 from benchbox.spec.optim_file import optim_spec
 from benchbox.spec.overrides import apply_overrides
 from benchbox.spec.policies import named_policies, resolve_policies
 from benchbox.spec.problems import in_order, problems_of
-from benchbox.spec.schema import DataFile, DatasetFile, MatrixFile
+from benchbox.spec.schema import DataFile, DatasetFile, MatrixFile, SearchFile
 from benchbox.spec.source import read_source
 from benchbox.spec.threshold_section import threshold_of
 from benchbox.spec.training_keys import remove_training_keys
@@ -68,6 +68,7 @@ def _matrix(
         path=path,
         scalars=parsed.explicit_values(),
         axes=_axes(parsed, source.at(("axes",), {})),
+        search=_search(parsed),
         include=tuple(point.explicit_values() for point in parsed.include),
         exclude=tuple(point.explicit_values() for point in parsed.exclude),
         data=data_spec(parsed.data),
@@ -86,9 +87,16 @@ def _axes(parsed: MatrixFile, in_file: Mapping[str, Any]) -> tuple[Axis, ...]:
     axes = []
     for name in in_file:
         values = getattr(parsed.axes, name)
+        if isinstance(values, SearchFile):
+            values = [values.start]
         points = [{name: value} for value in values] if name in POINT_TYPES else [point.explicit_values() for point in values]
         axes.append(Axis(name=name, points=tuple(points)))
     return tuple(axes)
+
+
+def _search(parsed: MatrixFile) -> BatchSearch | None:
+    batch = getattr(parsed.axes, "batch", None)
+    return BatchSearch(start=batch.start, at_most=batch.at_most) if isinstance(batch, SearchFile) else None
 
 
 def data_spec(data: str | DataFile) -> DataSpec:

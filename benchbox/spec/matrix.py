@@ -28,17 +28,27 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSearch:
+    """A search for the largest batch that fits: the batch to begin with, and the largest one to try."""
+
+    start: int = 1
+    at_most: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
     """A matrix file, resolved. `scalars` hold in every cell, `include` and `exclude` are partial points.
 
     `values` are the plain values of the file with its overrides, as a run keeps them; `policy_dirs` the folders of policies,
-    those in the file included; `default_attention` the kernel of a cell that names none, by policy.
+    those in the file included; `default_attention` the kernel of a cell that names none, by policy. With `search`, each cell
+    of the axes is the beginning of a walk.
     """
 
     name: str
     path: Path
     scalars: Mapping[str, Any]
     axes: tuple[Axis, ...] = ()
+    search: BatchSearch | None = None
     include: tuple[Mapping[str, Any], ...] = ()
     exclude: tuple[Mapping[str, Any], ...] = ()
     data: DataSpec = field(default_factory=DataSpec)
@@ -52,12 +62,16 @@ class Matrix:
 
     def cells(self) -> Iterator[Cell]:
         """Yield every cell in the order of the file, the first axis slowest, then the included ones. Some may be equal."""
-        if self.axes or not self.include:  # without axes, the cells are those of `include`
+        yield from self.axis_cells()
+        yield from (self._cell(point) for point in self.include)
+
+    def axis_cells(self) -> Iterator[Cell]:
+        """Yield the cells of the axes; without axes there are none if the cells are those of `include`."""
+        if self.axes or not self.include:
             for points in itertools.product(*(axis.points for axis in self.axes)):
                 cell = self._cell({key: value for point in points for key, value in point.items()})
                 if not any(matches(cell, point) for point in self.exclude):
                     yield cell
-        yield from (self._cell(point) for point in self.include)
 
     def _cell(self, point: Mapping[str, Any]) -> Cell:
         values = {**self.scalars, **point}

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, cre
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from benchbox.registry.contracts import Mode  # noqa: TC001 (pydantic evaluates the annotation)
-from benchbox.spec.cell import DataSpec, MeasureSpec
+from benchbox.spec.cell import LIMITED_STEPS, DataSpec, MeasureSpec
 from benchbox.spec.fields import POINT_TYPES, Point
 from benchbox.spec.optim_file import OptimFile
 from benchbox.spec.threshold_section import ThresholdFile  # noqa: TC001 (pydantic evaluates the annotation)
@@ -17,8 +17,6 @@ from benchbox.spec.types import ABSENT, ByteCount, Count, Strict, refusal, rejec
 # Defaults are those of the dataclasses. Any: the type of a key in the file may be narrower than that of the field.
 _DATA: Any = DataSpec()
 _MEASURE: Any = MeasureSpec()
-
-LIMITED_STEPS = 3  # steps under a memory limit, at least
 
 Positive = Annotated[float, Field(gt=0)]
 Text = Annotated[str, Field(min_length=1)]
@@ -89,6 +87,23 @@ class MeasureFile(Strict):
         return self
 
 
+class SearchFile(Strict):
+    """A search for the largest batch that fits, in every combination of the other axes."""
+
+    search: Literal["max"]
+    """A walk: larger and larger batches until a launch runs out of memory, then the bracket is halved."""
+    start: Count = 1
+    """The batch to begin with, at which all combinations are compared."""
+    at_most: Count = ABSENT
+    """The largest batch to try; no limit when it is absent."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> SearchFile:
+        if self.at_most is not None and self.at_most < self.start:
+            raise refusal(f"at_most {self.at_most} is below start {self.start}: there is no batch to try")
+        return self
+
+
 class AxesBase(Strict):
     """Axes that are not a field of a cell are zipped: a list of points whose keys move together."""
 
@@ -96,24 +111,30 @@ class AxesBase(Strict):
     __pydantic_extra__: dict[str, Annotated[list[Point], Field(min_length=1)]]
 
 
-def _axis_of(value: Any) -> tuple[Any, Any]:
-    return (Annotated[list[value], Field(min_length=1), BeforeValidator(reject_search)], ABSENT)
+def _tag(value: Any) -> str:
+    # The tag enters the location of an error; `spec.problems` removes parts in angle brackets.
+    return "<mapping>" if isinstance(value, dict) else "<other>"
+
+
+def _axis_of(name: str, value: Any) -> tuple[Any, Any]:
+    values = Annotated[list[value], Field(min_length=1)]
+    if name == "batch":
+        searched = Annotated[SearchFile, Tag("<mapping>")]
+        return (Annotated[Annotated[values, Tag("<other>")] | searched, Discriminator(_tag)], ABSENT)
+    return (Annotated[values, BeforeValidator(reject_search)], ABSENT)
 
 
 if TYPE_CHECKING:
     AxesFile = AxesBase
 else:
-    AxesFile = create_model("AxesFile", __base__=AxesBase, **{name: _axis_of(value) for name, value in POINT_TYPES.items()})
-
-
-def _data_tag(value: Any) -> str:
-    # The tag enters the location of an error; `spec.problems` removes parts in angle brackets.
-    return "<mapping>" if isinstance(value, dict) else "<name>"
+    AxesFile = create_model(
+        "AxesFile", __base__=AxesBase, **{name: _axis_of(name, value) for name, value in POINT_TYPES.items()}
+    )
 
 
 DataField = Annotated[
-    Annotated[Literal["sample", "synthetic"], Tag("<name>")] | Annotated[DataFile, Tag("<mapping>")],
-    Discriminator(_data_tag),
+    Annotated[Literal["sample", "synthetic"], Tag("<other>")] | Annotated[DataFile, Tag("<mapping>")],
+    Discriminator(_tag),
 ]
 
 

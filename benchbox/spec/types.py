@@ -72,9 +72,9 @@ def _available_policies(info: ValidationInfo) -> Mapping[str, PolicyEntry]:
 
 
 def reject_search(value: Any) -> Any:
-    """Return the value unless it is `{search: max}`, which is refused."""
+    """Return the value unless it is `{search: max}`, which only the axis `batch` may be."""
     if isinstance(value, Mapping) and "search" in value:
-        raise refusal("searching the largest batch is not there yet", "give a list, such as [1, 2, 4]")
+        raise refusal("only the axis batch can be searched", "under axes, write batch: {search: max}")
     return value
 
 

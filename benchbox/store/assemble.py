@@ -182,12 +182,16 @@ def _memory(ranks: Sequence[RankResult]) -> Memory | None:
     reserved = _largest([peak["reserved_peak_bytes"] for peak in peaks])
     sizes = [peak["allocated_peak_bytes"] if reserved is None else peak["reserved_peak_bytes"] for peak in peaks]
     worst = max(range(len(peaks)), key=lambda rank: sizes[rank] or 0)
-    return {
+    merged: Memory = {
         "source": memories[0]["source"],
         "reason": memories[0].get("reason"),
         "per_rank": peaks,
         "worst": {"rank": worst, "allocated_peak_bytes": allocated, "reserved_peak_bytes": reserved},
     }
+    if any("device_bytes" in memory for memory in memories):
+        merged["device_bytes"] = [memory.get("device_bytes") for memory in memories]
+        merged["allocation_retries"] = [memory.get("allocation_retries") for memory in memories]
+    return merged
 
 
 def _collectives(ranks: Sequence[RankResult]) -> dict[str, CollectiveRecord] | None:

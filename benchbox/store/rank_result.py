@@ -34,6 +34,8 @@ class RankMemory(Peak):
 
     source: str
     reason: str | None
+    device_bytes: NotRequired[int]  # memory of the device
+    allocation_retries: NotRequired[int]  # by which the allocator freed its cache to go on
 
 
 class HostCounters(TypedDict):

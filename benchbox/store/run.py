@@ -45,6 +45,16 @@ class _SkippedCell(TypedDict):
     reason: str
 
 
+class Walk(TypedDict):
+    """Search for the largest batch that fits, at one point of the other axes."""
+
+    cells: list[str]  # ids of the batches that are tried, the first of them first
+    at_most: int | None
+    predicted_batch: int | None  # the largest that fits, by theory
+    prediction_reason: str | None  # why nothing is predicted
+    fastest: str | None  # id of the cell with the highest throughput, which alone is launched several times; null until the end
+
+
 class _RunFile(TypedDict, total=False):
     """Content of `run.json`."""
 
@@ -57,6 +67,7 @@ class _RunFile(TypedDict, total=False):
     cells: list[_PlannedCell]
     skipped: list[_SkippedCell]
     sequential: dict[str, Any] | None
+    walks: list[Walk]
     benchbox_version: str
     created_at: str
 
@@ -77,6 +88,7 @@ class Run:
     cells: Mapping[str, CellDict]
     skipped: Sequence[Mapping[str, Any]]  # {"cell": {...}, "reason": "..."}
     sequential: Mapping[str, Any] | None = None  # {"looks": [launches, ...], "resolution": ...} of `--launches auto`
+    walks: Sequence[Walk] = field(default_factory=list)
     benchbox_version: str = __version__
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
@@ -88,6 +100,11 @@ class Run:
     def launches(self) -> int:
         """Number of launches planned for every cell; with `sequential`, those of the last look that was reached."""
         return int(self.measure["launches"])
+
+    def launches_of(self, cell_id: str) -> int:
+        """Return the number of launches planned for a cell: one for a batch of a walk, unless it is the fastest of the walk."""
+        walk = next((walk for walk in self.walks if cell_id in walk["cells"]), None)
+        return self.launches if walk is None or walk["fastest"] == cell_id else 1
 
 
 class RunStore:

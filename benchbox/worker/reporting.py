@@ -23,6 +23,7 @@ class ErrorEvent(TypedDict):
     step: int | None
     phase: str | None
     traceback: str
+    operation: str | None  # that needed the memory, where the error names it
     secondary: bool  # raised by a collective that broke, as happens when another rank failed
 
 
@@ -69,5 +70,6 @@ def describe_error(error: BaseException, state: RankState) -> ErrorEvent:
         "step": state.step,
         "phase": state.phase,
         "traceback": traceback.format_exc(),
+        "operation": getattr(error, "operation", None),
         "secondary": isinstance(error, dist.DistError) and status == "crash",
     }

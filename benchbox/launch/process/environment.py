@@ -48,13 +48,17 @@ def tool_path(user: Mapping[str, str]) -> str:
     return os.pathsep.join([str(Path(sys.executable).parent), user.get("PATH", os.defpath)])
 
 
+def has_cuda_device(user: Mapping[str, str]) -> bool:
+    """Return whether ranks with these variables see an NVIDIA device, without importing torch."""
+    return Path("/dev/nvidiactl").exists() and user.get("CUDA_VISIBLE_DEVICES") != ""
+
+
 def fork_server_variables(user: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that keep libraries from initialising CUDA when a fork server imports them.
 
     torch then counts devices by NVML, and DeepSpeed does not search for an accelerator. No GPU has been tried with them yet.
     """
-    has_gpu = Path("/dev/nvidiactl").exists() and user.get("CUDA_VISIBLE_DEVICES") != ""
-    variables = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "DS_ACCELERATOR": "cuda" if has_gpu else "cpu"}
+    variables = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "DS_ACCELERATOR": "cuda" if has_cuda_device(user) else "cpu"}
     return {name: value for name, value in variables.items() if name not in user}
 
 

@@ -162,6 +162,7 @@ def _reported_error(event: Mapping[str, Any]) -> Outcome:
         "traceback": event.get("traceback"),
         "stage": event.get("stage"),
         "step": event.get("step"),
+        "operation": event.get("operation"),
     }
     return Outcome(status, error)
 

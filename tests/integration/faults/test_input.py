@@ -53,6 +53,6 @@ def test_a_hundred_thousand_ranks_are_refused_before_one_starts(arguments: tuple
 
 def test_a_plan_for_a_larger_machine_is_printed_with_a_note_that_this_one_cannot_run_it() -> None:
     result = benchbox("plan", MATRIX, "--set", "world_size=100000")
-    assert "8 cells x 2 launches" in result.stdout
+    assert "8 walks to the largest batch that fits" in result.stdout
     assert f"this machine cannot run 8 of the cells: {TOO_MANY}" in " ".join(result.stdout.split())
     assert result.returncode == EXIT_OK

@@ -36,6 +36,15 @@ def test_the_operation_that_exceeds_a_limit_raises_and_one_that_reaches_it_does_
             a + b
 
 
+def test_the_error_names_the_operation_that_took_the_memory_and_not_one_that_ran_while_it_was_raised():
+    """FSDP gathers parameters by resizing a storage, inside a region of the profiler that ends with an operation."""
+    gathered = kib(1)
+    region = torch.profiler.record_function("FSDP._pre_forward")
+    with TensorStorageTracker([gathered], limit_bytes=8 * KIB), pytest.raises(torch.OutOfMemoryError) as raised, region:
+        gathered.untyped_storage().resize_(16 * KIB)
+    assert raised.value.operation == "storage.resize_"
+
+
 def test_a_step_that_fits_without_the_state_of_the_optimizer_exceeds_the_limit_with_it():
     """Adam's moments take as much as weights and gradients, from the second step on."""
     model = nn.Linear(256, 256, bias=False)  # 256 KiB

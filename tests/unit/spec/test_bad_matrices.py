@@ -13,6 +13,7 @@ from benchbox.spec import load_matrix
 from tests.support.good_matrix import GOOD
 
 MATRICES = Path(__file__).parents[3] / "matrices"
+SECOND_STEP = "the second step is the first with the state of the optimizer"
 
 # (what is appended to a good matrix of seven lines, the line it earns)
 APPENDED = [
@@ -127,10 +128,38 @@ REPLACED = [
     ("[1, 2]", "[]", "m.yaml:7:10: axes.batch is empty; give at least one value, or take the key out"),
     ("[1, 2]", "[1, two]", 'm.yaml:7:14: axes.batch[1] must be a whole number, not "two"'),
     ("[1, 2]", "4", "m.yaml:7:10: axes.batch must be a list, not 4"),
+    ("[1, 2]", "{search: max, start: 0}", "m.yaml:7:31: axes.batch.start must be at least 1, not 0"),
+    ("[1, 2]", "{search: max, star: 2}", "m.yaml:7:24: unknown key 'star'; did you mean 'start'?"),
+    ("[1, 2]", "{start: 2}", "m.yaml:7:10: axes.batch needs the key 'search'"),
     (
         "[1, 2]",
-        "{search: max, start: 2}",
-        "m.yaml:7:10: searching the largest batch is not there yet; give a list, such as [1, 2, 4]",
+        "{search: max, start: 5, at_most: 4}",
+        "m.yaml:7:10: at_most 4 is below start 5: there is no batch to try",
+    ),
+    (
+        "[1, 2]",
+        "[1, 2]\n  cams: {search: max}",
+        "m.yaml:8:9: only the axis batch can be searched; under axes, write batch: {search: max}",
+    ),
+    (
+        "batch: [1, 2]",
+        "pair: [{cams: 1, batch: {search: max}}]",
+        "m.yaml:7:27: only the axis batch can be searched; under axes, write batch: {search: max}",
+    ),
+    (
+        "[1, 2]",
+        "[1, 2]\ninclude: [{backend: ddp, batch: {search: max}}]",
+        "m.yaml:8:33: only the axis batch can be searched; under axes, write batch: {search: max}",
+    ),
+    (
+        "[1, 2]",
+        "{search: max}\nexclude: [{batch: 2}]",
+        "m.yaml:8:12: batch is searched, so none can be excluded; give at_most along the axis",
+    ),
+    (
+        "[1, 2]",
+        "{search: max}\nmeasure: {warmup_steps: 0, steps: 2}",
+        f"m.yaml:8:1: a search takes at least 3 steps of every launch, and measure has 2; {SECOND_STEP}",
     ),
     ("backend:", "backends:", "m.yaml:6:3: unknown axis 'backends'; did you mean 'backend'?"),
     ("size: tiny\n", "", "m.yaml:1:1: every cell needs size; give it at the top level or as an axis"),

@@ -1,0 +1,247 @@
+"""`batch: {search: max}`: rounds of launches, the next batch of every walk in each of them, until all walks have ended."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchbox.analysis.certificates import certificates, pruning_reason
+from benchbox.analysis.summary import summarize
+from benchbox.analysis.walk import bounds_from, walk_state
+from benchbox.errors import ConfigurationError, Problem
+from benchbox.launch.resume import pending_launches
+from benchbox.spec.cell import Cell
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from benchbox.analysis.walk import WalkState
+    from benchbox.launch.resume import Launches
+    from benchbox.launch.runner import RunSummary
+    from benchbox.registry.launch_record import CellDict
+    from benchbox.spec import Matrix
+    from benchbox.spec.cell import MeasureSpec
+    from benchbox.spec.matrix import BatchSearch
+    from benchbox.store.run import Run, RunStore, Walk
+
+
+def check_memory_limit(matrix: "Matrix", overrides: Mapping[str, str]) -> None:
+    """Check that something limits the memory of the ranks on this machine.
+
+    Raises:
+        ConfigurationError: with the position of the search.
+    """
+    from benchbox.launch.process.environment import has_cuda_device
+    from benchbox.spec.overrides import apply_overrides
+    from benchbox.spec.source import read_source
+
+    if matrix.search is None or matrix.measure.memory_limit is not None or has_cuda_device(os.environ):
+        return
+    source = read_source(matrix.path)
+    apply_overrides(source, overrides)
+    message = "without a GPU a search needs measure.memory_limit: nothing else ends it"
+    raise ConfigurationError(Problem(source.where(("axes", "batch")), message, "give it as in 64 MiB"))
+
+
+def plan_walks(run: "Run", starts: Sequence["Cell"], search: "BatchSearch", earlier: "Run | None") -> "Run":
+    """Return a plan with a walk for each cell that begins one, and the batches that an earlier plan has tried there."""
+    if earlier and earlier.measure.get("memory_limit") != run.measure["memory_limit"]:
+        earlier = None
+    tried = [earlier.cells[cell_id] for walk in earlier.walks for cell_id in walk["cells"]] if earlier else []
+    predictions = {_point(earlier.cells[walk["cells"][0]]): walk for walk in earlier.walks} if earlier else {}
+    walks: list[Walk] = []
+    cells = dict(run.cells)
+    for start in starts:
+        point = _point(start.to_dict())
+        batches = {Cell.from_dict(dict(cell)).cell_id: cell for cell in tried if _point(cell) == point}
+        batches = {start.cell_id: start.to_dict()} | batches
+        cells |= batches
+        before = predictions.get(point)
+        walks.append(
+            {
+                "cells": list(batches),
+                "at_most": search.at_most,
+                "predicted_batch": before["predicted_batch"] if before else None,
+                "prediction_reason": before["prediction_reason"] if before else None,
+                "fastest": None,
+            }
+        )
+    return replace(run, walks=walks, cells=_in_order(cells, walks))
+
+
+def _point(cell: "CellDict") -> str:
+    """Return a text that is equal for all batches of a walk."""
+    return json.dumps({**cell, "batch": None}, sort_keys=True)
+
+
+def _in_order(cells: "Mapping[str, CellDict]", walks: "Sequence[Walk]") -> "dict[str, CellDict]":
+    """Return the cells walk by walk, the smallest batch first, then those that are in no walk."""
+    by_walk = [cell_id for walk in walks for cell_id in sorted(walk["cells"], key=lambda cell_id: cells[cell_id]["batch"])]
+    return {cell_id: cells[cell_id] for cell_id in dict.fromkeys([*by_walk, *cells])}
+
+
+@dataclass(slots=True)
+class WalkLaunches:
+    """The walks of a run. `run` is its plan, which gets a cell for every batch that is tried.
+
+    Nothing but the plan and the records decides which batch is next, so the same command continues after any end.
+    """
+
+    run: "Run"
+    store: "RunStore"
+    selected: Sequence["Cell"]  # that begin the walks to go on with
+    measure: "MeasureSpec"
+    policy_dirs: Sequence[Path]
+    fresh: bool = False
+    _attempted: set[str] = field(default_factory=set)  # ids of the cells launched by this object
+    _fixed: set[str] = field(init=False)  # ids of the cells that are in no walk
+
+    def __post_init__(self) -> None:
+        self._fixed = set(self.run.cells) - {cell_id for walk in self.run.walks for cell_id in walk["cells"]}
+
+    def predict(self, console: "Console") -> None:
+        """Predict the largest batch of every selected walk that has not ended and has no prediction."""
+        missing = [walk for walk, state in self._states() if state.batch is not None and walk["predicted_batch"] is None]
+        if not missing:
+            return
+        from benchbox.cli.predicting import predict_in_process
+
+        console.print(f"predicting the largest batch of {len(missing)} walks")
+        starts = [self._cell(walk["cells"][0]) for walk in missing]
+        predictions = predict_in_process(starts, self.policy_dirs, self.measure.memory_limit, missing[0]["at_most"])
+        for walk in missing:
+            prediction = predictions[walk["cells"][0]]
+            walk["predicted_batch"] = prediction if isinstance(prediction, int) else None
+            walk["prediction_reason"] = prediction if isinstance(prediction, str) else None
+
+    def pending(self) -> "Launches":
+        """Return the next launches: the next batch of every walk, or else the missing launches of the fastest batches."""
+        return self._probes() or self._missing_repeats()
+
+    def launch(self, launch: "Callable[[Launches], RunSummary]", console: "Console") -> "RunSummary":
+        """Launch rounds until all walks have ended, then the further launches of the fastest batch of each.
+
+        Args:
+            launch: runs launches, and stores their records.
+        """
+        from benchbox.launch.runner import RunSummary
+
+        self._drop_outdated()
+        summary, number = RunSummary(), 0
+        while not summary.stopped and (probes := self._probes()):
+            number += 1
+            console.print(f"round {number}: the next batch of {len(probes)} walk{'s' if len(probes) > 1 else ''}")
+            self._add_cells([cell for cell, _ in probes])
+            summary = summary.followed_by(launch(probes))
+            self._attempted |= {cell.cell_id for cell, _ in probes}
+        if not summary.stopped:
+            self._skip_pruned()
+            if repeats := self._repeats():
+                console.print("the fastest batch of each walk again")
+                summary = summary.followed_by(launch(repeats))
+        walked = {cell_id for walk in self.run.walks for cell_id in walk["cells"]}
+        summary.failed_cells -= {cell_id for cell_id in summary.failed_cells & walked if self._status(cell_id) == "oom"}
+        return summary
+
+    def _cell(self, cell_id: str) -> "Cell":
+        return Cell.from_dict(dict(self.run.cells[cell_id]))
+
+    def _status(self, cell_id: str) -> str | None:
+        """Return how the launch of a cell that searched ended."""
+        record = self.store.record(cell_id, 1)
+        return None if record is None else record["status"]
+
+    def _statuses(self) -> dict[str, str]:
+        """Return how launches ended, by cell: those that need not be repeated, and those of this object."""
+        launches = [(self._cell(cell_id), 1) for walk in self.run.walks for cell_id in walk["cells"]]
+        pending = pending_launches(
+            launches, self.measure, self.store, self.policy_dirs, fresh=self.fresh, final=("ok", "oom")
+        ).launches
+        valid = {cell.cell_id for cell, _ in launches} - {cell.cell_id for cell, _ in pending} | self._attempted
+        return {cell_id: status for cell_id in valid if (status := self._status(cell_id)) is not None}
+
+    def _states(self) -> "list[tuple[Walk, WalkState]]":
+        """Return the walks that are selected, with their states."""
+        statuses = self._statuses()
+        shown = [(self.run.cells[cell_id], status) for cell_id, status in statuses.items()]
+        chosen = {_point(cell.to_dict()) for cell in self.selected}
+        states = []
+        for walk in self.run.walks:
+            first = self.run.cells[walk["cells"][0]]
+            if _point(first) not in chosen:
+                continue
+            batches = {self.run.cells[cell_id]["batch"]: statuses[cell_id] for cell_id in walk["cells"] if cell_id in statuses}
+            state = walk_state(
+                batches,
+                start=first["batch"],
+                at_most=walk["at_most"],
+                predicted=walk["predicted_batch"],
+                bounds=bounds_from(first, shown),
+            )
+            states.append((walk, state))
+        return states
+
+    def _probes(self) -> "Launches":
+        return [
+            (replace(self._cell(walk["cells"][0]), batch=state.batch), 1)
+            for walk, state in self._states()
+            if state.batch is not None
+        ]
+
+    def _drop_outdated(self) -> None:
+        """Take batches out of the plan that this command will not launch again unless the walk comes to them."""
+        valid = self._statuses()
+        for walk in self.run.walks:
+            walk["cells"] = [cell_id for cell_id in walk["cells"] if cell_id in valid or cell_id == walk["cells"][0]]
+        dropped = set(self.run.cells) - {cell_id for walk in self.run.walks for cell_id in walk["cells"]} - self._fixed
+        self.run = replace(self.run, cells={key: cell for key, cell in self.run.cells.items() if key not in dropped})
+
+    def _add_cells(self, cells: "Sequence[Cell]") -> None:
+        """Add batches to the plan and write it. Further launches of them are of an earlier search, and no longer valid."""
+        by_point = {_point(self.run.cells[walk["cells"][0]]): walk for walk in self.run.walks}
+        added = dict(self.run.cells)
+        for cell in cells:
+            walk = by_point[_point(cell.to_dict())]
+            walk["cells"] = list(dict.fromkeys([*walk["cells"], cell.cell_id]))
+            added[cell.cell_id] = cell.to_dict()
+        self.run = replace(self.run, cells=_in_order(added, self.run.walks))
+        self.store.write_run(self.run)
+        searched = {cell.cell_id for cell in cells}
+        for record in list(self.store.records()):
+            if record["cell_id"] in searched and record["launch"] > 1:
+                self.store.remove_record(record["cell_id"], record["launch"])
+
+    def _skip_pruned(self) -> None:
+        """Move walks without any launch, because none of their batches can fit, to the skipped cells of the plan."""
+        shown = [(self.run.cells[cell_id], status) for cell_id, status in self._statuses().items()]
+        pruned = [walk["cells"][0] for walk, state in self._states() if state.outcome == "pruned" and len(walk["cells"]) == 1]
+        skipped = [
+            {"cell": self.run.cells[cell_id], "reason": pruning_reason(bounds_from(self.run.cells[cell_id], shown))}
+            for cell_id in pruned
+            if self._status(cell_id) is None
+        ]
+        if not skipped:
+            return
+        walks = [walk for walk in self.run.walks if walk["cells"][0] not in pruned]
+        cells = {cell_id: cell for cell_id, cell in self.run.cells.items() if cell_id not in pruned}
+        self.run = replace(self.run, walks=walks, cells=cells, skipped=[*self.run.skipped, *skipped])
+        self.store.write_run(self.run)
+
+    def _repeats(self) -> "Launches":
+        """Plan the further launches of the fastest batch of every walk that has ended, and return them."""
+        results = certificates(self.run, summarize(self.run, self.store.records()))
+        for walk, result in zip(self.run.walks, results, strict=True):
+            ended = result.outcome in ("complete", "capped")
+            walk["fastest"] = result.fastest.cell_id if ended and result.fastest else None
+        self.store.write_run(self.run)
+        cells = [self._cell(walk["fastest"]) for walk in self.run.walks if walk["fastest"]]
+        chosen = {_point(cell.to_dict()) for cell in self.selected}
+        cells = [cell for cell in cells if _point(cell.to_dict()) in chosen]
+        return [(cell, number) for number in range(2, self.measure.launches + 1) for cell in cells]
+
+    def _missing_repeats(self) -> "Launches":
+        cells = [self._cell(walk["fastest"]) for walk in self.run.walks if walk["fastest"]]
+        launches = [(cell, number) for number in range(2, self.measure.launches + 1) for cell in cells]
+        return pending_launches(launches, self.measure, self.store, self.policy_dirs, fresh=self.fresh).launches

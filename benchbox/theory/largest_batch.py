@@ -1,0 +1,55 @@
+"""The largest batch that fits into a limit, by predicted peaks of a few batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NO_LIMIT = 10**6
+MAX_PREDICTED = 64  # larger batches are extrapolated: their samples would be read, and their step traced, for little
+
+
+def largest_batch(peak_bytes: Callable[[int], int], limit_bytes: int, *, at_most: int | None = None) -> int:
+    """Return the largest batch whose predicted peak is within the limit, 0 if there is none.
+
+    The peak is the highest of several moments of a step, and each of them grows evenly with the batch. So the line through two
+    batches is exact or too low beyond them, and too high between them: it gives the batch to predict next.
+
+    Args:
+        peak_bytes: predicts the peak of a rank at a batch. It is asked for each batch once.
+    """
+    peaks = {1: peak_bytes(1)}
+    if peaks[1] > limit_bytes:
+        return 0
+    most = at_most or _NO_LIMIT
+    lower, upper = 1, most + 1
+    while upper - lower > 1:
+        batch = min(_on_line(peaks, lower, upper, limit_bytes), upper - 1)
+        if batch == lower or (batch > MAX_PREDICTED and lower >= MAX_PREDICTED):
+            return batch
+        if lower < MAX_PREDICTED:
+            batch = min(batch, MAX_PREDICTED)
+        peaks[batch] = peak_bytes(batch)
+        if peaks[batch] <= limit_bytes:
+            lower = batch
+        else:
+            upper = batch
+    return lower
+
+
+def _on_line(peaks: dict[int, int], lower: int, upper: int, limit_bytes: int) -> int:
+    """Return the batch at the limit on the line through two batches: the bracket, or the two largest that fit."""
+    fitting = sorted(batch for batch in peaks if batch <= lower)
+    if len(fitting) < 2:
+        return lower + 1
+    beyond = _crossing(peaks, fitting[-2], lower, limit_bytes)
+    if upper not in peaks or beyond == lower:
+        return beyond
+    return max(lower + 1, _crossing(peaks, lower, upper, limit_bytes))
+
+
+def _crossing(peaks: dict[int, int], first: int, second: int, limit_bytes: int) -> int:
+    growth = (peaks[second] - peaks[first]) / (second - first)
+    return _NO_LIMIT if growth <= 0 else first + int((limit_bytes - peaks[first]) / growth)

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchbox.analysis.baseline import make_baseline
+from benchbox.analysis.best_batches import compare_best_batches
+from benchbox.analysis.certificates import certificates, mean_probes
+from benchbox.analysis.gate import gate
+from benchbox.analysis.invariants import verify_run
+from benchbox.analysis.regression import BaselineLookup
+from benchbox.analysis.summary import summarize
+from benchbox.report.markdown import render_markdown
+from benchbox.report.view import build_report
+from benchbox.spec.matrix import BatchSearch
+from tests.support.example_run import MEASURE, MIB
+from tests.support.walks import START, Killed, Machine, cameras
+
+LIMITED = replace(MEASURE, memory_limit=200 * MIB)
+BACKENDS = (replace(START, backend="fsdp1_full"), replace(START, backend="zero2"))
+
+
+def results(machine: Machine):
+    run = machine.store.run()
+    return certificates(run, summarize(run, machine.store.records()))
+
+
+@pytest.fixture
+def machine(tmp_path) -> Machine:
+    return Machine(tmp_path, lambda _: 6, measure=LIMITED, predicted=5, fastest=5)
+
+
+def test_a_certificate_names_both_batches_the_peak_and_what_ran_out_of_memory(machine):
+    machine.run()
+    (result,) = results(machine)
+    assert result.is_complete
+    assert (result.largest.cell["batch"], result.beyond.cell["batch"], result.predicted_batch) == (6, 7, 5)
+    assert (result.limit_bytes, result.peak_bytes, result.headroom_bytes) == (200 * MIB, 160 * MIB, 40 * MIB)
+    error = result.error
+    assert (error["rank"], error["phase"], error["operation"]) == (1, "backward", "aten.mm.default")
+    assert (result.allocation_retries, result.probes, result.launches) == (None, 4, 5)
+    assert "no allocator retries" in result.retries_reason
+    assert mean_probes([result]) == 4
+
+
+def test_the_peak_of_the_throughput_is_often_not_the_largest_batch(machine):
+    machine.run()
+    (result,) = results(machine)
+    assert result.fastest.cell["batch"] == 5
+    assert [summary.cell["batch"] for summary in result.batches] == [2, 5, 6, 7]
+
+
+def test_on_a_gpu_the_device_is_the_limit_and_retries_are_counted(machine):
+    machine.run()
+    run, records = machine.store.run(), list(machine.store.records())
+    for record in records:
+        if record["memory"]:
+            worst = record["memory"]["worst"] | {"reserved_peak_bytes": 170 * MIB}
+            counted = {"device_bytes": [190 * MIB, 180 * MIB], "allocation_retries": [0, 3], "source": "torch.cuda"}
+            record["memory"] |= {"worst": worst, **counted}
+        record["memory_limit_bytes"] = None
+    (result,) = certificates(run, summarize(run, records))
+    assert (result.limit_bytes, result.headroom_bytes, result.allocation_retries) == (180 * MIB, 10 * MIB, 3)
+    assert result.retries_reason is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "reason"),
+    [
+        ({"largest": lambda _: 0}, "nothing fits", "not even batch 1 fits"),
+        ({"search": BatchSearch(start=2, at_most=5)}, "capped", "at_most 5 fits, and no larger batch was tried"),
+        ({"failures": {5: "crash"}}, "failed", "batch 5 ended crash"),
+    ],
+    ids=["nothing fits", "capped", "failed"],
+)
+def test_a_walk_without_certificate_says_why(machine, changes, outcome, reason):
+    machine = replace(machine, **changes)
+    machine.run()
+    (result,) = results(machine)
+    assert (result.outcome, result.is_complete) == (outcome, False)
+    assert result.reason.startswith(reason)
+
+
+def test_a_walk_in_progress_has_no_certificate(machine):
+    with pytest.raises(Killed):
+        machine.run(at_most_launches=2)
+    (result,) = results(machine)
+    assert (result.outcome, result.largest.cell["batch"]) == ("unfinished", 5)
+
+
+def test_the_gate_judges_the_batches_that_fit(machine):
+    machine.run()
+    run = machine.store.run()
+    rows = gate(run, summarize(run, machine.store.records()), BaselineLookup(None, "no baseline"))
+    assert {row.verdict for row in rows} == {"ok"}
+    assert len({row.cell_id for row in rows}) == 3
+
+
+def test_the_gate_breaches_where_nothing_fits(machine):
+    replace(machine, largest=lambda _: 0).run()
+    run = machine.store.run()
+    rows = gate(run, summarize(run, machine.store.records()), BaselineLookup(None, "no baseline"))
+    assert {row.verdict for row in rows} == {"breach"}
+
+
+def test_the_gate_breaches_where_a_batch_of_the_baseline_does_not_fit_any_more(machine, tmp_path):
+    before = replace(machine, folder=tmp_path / "before", largest=lambda _: 7)
+    before.run()
+    baseline = make_baseline(before.store.run(), summarize(before.store.run(), before.store.records()), "machine")
+    machine.run()
+    run = machine.store.run()
+    rows = gate(run, summarize(run, machine.store.records()), BaselineLookup(baseline, None))
+    (breach,) = [row for row in rows if row.verdict == "breach"]
+    assert (breach.cell, breach.actual) == ("batch=7", "oom")
+
+
+def test_set_ups_are_compared_at_the_fastest_batch_of_each_and_the_batch_is_named(tmp_path):
+    largest = {"fsdp1_full": 6, "zero2": 9}
+    machine = Machine(
+        tmp_path, lambda cell: largest[cell.backend], BACKENDS, replace(LIMITED, launches=8), predicted=5, fastest=7
+    )
+    machine.run()
+    run = machine.store.run()
+    reference, axes = {"backend": "zero2"}, {"backend": ["fsdp1_full", "zero2"]}
+    (comparison,) = compare_best_batches(results(machine), reference, axes)
+    assert comparison.axis == ("backend", "batch")
+    assert (comparison.subject.cell["batch"], comparison.reference.cell["batch"]) == (6, 7)
+    assert comparison.effect.launches == (7, 7), "the launch that chose the batch does not count"
+    report = render_markdown(build_report(run, list(machine.store.records())))
+    assert "| backend=fsdp1\\_full | 6 | 7 |" in report
+    assert "The batch is chosen here and not compared" in report
+
+
+def test_a_report_shows_certificates_and_no_failure(tmp_path):
+    machine = Machine(tmp_path, lambda cell: 8 // cell.cams, cameras(1, 4), LIMITED, predicted=8, fastest=2)
+    machine.run()
+    report = build_report(machine.store.run(), list(machine.store.records()))
+    assert report.failures == ()
+    assert dict(report.counts)["beyond memory"] >= 2
+    assert "failed" not in dict(report.counts)
+    assert "2 of 2 walks have a certificate" in report.walks.summary
+    rows = [view.texts for view in report.walks.certificates]
+    assert [row[:3] for row in rows] == [("cams=1", "8", "8"), ("cams=4", "2", "8")]
+    assert rows[0][5] == "9 (rank 1, backward, aten.mm.default)"
+    assert "2: " in rows[0][7]
+    assert rows[0][7].count("*") == 1
+
+
+def test_verify_reports_a_batch_that_fits_above_one_that_does_not(machine):
+    machine.run()
+    store = machine.store
+    record = store.record(replace(START, batch=2).cell_id, 1)
+    record |= {"status": "oom", "error": {"type": "E", "message": "", "rank": 0, "phase": None, "traceback": None}}
+    record |= {"throughput": None}
+    store.write_record(record)
+    assert results(machine)[0].outcome == "contradictory"
+    messages = [str(violation) for violation in verify_run(store).violations]
+    assert any(
+        "no batch of a walk fits above one that does not: batch 5 fits, and batch 2 ran out" in text for text in messages
+    )
+
+
+def test_verify_reports_a_certificate_that_lacks_a_launch(machine):
+    machine.run()
+    store = machine.store
+    store.remove_record(replace(START, batch=7).cell_id, 1)
+    messages = [str(violation) for violation in verify_run(store).violations]
+    assert any("ended, and its launches do not show it: launches are missing" in text for text in messages)

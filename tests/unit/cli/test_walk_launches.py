@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from benchbox.analysis.certificates import certificates
+from benchbox.analysis.invariants import verify_run
+from benchbox.analysis.summary import summarize
+from benchbox.cli.walk_launches import plan_walks
+from tests.support.example_run import MEASURE
+from tests.support.walks import START, Killed, Machine, cameras
+
+ONE_LAUNCH = replace(MEASURE, launches=1, memory_limit=2**25)
+
+
+def test_every_batch_is_a_cell_of_the_plan_with_a_launch_of_its_own(tmp_path):
+    machine = Machine(tmp_path, lambda _: 6, measure=ONE_LAUNCH, predicted=6)
+    machine.run()
+    assert machine.launched == [(replace(START, batch=batch), 1) for batch in (2, 6, 7)]
+    run = machine.store.run()
+    assert [cell["batch"] for cell in run.cells.values()] == [2, 6, 7]
+    (walk,) = run.walks
+    assert [run.cells[cell_id]["batch"] for cell_id in walk["cells"]] == [2, 6, 7]
+
+
+def test_running_out_of_memory_is_no_failure_of_a_walk(tmp_path):
+    _, summary = Machine(tmp_path, lambda _: 6, predicted=6).run()
+    assert (summary.failed_cells, summary.executed) == (set(), 4)
+
+
+def test_another_failure_ends_the_walk_and_is_tried_again_by_the_next_command(tmp_path):
+    machine = Machine(tmp_path, lambda _: 6, measure=ONE_LAUNCH, predicted=6, failures={6: "hang"})
+    _, summary = machine.run()
+    assert (machine.batches, len(summary.failed_cells)) == ([2, 6], 1)
+    machine.failures.clear()
+    machine.run()
+    assert machine.batches == [2, 6, 6, 7]
+
+
+def run_until_done(machine: Machine, *, killed_after: int) -> None:
+    """Kill every command after so many launches, and repeat it until one ends."""
+    for _ in range(100):
+        try:
+            machine.run(at_most_launches=killed_after)
+        except Killed:
+            continue
+        return
+
+
+@pytest.mark.parametrize("predicted", [None, 9])
+def test_a_walk_that_is_killed_after_every_launch_goes_on_as_if_it_had_not_been(tmp_path, predicted):
+    machine = Machine(tmp_path / "whole", lambda _: 12, predicted=predicted)
+    machine.run()
+    killed = replace(machine, folder=tmp_path / "killed", launched=[])
+    run_until_done(killed, killed_after=1)
+    assert killed.launched == machine.launched
+    assert killed.store.run().walks == machine.store.run().walks
+    killed.run()
+    assert killed.launched == machine.launched, "everything was done"
+    assert verify_run(killed.store).violations == ()
+
+
+def test_several_walks_that_are_killed_within_rounds_repeat_no_launch(tmp_path):
+    """Bounds may reach another walk earlier than without kills: other launches may be taken, but never one twice."""
+    machine = Machine(tmp_path, lambda cell: 12 // cell.cams, starts=cameras(1, 2, 4), predicted=9)
+    run_until_done(machine, killed_after=4)
+    assert len(set(machine.launched)) == len(machine.launched)
+    results = certificates(machine.store.run(), summarize(machine.store.run(), machine.store.records()))
+    assert [(result.largest.cell["batch"], result.beyond.cell["batch"]) for result in results] == [(12, 13), (6, 7), (3, 4)]
+
+
+def test_the_further_launches_are_those_of_the_fastest_batch(tmp_path):
+    machine = Machine(tmp_path, lambda _: 9, measure=replace(MEASURE, launches=3), predicted=4, fastest=4)
+    machine.run()
+    assert [(cell.batch, number) for cell, number in machine.launched if number > 1] == [(4, 2), (4, 3)]
+    run = machine.store.run()
+    assert run.walks[0]["fastest"] == replace(START, batch=4).cell_id
+    assert {cell["batch"]: run.launches_of(cell_id) for cell_id, cell in run.cells.items()}[4] == 3
+    assert sum(run.launches_of(cell_id) for cell_id in run.cells) == len(machine.launched)
+
+
+def test_a_walk_that_cannot_fit_is_skipped_and_names_the_launch_that_shows_it(tmp_path):
+    machine = Machine(tmp_path, lambda _: 0, starts=cameras(1), measure=ONE_LAUNCH)
+    machine.run()
+    machine.starts = cameras(1, 4)
+    machine.run()
+    assert {cell.cams for cell, _ in machine.launched} == {1}
+    (skip,) = machine.store.run().skipped
+    assert skip["cell"]["cams"] == 4
+    cell_id = replace(START, batch=1).cell_id
+    assert skip["reason"].startswith(f"pruned: launch 1 of {cell_id} (cams=1, checkpointing=no) ran out of memory at batch 1")
+
+
+def test_launches_of_one_walk_bound_another(tmp_path):
+    """With 4 cameras batch 3 does not fit, so that with 8 batch 7, which theory predicts, is not tried."""
+    machine = Machine(tmp_path, lambda _: 2, starts=cameras(4), measure=ONE_LAUNCH, predicted=7)
+    machine.run()
+    machine.starts = cameras(4, 8)
+    machine.run()
+    batches = {cams: [cell.batch for cell, _ in machine.launched if cell.cams == cams] for cams in (4, 8)}
+    assert batches == {4: [2, 7, 6, 5, 3], 8: [2, 3]}
+
+
+def test_another_memory_limit_begins_the_walk_anew(tmp_path):
+    machine = Machine(tmp_path, lambda _: 6, measure=ONE_LAUNCH, predicted=6)
+    machine.run()
+    machine.measure, machine.largest, machine.predicted = replace(ONE_LAUNCH, memory_limit=2**26), lambda _: 11, 11
+    machine.run()
+    assert machine.batches == [2, 6, 7, 2, 11, 12]
+    assert [cell["batch"] for cell in machine.store.run().cells.values()] == [2, 11, 12]
+    assert verify_run(machine.store).violations == ()
+
+
+def test_a_prediction_is_made_once_for_a_memory_limit(tmp_path):
+    earlier = Machine(tmp_path, lambda _: 6, measure=ONE_LAUNCH, predicted=6)
+    earlier.run()
+    for memory_limit, predicted in ((ONE_LAUNCH.memory_limit, 6), (2**26, None)):
+        described = replace(earlier.store.run(), walks=[], measure=asdict(replace(ONE_LAUNCH, memory_limit=memory_limit)))
+        (walk,) = plan_walks(described, earlier.starts, earlier.search, earlier.store.run()).walks
+        assert walk["predicted_batch"] == predicted
+
+
+def test_fresh_repeats_every_launch_of_a_walk(tmp_path):
+    machine = Machine(tmp_path, lambda _: 6, predicted=6)
+    machine.run()
+    launched = list(machine.launched)
+    machine.run(fresh=True)
+    assert machine.launched == launched * 2
