@@ -91,6 +91,10 @@ def _run_job(job: JobFile, rank: int, tracker: ProgressTracker, events: EventWri
 
         _exempt_from_collection()
         train(job, rank, tracker, events, signals)
+    elif job["kind"] == "links":
+        from benchbox.worker.measuring_links import measure_links
+
+        measure_links(job, rank, tracker, events)
     else:
         from benchbox.worker.measuring import measure
 
