@@ -1,6 +1,7 @@
 """`benchbox estimate`: memory, communication and time by theory, before anything runs or beside what was measured."""
 
 import json
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,9 +12,10 @@ from benchbox.cli.links import MEASURED, read_measured_link
 from benchbox.cli.options import Format, FormatOption, OnlyOption, PolicyDirOption, SetOption
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from benchbox.cli.predicting import Predictions
+    from benchbox.estimation.simulation import Simulation
     from benchbox.spec.cell import Cell
     from benchbox.theory.links import Device, Link, MeasuredLink
     from benchbox.theory.prediction import Estimate
@@ -50,6 +52,9 @@ def estimate(
             help="Link between ranks: nvlink3, nvlink4, pcie4, pcie5, infiniband_hdr, infiniband_ndr; or measured.",
         ),
     ] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Also run the code of ddp, fsdp2 and hsdp as rank 0 of all, and compare.")
+    ] = False,
     format_: FormatOption = Format.text,
 ) -> None:
     """Predict memory by component, collectives and the bounds of a step's time, for every cell of a matrix.
@@ -69,8 +74,8 @@ def estimate(
     if measured is None and (accelerator is None) != (link is None):
         raise ConfigurationError("the time of a step needs --accelerator and --link, and only one of them is given")
     if target.is_dir():
-        if sets or only:
-            raise ConfigurationError(f"{target} is a run directory: --set and --only are for a matrix")
+        if sets or only or simulate:
+            raise ConfigurationError(f"{target} is a run directory: --set, --only and --simulate are for a matrix")
         _estimate_run(target, policy_dirs, format_)
         return
     from benchbox.cli.predicting import predict_cells
@@ -82,10 +87,37 @@ def estimate(
     loaded = load_matrix(target, parse_overrides(sets), policy_dirs)
     cells = plan_cells(loaded, join_expressions(only)).cells
     predictions = predict_cells(cells, loaded.policy_dirs, device.value)
+    simulations = {cell.cell_id: _simulate(cell, loaded.policy_dirs) for cell in cells} if simulate else {}
     if format_ is Format.json:
-        print(json.dumps([_as_json(cell, predictions[cell.cell_id], hardware, measured) for cell in cells], indent=2))
+        rows = [_as_json(cell, predictions[cell.cell_id], hardware, measured) for cell in cells]
+        for row in rows if simulate else ():
+            simulation = simulations[row["cell_id"]]
+            row["simulation"] = {"reason": simulation} if isinstance(simulation, str) else asdict(simulation)
+        print(json.dumps(rows, indent=2))
     else:
-        _print_cells(cells, predictions, hardware, measured)
+        _print_cells(cells, predictions, simulations, hardware, measured)
+
+
+def _simulate(cell: "Cell", policy_dirs: "Sequence[Path]") -> "Simulation | str":
+    """Return the simulation of a cell, or why there is none."""
+    from benchbox.errors import UnsupportedError
+    from benchbox.estimation.simulation import simulate
+
+    try:
+        return simulate(cell, policy_dirs)
+    except UnsupportedError as error:
+        return str(error)
+
+
+def _describe_simulation(simulation: "Simulation | str", entry: "Estimate") -> str:
+    """Return whether a simulation confirms the formulas, as text."""
+    if isinstance(simulation, str):
+        return f"not simulated: {simulation}"
+    differences = simulation.differences(entry)
+    verdict = (
+        "differs: " + "; ".join(differences) if differences else "equals the formulas in every collective and parameter byte"
+    )
+    return f"simulated as rank 0 of {entry.world_size} on {simulation.tensors} tensors: {verdict}"
 
 
 def _hardware(accelerator: str, link: "str | MeasuredLink | None") -> "tuple[Device, Link | MeasuredLink]":
@@ -116,7 +148,11 @@ def _as_json(
 
 
 def _print_cells(
-    cells: "Sequence[Cell]", predictions: "Predictions", hardware: "Hardware | None", measured: "MeasuredLink | None"
+    cells: "Sequence[Cell]",
+    predictions: "Predictions",
+    simulations: "Mapping[str, Simulation | str]",
+    hardware: "Hardware | None",
+    measured: "MeasuredLink | None",
 ) -> None:
     """Print one line for each cell, and below it the components of its peak and its collectives."""
     from benchbox.analysis.quantities import quantity
@@ -135,6 +171,8 @@ def _print_cells(
             f"{name} {traffic['count']} x, {quantity(traffic['bytes'], 'bytes')}" for name, traffic in entry.collectives.items()
         ]
         print(f"  communication of a step: {'; '.join(collectives) or 'none'}")
+        if cell.cell_id in simulations:
+            print(f"  {_describe_simulation(simulations[cell.cell_id], entry)}")
         if measured is not None and entry.world_size > 1:
             seconds = quantity(entry.communication_time_s(measured), "s")
             print(f"  communication on the {measured.name} link: {seconds}, if none of it overlaps with computation")
@@ -149,8 +187,6 @@ def _print_cells(
 
 
 def _estimate_run(folder: Path, policy_dirs: "Sequence[Path]", format_: Format) -> None:
-    from dataclasses import asdict
-
     from benchbox.analysis.quantities import quantity
     from benchbox.analysis.reconciliation import reconcile
     from benchbox.analysis.summary import label, summarize, varying_fields

@@ -1,0 +1,71 @@
+"""Simulated ranks, which run the code of a backend, hold and communicate what the formulas say, to the byte."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from benchbox.cli.app import app
+from benchbox.errors import UnsupportedError
+from benchbox.estimation.estimate import estimate
+from benchbox.estimation.simulation import simulate
+from tests.support.ranks import tiny_cell
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# The fake tensors of FSDP2 take a minute of CPU time at 1024 ranks, where it makes a view for each of them.
+_ALL = [(backend, ranks) for backend in ("ddp", "fsdp2", "hsdp") for ranks in (2, 8, 64, 1024)]
+CELLS = _ALL if os.environ.get("BENCHBOX_SIMULATE") == "all" else [("fsdp2", 64)]
+
+MATRIX = """\
+name: large
+policy: pi05
+size: tiny
+recipe: bf16_master
+data: synthetic
+world_size: 1024
+batch: 2
+axes: {backend: [ddp, zero2]}
+"""
+
+
+@pytest.mark.parametrize(("backend", "ranks"), CELLS)
+def test_a_simulated_rank_equals_the_formulas(backend: str, ranks: int) -> None:
+    cell = replace(tiny_cell(backend=backend), world_size=ranks)
+    simulation = simulate(cell)
+    assert simulation.differences(estimate(cell)) == []
+    assert simulation.tensors == ("real" if backend == "ddp" else "fake")
+
+
+def test_the_command_compares_rank_0_of_1024_with_the_formulas_and_says_what_is_not_simulated(tmp_path: Path) -> None:
+    (tmp_path / "large.yaml").write_text(MATRIX)
+    result = CliRunner().invoke(app, ["estimate", str(tmp_path / "large.yaml"), "--simulate"], catch_exceptions=False)
+    assert "simulated as rank 0 of 1024 on real tensors: equals the formulas in every collective" in result.output
+    assert "not simulated: backend zero2 is not simulated: ddp, fsdp2, hsdp are" in result.output
+
+
+def test_another_number_of_bytes_is_named() -> None:
+    cell = replace(tiny_cell(backend="ddp"), world_size=2)
+    simulation = simulate(cell)
+    wrong = replace(simulation, parameter_bytes=simulation.parameter_bytes + 4, collectives={})
+    differences = wrong.differences(estimate(cell))
+    assert any(text.startswith("all_reduce is None, the formula says") for text in differences)
+    assert differences[-1].startswith(f"parameters take {simulation.parameter_bytes + 4} bytes")
+
+
+def test_a_policy_that_cannot_be_simulated_is_one_line() -> None:
+    with pytest.raises(UnsupportedError, match=r"cannot be simulated: \S+"):
+        simulate(tiny_cell(backend="fsdp2", policy="no_such_policy"))
+
+
+def test_json_has_the_simulation(tmp_path: Path) -> None:
+    (tmp_path / "large.yaml").write_text(MATRIX)
+    arguments = ["estimate", str(tmp_path / "large.yaml"), "--simulate", "--only", "backend=zero2", "--format", "json"]
+    (row,) = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).output)
+    assert row["simulation"] == {"reason": "backend zero2 is not simulated: ddp, fsdp2, hsdp are"}
