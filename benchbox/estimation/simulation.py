@@ -24,7 +24,7 @@ SIMULATED = ("ddp", "fsdp2", "hsdp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What rank 0 communicated in a step, and the bytes of the parameters that it held after `prepare`."""
+    """Collectives of rank 0 in a step, and the bytes of the parameters that it held after `prepare`."""
 
     collectives: Traffic
     parameter_bytes: int

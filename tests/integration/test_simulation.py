@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from benchbox.cli.app import app
 from benchbox.errors import UnsupportedError
 from benchbox.estimation.estimate import estimate
-from benchbox.estimation.simulation import simulate
+from benchbox.estimation.simulation import Simulation, simulate
 from tests.support.ranks import tiny_cell
 
 if TYPE_CHECKING:
@@ -51,12 +51,13 @@ def test_the_command_compares_rank_0_of_1024_with_the_formulas_and_says_what_is_
 
 
 def test_another_number_of_bytes_is_named() -> None:
-    cell = replace(tiny_cell(backend="ddp"), world_size=2)
-    simulation = simulate(cell)
-    wrong = replace(simulation, parameter_bytes=simulation.parameter_bytes + 4, collectives={})
-    differences = wrong.differences(estimate(cell))
+    predicted = estimate(tiny_cell(backend="ddp"))
+    size = predicted.components["parameters"]
+    equal = Simulation(collectives=predicted.collectives, parameter_bytes=size, tensors="real")
+    assert equal.differences(predicted) == []
+    differences = replace(equal, parameter_bytes=size + 4, collectives={}).differences(predicted)
     assert any(text.startswith("all_reduce is None, the formula says") for text in differences)
-    assert differences[-1].startswith(f"parameters take {simulation.parameter_bytes + 4} bytes")
+    assert differences[-1] == f"parameters take {size + 4} bytes, the formula says {size}"
 
 
 def test_a_policy_that_cannot_be_simulated_is_one_line() -> None:
