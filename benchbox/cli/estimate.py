@@ -53,7 +53,7 @@ def estimate(
         ),
     ] = None,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Also run the code of ddp, fsdp2 and hsdp as rank 0 of all, and compare.")
+        bool, typer.Option("--simulate", help="Also run the code of each backend as rank 0 of all, and compare.")
     ] = False,
     format_: FormatOption = Format.text,
 ) -> None:

@@ -3,8 +3,9 @@
 `python -m benchbox.estimation.simulated_rank` reads a cell from its input and prints what rank 0 would hold and communicate. It
 is a process of its own, because the process group and accelerate's state are global.
 
-FSDP2 and HSDP run on fake tensors, so that a policy of any size needs no memory. DDP reads addresses of gradients in C++, which
-fake tensors do not have: it runs on real tensors of the whole policy.
+FSDP2 and HSDP run on fake tensors, so that a policy of any size needs no memory. The others run on real tensors, and the whole
+policy before they shard it: DDP reads addresses of gradients in C++, which fake tensors do not have, and FSDP1 and DeepSpeed
+have not been tried with fake ones.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from benchbox.optim import freeze
 from benchbox.registry.backends import DEFAULT_SHARD_SIZE, backend_info
 from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.registry.recipes import recipe_by_name
-from benchbox.session.build import build_cell_policy, open_cell_data
+from benchbox.session.build import build_cell_policy, build_session, open_cell_data
 from benchbox.session.step import Session
 from benchbox.spec.cell import Cell
 
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FAKE_TENSORS = ("fsdp2", "hsdp")
-REAL_TENSORS = ("ddp",)
 
 
 class _RankMode(TorchDispatchMode):
@@ -78,41 +78,57 @@ def simulate_rank(cell: Cell, policy_dirs: Sequence[Path]) -> dict[str, Any]:
     """Return collectives of a step and bytes of the parameters of rank 0, by running `prepare` and a step of the backend."""
     is_fake = cell.backend in FAKE_TENSORS
     policy: Any = build_cell_policy(cell, policy_dirs)
-    freeze(policy, policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
     with fake_process_group(cell.world_size), ExitStack() as stack:
         stream = stack.enter_context(closing(open_cell_data(cell, policy, 0)))
-        policy.load_statistics(list(stream.statistics))
         batches = [next(iter(stream)) for _ in range(cell.accumulation)]
+        counting = _RankMode(has_fakes=is_fake)
         if is_fake:
-            take_deferred_weights(policy)
             mode = new_fake_mode()
+            freeze(policy, policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
+            policy.load_statistics(list(stream.statistics))
+            take_deferred_weights(policy)
             make_fake(policy, mode)
             policy.to = lambda *args, **kwargs: _cast(policy, mode, *args, **kwargs)
             batches = [make_fake_batch(batch, mode) for batch in batches]
             stack.enter_context(mode)
-        counting = stack.enter_context(_RankMode(has_fakes=is_fake))
-        backend = backend_info(cell.backend).load()()
-        shape = StepShape(
-            batch=cell.batch,
-            accumulation=cell.accumulation,
-            max_grad_norm=cell.optim.max_grad_norm,
-            shard_size=cell.shard_size or DEFAULT_SHARD_SIZE,
-        )
-        backend.prepare(policy, recipe_by_name(cell.recipe), cell.optim, shape)
-        session = Session(backend, accumulation=cell.accumulation, optim=cell.optim)
+            stack.enter_context(counting)
+            session = _prepare_fake(cell, policy)
+        else:
+            session = build_session(cell, policy, stream.statistics)
+            stack.enter_context(counting)
         if cell.backend == "ddp":
             hook = lambda _, bucket: _all_reduced(bucket.buffer())  # noqa: E731 (DDP refuses annotations as text)
             session.model.register_comm_hook(None, hook)  # type: ignore[operator] # DDP's own
-        # DDP sets its buckets anew after its first step, and tells the other ranks in the second.
-        for _ in range(3 if cell.backend == "ddp" else 1):
+        # The first steps of some differ: DDP sets its buckets anew, and ZeRO-3 learns the order of its units.
+        for _ in range(1 if is_fake else 3):
             counting.collectives = CollectiveCounter()
             session.step(batches)
-        parameters = [local_shard(parameter) for parameter in session.model.parameters()]
         return {
             "collectives": counting.collectives.counts,
-            "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+            "parameter_bytes": _parameter_bytes(session.model, cell.backend),
             "tensors": "fake" if is_fake else "real",
         }
+
+
+def _parameter_bytes(model: nn.Module, backend: str) -> int:
+    """Return the bytes of this rank's part of the parameters; ZeRO-1 and ZeRO-2 pad the memory in which all of them lie."""
+    shards = [local_shard(parameter) for parameter in model.parameters()]
+    if backend in ("zero1", "zero2"):
+        return sum({shard.untyped_storage()._cdata: shard.untyped_storage().nbytes() for shard in shards}.values())  # noqa: SLF001
+    return sum(shard.numel() * shard.element_size() for shard in shards)
+
+
+def _prepare_fake(cell: Cell, policy: Any) -> Session:
+    """Prepare a policy on fake tensors, as `build_session` does one that has weights."""
+    backend = backend_info(cell.backend).load()()
+    shape = StepShape(
+        batch=cell.batch,
+        accumulation=cell.accumulation,
+        max_grad_norm=cell.optim.max_grad_norm,
+        shard_size=cell.shard_size or DEFAULT_SHARD_SIZE,
+    )
+    backend.prepare(policy, recipe_by_name(cell.recipe), cell.optim, shape)
+    return Session(backend, accumulation=cell.accumulation, optim=cell.optim)
 
 
 def _cast(policy: nn.Module, mode: FakeTensorMode, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> nn.Module:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox.errors import UnsupportedError
+from benchbox.registry.backends import backend_info
+from benchbox.theory.sharding import MODELS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import Cell
     from benchbox.theory.communication import Traffic
     from benchbox.theory.prediction import Estimate
-
-SIMULATED = ("ddp", "fsdp2", "hsdp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,12 @@ def simulate(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Simulation:
     Raises:
         UnsupportedError: the backend, or this policy with it, cannot be simulated; the message says why.
     """
-    if cell.backend not in SIMULATED:
-        raise UnsupportedError(f"backend {cell.backend} is not simulated: {', '.join(SIMULATED)} are")
+    if cell.backend == "single" or cell.backend not in MODELS:
+        raise UnsupportedError(f"backend {cell.backend} is not simulated: there is no formula to compare with")
+    if refusal := backend_info(cell.backend).refusal(
+        world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing, shard_size=cell.shard_size
+    ):
+        raise UnsupportedError(refusal)
     request = {"cell": cell.to_dict(), "policy_dirs": [str(folder.resolve()) for folder in policy_dirs]}
     command = [sys.executable, "-m", "benchbox.estimation.simulated_rank"]
     result = subprocess.run(

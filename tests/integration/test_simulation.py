@@ -14,14 +14,20 @@ from benchbox.cli.app import app
 from benchbox.errors import UnsupportedError
 from benchbox.estimation.estimate import estimate
 from benchbox.estimation.simulation import Simulation, simulate
+from benchbox.registry.backends import BUILT_IN_BACKENDS
 from tests.support.ranks import tiny_cell
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 # The fake tensors of FSDP2 take a minute of CPU time at 1024 ranks, where it makes a view for each of them.
-_ALL = [(backend, ranks) for backend in ("ddp", "fsdp2", "hsdp") for ranks in (2, 8, 64, 1024)]
-CELLS = _ALL if os.environ.get("BENCHBOX_SIMULATE") == "all" else [("fsdp2", 64)]
+_ALL = [
+    (name, ranks)
+    for name, info in BUILT_IN_BACKENDS.items()
+    for ranks in (4 if info.hybrid else 2, 8, 64, 1024)
+    if name != "single"
+]
+CELLS = _ALL if os.environ.get("BENCHBOX_SIMULATE") == "all" else [("fsdp2", 64), ("zero2", 1024)]
 
 MATRIX = """\
 name: large
@@ -31,7 +37,7 @@ recipe: bf16_master
 data: synthetic
 world_size: 1024
 batch: 2
-axes: {backend: [ddp, zero2]}
+axes: {backend: [ddp, single]}
 """
 
 
@@ -40,14 +46,14 @@ def test_a_simulated_rank_equals_the_formulas(backend: str, ranks: int) -> None:
     cell = replace(tiny_cell(backend=backend), world_size=ranks)
     simulation = simulate(cell)
     assert simulation.differences(estimate(cell)) == []
-    assert simulation.tensors == ("real" if backend == "ddp" else "fake")
+    assert simulation.tensors == ("fake" if backend in ("fsdp2", "hsdp") else "real")
 
 
 def test_the_command_compares_rank_0_of_1024_with_the_formulas_and_says_what_is_not_simulated(tmp_path: Path) -> None:
     (tmp_path / "large.yaml").write_text(MATRIX)
     result = CliRunner().invoke(app, ["estimate", str(tmp_path / "large.yaml"), "--simulate"], catch_exceptions=False)
     assert "simulated as rank 0 of 1024 on real tensors: equals the formulas in every collective" in result.output
-    assert "not simulated: backend zero2 is not simulated: ddp, fsdp2, hsdp are" in result.output
+    assert "not simulated: backend single is not simulated: there is no formula" in result.output
 
 
 def test_another_number_of_bytes_is_named() -> None:
@@ -67,6 +73,6 @@ def test_a_policy_that_cannot_be_simulated_is_one_line() -> None:
 
 def test_json_has_the_simulation(tmp_path: Path) -> None:
     (tmp_path / "large.yaml").write_text(MATRIX)
-    arguments = ["estimate", str(tmp_path / "large.yaml"), "--simulate", "--only", "backend=zero2", "--format", "json"]
+    arguments = ["estimate", str(tmp_path / "large.yaml"), "--simulate", "--only", "backend=single", "--format", "json"]
     (row,) = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).output)
-    assert row["simulation"] == {"reason": "backend zero2 is not simulated: ddp, fsdp2, hsdp are"}
+    assert row["simulation"] == {"reason": "backend single is not simulated: there is no formula to compare with"}
