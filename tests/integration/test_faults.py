@@ -41,7 +41,7 @@ batch: 2
 data: synthetic
 axes:
   cell:
-    - {size: slow, freeze: none}
+    - {size: slow, freeze: full}
     - {size: healthy, freeze: freeze_vision}
 measure: {warmup_steps: 20, steps: 3, launches: 1, timeout_s: 15}
 """
