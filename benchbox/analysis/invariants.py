@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isclose
 from statistics import median
 from typing import TYPE_CHECKING
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from benchbox.analysis.invariant import Invariant
 from benchbox.analysis.observed_invariants import OBSERVED_INVARIANTS
 from benchbox.analysis.plausible_invariants import PLAUSIBLE_INVARIANTS
-from benchbox.analysis.run_invariants import RUN_INVARIANTS, check_run
+from benchbox.analysis.run_invariants import RUN_INVARIANTS, RunInvariantCheck
 from benchbox.registry.host_load import may_be_busy
 from benchbox.store.record import samples_per_step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from benchbox.registry.launch_record import LaunchRecord, Peak, Phase, StepTime
     from benchbox.store.run import RunStore
@@ -45,6 +45,7 @@ class Verification:
     satisfied: Mapping[str, int]
     not_applicable: Mapping[str, int]
     violations: tuple[Violation, ...]
+    records: int
 
 
 def verify_records(records: Iterable[LaunchRecord]) -> Verification:
@@ -52,7 +53,9 @@ def verify_records(records: Iterable[LaunchRecord]) -> Verification:
     satisfied = {invariant.sentence: 0 for invariant in INVARIANTS}
     not_applicable = dict(satisfied)
     violations: list[Violation] = []
+    count = 0
     for record in records:
+        count += 1
         for invariant in INVARIANTS:
             try:
                 result = invariant.check(record)
@@ -68,7 +71,7 @@ def verify_records(records: Iterable[LaunchRecord]) -> Verification:
                 Violation(cell_id=record["cell_id"], launch=record["launch"], sentence=invariant.sentence, message=message)
                 for message in messages
             ]
-    return Verification(satisfied, not_applicable, tuple(violations))
+    return Verification(satisfied, not_applicable, tuple(violations), count)
 
 
 def verify_run(store: RunStore) -> Verification:
@@ -77,18 +80,26 @@ def verify_run(store: RunStore) -> Verification:
     Raises:
         RecordError: the run or a record cannot be read.
     """
-    records = list(store.records())
-    verification = verify_records(records)
+    checks = [RunInvariantCheck(invariant, store) for invariant in RUN_INVARIANTS]
+    verification = verify_records(_given_to(checks, store.records()))
     satisfied, not_applicable = dict(verification.satisfied), dict(verification.not_applicable)
     violations = list(verification.violations)
-    for invariant in RUN_INVARIANTS:
-        problems = check_run(invariant, store, records)
+    for invariant, check in zip(RUN_INVARIANTS, checks, strict=True):
+        problems = check.finish()
         satisfied[invariant.sentence] = int(problems == [])
         not_applicable[invariant.sentence] = int(problems is None)
-        for record, message in problems or ():
-            cell_id, launch = (None, None) if record is None else (record["cell_id"], record["launch"])
+        for key, message in problems or ():
+            cell_id, launch = key or (None, None)
             violations.append(Violation(cell_id=cell_id, launch=launch, sentence=invariant.sentence, message=message))
-    return Verification(satisfied, not_applicable, tuple(violations))
+    return replace(verification, satisfied=satisfied, not_applicable=not_applicable, violations=tuple(violations))
+
+
+def _given_to(checks: Sequence[RunInvariantCheck], records: Iterable[LaunchRecord]) -> Iterator[LaunchRecord]:
+    """Yield the records, each after it was given to the checks: none is held, so that any number of them can be checked."""
+    for record in records:
+        for check in checks:
+            check.add(record)
+        yield record
 
 
 def _all_ranks_present(record: LaunchRecord) -> Iterable[str] | None:

@@ -4,153 +4,234 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.comparability import compare_with_reference
 from benchbox.analysis.rank_file_invariants import as_ranks_wrote, events_agree
+from benchbox.analysis.run_check import LaunchKey, Problem, RunCheck
 from benchbox.analysis.sequential import criteria_of
 from benchbox.analysis.summary import summarize
-from benchbox.analysis.walk_invariants import follow_from_launches, monotonic
-from benchbox.errors import BenchboxError
+from benchbox.analysis.walk_invariants import Certificates, MonotonicWalks
+from benchbox.errors import BenchboxError, RecordError
 from benchbox.spec.cell import Cell
-from benchbox.store.chain import content_sha256, plan_sha256
+from benchbox.store.chain import ChainReading, content_sha256, plan_sha256
 from benchbox.store.files import read_json
-from benchbox.store.table import table_differences
+from benchbox.store.table import TableReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from benchbox.registry.launch_record import LaunchRecord
     from benchbox.store.run import RunStore
 
 _CLOCK_STEP = timedelta(seconds=2)  # by which the wall clock may have been set back between two launches
+_UNCOMPARED: Any = dict.fromkeys(("phases_s", "step_time_s", "step_split_s", "flops", "collectives", "host"))
 _RATIO = re.compile(r"[0-9]+\.[0-9]{2}x")
 
 
-@dataclass(frozen=True, slots=True)
-class RunInvariant:
-    """A statement on a run, and a check that returns violations with their record, or None where it does not apply."""
+class _Plan(RunCheck):
+    def __init__(self, store: RunStore) -> None:
+        super().__init__(store)
+        self._cells = store.run().cells
 
-    sentence: str
-    check: Callable[[RunStore, Sequence[LaunchRecord]], Iterable[tuple[LaunchRecord | None, str]] | None]
+    def add(self, record: LaunchRecord) -> Iterator[str]:
+        if Cell.from_dict(dict(record["cell"])) != Cell.from_dict(dict(self._cells[record["cell_id"]])):
+            yield "its cell is not that of the plan"
 
-
-def _plan(store: RunStore, records: Sequence[LaunchRecord]) -> Iterator[tuple[LaunchRecord | None, str]]:
-    cells = store.run().cells
-    for cell_id, cell in cells.items():
-        if (expected := Cell.from_dict(dict(cell)).cell_id) != cell_id:
-            yield None, f"run.json: the configuration of cell {cell_id} has the id {expected}"
-    for record in records:
-        if Cell.from_dict(dict(record["cell"])) != Cell.from_dict(dict(cells[record["cell_id"]])):
-            yield record, "its cell is not that of the plan"
+    def finish(self) -> Iterator[Problem]:
+        for cell_id, cell in self._cells.items():
+            if (expected := Cell.from_dict(dict(cell)).cell_id) != cell_id:
+                yield None, f"run.json: the configuration of cell {cell_id} has the id {expected}"
 
 
-def _same_cell(_: RunStore, records: Sequence[LaunchRecord]) -> Iterator[tuple[LaunchRecord | None, str]]:
-    """Yield launches that differ from an earlier one of their cell, by the same sources, in what has no noise."""
-    first: dict[tuple[str, ...], tuple[LaunchRecord, dict[str, object]]] = {}
-    for record in records:
+class _SameCell(RunCheck):
+    """Launches must not differ from an earlier one of their cell, by the same sources, in what has no noise."""
+
+    def __init__(self, store: RunStore) -> None:
+        super().__init__(store)
+        self._first: dict[tuple[str, ...], tuple[int, dict[str, object]]] = {}
+
+    def add(self, record: LaunchRecord) -> Iterator[str]:
         observed, flops, environment = record["observed"], record["flops"], record["environment"] or {}
         if record["status"] != "ok" or observed is None:
-            continue
+            return
         sources = (record["cell_id"], *(str(environment.get(name)) for name in ("benchbox_sha256", "policy_sha256", "torch")))
         values: dict[str, object] = {
             name: observed.get(name) for name in ("model_class", "sharding", "shard_numel", "trainable_numel", "total_numel")
         }
         values["FLOPs"] = flops["model_flops_per_step"] if flops else None
-        other, expected = first.setdefault(sources, (record, values))
+        other, expected = self._first.setdefault(sources, (record["launch"], values))
         for name, value in values.items():
             if value != expected[name]:
-                yield record, f"{name} is {value}, and {expected[name]} in launch {other['launch']}"
+                yield f"{name} is {value}, and {expected[name]} in launch {other}"
 
 
-def _one_after_another(_: RunStore, records: Sequence[LaunchRecord]) -> Iterator[tuple[LaunchRecord | None, str]]:
-    by_start = sorted(records, key=lambda record: record["started_at"])
-    for earlier, later in pairwise(by_start):
-        start, end = (datetime.fromisoformat(record["started_at"]) for record in (later, earlier))
-        end += timedelta(seconds=earlier["duration_s"])
-        if start < end - _CLOCK_STEP:
-            message = f"it started {(end - start).total_seconds():.1f} s before launch {earlier['launch']} of"
-            yield later, f"{message} {earlier['cell_id']} ended"
+class _OneAfterAnother(RunCheck):
+    def __init__(self, store: RunStore) -> None:
+        super().__init__(store)
+        self._spans: list[tuple[str, float, str, int]] = []
+
+    def add(self, record: LaunchRecord) -> Iterable[str]:
+        self._spans.append((record["started_at"], record["duration_s"], record["cell_id"], record["launch"]))
+        return ()
+
+    def finish(self) -> Iterator[Problem]:
+        self._spans.sort(key=lambda span: span[0])
+        for (earlier_start, duration_s, *earlier), (later_start, _, cell_id, launch) in pairwise(self._spans):
+            start, end = datetime.fromisoformat(later_start), datetime.fromisoformat(earlier_start)
+            end += timedelta(seconds=duration_s)
+            if start < end - _CLOCK_STEP:
+                late_s = (end - start).total_seconds()
+                yield (cell_id, launch), f"it started {late_s:.1f} s before launch {earlier[1]} of {earlier[0]} ended"
 
 
-def _chain(store: RunStore, records: Sequence[LaunchRecord]) -> Iterable[tuple[LaunchRecord | None, str]] | None:
-    return list(_chain_problems(store, records)) if store.chain.exists() else None
+class _Chain(RunCheck):
+    def __init__(self, store: RunStore) -> None:
+        super().__init__(store)
+        self.applies = store.chain.exists()
+        reading = store.chain.read() if self.applies else ChainReading([], None)
+        self._defect = reading.defect
+        self._plan = next((entry["sha256"] for entry in reversed(reading.entries) if entry["kind"] == "plan"), None)
+        self._history: dict[LaunchKey, list[str | None]] = defaultdict(list)
+        for entry in reading.entries:
+            if entry["kind"] != "plan":
+                self._history[entry["cell_id"], entry["launch"]].append(entry["sha256"])
+
+    def add(self, record: LaunchRecord) -> Iterator[str]:
+        if self._defect or not self.applies:
+            return
+        sha256, recorded = content_sha256(record), self._history.pop((record["cell_id"], record["launch"]), [])
+        if sha256 in recorded[:-1] and sha256 != recorded[-1]:
+            yield "an earlier record of this launch: the last one was removed, or the run was killed before writing it"
+        elif sha256 not in recorded:
+            yield "edited after it was measured" if recorded else "not measured by this run: the chain does not have it"
+
+    def finish(self) -> Iterator[Problem]:
+        if self._defect:
+            yield None, f"chain.jsonl: {self._defect}"
+            return
+        if not self.applies:
+            return
+        if self._plan != plan_sha256(read_json(self.store.path / "run.json")):
+            yield None, "run.json is not the plan of the last run: it was edited"
+        planned = self.store.run().cells
+        for (cell_id, launch), recorded in self._history.items():
+            if recorded[-1] is not None and cell_id in planned:
+                yield None, f"the record of launch {launch} of {cell_id} was removed, or the run was killed before writing it"
 
 
-def _chain_problems(store: RunStore, records: Sequence[LaunchRecord]) -> Iterator[tuple[LaunchRecord | None, str]]:
-    reading = store.chain.read()
-    if reading.defect:
-        yield None, f"chain.jsonl: {reading.defect}"
-        return
-    history: dict[tuple[str, int], list[str | None]] = defaultdict(list)
-    plans = []
-    for entry in reading.entries:
-        if entry["kind"] == "plan":
-            plans.append(entry["sha256"])
-        else:
-            history[entry["cell_id"], entry["launch"]].append(entry["sha256"])
-    if plans[-1:] != [plan_sha256(read_json(store.path / "run.json"))]:
-        yield None, "run.json is not the plan of the last run: it was edited"
-    for record in records:
-        sha256, known = content_sha256(record), history.pop((record["cell_id"], record["launch"]), [])
-        if sha256 in known[:-1] and sha256 != known[-1]:
-            yield record, "an earlier record of this launch: the last one was removed, or the run was killed before writing it"
-        elif sha256 not in known:
-            yield record, "edited after it was measured" if known else "not measured by this run: the chain does not have it"
-    planned = store.run().cells
-    for (cell_id, launch), known in history.items():
-        if known[-1] is not None and cell_id in planned:
-            yield None, f"the record of launch {launch} of {cell_id} was removed, or the run was killed before writing it"
+class _Folders(RunCheck):
+    """Records must agree with the files in the folders of their launches, where there are such files."""
+
+    applies = False
+
+    def __init__(self, store: RunStore, compare: Callable[[LaunchRecord, Path], list[str] | None]) -> None:
+        super().__init__(store)
+        self._compare = compare
+
+    def add(self, record: LaunchRecord) -> Iterable[str]:
+        messages = self._compare(record, self.store.launch_dir(record["cell_id"], record["launch"]))
+        self.applies = self.applies or messages is not None
+        return messages or ()
 
 
-def _rank_files(store: RunStore, records: Sequence[LaunchRecord]) -> Iterable[tuple[LaunchRecord | None, str]] | None:
-    problems = [(record, as_ranks_wrote(record, store.launch_dir(record["cell_id"], record["launch"]))) for record in records]
-    known = [(record, messages) for record, messages in problems if messages is not None]
-    return [(record, message) for record, messages in known for message in messages] if known else None
+class _MadeOfRecords(RunCheck):
+    """A check of files that are made of the records, for those that are not older than any of them."""
+
+    names: tuple[str, ...]
+
+    def __init__(self, store: RunStore) -> None:
+        super().__init__(store)
+        self.paths = [path for name in self.names if (path := store.path / name).is_file()]
+        self._newest = 0.0
+
+    def add(self, record: LaunchRecord) -> Iterable[str]:
+        if not self.store.is_packed:
+            written = self.store.record_path(record["cell_id"], record["launch"]).stat().st_mtime
+            self._newest = max(self._newest, written)
+        return ()
+
+    def current(self) -> list[Path]:
+        """Return the files that are not older than any record that was added."""
+        return [path for path in self.paths if self._newest <= path.stat().st_mtime]
 
 
-def _events(store: RunStore, records: Sequence[LaunchRecord]) -> Iterable[tuple[LaunchRecord | None, str]] | None:
-    problems = [(record, events_agree(record, store.launch_dir(record["cell_id"], record["launch"]))) for record in records]
-    known = [(record, messages) for record, messages in problems if messages is not None]
-    return [(record, message) for record, messages in known for message in messages] if known else None
+class _Tables(_MadeOfRecords):
+    names = ("table.csv", "table.parquet")
+
+    def __init__(self, store: RunStore) -> None:
+        super().__init__(store)
+        self._tables: dict[Path, TableReader] = {}
+        self._problems: dict[Path, list[str]] = {}
+        for path in self.paths:
+            try:
+                self._problems[path] = []
+                self._tables[path] = TableReader(path)
+            except RecordError as error:  # an old table, of which it does not matter, may be damaged
+                self._problems[path] = [str(error)]
+
+    def add(self, record: LaunchRecord) -> Iterable[str]:
+        super().add(record)
+        for path, table in self._tables.items():
+            self._problems[path] += table.differences(record)
+        return ()
+
+    def finish(self) -> Iterator[Problem]:
+        current = self.current()
+        self.applies = bool(current)
+        for path in current:
+            rows = self._tables[path].rows_without_record() if path in self._tables else []
+            yield from ((None, f"{path.name}: {text}") for text in sorted([*self._problems[path], *rows]))
 
 
-def _is_current(store: RunStore, name: str, records: Sequence[LaunchRecord]) -> bool:
-    """Return whether a file that is made of the records exists and is not older than any of them."""
-    path = store.path / name
-    if not path.is_file():
-        return False
-    if store.is_packed:
-        return True
-    made = path.stat().st_mtime
-    return all(store.record_path(record["cell_id"], record["launch"]).stat().st_mtime <= made for record in records)
+class _Ratios(_MadeOfRecords):
+    names = ("report.md",)
+
+    def __init__(self, store: RunStore) -> None:
+        super().__init__(store)
+        self._run = store.run()
+        self._records: list[LaunchRecord] = []
+
+    def add(self, record: LaunchRecord) -> Iterable[str]:
+        super().add(record)
+        if self._run.reference and self.paths:
+            self._records.append(_compared_part(record))
+        return ()
+
+    def finish(self) -> Iterator[Problem]:
+        run = self._run
+        self.applies = bool(run.reference and self.current())
+        if not self.applies:
+            return
+        printed = list(_printed_ratios((self.store.path / "report.md").read_text(encoding="utf-8").splitlines()))
+        summaries = summarize(run, self._records)
+        comparisons = compare_with_reference(summaries, run.reference, run.matrix.get("axes") or {}, criteria_of(run))
+        if len(printed) != len(summaries):
+            yield None, f"report.md: {len(printed)} rows of cells, of {len(summaries)}"
+            return
+        for summary, text in zip(summaries, printed, strict=True):
+            comparison = comparisons.get(summary.cell_id)
+            expected = f"{comparison.ratio:.2f}x" if comparison is not None and comparison.ratio is not None else None
+            if text != expected:
+                yield None, f"report.md: the ratio of cell {summary.cell_id} is {text}, its records give {expected}"
 
 
-def _tables(store: RunStore, records: Sequence[LaunchRecord]) -> Iterable[tuple[LaunchRecord | None, str]] | None:
-    names = [name for name in ("table.csv", "table.parquet") if _is_current(store, name, records)]
-    messages = [(None, f"{name}: {text}") for name in names for text in table_differences(store.path / name, records)]
-    return messages if names else None
+def _compared_part(record: LaunchRecord) -> LaunchRecord:
+    """Return what a comparison needs: throughput, environment, losses, what was observed, and the dtypes of Adam's moments.
 
-
-def _ratios(store: RunStore, records: Sequence[LaunchRecord]) -> Iterable[tuple[LaunchRecord | None, str]] | None:
-    run = store.run()
-    if not run.reference or not _is_current(store, "report.md", records):
-        return None
-    printed = list(_printed_ratios((store.path / "report.md").read_text(encoding="utf-8").splitlines()))
-    summaries = summarize(run, records)
-    comparisons = compare_with_reference(summaries, run.reference, run.matrix.get("axes") or {}, criteria_of(run))
-    if len(printed) != len(summaries):
-        return [(None, f"report.md: {len(printed)} rows of cells, of {len(summaries)}")]
-    messages: list[tuple[LaunchRecord | None, str]] = []
-    for summary, text in zip(summaries, printed, strict=True):
-        comparison = comparisons.get(summary.cell_id)
-        expected = f"{comparison.ratio:.2f}x" if comparison is not None and comparison.ratio is not None else None
-        if text != expected:
-            messages.append((None, f"report.md: the ratio of cell {summary.cell_id} is {text}, its records give {expected}"))
-    return messages
+    The rest takes most of the memory.
+    """
+    precision = record["precision"]
+    if precision is not None:
+        moments = [entry for entry in precision["census"] if entry["kind"].startswith("exp_avg")]
+        precision = {**precision, "census": moments, "findings": []}
+    return {**record, **_UNCOMPARED, "precision": precision}
 
 
 def _printed_ratios(lines: Sequence[str]) -> Iterator[str | None]:
@@ -168,27 +249,60 @@ def _printed_ratios(lines: Sequence[str]) -> Iterator[str | None]:
         yield ratio[0] if ratio else None
 
 
+@dataclass(frozen=True, slots=True)
+class RunInvariant:
+    """A statement on a run, and the check of it."""
+
+    sentence: str
+    check: Callable[[RunStore], RunCheck]
+
+
 RUN_INVARIANTS = (
-    RunInvariant("cells of records are those of the plan", _plan),
-    RunInvariant("launches of a cell have the same shards, sizes and FLOPs", _same_cell),
-    RunInvariant("launches ran one after another", _one_after_another),
-    RunInvariant("records are those that the chain has", _chain),
-    RunInvariant("records are what their ranks wrote", _rank_files),
-    RunInvariant("step times agree with the events of the ranks", _events),
-    RunInvariant("tables are those of the records", _tables),
-    RunInvariant("ratios of the report follow from the records", _ratios),
-    RunInvariant("no batch of a walk fits above one that does not", monotonic),
-    RunInvariant("a walk that has ended has both launches of its certificate", follow_from_launches),
+    RunInvariant("cells of records are those of the plan", _Plan),
+    RunInvariant("launches of a cell have the same shards, sizes and FLOPs", _SameCell),
+    RunInvariant("launches ran one after another", _OneAfterAnother),
+    RunInvariant("records are those that the chain has", _Chain),
+    RunInvariant("records are what their ranks wrote", partial(_Folders, compare=as_ranks_wrote)),
+    RunInvariant("step times agree with the events of the ranks", partial(_Folders, compare=events_agree)),
+    RunInvariant("tables are those of the records", _Tables),
+    RunInvariant("ratios of the report follow from the records", _Ratios),
+    RunInvariant("no batch of a walk fits above one that does not", MonotonicWalks),
+    RunInvariant("a walk that has ended has both launches of its certificate", Certificates),
 )
 
+# A run that cannot even be checked was damaged or edited: that is a violation, not an internal error.
+_MALFORMED = (BenchboxError, AttributeError, AssertionError, LookupError, TypeError, ValueError, ZeroDivisionError)
 
-def check_run(
-    invariant: RunInvariant, store: RunStore, records: Sequence[LaunchRecord]
-) -> list[tuple[LaunchRecord | None, str]] | None:
-    """Return the violations of one invariant with their records, or None where it does not apply."""
-    try:
-        problems = invariant.check(store, records)
-        return None if problems is None else list(problems)
-    except (BenchboxError, AttributeError, AssertionError, LookupError, TypeError, ValueError, ZeroDivisionError) as error:
-        # A run that cannot even be checked was damaged or edited: that is a violation, not an internal error.
-        return [(None, f"malformed ({type(error).__name__}: {error})")]
+
+class RunInvariantCheck:
+    """The check of one invariant over a run, whose first error is a violation and ends it."""
+
+    def __init__(self, invariant: RunInvariant, store: RunStore) -> None:
+        self._problems: list[Problem] = []
+        self._check: RunCheck | None = None
+        self._is_malformed = False
+        with self._errors():
+            self._check = invariant.check(store)
+
+    def add(self, record: LaunchRecord) -> None:
+        """Check one record."""
+        if self._check is not None and not self._is_malformed:
+            with self._errors():
+                key = record["cell_id"], record["launch"]
+                self._problems += [(key, message) for message in self._check.add(record)]
+
+    def finish(self) -> list[Problem] | None:
+        """Return the violations with the keys of their launches, or None where the invariant does not apply."""
+        if self._check is not None and not self._is_malformed:
+            with self._errors():
+                self._problems += self._check.finish()
+        applies = self._is_malformed or (self._check is not None and self._check.applies)
+        return self._problems if applies else None
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except _MALFORMED as error:
+            self._is_malformed = True
+            self._problems = [(None, f"malformed ({type(error).__name__}: {error})")]

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from benchbox.errors import EXIT_CELL_FAILED, CellFailedError
+from benchbox.cli.links import measure_and_keep
+from benchbox.errors import EXIT_CELL_FAILED, CellFailedError, ConfigurationError
 
 GIB = 1 << 30
 PACKAGES = ("torch", "accelerate", "deepspeed", "transformers")
@@ -36,11 +37,26 @@ def doctor(
     compile_extension: Annotated[
         bool, typer.Option("--compile", help="Compile DeepSpeed's CPU extension now, so that no launch has to.")
     ] = False,
+    links: Annotated[
+        bool, typer.Option("--links", help="Measure the links between ranks of this machine, for benchbox estimate.")
+    ] = False,
+    ranks: Annotated[
+        int | None, typer.Option("--ranks", metavar="N", help="With --links: ranks.", show_default="GPUs, or 2 on the CPU")
+    ] = None,
 ) -> None:
-    """Check this machine. Exits with 3, as a run would, when something that every cell needs is missing."""
+    """Check this machine. Exits with 3, as a run would, when something that every cell needs is missing.
+
+    With --links, all-reduce, all-gather, reduce-scatter and broadcast of 1 KiB to 64 MiB are timed instead, and latency and
+    bandwidth are fitted to each. They are kept in the user's cache, by machine.
+    """
     from benchbox.measure.environment import environment
 
     machine = environment()
+    if ranks is not None and not links:
+        raise ConfigurationError("--ranks is for --links: the checks start no ranks")
+    if links:
+        measure_and_keep(machine["machine"], ranks or len(machine["devices"]) or 2)
+        return
     if compile_extension and not machine["devices"]:
         _compile_extension()
     checks = list(check_machine(machine))

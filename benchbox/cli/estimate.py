@@ -1,21 +1,26 @@
 """`benchbox estimate`: memory, communication and time by theory, before anything runs or beside what was measured."""
 
 import json
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from benchbox.cli.links import MEASURED, read_measured_link
 from benchbox.cli.options import Format, FormatOption, OnlyOption, PolicyDirOption, SetOption
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from benchbox.cli.predicting import Predictions
+    from benchbox.estimation.simulation import Simulation
     from benchbox.spec.cell import Cell
-    from benchbox.theory.links import Device, Link
+    from benchbox.theory.links import Device, Link, MeasuredLink
     from benchbox.theory.prediction import Estimate
+
+    Hardware = tuple[Device, Link | MeasuredLink]
 
 
 class DeviceKind(StrEnum):
@@ -44,23 +49,33 @@ def estimate(
         typer.Option(
             "--link",
             metavar="NAME",
-            help="Link between ranks: nvlink3, nvlink4, pcie4, pcie5, infiniband_hdr, infiniband_ndr.",
+            help="Link between ranks: nvlink3, nvlink4, pcie4, pcie5, infiniband_hdr, infiniband_ndr; or measured.",
         ),
     ] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Also run the code of each backend as rank 0 of all, and compare.")
+    ] = False,
     format_: FormatOption = Format.text,
 ) -> None:
     """Predict memory by component, collectives and the bounds of a step's time, for every cell of a matrix.
 
     No rank is started and no device is needed, for any number of ranks. Of a run directory, the predictions are written into it
     as predictions.json, printed beside the measurements, and part of its report from then on.
+
+    Where `benchbox doctor --links` has measured the links of this machine, they bound communication unless --link names others.
     """
     from benchbox.errors import ConfigurationError
 
-    if (accelerator is None) != (link is None):
+    measured = None if target.is_dir() or link not in (None, MEASURED) else read_measured_link(device.value)
+    if link == MEASURED and measured is None and not target.is_dir():
+        raise ConfigurationError(
+            f"--link measured: no link of a {device.value} of this machine; benchbox doctor --links measures"
+        )
+    if measured is None and (accelerator is None) != (link is None):
         raise ConfigurationError("the time of a step needs --accelerator and --link, and only one of them is given")
     if target.is_dir():
-        if sets or only:
-            raise ConfigurationError(f"{target} is a run directory: --set and --only are for a matrix")
+        if sets or only or simulate:
+            raise ConfigurationError(f"{target} is a run directory: --set, --only and --simulate are for a matrix")
         _estimate_run(target, policy_dirs, format_)
         return
     from benchbox.cli.predicting import predict_cells
@@ -68,28 +83,58 @@ def estimate(
     from benchbox.plan import plan as plan_cells
     from benchbox.spec import load_matrix, parse_overrides
 
-    hardware = None if accelerator is None or link is None else _hardware(accelerator, link)
+    hardware = None if accelerator is None else _hardware(accelerator, measured or link)
     loaded = load_matrix(target, parse_overrides(sets), policy_dirs)
     cells = plan_cells(loaded, join_expressions(only)).cells
     predictions = predict_cells(cells, loaded.policy_dirs, device.value)
+    simulations = {cell.cell_id: _simulate(cell, loaded.policy_dirs) for cell in cells} if simulate else {}
     if format_ is Format.json:
-        print(json.dumps([_as_json(cell, predictions[cell.cell_id], hardware) for cell in cells], indent=2))
+        rows = [_as_json(cell, predictions[cell.cell_id], hardware, measured) for cell in cells]
+        for row in rows if simulate else ():
+            simulation = simulations[row["cell_id"]]
+            row["simulation"] = {"reason": simulation} if isinstance(simulation, str) else asdict(simulation)
+        print(json.dumps(rows, indent=2))
     else:
-        _print_cells(cells, predictions, hardware)
+        _print_cells(cells, predictions, simulations, hardware, measured)
 
 
-def _hardware(accelerator: str, link: str) -> "tuple[Device, Link]":
+def _simulate(cell: "Cell", policy_dirs: "Sequence[Path]") -> "Simulation | str":
+    """Return the simulation of a cell, or why there is none."""
+    from benchbox.errors import UnsupportedError
+    from benchbox.estimation.simulation import simulate
+
+    try:
+        return simulate(cell, policy_dirs)
+    except UnsupportedError as error:
+        return str(error)
+
+
+def _describe_simulation(simulation: "Simulation | str", entry: "Estimate") -> str:
+    """Return whether a simulation confirms the formulas, as text."""
+    if isinstance(simulation, str):
+        return f"not simulated: {simulation}"
+    differences = simulation.differences(entry)
+    verdict = (
+        "differs: " + "; ".join(differences) if differences else "equals the formulas in every collective and parameter byte"
+    )
+    return f"simulated as rank 0 of {entry.world_size} on {simulation.tensors} tensors: {verdict}"
+
+
+def _hardware(accelerator: str, link: "str | MeasuredLink | None") -> "tuple[Device, Link | MeasuredLink]":
     from benchbox.errors import ConfigurationError, Problem
     from benchbox.registry.names import did_you_mean
     from benchbox.theory.links import DEVICES, LINKS
 
     for option, name, known in (("--accelerator", accelerator, DEVICES), ("--link", link, LINKS)):
-        if name not in known:
+        if isinstance(name, str) and name not in known:
             raise ConfigurationError(Problem(option, f"unknown name {name!r}", did_you_mean(name, known)))
-    return DEVICES[accelerator], LINKS[link]
+    assert link is not None, "the caller requires a link with an accelerator"
+    return DEVICES[accelerator], LINKS[link] if isinstance(link, str) else link
 
 
-def _as_json(cell: "Cell", entry: "Estimate | str", hardware: "tuple[Device, Link] | None") -> dict[str, Any]:
+def _as_json(
+    cell: "Cell", entry: "Estimate | str", hardware: "Hardware | None", measured: "MeasuredLink | None"
+) -> dict[str, Any]:
     values: dict[str, Any] = {"cell_id": cell.cell_id, "cell": cell.to_dict()}
     if isinstance(entry, str):
         return {**values, "prediction": None, "reason": entry}
@@ -97,10 +142,18 @@ def _as_json(cell: "Cell", entry: "Estimate | str", hardware: "tuple[Device, Lin
     if hardware is not None:
         lower, upper = entry.step_time_s(*hardware)
         values["step_time_s"] = {"lower": lower, "upper": upper}
+    if measured is not None:
+        values["communication_time_s"] = {"link": measured.name, "upper": entry.communication_time_s(measured)}
     return values
 
 
-def _print_cells(cells: "Sequence[Cell]", predictions: "Predictions", hardware: "tuple[Device, Link] | None") -> None:
+def _print_cells(
+    cells: "Sequence[Cell]",
+    predictions: "Predictions",
+    simulations: "Mapping[str, Simulation | str]",
+    hardware: "Hardware | None",
+    measured: "MeasuredLink | None",
+) -> None:
     """Print one line for each cell, and below it the components of its peak and its collectives."""
     from benchbox.analysis.quantities import quantity
     from benchbox.analysis.summary import label, varying_fields
@@ -118,18 +171,22 @@ def _print_cells(cells: "Sequence[Cell]", predictions: "Predictions", hardware: 
             f"{name} {traffic['count']} x, {quantity(traffic['bytes'], 'bytes')}" for name, traffic in entry.collectives.items()
         ]
         print(f"  communication of a step: {'; '.join(collectives) or 'none'}")
+        if cell.cell_id in simulations:
+            print(f"  {_describe_simulation(simulations[cell.cell_id], entry)}")
+        if measured is not None and entry.world_size > 1:
+            seconds = quantity(entry.communication_time_s(measured), "s")
+            print(f"  communication on the {measured.name} link: {seconds}, if none of it overlaps with computation")
         if hardware is not None:
             lower, upper = entry.step_time_s(*hardware)
             print(f"  step: {quantity(lower, 's')} to {quantity(upper, 's')}, as communication overlaps wholly or not at all")
         for note in entry.notes:
             print(f"  {note}")
-    if hardware is not None:
-        print("\n" + "\n".join(f"{entry.name}: {entry.source}" for entry in hardware))
+    sources = hardware or ([measured] if measured else [])
+    if sources:
+        print("\n" + "\n".join(f"{entry.name}: {entry.source}" for entry in sources))
 
 
 def _estimate_run(folder: Path, policy_dirs: "Sequence[Path]", format_: Format) -> None:
-    from dataclasses import asdict
-
     from benchbox.analysis.quantities import quantity
     from benchbox.analysis.reconciliation import reconcile
     from benchbox.analysis.summary import label, summarize, varying_fields

@@ -29,10 +29,9 @@ def verify(
         _verify_baseline(path)
         return
     store = RunStore(path)
-    records = list(store.records())
-    if not records:
-        raise RecordError(f"{path}: no records to verify; `benchbox run` measures them")
     result = verify_run(store)
+    if not result.records:
+        raise RecordError(f"{path}: no records to verify; `benchbox run` measures them")
     violated = {violation.sentence for violation in result.violations}
     console = Console()
 
@@ -50,10 +49,10 @@ def verify(
         say(console, str(violation), style="red")
     say(console, store.chain.describe())
     if result.violations:
-        raise ThresholdError(f"violations in {len(records)} records of {path}: {len(result.violations)}")
+        raise ThresholdError(f"violations in {result.records} records of {path}: {len(result.violations)}")
     if head is not None and (problem := store.chain.head_problem(head)):
         raise ThresholdError(f"{path}: {problem}")
-    say(console, f"{len(records)} records, every invariant that applies holds")
+    say(console, f"{result.records} records, every invariant that applies holds")
 
 
 def _verify_baseline(path: Path) -> None:

@@ -47,7 +47,7 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if any(isinstance(tensor, FakeTensor) for tensor in _tensors((*args, *kwargs.values()))):
+        if any(isinstance(tensor, FakeTensor) for tensor in list_tensors((*args, *kwargs.values()))):
             result = func(*args, **kwargs)
         else:
             with _disable_current_modes():
@@ -57,7 +57,7 @@ class _Recorder(TorchDispatchMode):
             self.collectives.on_operation(func, args, kwargs, result)
         if counts_flops:
             self.flops.on_operation(func, args, kwargs, result)
-        for tensor in _tensors((result,)):
+        for tensor in list_tensors((result,)):
             self._count(tensor, is_product=counts_flops)
         return result
 
@@ -91,15 +91,16 @@ class _Recorder(TorchDispatchMode):
         return max((size for size, reference in self.products if reference() is not None), default=0)
 
 
-def _tensors(values: Iterable[Any]) -> list[Tensor]:
+def list_tensors(values: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors in arguments or results of an operation, also inside of tuples, lists and dictionaries."""
     tensors: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
             tensors.append(value)
         elif isinstance(value, tuple | list):
-            tensors += _tensors(value)
+            tensors += list_tensors(value)
         elif isinstance(value, dict):
-            tensors += _tensors(value.values())
+            tensors += list_tensors(value.values())
     return tensors
 
 
@@ -174,7 +175,7 @@ def _module_events(recorder: _Recorder, units: Mapping[nn.Module, str], calls: M
                 seen.append(True)
                 record("enter_backward", name)
 
-        for tensor in _tensors((result,)):
+        for tensor in list_tensors((result,)):
             if tensor.requires_grad:
                 tensor.register_hook(begin_backward)
 

@@ -77,6 +77,10 @@ class Job:
         """Path of the stacks that the rank dumps on SIGUSR2. It creates the file once it handles that signal."""
         return self.folder / f"stack-rank{rank}.txt"
 
+    def collectives(self, rank: int) -> Path:
+        """Path of the rank's last collectives, see `benchbox.store.rank_collectives`."""
+        return self.folder / f"collectives-rank{rank}.json"
+
     def result(self, rank: int) -> Path:
         return self.folder / f"rank{rank}.json"
 

@@ -15,6 +15,31 @@ CellDict = Mapping[str, Any]
 Setting = bool | int | float | str | None
 
 
+class CollectiveCall(TypedDict):
+    """One collective that a rank called, as torch's flight recorder has it."""
+
+    group: str
+    ranks: list[int] | None  # of the group; null where torch does not say
+    sequence: int  # of the call within its group, from 1: ranks that agree call the same collective under the same number
+    operation: str
+    dtypes: list[str]  # of the inputs
+    shapes: list[list[int]]  # of the inputs
+    is_done: bool  # on this rank
+
+
+class RankPosition(TypedDict):
+    """Position of one rank of a stuck group."""
+
+    rank: int
+    stage: str | None
+    step: int | None
+    phase: str | None
+    collective: CollectiveCall | None  # the one that the rank waited for; null when it was in none, or `reason` says why
+    last_collectives: list[CollectiveCall]  # oldest first
+    stack: str | None  # of its main thread, in Python
+    reason: str | None  # why its collectives are unknown
+
+
 class ErrorRecord(TypedDict):
     """Cause of a launch that did not end ok."""
 
@@ -26,6 +51,7 @@ class ErrorRecord(TypedDict):
     stage: NotRequired[str | None]  # of the job, where the rank reported it
     step: NotRequired[int | None]
     operation: NotRequired[str | None]  # that needed the memory, where it is known
+    ranks: NotRequired[list[RankPosition]]  # of a group that was stuck, or whose ranks called different collectives
 
 
 class WeightsRecord(TypedDict):

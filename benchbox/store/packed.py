@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from benchbox.errors import RecordError
 from benchbox.store.files import atomic_file
-from benchbox.store.record import check_record
+from benchbox.store.record import check_record, share_equal_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -77,11 +77,13 @@ def read_packed(path: Path) -> dict[tuple[str, int], LaunchRecord]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RecordError(f"{path}: cannot be read as Parquet ({reason}); {_REMEDY}") from None
     records: dict[tuple[str, int], LaunchRecord] = {}
+    previous: dict[str, Any] = {}
     for number, row in enumerate(rows, start=1):
         record = _record(row, f"{path}: row {number}")
         key = (record["cell_id"], record["launch"])
         if key in records:
             raise RecordError(f"{path}: row {number}: launch {key[1]} of cell {key[0]} is there twice; {_REMEDY}")
+        previous = share_equal_values(cast("dict[str, Any]", record), previous)
         records[key] = record
     return records
 

@@ -74,3 +74,14 @@ def _empty_measurement(value: Mapping[str, Any]) -> str | None:
         return "step_time_s.slowest"
     phases = value["phases_s"] or {}
     return next((f"phases_s.{name}.per_rank" for name, phase in phases.items() if not all(phase["per_rank"] or [None])), None)
+
+
+def share_equal_values(value: dict[str, Any], other: Mapping[str, Any], depth: int = 2) -> dict[str, Any]:
+    """Replace what equals the value of another record by that object, also inside of nested objects, and return the record."""
+    for key, item in value.items():
+        same = other.get(key)
+        if item == same and type(item) is type(same):
+            value[key] = same
+        elif depth and isinstance(item, dict) and isinstance(same, dict):
+            share_equal_values(item, same, depth - 1)
+    return value

@@ -26,7 +26,7 @@ from benchbox.store.files import read_json, write_json, write_text
 from benchbox.store.json_types import type_problem
 from benchbox.store.packed import read_packed, write_packed
 from benchbox.store.predictions import FILE as PREDICTIONS
-from benchbox.store.record import SCHEMA_VERSION, check_record, check_version
+from benchbox.store.record import SCHEMA_VERSION, check_record, check_version, share_equal_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -224,11 +224,18 @@ class RunStore:
     def records(self) -> Iterator[LaunchRecord]:
         """Yield the records of the planned cells, in the order of the plan, then by launch.
 
-        Records of cells that are no longer planned are not part of this run.
+        Records of cells that are no longer planned are not part of this run. What a record has in common with the one before,
+        such as the environment, is the same object in both, so that many of them take a fraction of the memory.
 
         Raises:
             RecordError: as for `run` and `record`.
         """
+        previous: Mapping[str, Any] = {}
+        for record in self._read_records():
+            previous = share_equal_values(cast("dict[str, Any]", record), previous)
+            yield cast("LaunchRecord", previous)
+
+    def _read_records(self) -> Iterator[LaunchRecord]:
         cells = self.run().cells
         if self.is_packed:
             position = {cell_id: index for index, cell_id in enumerate(cells)}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from benchbox.registry.launch_record import LaunchRecord
 
 
+_BLOCK_ROWS = 256
 _OBSERVED = ("backend", "sharding", "attention_kernel", "checkpointed_modules", "trainable_numel", "total_numel")
 
 
@@ -70,27 +71,49 @@ def _host_columns(record: LaunchRecord) -> dict[str, Any]:
     }
 
 
-def table_differences(path: Path, records: Iterable[LaunchRecord]) -> list[str]:
-    """Return how a table that `write_tables` wrote differs from the records, one line per value; columns it lacks do not count.
+class TableReader:
+    """Rows of a table that `write_tables` wrote, compared with records one at a time; columns that it lacks do not count.
 
     Raises:
         RecordError: the file cannot be read as a table.
     """
-    import pandas as pd
 
-    try:
-        frame = pd.read_csv(path, dtype=str) if path.suffix == ".csv" else pd.read_parquet(path)
-        rows = {(str(row["cell_id"]), int(row["launch"])): row for row in frame.to_dict("records")}
-    except (OSError, ValueError, KeyError) as error:
-        raise RecordError(f"{path}: not a table of launches ({type(error).__name__}: {error})") from None
-    by_launch = {(record["cell_id"], record["launch"]): record for record in records}
-    differences = [f"no record of launch {key[1]} of {key[0]}" for key in rows.keys() - by_launch.keys()]
-    differences += [f"no row of launch {key[1]} of {key[0]}" for key in by_launch.keys() - rows.keys()]
-    for key in by_launch.keys() & rows.keys():
-        for name, value in _table_values(by_launch[key]).items():
-            if name in rows[key] and not _is_same(rows[key][name], value):
-                differences.append(f"{name} of launch {key[1]} of {key[0]} is {rows[key][name]}, its record has {value}")
-    return sorted(differences)
+    def __init__(self, path: Path) -> None:
+        import pandas as pd
+
+        try:
+            is_csv = path.suffix == ".csv"
+            self._frame = pd.read_csv(path, dtype="string[pyarrow]") if is_csv else pd.read_parquet(path)
+            keys = zip(self._frame["cell_id"], self._frame["launch"], strict=True)
+            self._missing = {(str(cell_id), int(launch)): row for row, (cell_id, launch) in enumerate(keys)}
+        except (OSError, ValueError, KeyError) as error:
+            raise RecordError(f"{path}: not a table of launches ({type(error).__name__}: {error})") from None
+        self._block_start, self._block = 0, list[dict[str, Any]]()
+
+    def differences(self, record: LaunchRecord) -> list[str]:
+        """Return how the row of a record differs from it, one line per value."""
+        where = f"launch {record['launch']} of {record['cell_id']}"
+        number = self._missing.pop((record["cell_id"], record["launch"]), None)
+        if number is None:
+            return [f"no row of {where}"]
+        row = self._row(number)
+        return [
+            f"{name} of {where} is {row[name]}, its record has {value}"
+            for name, value in _table_values(record).items()
+            if name in row and not _is_same(row[name], value)
+        ]
+
+    def rows_without_record(self) -> list[str]:
+        """Return one line for each row whose record was not compared."""
+        return [f"no record of launch {launch} of {cell_id}" for cell_id, launch in self._missing]
+
+    def _row(self, number: int) -> dict[str, Any]:
+        """Return a row. Rows as dictionaries take many times the memory of the table, so there is only one block of them."""
+        if not self._block_start <= number < self._block_start + len(self._block):
+            self._block_start = number - number % _BLOCK_ROWS
+            block = self._frame.iloc[self._block_start : self._block_start + _BLOCK_ROWS]
+            self._block = block.to_dict("records")
+        return self._block[number - self._block_start]
 
 
 def _table_values(record: LaunchRecord) -> dict[str, Any]:

@@ -33,6 +33,23 @@ class Link:
     base_s: float
     source: str
 
+    def of(self, _operation: str, /) -> Link:
+        """Return the link as a collective sees it: a preset is the same for all."""
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredLink:
+    """Links between the ranks of a machine as each collective saw them when it was measured."""
+
+    name: str
+    by_operation: Mapping[str, Link]
+    source: str
+
+    def of(self, operation: str, /) -> Link:
+        """Return the link as a collective sees it; as the all-gather does for a collective that was not measured."""
+        return self.by_operation.get(operation, self.by_operation["all_gather"])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -108,14 +125,37 @@ def collective_time_s(operation: str, count: int, size: int, ranks: int, link: L
     """Return the seconds of `count` collectives of `size` bytes together, among `ranks` on a ring."""
     if ranks < 2 or not count:
         return 0.0
-    rounds = 2 if operation == "all_reduce" else 1
-    share = 1.0 if operation == "broadcast" else (ranks - 1) / ranks
+    rounds, share = _rounds(operation), _share(operation, ranks)
     return count * (link.base_s + rounds * (ranks - 1) * link.latency_s) + rounds * share * size / link.bytes_per_s
 
 
-def traffic_time_s(traffic: Mapping[str, Mapping[str, int]], ranks: int, link: Link) -> float:
+def link_of_fit(name: str, operation: str, ranks: int, *, latency_s: float, bytes_per_s: float, source: str) -> Link:
+    """Return the link on whose ring a call of B bytes among `ranks` takes `latency_s + B / bytes_per_s`.
+
+    A measurement at one number of ranks cannot tell the base latency of a call from that of its steps: all of it counts as
+    that of steps, which grows with the number of ranks.
+    """
+    rounds = _rounds(operation)
+    return Link(
+        name=name,
+        latency_s=latency_s / (rounds * (ranks - 1)),
+        bytes_per_s=rounds * _share(operation, ranks) * bytes_per_s,
+        base_s=0.0,
+        source=source,
+    )
+
+
+def _rounds(operation: str) -> int:
+    return 2 if operation == "all_reduce" else 1
+
+
+def _share(operation: str, ranks: int) -> float:
+    return 1.0 if operation == "broadcast" else (ranks - 1) / ranks
+
+
+def traffic_time_s(traffic: Mapping[str, Mapping[str, int]], ranks: int, link: Link | MeasuredLink) -> float:
     """Return the seconds of all collectives of a step if none overlaps with computation: an upper bound of their share."""
-    return sum(collective_time_s(name, entry["count"], entry["bytes"], ranks, link) for name, entry in traffic.items())
+    return sum(collective_time_s(name, entry["count"], entry["bytes"], ranks, link.of(name)) for name, entry in traffic.items())
 
 
 def compute_time_s(flops: int, optimizer_bytes: int, device: Device) -> float:

@@ -11,7 +11,7 @@ from benchbox.theory.sharding import MODELS
 
 if TYPE_CHECKING:
     from benchbox.theory.ledger import Ledger
-    from benchbox.theory.links import Device, Link
+    from benchbox.theory.links import Device, Link, MeasuredLink
     from benchbox.theory.structure import CellSetup, Structure, Timeline
 
 
@@ -41,14 +41,18 @@ class Estimate:
         """Return plain JSON values."""
         return asdict(self)
 
-    def step_time_s(self, device: Device, link: Link) -> tuple[float, float]:
+    def step_time_s(self, device: Device, link: Link | MeasuredLink) -> tuple[float, float]:
         """Return (lower, upper) bounds of a step's seconds: communication overlaps with computation wholly, or not at all.
 
         Neither counts what no formula knows: launch latencies, kernels below the peak, the data loader.
         """
         compute = compute_time_s(self.model_flops + self.recomputed_flops, self.optimizer_bytes, device)
-        communication = traffic_time_s(self.collectives, self.world_size, link)
+        communication = self.communication_time_s(link)
         return max(compute, communication), compute + communication
+
+    def communication_time_s(self, link: Link | MeasuredLink) -> float:
+        """Return the seconds of all collectives of a step if none overlaps with computation."""
+        return traffic_time_s(self.collectives, self.world_size, link)
 
 
 def predict(structure: Structure, timeline: Timeline, setup: CellSetup, notes: tuple[str, ...] = ()) -> Estimate:

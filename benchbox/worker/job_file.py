@@ -25,6 +25,20 @@ class TrainJob(TypedDict):
     policy_dirs: list[str]
 
 
+class LinksJob(TypedDict):
+    """Configuration of a job that times collectives."""
+
+    kind: Literal["links"]
+    sizes: list[int]  # bytes
+
+
+class LinksJobFile(LinksJob):
+    """Contents of the job file of a measurement of links."""
+
+    out: str
+    launcher: int
+
+
 class MeasureJobFile(MeasureJob):
     """Contents of the job file of a measurement."""
 
@@ -39,5 +53,5 @@ class TrainJobFile(TrainJob):
     launcher: int
 
 
-JobConfig = MeasureJob | TrainJob
-JobFile = MeasureJobFile | TrainJobFile
+JobConfig = MeasureJob | TrainJob | LinksJob
+JobFile = MeasureJobFile | TrainJobFile | LinksJobFile

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from benchbox.store.events import EventWriter
 from benchbox.store.rank_state import RankStateFile
+from benchbox.worker.collective_log import write_collectives
 from benchbox.worker.parent import signal_on_parent_death
 from benchbox.worker.reporting import describe_error
 from benchbox.worker.stop_signals import StopSignals
@@ -42,18 +43,26 @@ def run_rank(job_file: str) -> NoReturn:
     _redirect_output(out / f"rank{rank}.log")
     events = EventWriter(out / f"events-rank{rank}.jsonl", rank)
     signal_on_parent_death(signal.SIGKILL)
-    signals = StopSignals(events, launcher=job.get("launcher"), handles_usr1=job["kind"] == "train")
-    _dump_stacks_on_sigusr2(out / f"stack-rank{rank}.txt")
+    collectives = out / f"collectives-rank{rank}.json"
+    signals = StopSignals(
+        events,
+        launcher=job.get("launcher"),
+        handles_usr1=job["kind"] == "train",
+        before_end=lambda: _try_to_write_collectives(collectives),
+    )
+    stack = _dump_stacks_on_sigusr2(out / f"stack-rank{rank}.txt")
     events.write("start", pid=os.getpid())
 
     from benchbox.measure.phases import ProgressTracker
 
     tracker = ProgressTracker(on_change=RankStateFile(out / f"state-rank{rank}").write)
-    _start_heartbeat(tracker, events)
+    _start_heartbeat(tracker, events, stack, collectives)
     try:
         _run_job(job, rank, tracker, events, signals)
     except BaseException as error:  # noqa: BLE001 (every failure is reported as the result of this rank)
-        events.write("error", **describe_error(error, tracker.state))
+        description = describe_error(error, tracker.state)
+        _try_to_write_collectives(collectives)
+        events.write("error", **description)
         traceback.print_exc()
         _exit_at_once(1)  # destroying the process group may hang when another rank has died
     events.write("done")
@@ -82,6 +91,10 @@ def _run_job(job: JobFile, rank: int, tracker: ProgressTracker, events: EventWri
 
         _exempt_from_collection()
         train(job, rank, tracker, events, signals)
+    elif job["kind"] == "links":
+        from benchbox.worker.measuring_links import measure_links
+
+        measure_links(job, rank, tracker, events)
     else:
         from benchbox.worker.measuring import measure
 
@@ -108,18 +121,38 @@ def _redirect_output(path: Path) -> None:
     os.close(log)
 
 
-def _dump_stacks_on_sigusr2(path: Path) -> None:
-    """On SIGUSR2, which the launcher sends to a stuck rank, write the stacks of all threads, even while in C code."""
-    faulthandler.register(signal.SIGUSR2, file=os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), all_threads=True)
+def _dump_stacks_on_sigusr2(path: Path) -> int:
+    """On SIGUSR2, which the launcher sends to a stuck rank, write the stacks of all threads, even while in C code.
+
+    Return the descriptor of the file, which is empty until then.
+    """
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+    return file
 
 
-def _start_heartbeat(tracker: ProgressTracker, events: EventWriter) -> None:
-    """Start a thread that writes the state of the main thread as an event every second."""
+def _start_heartbeat(tracker: ProgressTracker, events: EventWriter, stack: int, collectives: Path) -> None:
+    """Start a thread that writes the state of the main thread as an event every second.
+
+    Once the launcher has asked for the stacks, it also writes the last collectives, which faulthandler cannot.
+    """
 
     def write_heartbeats() -> None:
+        has_written = False
         while True:
             with suppress(OSError):  # of a full disk, which may have room again
                 events.write("heartbeat", **tracker.state._asdict())
+            if not has_written and os.fstat(stack).st_size:
+                has_written = True
+                _try_to_write_collectives(collectives)
             time.sleep(_HEARTBEAT_S)
 
     threading.Thread(target=write_heartbeats, name="heartbeat", daemon=True).start()
+
+
+def _try_to_write_collectives(path: Path) -> None:
+    """Write the last collectives of this rank. An error here must not hide that of the launch."""
+    try:
+        write_collectives(path)
+    except Exception:  # noqa: BLE001 (whatever torch's recorder raises)
+        traceback.print_exc()

@@ -11,6 +11,8 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from benchbox.store.events import EventWriter
 
 
@@ -27,12 +29,21 @@ class StopSignals:
     Args:
         launcher: process id of the launcher, None if unknown.
         handles_usr1: whether the job can stop after a step. SIGUSR1 ends any other process, as the system does by default.
+        before_end: called before a SIGTERM ends the process.
     """
 
-    def __init__(self, events: EventWriter, *, launcher: int | None = None, handles_usr1: bool = False) -> None:
+    def __init__(
+        self,
+        events: EventWriter,
+        *,
+        launcher: int | None = None,
+        handles_usr1: bool = False,
+        before_end: Callable[[], None] = lambda: None,
+    ) -> None:
         self.requested: str | None = None  # name of the first signal that asked to stop
         self.deferred = False
         self._events = events
+        self._before_end = before_end
         self._senders_that_end = {os.getppid(), launcher}
         numbers = {signal.SIGTERM, signal.SIGUSR1} if handles_usr1 else {signal.SIGTERM}
         signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
@@ -48,6 +59,7 @@ class StopSignals:
             asked_before = self.requested is not None
             ends = not self.deferred or asked_before or sender in self._senders_that_end
             if number == signal.SIGTERM and ends:
+                self._before_end()
                 self._events.write("terminated", signal=number.name)
                 os._exit(128 + number)
             self.requested = self.requested or number.name

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import psutil
 import pytest
@@ -24,8 +26,24 @@ world_size: 2
 batch: 2
 data: synthetic
 axes:
-  size: [raises, killed, sleeps, out_of_memory, healthy]
+  size: [raises, killed, sleeps, out_of_memory, not_a_number, branches, healthy]
 measure: {warmup_steps: 1, steps: 3, launches: 1, hang_after_s: 10, timeout_s: 240}
+"""
+
+# One cell takes longer than the time limit, the other asks for parameters to be frozen that this policy does not have.
+LIMITS_MATRIX = """\
+name: limits
+policy: faulty
+backend: single
+recipe: fp32
+world_size: 1
+batch: 2
+data: synthetic
+axes:
+  cell:
+    - {size: slow, freeze: full}
+    - {size: healthy, freeze: freeze_vision}
+measure: {warmup_steps: 20, steps: 3, launches: 1, timeout_s: 15}
 """
 
 MEMORY_MATRIX = """\
@@ -88,7 +106,9 @@ def test_every_fault_is_typed_with_its_rank_and_phase_and_the_other_cell_finishe
         "raises 0": ("crash", "RuntimeError", 1, "forward"),
         "killed 0": ("crash", "Killed", 1, "forward"),
         "sleeps 0": ("hang", "Hang", 1, "forward"),
-        "out_of_memory 0": ("oom", "OutOfMemoryError", 0, "forward"),
+        "out_of_memory 0": ("oom", "RuntimeError", 0, "forward"),
+        "not_a_number 0": ("nan", "NonFiniteError", ANY, None),  # both ranks have the loss of all: either is first
+        "branches 0": ("desync", "DesyncError", None, None),
         "healthy 0": ("ok", None, None, None),
     }
     outcomes = {
@@ -97,7 +117,7 @@ def test_every_fault_is_typed_with_its_rank_and_phase_and_the_other_cell_finishe
     }
     assert outcomes == expected, done.stdout + done.stderr
     assert done.returncode == 3
-    assert done.stderr.startswith("error: 4 of 5 cells did not end ok")
+    assert done.stderr.startswith("error: 6 of 7 cells did not end ok")
     assert survivors(folder) == []
 
 
@@ -106,18 +126,51 @@ def test_a_hang_is_recorded_with_the_line_the_rank_stood_in(faults: Any) -> None
     assert "policy.py" in records(folder / "runs" / "faults")["sleeps 0"]["error"]["traceback"]
 
 
+def test_an_out_of_memory_is_a_failed_allocation_of_the_system(faults: Any) -> None:
+    folder, _ = faults
+    error = records(folder / "runs" / "faults")["out_of_memory 0"]["error"]
+    assert "DefaultCPUAllocator: can't allocate memory" in error["message"]
+    assert "activations.append" in error["traceback"]
+
+
+def test_a_desync_names_the_collective_of_every_rank_its_stack_and_the_calls_before(faults: Any) -> None:
+    folder, _ = faults
+    error = records(folder / "runs" / "faults")["branches 0"]["error"]
+    first, second = error["ranks"]
+    assert (first["collective"]["operation"], second["collective"]["operation"]) == ("all_reduce", "all_gather")
+    assert first["collective"]["sequence"] == second["collective"]["sequence"]
+    assert (first["phase"], second["phase"]) == ("backward", "forward")
+    assert (first["collective"]["shapes"], second["collective"]["shapes"]) == ([[72]], [[16]])  # gradients of the layer; state
+    assert "policy.py" in second["stack"]
+    assert "all_gather_into_tensor" in second["stack"]
+    assert "backward" in first["stack"]
+    before = [[call["operation"] for call in position["last_collectives"][:-1]] for position in error["ranks"]]
+    assert before[0] == before[1]
+    assert len(before[0]) > 3
+    assert "all_reduce(float32 [72]) on rank 0 and all_gather(float32 [16]) on rank 1" in error["message"]
+
+
+def test_a_hang_says_in_which_collective_the_other_rank_waits(faults: Any) -> None:
+    folder, _ = faults
+    waiting, sleeping = records(folder / "runs" / "faults")["sleeps 0"]["error"]["ranks"]
+    assert (waiting["collective"]["operation"], sleeping["collective"]) == ("all_reduce", None)
+    assert "time.sleep(3600)" in sleeping["stack"]
+
+
 def test_every_launch_leaves_one_plain_line_and_the_logs_of_its_ranks(faults: Any) -> None:
     folder, done = faults
     lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
     assert [line.split()[:4] for line in lines] == [
-        ["[1/5]", "size=raises", "#1", "crash"],
-        ["[2/5]", "size=killed", "#1", "crash"],
-        ["[3/5]", "size=sleeps", "#1", "hang"],
-        ["[4/5]", "size=out_of_memory", "#1", "oom"],
-        ["[5/5]", "size=healthy", "#1", "ok"],
+        ["[1/7]", "size=raises", "#1", "crash"],
+        ["[2/7]", "size=killed", "#1", "crash"],
+        ["[3/7]", "size=sleeps", "#1", "hang"],
+        ["[4/7]", "size=out_of_memory", "#1", "oom"],
+        ["[5/7]", "size=not_a_number", "#1", "nan"],
+        ["[6/7]", "size=branches", "#1", "desync"],
+        ["[7/7]", "size=healthy", "#1", "ok"],
     ]
     assert "\x1b" not in done.stdout
-    assert len(list((folder / "runs" / "faults").glob("cells/*/launch-1/rank[01].log"))) == 10
+    assert len(list((folder / "runs" / "faults").glob("cells/*/launch-1/rank[01].log"))) == 14
 
 
 def test_a_second_run_keeps_what_is_ok_and_runs_the_failed_again(faults: Any) -> None:
@@ -129,7 +182,7 @@ def test_a_second_run_keeps_what_is_ok_and_runs_the_failed_again(faults: Any) ->
     changed = {name for name in before if after[name]["started_at"] != before[name]["started_at"]}
     assert changed == {"raises 0"}, done.stdout + done.stderr
     assert done.returncode == 3
-    assert len(json.loads((run / "run.json").read_text())["cells"]) == 5  # --only leaves the others in the run
+    assert len(json.loads((run / "run.json").read_text())["cells"]) == 7  # --only leaves the others in the run
 
 
 @pytest.fixture
@@ -140,7 +193,7 @@ def stopped(tmp_path: Path) -> Iterator[tuple[Path, subprocess.CompletedProcess[
         .replace("world_size: 2", "world_size: 1")
         .replace("hang_after_s: 10", "hang_after_s: 200")
     )
-    text = text.replace("[raises, killed, sleeps, out_of_memory, healthy]", "[healthy, waits, healthy_too]")
+    text = re.sub(r"\[raises, .*\]", "[healthy, waits, healthy_too]", text)
     (tmp_path / "faults.yaml").write_text(text)
     (tmp_path / "gate").touch()
     process = subprocess.Popen(
@@ -193,3 +246,16 @@ def test_a_cell_beyond_the_memory_limit_ends_as_oom_and_a_smaller_one_is_measure
     assert done.returncode == 3
     again = benchbox_run(tmp_path / "limit.yaml", "--set", "measure.memory_limit=17 MiB", "--only", "batch=1", "--dry-run")
     assert "1 would run" in again.stdout
+
+
+def test_a_cell_beyond_the_time_limit_or_the_policy_ends_as_timeout_or_unsupported(tmp_path: Path) -> None:
+    (tmp_path / "limits.yaml").write_text(LIMITS_MATRIX)
+    done = benchbox_run(tmp_path / "limits.yaml")
+    by_size = records(tmp_path / "runs" / "limits")
+    slow, healthy = by_size["slow 0"], by_size["healthy 0"]
+    assert (slow["status"], slow["error"]["type"]) == ("timeout", "Timeout"), done.stdout + done.stderr
+    assert "time.sleep(2)" in slow["error"]["ranks"][0]["stack"]
+    assert (healthy["status"], healthy["error"]["type"]) == ("unsupported", "UnsupportedError")
+    assert healthy["error"]["message"].startswith("freeze freeze_vision")
+    assert done.returncode == 3
+    assert survivors(tmp_path) == []

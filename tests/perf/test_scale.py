@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import time
+import tracemalloc
 from dataclasses import replace
 
 import pytest
 
+from benchbox.analysis.invariants import verify_run
 from benchbox.plan import plan
 from benchbox.report.view import build_report
 from benchbox.spec import load_matrix
+from benchbox.spec.cell import Cell
+from benchbox.store.run import RunStore
 from benchbox.store.table import launch_table
 from tests.support.example_run import CELL, example_record, example_run
 
@@ -72,3 +77,28 @@ def test_tables_grow_with_the_number_of_launches(runs):
 
 def test_reports_grow_with_the_number_of_launches(runs):
     assert_linear("reports", 1_000, 10_000, [cpu_seconds(build_report, run, records) for run, records in runs])
+
+
+def test_verifying_takes_a_few_kilobytes_of_memory_for_each_launch(tmp_path):
+    """Records are read one at a time. What grows are the chain, the spans of launches and what the ratios need."""
+
+    def peak_bytes(launches):
+        run = replace(example_run([replace(CELL, seed=seed) for seed in range(launches // 10)]), reference={"backend": "ddp"})
+        store = RunStore(tmp_path / str(launches))
+        store.write_run(run)
+        for cell in run.cells.values():
+            for number in range(1, 11):
+                store.write_record(example_record(Cell.from_dict(cell), number))
+        (store.path / "report.md").write_text("")
+        tracemalloc.start()
+        verify_run(store)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    small, large = peak_bytes(100), peak_bytes(400)
+    growth = (large - small) / 300
+    print(
+        f"\nverifying: {growth / 1024:.1f} KiB for each launch, of {len(json.dumps(example_record())) / 1024:.1f} KiB of JSON"
+    )
+    assert growth < 12 * 1024

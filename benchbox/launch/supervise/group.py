@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from benchbox.errors import RecordError
+from benchbox.launch.supervise.desync import add_positions
 from benchbox.launch.supervise.outcome import classify_outcome, unreadable_events
 from benchbox.launch.supervise.stacks import collect_stacks
 from benchbox.launch.supervise.watch import watch
@@ -64,6 +65,7 @@ def run_group(
         group.end()
         job.remove_empty_stacks()
     outcome = classify_outcome(ending, group.failures(), stacks=stacks, log_tail=_read_tail(job.group_log))
+    outcome = add_positions(outcome, job, ending.traces, stacks)
     return _name_node(_name_full_disk(outcome, job), job)
 
 

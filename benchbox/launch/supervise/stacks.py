@@ -1,4 +1,4 @@
-"""Stack dumps of stuck ranks, requested before the group is ended."""
+"""Stack dumps of stuck ranks, and their last collectives, requested before the group is ended."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from benchbox.launch.supervise.trace import Trace
 
 _DUMP_LIMIT_S = 5.0
+_COLLECTIVES_LIMIT_S = 3.0  # a rank looks once a second whether it has been asked
 _POLL_S = 0.05
 _SETTLED_S = 0.2  # without growth of a dump, after which it is complete
 # faulthandler writes the threads one by one, and that which received the signal, the main thread, as the last.
@@ -21,7 +22,7 @@ _LAST_THREAD = "Current thread 0x"
 
 
 def collect_stacks(job: Job, group: RankGroup, traces: Sequence[Trace]) -> dict[int, str]:
-    """Return, by rank, the stacks of all threads of the ranks that have not ended.
+    """Return, by rank, the stacks of all threads of the ranks that have not ended, once they also wrote their collectives.
 
     A rank that does not dump its stacks in time, such as a stopped process, is left out, and so are ranks on other nodes.
     """
@@ -30,7 +31,11 @@ def collect_stacks(job: Job, group: RankGroup, traces: Sequence[Trace]) -> dict[
     asked = [trace for trace in alive if job.stack(trace.rank).exists()]
     group.signal_ranks([trace.pid for trace in asked if trace.pid is not None], signal.SIGUSR2)
     stacks = _read_complete({trace.rank: job.stack(trace.rank) for trace in asked})
-    return {rank: stack for rank, stack in stacks.items() if stack}
+    stacks = {rank: stack for rank, stack in stacks.items() if stack}
+    deadline = time.monotonic() + _COLLECTIVES_LIMIT_S
+    while time.monotonic() < deadline and not all(job.collectives(rank).exists() for rank in stacks):
+        time.sleep(_POLL_S)
+    return stacks
 
 
 def _read_complete(files: Mapping[int, Path]) -> dict[int, str]:

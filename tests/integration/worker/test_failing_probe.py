@@ -20,7 +20,7 @@ MEASURE = MeasureSpec(warmup_steps=1, steps=2, launches=1, hang_after_s=5)
     ("size", "status", "error", "rank"),
     [
         ("probe_killed", "crash", "Killed", 1),
-        ("probe_out_of_memory", "oom", "OutOfMemoryError", 0),
+        ("probe_out_of_memory", "oom", "RuntimeError", 0),
         ("probe_sleeps", "hang", "Hang", 1),
     ],
 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchbox.registry.contracts import BatchSpec, Losses, Role
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from benchbox.registry.contracts import Axes, Batch
 
 STATE = ACTION = 8
+ALLOWANCE_BYTES = 2**28  # of address space that a rank gets before it runs out of memory
 
 
 class Layer(nn.Linear):
@@ -33,18 +37,24 @@ class Faulty(nn.Module):
 
     def forward(self, batch: Batch, *, per_sample: bool = False) -> Losses:
         self._steps += 1
+        if self._fault == "slow":
+            time.sleep(2)
         if self._steps == self._step:
             self._fail()
         state: Tensor = batch["state"]  # (B, STATE)
         target: Tensor = batch["action"].mean(dim=1)  # (B, ACTION)
         loss = (self.layer(state.to(self.layer.weight.dtype)) - target).float().square().mean()
+        if self._fault == "nan" and self._steps == self._step:
+            loss = loss * (loss - loss - 1).sqrt()
+        if self._fault == "branch" and self._steps == self._step:
+            dist.all_gather_into_tensor(state.new_empty(2 * state.numel()), state.flatten())
         return Losses(loss, {"square": loss.detach()})
 
     def _fail(self) -> None:
         if self._fault == "raise":
             raise RuntimeError("this policy raises in its second step")
         if self._fault == "oom":
-            raise torch.OutOfMemoryError("tried to allocate more than there is")
+            exhaust_memory()
         if self._fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self._fault == "sleep":
@@ -65,6 +75,15 @@ class Faulty(nn.Module):
 
     def load_statistics(self, statistics: Any) -> None:
         """Ignore the statistics: nothing is normalised."""
+
+
+def exhaust_memory() -> None:
+    """Allocate tensors until the system has no more memory for this process."""
+    limit = psutil.Process().memory_info().vms + ALLOWANCE_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    activations = []
+    while True:
+        activations.append(torch.ones(ALLOWANCE_BYTES // 16))
 
 
 def build(preset: dict[str, Any], axes: Axes) -> Faulty:

@@ -1,0 +1,64 @@
+"""Measurement of the links between ranks of this machine, by a group of them."""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchbox import __version__
+from benchbox.errors import CellFailedError
+from benchbox.launch.job import Job
+from benchbox.launch.supervise.group import run_group
+from benchbox.store.files import read_json
+from benchbox.store.links import CollectiveTimes, MeasuredLinks
+from benchbox.theory.link_fit import fit_link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from benchbox.launch.job import Launcher
+
+SIZES = tuple(2**power for power in range(10, 27, 2))  # 1 KiB to 64 MiB
+_TIMEOUT_S = 600.0
+_HANG_AFTER_S = 120.0
+
+
+def measure_links(launcher: Launcher, ranks: int, *, stop: Callable[[], bool]) -> tuple[str, MeasuredLinks]:
+    """Return the backend of torch.distributed, and the times and fits of its collectives between `ranks` ranks.
+
+    Raises:
+        CellFailedError: the group did not end ok, or its times do not grow with the size.
+    """
+    with tempfile.TemporaryDirectory(prefix="benchbox-links-") as folder:
+        job = Job(
+            config={"kind": "links", "sizes": list(SIZES)},
+            ranks=ranks,
+            folder=Path(folder) / "links",
+            timeout_s=_TIMEOUT_S,
+            hang_after_s=_HANG_AFTER_S,
+        )
+        outcome = run_group(job, launcher, stop=stop)
+        if outcome.error is not None:
+            raise CellFailedError(f"links could not be measured: {outcome.status}: {outcome.error['message']}")
+        result = read_json(job.result(0))
+    try:
+        collectives = {name: _fitted(times) for name, times in result["times"].items()}
+    except ValueError as error:
+        raise CellFailedError(f"links could not be measured: {error}; measure again on a quiet machine") from None
+    measured_at = datetime.now(UTC).isoformat(timespec="seconds")
+    links = MeasuredLinks(ranks=ranks, collectives=collectives, measured_at=measured_at, benchbox_version=__version__)
+    return result["backend"], links
+
+
+def _fitted(times: Sequence[tuple[int, float]]) -> CollectiveTimes:
+    fit = fit_link(times)
+    return {
+        "bytes": [size for size, _ in times],
+        "seconds": [seconds for _, seconds in times],
+        "latency_s": fit.latency_s,
+        "bytes_per_s": fit.bytes_per_s,
+        "median_error": fit.median_error,
+        "max_error": fit.max_error,
+    }

@@ -1,0 +1,33 @@
+"""The `links` job of a rank: time collectives of several sizes and write them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from benchbox.measure.links import COLLECTIVES, time_collectives
+from benchbox.store.files import write_json
+from benchbox.worker.reporting import Reporter
+
+if TYPE_CHECKING:
+    from benchbox.measure.phases import ProgressTracker
+    from benchbox.store.events import EventWriter
+    from benchbox.worker.job_file import LinksJobFile
+
+
+def measure_links(job: LinksJobFile, rank: int, tracker: ProgressTracker, events: EventWriter) -> None:
+    """Write `rank<r>.json`: the backend, and (bytes, seconds) by collective."""
+    reporter = Reporter(tracker, events)
+    reporter.enter_stage("build")
+    device, backend = torch.device("cpu"), "gloo"
+    if torch.cuda.is_available():
+        device, backend = torch.device("cuda", int(os.environ["LOCAL_RANK"])), "nccl"
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend)
+    reporter.enter_stage("measure", len(job["sizes"]) * len(COLLECTIVES))
+    times = time_collectives(job["sizes"], device, reporter.report_progress)
+    write_json(Path(job["out"]) / f"rank{rank}.json", {"backend": backend, "times": times}, indent=None)

@@ -1,0 +1,78 @@
+"""Simulated ranks, which run the code of a backend, hold and communicate what the formulas say, to the byte."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from benchbox.cli.app import app
+from benchbox.errors import UnsupportedError
+from benchbox.estimation.estimate import estimate
+from benchbox.estimation.simulation import Simulation, simulate
+from benchbox.registry.backends import BUILT_IN_BACKENDS
+from tests.support.ranks import tiny_cell
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# The fake tensors of FSDP2 take a minute of CPU time at 1024 ranks, where it makes a view for each of them.
+_ALL = [
+    (name, ranks)
+    for name, info in BUILT_IN_BACKENDS.items()
+    for ranks in (4 if info.hybrid else 2, 8, 64, 1024)
+    if name != "single"
+]
+CELLS = _ALL if os.environ.get("BENCHBOX_SIMULATE") == "all" else [("fsdp2", 64), ("zero2", 1024)]
+
+MATRIX = """\
+name: large
+policy: pi05
+size: tiny
+recipe: bf16_master
+data: synthetic
+world_size: 1024
+batch: 2
+axes: {backend: [ddp, single]}
+"""
+
+
+@pytest.mark.parametrize(("backend", "ranks"), CELLS)
+def test_a_simulated_rank_equals_the_formulas(backend: str, ranks: int) -> None:
+    cell = replace(tiny_cell(backend=backend), world_size=ranks)
+    simulation = simulate(cell)
+    assert simulation.differences(estimate(cell)) == []
+    assert simulation.tensors == ("fake" if backend in ("fsdp2", "hsdp") else "real")
+
+
+def test_the_command_compares_rank_0_of_1024_with_the_formulas_and_says_what_is_not_simulated(tmp_path: Path) -> None:
+    (tmp_path / "large.yaml").write_text(MATRIX)
+    result = CliRunner().invoke(app, ["estimate", str(tmp_path / "large.yaml"), "--simulate"], catch_exceptions=False)
+    assert "simulated as rank 0 of 1024 on real tensors: equals the formulas in every collective" in result.output
+    assert "not simulated: backend single is not simulated: there is no formula" in result.output
+
+
+def test_another_number_of_bytes_is_named() -> None:
+    predicted = estimate(tiny_cell(backend="ddp"))
+    size = predicted.components["parameters"]
+    equal = Simulation(collectives=predicted.collectives, parameter_bytes=size, tensors="real")
+    assert equal.differences(predicted) == []
+    differences = replace(equal, parameter_bytes=size + 4, collectives={}).differences(predicted)
+    assert any(text.startswith("all_reduce is None, the formula says") for text in differences)
+    assert differences[-1] == f"parameters take {size + 4} bytes, the formula says {size}"
+
+
+def test_a_policy_that_cannot_be_simulated_is_one_line() -> None:
+    with pytest.raises(UnsupportedError, match=r"cannot be simulated: \S+"):
+        simulate(tiny_cell(backend="fsdp2", policy="no_such_policy"))
+
+
+def test_json_has_the_simulation(tmp_path: Path) -> None:
+    (tmp_path / "large.yaml").write_text(MATRIX)
+    arguments = ["estimate", str(tmp_path / "large.yaml"), "--simulate", "--only", "backend=single", "--format", "json"]
+    (row,) = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).output)
+    assert row["simulation"] == {"reason": "backend single is not simulated: there is no formula to compare with"}

@@ -1,0 +1,49 @@
+"""Collectives that contradict each other, and those of a rank that is only behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchbox.launch.supervise.desync import find_difference
+
+
+def call(sequence: int, operation: str = "all_reduce", shape: tuple[int, ...] = (72,), **changes: Any) -> Any:
+    values = {"group": "default_pg 0", "ranks": [0, 1], "sequence": sequence, "operation": operation}
+    return {**values, "dtypes": ["float32"], "shapes": [list(shape)], "is_done": False, **changes}
+
+
+def done(sequence: int, operation: str = "all_reduce", **changes: Any) -> Any:
+    return call(sequence, operation, is_done=True, **changes)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        ([done(1), call(2)], [done(1), call(2, "all_gather")], "call 2 of group default_pg 0 is all_reduce(float32 [72])"),
+        ([done(1), call(2)], [done(1), call(2, shape=(1,)), call(3)], "all_reduce(float32 [1]) on rank 1"),
+        ([done(1), call(2, "barrier")], [done(1), call(2)], "barrier(float32 [72]) on rank 0"),
+        ([done(1), done(2)], [done(1), call(2, dtypes=["bfloat16"])], "all_reduce(bfloat16 [72]) on rank 1"),
+        ([call(9, group="row")], [call(4, group="column")], "rank 0 waits in all_reduce(float32 [72]) and rank 1 waits in"),
+    ],
+    ids=["operation", "size", "end of the loop", "failed call that torch has retired", "each in another group"],
+)
+def test_different_calls_are_named_with_both_ranks(first: list[Any], second: list[Any], words: str) -> None:
+    difference = find_difference({0: first, 1: second})
+    assert difference is not None
+    assert words in difference
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([done(1), call(2)], [done(1)]),
+        ([done(1), call(2), call(3)], [done(1), call(2)]),
+        ([done(1), call(2, "scatter", shape=(4,))], [done(1), call(2, "scatter", shape=())]),
+        ([call(9, group="row", ranks=[0, 2])], [call(4, group="column", ranks=[1, 3])]),
+    ],
+    ids=["behind", "several at once", "uneven by design", "groups without the other rank"],
+)
+def test_a_rank_that_is_behind_does_not_contradict(first: list[Any], second: list[Any]) -> None:
+    assert find_difference({0: first, 1: second}) is None
