@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.tiers import in_tiers
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -68,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("launcher", ["local", "torchrun"])
+@pytest.mark.parametrize("launcher", in_tiers(["local", "torchrun"], "local".__eq__))
 def test_a_training_of_which_a_rank_was_killed_ends_with_the_metrics_of_the_undisturbed_one(
     launcher: str, folder: Path
 ) -> None:

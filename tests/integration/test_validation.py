@@ -270,7 +270,9 @@ def check_validated_checkpoints(folder: Path, rows: list[dict[str, Any]], data: 
         assert sums(record) == pytest.approx(sums(row), rel=1e-6)
         assert record["evaluated_weights"] == row["evaluated_weights"]
         assert (record["checkpoint"]["steps"], record["episodes"]) == (row["step"], "validation")
-    assert validate(4)["loss"] != pytest.approx(rows[2]["loss"], rel=1e-5), "the weights, not their averages; equal ones agree to 1e-6"
+    assert validate(4)["loss"] != pytest.approx(rows[2]["loss"], rel=1e-5), (
+        "the weights, not their averages; equal ones agree to 1e-6"
+    )
     other = data.datasets[1].path
     everything = validate(4, "--data", other, "--all-episodes")
     assert (everything["data"], everything["samples"]) == ([other], len(open_dataset(other)))
