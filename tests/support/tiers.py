@@ -43,10 +43,12 @@ class Tiers:
 
 
 def in_tiers(cases: Iterable[Any], is_default: Callable[[Any], bool]) -> list[Any]:
-    """Return the cases for `pytest.mark.parametrize`, those that are not run by default marked `exhaustive`."""
-    return [case if is_default(case) else _exhaustive(case) for case in cases]
+    """Return the cases for `pytest.mark.parametrize`, those that are not run by default marked `exhaustive`.
+
+    A case is a value, or the tuple of the values of several arguments; a value that is a tuple stands in a tuple of one.
+    """
+    return [_case(case, () if is_default(case) else (pytest.mark.exhaustive,)) for case in cases]
 
 
-def _exhaustive(case: Any) -> Any:
-    values = case if isinstance(case, tuple) else (case,)
-    return pytest.param(*values, marks=pytest.mark.exhaustive)
+def _case(case: Any, marks: tuple[pytest.MarkDecorator, ...]) -> Any:
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marks)
