@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +16,12 @@ from benchbox.data.samples.selection import count_frames, select_frames
 from benchbox.spec.cell import DataSpec
 from benchbox.spec.datasets import DatasetSpec
 from benchbox.store.checkpoints import list_checkpoints, read_manifest
+from tests.support.commands import run_in_process
 from tests.support.datasets import annotate, write_robot
 from tests.support.ranks import RANK_SCRIPTS, run_ranks, tiny_cell
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
     from benchbox.spec.cell import Cell
@@ -109,8 +109,7 @@ def rows(results: dict[int, tuple[Path, list[Any]]]) -> dict[int, list[list[dict
 
 
 def train(config: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchbox.cli.app", "train", str(config), "--out", str(out), *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return run_in_process("train", config, "--out", out, *more)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

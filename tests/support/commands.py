@@ -13,17 +13,20 @@ from unittest import mock
 from benchbox.cli.app import main
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
-def run_in_process(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_in_process(
+    *arguments: str | Path, cwd: Path | None = None, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run the command as its entry point does, with its output not on a terminal, and return exit code and output."""
     command = ["benchbox", *map(str, arguments)]
     stdout, stderr = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     code = 0
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.chdir(cwd or os.curdir))
-        stack.enter_context(mock.patch.dict(os.environ, {"COLUMNS": "80"}))  # and what the command sets is unset again
+        stack.enter_context(mock.patch.dict(os.environ, variables or {}))  # and what the command sets is unset again
         stack.enter_context(mock.patch.object(sys, "argv", command))
         stack.enter_context(contextlib.redirect_stdout(stdout))
         stack.enter_context(contextlib.redirect_stderr(stderr))

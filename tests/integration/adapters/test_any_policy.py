@@ -18,11 +18,17 @@ pytestmark = pytest.mark.ranks
 
 
 @pytest.fixture(scope="module")
-def foreign(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+def backends(exhaustive: bool) -> list[str]:
+    """Return the backends that run: by default one of each code that wraps modules."""
+    return list(RANKS) if exhaustive else ["single", "ddp", "fsdp1_full", "fsdp2", "zero3"]
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory, backends: list[str]) -> list[dict]:
     """Records of the policy `foreign`, which a matrix names by the path of its folder."""
     folder = tmp_path_factory.mktemp("foreign")
     shutil.copytree(FOLDER, folder / "models" / "foreign", ignore=shutil.ignore_patterns("__pycache__"))
-    checkpointed = [backend for backend in RANKS if backend != "zero3"]
+    checkpointed = [backend for backend in backends if backend != "zero3"]
     points = [
         *set_ups(checkpointed, checkpointing=True),
         *set_ups(["zero3", "ddp"]),
@@ -31,24 +37,24 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     return run(folder, [{"policy": "models/foreign", **point} for point in points], COMMAND)
 
 
-def test_every_backend_trains_the_module(foreign: list[dict]) -> None:
+def test_every_backend_trains_the_module(foreign: list[dict], backends: list[str]) -> None:
     assert failures(foreign) == []
-    assert {record["cell"]["backend"] for record in foreign} == RANKS.keys()
-    assert {record["observed"]["backend"] for record in foreign} == RANKS.keys()
+    assert {record["cell"]["backend"] for record in foreign} == set(backends)
+    assert {record["observed"]["backend"] for record in foreign} == set(backends)
 
 
 def test_no_finding_is_a_false_alarm(foreign: list[dict]) -> None:
     assert alarms(foreign) == []
 
 
-def test_two_ranks_have_the_same_losses_under_every_backend(foreign: list[dict]) -> None:
+def test_two_ranks_have_the_same_losses_under_every_backend(foreign: list[dict], backends: list[str]) -> None:
     """With and without checkpointing, dropout included. Kernels round differently, and sharded norms sum in another order."""
     losses = {
         (r["cell"]["backend"], r["cell"]["checkpointing"]): r["loss"]
         for r in foreign
         if r["cell"]["world_size"] == 2 and r["cell"]["size"] == "tiny"
     }
-    assert len(losses) == 8
+    assert len(losses) == 1 + sum(RANKS[backend] == 2 for backend in backends)
     expected = losses["ddp", False]
     for set_up, loss in losses.items():
         assert loss == pytest.approx(expected, rel=2e-3), set_up
@@ -59,10 +65,10 @@ def test_the_layers_are_recomputed_where_checkpointing_is_on(foreign: list[dict]
     assert observed == {(True, 3), (False, 0)}
 
 
-def test_the_layers_are_sharded_one_by_one(foreign: list[dict]) -> None:
+def test_the_layers_are_sharded_one_by_one(foreign: list[dict], backends: list[str]) -> None:
     sharding = {r["cell"]["backend"]: r["observed"]["sharding"] for r in foreign if r["cell"]["size"] == "tiny"}
     assert sharding["fsdp2"].endswith("in 4 units")  # three layers and what is around them
-    assert sharding["hsdp"].endswith("in 4 units")
+    assert "hsdp" not in backends or sharding["hsdp"].endswith("in 4 units")
     assert sharding["fsdp1_full"].endswith("in 6 units")  # and FSDP1 separates the batch norm, benchbox what is frozen
 
 
