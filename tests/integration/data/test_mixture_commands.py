@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -48,8 +46,7 @@ def folder(tmp_path_factory):
 
 
 def benchbox(folder, *arguments):
-    command = [sys.executable, "-m", "benchbox.cli.app", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
+    return run_in_process(*arguments, cwd=folder)
 
 
 def train(folder, name, *more, policy="pi0", mode="policy", backend="single", ranks=1, steps=3):
@@ -102,7 +99,7 @@ def test_the_folder_of_a_training_describes_its_data(folder, one_rank):
 
 def test_a_training_on_a_mixture_resumes_and_its_checkpoint_has_the_statistics_of_both(folder, one_rank):
     """That of six steps, as if it had ended after three."""
-    halves = shutil.copytree(folder / "one", folder / "halves")
+    halves = shutil.copytree(folder / "one", folder / "halves", symlinks=True)
     shutil.rmtree(halves / "checkpoints/step-00000006")
     metrics = halves / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:3]))
@@ -121,7 +118,7 @@ def test_a_checkpoint_of_another_number_of_datasets_is_one_line(folder, one_rank
     file = folder / "one.yaml"
     text = file.read_text()
     file.write_text(text[: text.index("    - {lerobot: hand")] + text[text.index("steps: 6") :])
-    done = run_in_process("train", file, "--out", "one", "--resume", cwd=folder)
+    done = benchbox(folder, "train", file, "--out", "one", "--resume")
     file.write_text(text)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
@@ -151,11 +148,11 @@ def test_a_measurement_records_what_was_drawn_of_each_dataset_and_the_report_sho
 
 
 def test_inspecting_with_a_keep_file_counts_what_it_keeps(folder):
-    done = run_in_process("data", "inspect", "hand", "--keep", "keep.json", cwd=folder)
+    done = benchbox(folder, "data", "inspect", "hand", "--keep", "keep.json")
     assert done.returncode == 0, done.stdout
     assert "kept" in done.stdout
     assert "keep.json keeps 13 of 17 frames in 2 of 2 episodes\n" in done.stdout
-    done = run_in_process("data", "inspect", "arm", "--keep", "keep.json", cwd=folder)
+    done = benchbox(folder, "data", "inspect", "arm", "--keep", "keep.json")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
         "error: keep.json, episode '1', range 0: stop is 6, and episode 1 has 4 frames",
@@ -168,6 +165,6 @@ def test_a_wrong_keep_file_ends_a_training_before_any_rank_starts(folder):
     file = folder / "wrong.yaml"
     text = TRAINING.format(policy="pi0", mode="policy", backend="single", ranks=1, batch=4, steps=3)
     file.write_text(text.replace("keep.json", "wrong.json"))
-    done = run_in_process("train", file, "--out", "wrong", cwd=folder)
+    done = benchbox(folder, "train", file, "--out", "wrong")
     assert (done.returncode, done.stderr) == (2, "error: wrong.json, episode '9', range 0: the dataset has no episode 9\n")
     assert not (folder / "wrong").exists()
