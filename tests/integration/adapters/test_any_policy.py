@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.audit_corpus.environments import corpus_environment
-from tests.support.adapter_runs import COMMAND, RANKS, alarms, failures, run, run_in, set_ups
+from tests.support.adapter_runs import RANKS, alarms, failures, run, run_in, set_ups
 from tests.support.foreign import FOLDER
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def foreign(tmp_path_factory: pytest.TempPathFactory, backends: list[str]) -> li
         *set_ups(["zero3", "ddp"]),
         *set_ups(["ddp", "fsdp2", "zero3"], size="tiny_reads"),
     ]
-    return run(folder, [{"policy": "models/foreign", **point} for point in points], COMMAND)
+    return run(folder, [{"policy": "models/foreign", **point} for point in points])
 
 
 def test_every_backend_trains_the_module(foreign: list[dict], backends: list[str]) -> None:
@@ -105,7 +105,7 @@ def test_models_of_transformers_train_on_sharding_backends(tmp_path: Path) -> No
         *({"policy": "hf:qwen2_5_vl", **point} for point in set_ups(["fsdp2"], checkpointing=True)),
         *({"policy": "hf:gpt2", "attention": "eager", **point} for point in set_ups(["zero3"])),
     ]
-    records = run(tmp_path, points, COMMAND)
+    records = run(tmp_path, points)
     assert failures(records) == []
     assert alarms(records) == []
     by_policy = {record["cell"]["policy"]: record["observed"] for record in records}
@@ -114,7 +114,7 @@ def test_models_of_transformers_train_on_sharding_backends(tmp_path: Path) -> No
 
 
 def test_an_adapter_without_its_package_says_which_one_to_install(tmp_path: Path) -> None:
-    (record,) = run(tmp_path, [{"policy": "lerobot:act", **set_ups(["single"])[0]}], COMMAND)
+    (record,) = run(tmp_path, [{"policy": "lerobot:act", **set_ups(["single"])[0]}])
     assert record["status"] == "unsupported"
     assert record["error"]["message"] == (
         "policy lerobot: needs the package lerobot, which is not installed; pip install lerobot"
