@@ -18,6 +18,7 @@ from benchbox.store.checkpoints import list_checkpoints
 from benchbox.store.events import read_events
 from benchbox.trainer.gauges import MEASURED_FIELDS
 from tests.support.checkpoints import checksums
+from tests.support.commands import run_in_process
 from tests.support.tiers import in_tiers
 
 if TYPE_CHECKING:
@@ -133,8 +134,7 @@ def test_a_training_that_was_stopped_and_resumed_equals_one_that_never_was(
 ) -> None:
     """Losses, norms and rates of every step, and at the last stop the weights, masters, moments and generators."""
     folder, stops = stopped[backend]
-    straight = command(folder / "train.yaml", tmp_path, "--set", f"steps={stops[-1].steps}")
-    done = subprocess.run(straight, capture_output=True, text=True, timeout=300)
+    done = run_in_process("train", folder / "train.yaml", "--out", tmp_path, "--set", f"steps={stops[-1].steps}")
     assert done.returncode == 0, done.stderr
     assert metrics(folder / "out") == metrics(tmp_path)
     ours, theirs = (list_checkpoints(path / "checkpoints")[-1] for path in (folder / "out", tmp_path))
