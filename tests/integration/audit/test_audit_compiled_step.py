@@ -46,7 +46,7 @@ def audited(script: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.exhaustive
 def test_a_compiled_step_trains_as_without_the_audit(script: Path, audited: subprocess.CompletedProcess[str]) -> None:
-    """By default `test_compiled_trainings` compares bits, without the command."""
+    """The bits of both; by default only `test_compiled_trainings` compares them, without the command."""
     assert run(sys.executable, script).stdout.strip() == audited.stdout.strip().splitlines()[0]
 
 

@@ -98,7 +98,7 @@ def test_the_folder_of_a_training_describes_its_data(folder, one_rank):
 
 
 def test_a_training_on_a_mixture_resumes_and_its_checkpoint_has_the_statistics_of_both(folder, one_rank):
-    """That of six steps, as if it had ended after three."""
+    """The training of six steps, as if it had ended after three."""
     halves = shutil.copytree(folder / "one", folder / "halves", symlinks=True)
     shutil.rmtree(halves / "checkpoints/step-00000006")
     metrics = halves / "metrics.jsonl"
