@@ -18,7 +18,7 @@ class Tiers:
     def __init__(self) -> None:
         self._left_out = 0
 
-    @pytest.hookimpl(tryfirst=True)
+    @pytest.hookimpl(trylast=True)  # counts what -k and -m select
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         if config.getoption("exhaustive"):
             return
@@ -37,9 +37,7 @@ class Tiers:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._left_out:
-            terminalreporter.write_line(
-                f"{self._left_out} exhaustive tests were left out: --exhaustive or make test-all runs them"
-            )
+            terminalreporter.write_line(f"exhaustive tests left out: {self._left_out}; --exhaustive and make test-all run them")
 
 
 def in_tiers(cases: Iterable[Any], is_default: Callable[[Any], bool]) -> list[Any]:
