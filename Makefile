@@ -5,15 +5,16 @@ BIN := $(VENV)/bin
 # Bytecode is cached: otherwise every rank would compile its policy, and every command all of benchbox.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test lint docs compat compat-requirements audit-corpus parity gpu gpu-bundle
+.PHONY: run test test-all lint docs compat compat-requirements audit-corpus parity gpu gpu-bundle
 
 # Measure matrices/fsdp_vs_zero2.yaml on this machine and write its report.
 run: $(VENV)/.installed
 	$(BIN)/benchbox run matrices/fsdp_vs_zero2.yaml
 
-# All tests run in parallel but those that compare times, which need the machine for themselves.
-test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/perf --durations 40 $(PARALLEL)
+# All tests run in parallel but those that compare times, which need the machine for themselves. `make test-all` also runs those
+# marked `exhaustive`: see CONTRIBUTING.md.
+test test-all: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/perf --durations 40 $(PARALLEL) $(if $(filter test-all,$@),--exhaustive)
 	$(BIN)/python -m pytest tests/perf
 # Files in the order of tests/conftest.py, each on one worker, which sets up its fixtures once. One worker more than cores: tests
 # of processes wait for a third of their time.

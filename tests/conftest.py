@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.fork_servers import SharedForkServers
+from tests.support.tiers import Tiers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,7 +56,12 @@ class _SharedServers:
 _WITH_RANKS = "tests/integration/"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--exhaustive", action="store_true", help="run also the tests that are marked `exhaustive`")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Tiers())
     if not _is_worker(config):
         config.pluginmanager.register(_SharedServers())
 
@@ -104,3 +110,9 @@ def policy_dir(tmp_path: Path) -> Path:
     (folder / "policy.py").write_text("def build(preset, axes): ...\n")
     (folder / "presets.yaml").write_text("tiny: {}\n")
     return folder.parent
+
+
+@pytest.fixture(scope="session")
+def exhaustive(pytestconfig: pytest.Config) -> bool:
+    """Return whether tests that are marked `exhaustive` run too, for fixtures that run the cells of several tests."""
+    return pytestconfig.getoption("exhaustive")

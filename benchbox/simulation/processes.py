@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,9 @@ class EnvironmentProcess:
     def __init__(self, factory: Factory, cameras: tuple[str, ...], size: tuple[int, int], fps: float) -> None:
         context = multiprocessing.get_context("fork")  # a factory need not be picklable, and nothing is imported again
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, factory, cameras, size, fps), daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(self._connection, theirs, factory, cameras, size, fps), daemon=True
+        )
         self._process.start()
         theirs.close()
         self.task, self.max_steps = self.receive()
@@ -79,7 +82,12 @@ class EnvironmentProcess:
         return result
 
     def close(self) -> None:
-        """End the process."""
+        """End the process.
+
+        It is asked to end: processes that were forked later hold this end of the connection, which is therefore not at its end.
+        """
+        with suppress(OSError):  # it has ended
+            self._connection.send(None)
         self._connection.close()
         self._process.join(timeout=5)
         if self._process.is_alive():
@@ -87,14 +95,17 @@ class EnvironmentProcess:
             self._process.join()
 
 
-def _serve(connection: Connection, factory: Factory, cameras: tuple[str, ...], size: tuple[int, int], fps: float) -> None:
-    """Build an environment and serve requests until the other end is closed."""
+def _serve(
+    inherited: Connection, connection: Connection, factory: Factory, cameras: tuple[str, ...], size: tuple[int, int], fps: float
+) -> None:
+    """Build an environment and serve requests until there are no more."""
+    inherited.close()  # or this process would not notice that the other one was killed
     environment = None
     try:
         environment = factory(cameras, size, fps)
         connection.send((environment.task, environment.max_steps))
-        while True:
-            request, arguments = connection.recv()
+        while (message := connection.recv()) is not None:
+            request, arguments = message
             connection.send(_reset(environment, *arguments) if request == "reset" else _execute(environment, *arguments))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         pass  # the other end has ended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,6 +17,10 @@ from benchbox.registry.backends import backends
 from benchbox.registry.recipes import recipe_by_name
 from benchbox.spec.cell import Cell, OptimSpec
 from tests.support.ranks import CellRun, run_cells, tiny_cell
+from tests.support.tiers import in_tiers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 pytestmark = pytest.mark.ranks
 
@@ -26,6 +30,8 @@ HYBRIDS = ("fsdp1_hybrid", "fsdp1_hybrid_grad_op")
 RANKS = {"single": 1, "hsdp": 4} | dict.fromkeys(TWO_RANKS, 2) | dict.fromkeys(HYBRIDS, 4)
 # Those of a group share processes.
 GROUPS = (("single",), TWO_RANKS[:2], TWO_RANKS[2:4], TWO_RANKS[4:], ("hsdp", *HYBRIDS))
+# One backend of each code runs every recipe by default, the others two.
+EVERY_RECIPE = ("single", "ddp", "fsdp1_full", "fsdp2", "zero2")
 # torch's default beta2, at which a bfloat16 second moment cannot decay
 SLOW_DECAY = OptimSpec(lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1)
 
@@ -35,15 +41,29 @@ def recipes_of(backend: str) -> tuple[str, ...]:
     return ("fp32", "bf16_master") if backend in HYBRIDS else backends()[backend].recipes
 
 
+def is_default(backend: str, recipe: str) -> bool:
+    """Return whether this recipe runs on this backend without `--exhaustive`."""
+    return backend in EVERY_RECIPE or recipe in ("fp32", "bf16_master")
+
+
 RUN = [(backend, recipe) for backend in RANKS for recipe in recipes_of(backend)]
+
+
+def by_tier(pairs: Iterable[tuple[str, str]]) -> list[Any]:
+    return in_tiers(pairs, lambda pair: is_default(*pair))
 
 
 class Results(dict[tuple[str, str, str], dict[str, Any]]):
     """(backend, recipe, batch x accumulation) -> the result of rank 0. Backends of a group run when one is first asked for."""
 
-    def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+    def __init__(self, tmp_path_factory: pytest.TempPathFactory, *, exhaustive: bool) -> None:
         super().__init__()
         self._tmp_path_factory = tmp_path_factory
+        self._exhaustive = exhaustive
+
+    def recipes_of(self, backend: str) -> list[str]:
+        """Return the recipes that this test run needs."""
+        return [recipe for recipe in recipes_of(backend) if self._exhaustive or is_default(backend, recipe)]
 
     def __missing__(self, key: tuple[str, str, str]) -> dict[str, Any]:
         self._run(next(group for group in GROUPS if key[0] in group))
@@ -54,11 +74,11 @@ class Results(dict[tuple[str, str, str], dict[str, Any]]):
         runs: list[CellRun] = []
         for backend in group:
             setup: dict[str, Any] = {"backend": backend, "world_size": ranks}
-            cells = [tiny_cell(**setup, batch=4 // ranks, recipe=recipe) for recipe in recipes_of(backend)]
+            cells = [tiny_cell(**setup, batch=4 // ranks, recipe=recipe) for recipe in self.recipes_of(backend)]
             runs += [CellRun(cell, STEPS, "facts") for cell in cells]
             runs += [CellRun(tiny_cell(**setup, batch=4, recipe="fp32"), 3, "collectives")] if ranks > 1 else []
             runs.append(CellRun(tiny_cell(**setup, batch=1, accumulation=4, recipe="fp32"), 3, "collectives"))
-            if "bf16_pure" in recipes_of(backend):
+            if "bf16_pure" in self.recipes_of(backend):
                 runs.append(CellRun(tiny_cell(**setup, batch=4 // ranks, recipe="bf16_pure", optim=SLOW_DECAY), 6, "facts"))
         folder = self._tmp_path_factory.mktemp(group[0])
         for result in run_cells(runs, folder):
@@ -73,8 +93,8 @@ class Results(dict[tuple[str, str, str], dict[str, Any]]):
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return Results(tmp_path_factory)
+def results(tmp_path_factory: pytest.TempPathFactory, exhaustive: bool) -> Results:
+    return Results(tmp_path_factory, exhaustive=exhaustive)
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +108,10 @@ def test_every_backend_is_covered() -> None:
 
 
 @pytest.mark.parametrize("backend", RANKS)
-def test_what_runs_is_what_was_asked_for(results: dict, backend: str) -> None:
+def test_what_runs_is_what_was_asked_for(results: Results, backend: str) -> None:
     """Observed from live objects, each backend is itself, over its ranks, and holds its share."""
     ranks = RANKS[backend]
-    for recipe in recipes_of(backend):
+    for recipe in results.recipes_of(backend):
         observed = results[backend, recipe, f"{4 // ranks}x1"]["observed"]
         assert observed["backend"] == backend
         assert observed["world_size"] == ranks
@@ -133,7 +153,7 @@ def test_settings_that_tilt_a_comparison_are_observed(results: dict, backend: st
     assert all(size > 0 for name, size in settings.items() if "bucket" in name and name.endswith(("size", "cap")))
 
 
-@pytest.mark.parametrize(("backend", "recipe"), [pair for pair in RUN if pair[0] != "single"])
+@pytest.mark.parametrize(("backend", "recipe"), by_tier(pair for pair in RUN if pair[0] != "single"))
 def test_steps_agree_with_one_process(results: dict, backend: str, recipe: str) -> None:
     """With the same seed and the same global batch, losses and gradient norms of every backend equal those of one process, step
     by step: within 2% in any recipe, within 0.01% in float32."""
@@ -193,17 +213,18 @@ def test_theory_predicts_every_collective_to_the_byte(results: dict, estimator: 
 
 
 @pytest.mark.parametrize("backend", RANKS)
-def test_the_schedule_advances_once_a_step(results: dict, backend: str) -> None:
+def test_the_schedule_advances_once_a_step(results: Results, backend: str) -> None:
     """The rate in force at step k is the schedule's at k in every group, and accumulation does not make it run four times as
     fast."""
     wanted = [1e-3 * min(1.0, (step + 1) / 5) for step in range(STEPS)]
-    own_optimizer = [recipe for recipe in recipes_of(backend) if recipe == "bf16_master" or recipe_by_name(recipe).compensation]
+    recipes = results.recipes_of(backend)
+    own_optimizer = [recipe for recipe in recipes if recipe == "bf16_master" or recipe_by_name(recipe).compensation]
     for recipe, split in [(recipe, f"{4 // RANKS[backend]}x1") for recipe in own_optimizer] + [("fp32", "1x4")]:
         for step, rates in enumerate(results[backend, recipe, split]["lr"]):
             assert rates == pytest.approx([wanted[step]] * 4), f"{recipe} {split}, step {step}"
 
 
-@pytest.mark.parametrize(("backend", "recipe"), RUN)
+@pytest.mark.parametrize(("backend", "recipe"), by_tier(RUN))
 def test_the_optimizer_steps_what_the_recipe_says(results: dict, backend: str, recipe: str) -> None:
     """Weights and moments have the declared dtype, on every rank. `bf16_naive` declares none: the same cast is wrong where
     nothing keeps masters and right where DeepSpeed does, or where accelerate upcasts what it shards."""
@@ -214,7 +235,9 @@ def test_the_optimizer_steps_what_the_recipe_says(results: dict, backend: str, r
     assert {tensor.state[moment] for tensor in stepped for moment in ("exp_avg", "exp_avg_sq")} == {wanted}
 
 
-@pytest.mark.parametrize(("backend", "recipe"), [pair for pair in RUN if pair[1] in ("fp32", "fp32_autocast", "bf16_master")])
+@pytest.mark.parametrize(
+    ("backend", "recipe"), by_tier(pair for pair in RUN if pair[1] in ("fp32", "fp32_autocast", "bf16_master"))
+)
 def test_the_audit_raises_no_false_alarm(results: dict, backend: str, recipe: str) -> None:
     """Every rule is judged but those on averages and loading, and none fires: gradients in bfloat16 are a note."""
     judgement = judge(results[backend, recipe, f"{4 // RANKS[backend]}x1"]["facts"])
@@ -239,7 +262,7 @@ def test_the_census_holds_what_is_computed_and_reduced_in(results: dict, backend
             assert elements["reduction", dtype] > 100_000
 
 
-@pytest.mark.parametrize("backend", [name for name in RANKS if name not in HYBRIDS])
+@pytest.mark.parametrize("backend", in_tiers((name for name in RANKS if name not in HYBRIDS), EVERY_RECIPE.__contains__))
 def test_the_audit_finds_pure_bfloat16_on_every_backend(results: dict, backend: str) -> None:
     """With any sharding: 16-bit tensors are stepped, updates or decay are lost, and v stalls at beta2 0.999 only."""
     fast = {finding.code for finding in judge(results[backend, "bf16_pure", f"{4 // RANKS[backend]}x1"]["facts"]).findings}

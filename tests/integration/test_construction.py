@@ -9,6 +9,7 @@ import pytest
 
 from benchbox.registry.policies import find_policies
 from tests.support.ranks import RANK_SCRIPTS, run_ranks, tiny_cell
+from tests.support.tiers import in_tiers
 
 pytestmark = pytest.mark.ranks
 
@@ -24,15 +25,23 @@ SETUPS = [
     ("fsdp1_full", "pi0", "bf16_master", "full"),
     *(("fsdp2", policy, "fp32", "full") for policy in find_policies() if policy not in ("pi05", *WITH_LAYERS_OF_THEIR_OWN)),
 ]
+# By default: every backend on at most two ranks, and each policy, recipe and freezing on one backend.
+DEFAULT = [
+    *((backend, "pi05", "bf16_master", "full") for backend, ranks in RANKS.items() if ranks <= 2),
+    *(setup for setup in SETUPS if setup[0] == "fsdp2" or setup[1] in WITH_LAYERS_OF_THEIR_OWN),
+    ("fsdp1_full", "pi0", "bf16_master", "full"),
+    ("zero3", "pi05", "fp32", "full"),
+    ("zero3", "pi05", "bf16_master", "freeze_vision"),
+]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], list[dict[str, Any]]]:
+def results(tmp_path_factory: pytest.TempPathFactory, exhaustive: bool) -> dict[tuple[str, ...], list[dict[str, Any]]]:
     """(backend, policy, recipe, freeze) -> the results of all ranks."""
     results_by_setup = {}
     for ranks in (1, 2, 4):
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
-        setups = [setup for setup in SETUPS if RANKS[setup[0]] == ranks]
+        setups = [setup for setup in SETUPS if RANKS[setup[0]] == ranks and (exhaustive or setup in DEFAULT)]
         cells = [
             tiny_cell(backend=b, policy=p, recipe=r, freeze=f, world_size=ranks, batch=1).to_dict() for b, p, r, f in setups
         ]
@@ -44,7 +53,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], l
     return results_by_setup
 
 
-@pytest.mark.parametrize("setup", SETUPS, ids="-".join)
+@pytest.mark.parametrize("setup", in_tiers(((setup,) for setup in SETUPS), lambda setup: setup[0] in DEFAULT), ids="-".join)
 def test_a_session_starts_with_the_bits_of_direct_construction(results: dict, setup: tuple[str, ...]) -> None:
     """Weights, masters and buffers on every rank, and the loss and the gradient norm of the first step."""
     for rank in results[setup]:

@@ -17,6 +17,7 @@ from benchbox.launch.process.environment import host_variables
 from benchbox.launch.process.warm import ForkServerLauncher
 from benchbox.spec.cell import MeasureSpec
 from benchbox.store.events import read_events
+from tests.support.commands import run_in_process
 from tests.support.ranks import tiny_cell
 
 if TYPE_CHECKING:
@@ -66,12 +67,12 @@ def test_compiling_is_a_stage_of_the_launch_that_does_it(extensions: tuple[Path,
 
 def test_doctor_compiles_the_extension_beforehand(tmp_path: Path) -> None:
     shared_object = _linkable_extension(tmp_path)
-    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
-    doctor = [sys.executable, "-m", "benchbox.cli.app", "doctor"]
-    before, compiled = (
-        subprocess.run([*doctor, *options], env=environment, capture_output=True, text=True, timeout=300, check=True).stdout
-        for options in ([], ["--compile"])
-    )
+    variables = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    before = run_in_process("doctor", variables=variables).stdout
+    doctor = [sys.executable, "-m", "benchbox.cli.app", "doctor", "--compile"]
+    compiled = subprocess.run(
+        doctor, env={**os.environ, **variables}, capture_output=True, text=True, timeout=300, check=True
+    ).stdout
     assert "warn     extension      not compiled" in before
     assert compiled.startswith("compiling DeepSpeed's CPU extension, once per environment\n")
     assert f"ok       extension      {shared_object}\n" in compiled

@@ -16,6 +16,8 @@ from unittest.mock import ANY
 import psutil
 import pytest
 
+from tests.support.commands import run_in_process
+
 POLICIES = Path(__file__).parent / "policies"
 MATRIX = """\
 name: faults
@@ -67,7 +69,7 @@ def command(matrix: Path, *options: str) -> list[str]:
 
 
 def benchbox_run(matrix: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(matrix, *options), capture_output=True, text=True, cwd=matrix.parent, timeout=500)
+    return run_in_process(*command(matrix, *options)[3:], cwd=matrix.parent)
 
 
 def records(folder: Path) -> dict[str, dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,10 @@ from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.registry.policies import build_policy
 from benchbox.registry.recipes import recipe_by_name
 from tests.support.ranks import RANK_SCRIPTS, run_ranks, tiny_cell
+from tests.support.tiers import in_tiers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 pytestmark = pytest.mark.ranks
 
@@ -26,16 +30,29 @@ RECOMPUTED = [("freeze_vision", "fp32", True), ("train_expert_only", "bf16_maste
 SETUPS = {"fsdp1_full": RECOMPUTED, "fsdp1_grad_op": PLAIN, "fsdp2": PLAIN, "hsdp": RECOMPUTED}
 SETUPS |= {"zero1": RECOMPUTED, "zero2": PLAIN, "zero3": PLAIN}
 RUN = [(backend, *setup) for backend in RANKS for setup in SETUPS.get(backend, PLAIN + RECOMPUTED)]
+# One backend of each code that freezes.
+DEFAULT = ("single", "ddp", "fsdp1_full", "fsdp2", "zero2", "zero3")
+
+
+def is_default(key: tuple[Any, ...]) -> bool:
+    """Return whether this setup runs without `--exhaustive`."""
+    return key[0] in DEFAULT
+
+
+def each_setup(keys: Iterable[tuple[Any, ...]]) -> pytest.MarkDecorator:
+    cases = in_tiers(((key,) for key in keys), lambda case: is_default(case[0]))
+    return pytest.mark.parametrize("key", cases, ids=lambda key: "-".join(map(str, key)))
+
 
 Results = dict[tuple[Any, ...], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results(tmp_path_factory: pytest.TempPathFactory, exhaustive: bool) -> Results:
     """(backend, preset, recipe, checkpointing) -> what the ranks saw."""
     results_by_setup = {}
-    for ranks in (1, 2, 4):
-        keys = [key for key in RUN if RANKS[key[0]] == ranks]
+    for ranks in (1, 2, 4) if exhaustive else (1, 2):
+        keys = [key for key in RUN if RANKS[key[0]] == ranks and (exhaustive or is_default(key))]
         names = ("backend", "freeze", "recipe", "checkpointing")
         cells = [tiny_cell(**dict(zip(names, key, strict=True)), world_size=ranks, batch=4 // ranks) for key in keys]
         folder = tmp_path_factory.mktemp(f"ranks{ranks}")
@@ -56,7 +73,7 @@ def trains(preset: str) -> set[str]:
     return {name for name, role in roles.items() if not FREEZE_PRESETS[preset].freezes(role)}
 
 
-@pytest.mark.parametrize("key", RUN, ids=lambda key: "-".join(map(str, key)))
+@each_setup(RUN)
 def test_what_is_frozen_stays_bit_for_bit_and_the_rest_moves(results: Results, key: tuple[Any, ...]) -> None:
     """Frozen parameters keep their initial value, cast for the recipe. Only moved ones have a gradient, master or state."""
     result = results[key]
@@ -66,7 +83,7 @@ def test_what_is_frozen_stays_bit_for_bit_and_the_rest_moves(results: Results, k
     assert result["first_moment_elements"] == result["observed"]["shard_numel"]
 
 
-@pytest.mark.parametrize("key", RUN, ids=lambda key: "-".join(map(str, key)))
+@each_setup(RUN)
 def test_the_counts_of_the_record_are_those_of_the_whole_policy(results: Results, key: tuple[Any, ...]) -> None:
     """Read from the wrapped model and added up over shards; each rank steps its share of what trains."""
     observed = results[key]["observed"]
@@ -77,7 +94,7 @@ def test_the_counts_of_the_record_are_those_of_the_whole_policy(results: Results
     assert observed["shard_numel"] == pytest.approx(observed["trainable_numel"] / sharded_over, rel=0.02)
 
 
-@pytest.mark.parametrize("key", [key for key in RUN if key[0] != "single"], ids=lambda key: "-".join(map(str, key)))
+@each_setup(key for key in RUN if key[0] != "single")
 def test_steps_agree_with_one_process(results: Results, key: tuple[Any, ...]) -> None:
     """With the same seed and the same global batch: within 2% in any recipe, within 0.01% in float32; recomputing changes
     nothing."""
@@ -88,7 +105,7 @@ def test_steps_agree_with_one_process(results: Results, key: tuple[Any, ...]) ->
         assert results[key][series] == pytest.approx(reference[series], rel=tolerance)
 
 
-@pytest.mark.parametrize("key", [key for key in RUN if key[2] == "bf16_master"], ids=lambda key: "-".join(map(str, key)))
+@each_setup(key for key in RUN if key[2] == "bf16_master")
 def test_the_audit_raises_no_alarm_over_what_is_frozen(results: Results, key: tuple[Any, ...]) -> None:
     """Parameters without gradient, state or master are what was asked for."""
     judgement = judge(results[key]["facts"])

@@ -14,6 +14,7 @@ import torch
 from benchbox.registry.backends import backend_info
 from benchbox.registry.policies import find_policies
 from tests.support.ranks import CellRun, run_cells, tiny_cell
+from tests.support.tiers import in_tiers
 
 pytestmark = pytest.mark.ranks
 
@@ -22,6 +23,8 @@ POLICIES = sorted(ENTRIES)
 RANKS = {"single": 1, "ddp": 2, "fsdp1_full": 2, "fsdp1_grad_op": 2, "fsdp2": 2, "zero1": 2, "zero2": 2, "zero3": 2, "hsdp": 4}
 # Those of a group share processes.
 GROUPS = (("single",), ("ddp", "fsdp1_full", "fsdp1_grad_op", "fsdp2"), ("zero1", "zero2", "zero3"), ("hsdp",))
+# By default every policy runs on these, whose code depends on the modules of a policy; all backends run in test_backends.
+DEFAULT_BACKENDS = ("ddp", "fsdp2", "zero3")
 # Pairwise covering: every combination of two of the three axes occurs in these four.
 KERNELS = [("eager", False, 1), ("eager", True, 4), ("sdpa", False, 4), ("sdpa", True, 1)]
 
@@ -58,15 +61,21 @@ COVER = cover()
 CELLS = [*COVER, *modes()]
 
 
+def is_default(cell: dict[str, Any]) -> bool:
+    """Return whether this cell runs without `--exhaustive`."""
+    return cell["backend"] in DEFAULT_BACKENDS
+
+
 class Results(dict[tuple[Any, ...], dict[str, Any]]):
     """Results of two steps of each cell in float32, and of its reference, a single process with the same global batch of four.
 
     Cells of a group of backends run when one is first asked for.
     """
 
-    def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+    def __init__(self, tmp_path_factory: pytest.TempPathFactory, *, exhaustive: bool) -> None:
         super().__init__()
         self._tmp_path_factory = tmp_path_factory
+        self._cells = [cell for cell in CELLS if exhaustive or is_default(cell)]
 
     def __missing__(self, key: tuple[Any, ...]) -> dict[str, Any]:
         backend = dict(zip(COVER[0], key, strict=True))["backend"]
@@ -75,8 +84,8 @@ class Results(dict[tuple[Any, ...], dict[str, Any]]):
 
     def _run(self, backends: tuple[str, ...]) -> None:
         (ranks,) = {RANKS[backend] for backend in backends}
-        references = [dict(cell, backend="single") for cell in CELLS]
-        cells_by_key = {tuple(cell.values()): cell for cell in [*CELLS, *references]}
+        references = [dict(cell, backend="single") for cell in self._cells]
+        cells_by_key = {tuple(cell.values()): cell for cell in [*self._cells, *references]}
         group = [cell for cell in cells_by_key.values() if cell["backend"] in backends]
         cells = [tiny_cell(**cell, world_size=ranks, batch=4 // ranks, recipe="fp32") for cell in group]
         runs = [CellRun(cell, 2, act=cell.size == "tiny") for cell in cells]
@@ -87,8 +96,8 @@ class Results(dict[tuple[Any, ...], dict[str, Any]]):
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return Results(tmp_path_factory)
+def results(tmp_path_factory: pytest.TempPathFactory, exhaustive: bool) -> Results:
+    return Results(tmp_path_factory, exhaustive=exhaustive)
 
 
 def test_every_pair_of_values_occurs() -> None:
@@ -101,7 +110,7 @@ def test_every_pair_of_values_occurs() -> None:
     assert backend_info("zero3").refusal(world_size=2, recipe="fp32", checkpointing=True)
 
 
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(map(str, cell.values())))
+@pytest.mark.parametrize("cell", in_tiers(CELLS, is_default), ids=lambda cell: "-".join(map(str, cell.values())))
 def test_a_step_equals_that_of_one_process(results: dict[tuple[Any, ...], dict[str, Any]], cell: dict[str, Any]) -> None:
     """Two losses and the gradient of every trainable parameter agree, in float32 from the same seed and global batch."""
     result, reference = results[tuple(cell.values())], results[tuple(dict(cell, backend="single").values())]
@@ -113,7 +122,7 @@ def test_a_step_equals_that_of_one_process(results: dict[tuple[Any, ...], dict[s
         torch.testing.assert_close(result["gradient"][name], expected, rtol=1e-4, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("cell", COVER, ids=lambda cell: "-".join(map(str, cell.values())))
+@pytest.mark.parametrize("cell", in_tiers(COVER, is_default), ids=lambda cell: "-".join(map(str, cell.values())))
 def test_a_wrapped_policy_selects_the_actions_of_one_process(
     results: dict[tuple[Any, ...], dict[str, Any]], cell: dict[str, Any]
 ) -> None:

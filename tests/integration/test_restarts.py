@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.commands import run_in_process
+from tests.support.tiers import in_tiers
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -62,13 +65,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training file, and the folder `straight` of its undisturbed training."""
     folder = tmp_path_factory.mktemp("restarts")
     (folder / "t.yaml").write_text(TRAINING)
-    straight = train(folder, "straight")
-    _, stderr = straight.communicate(timeout=240)
-    assert straight.returncode == 0, stderr
+    straight = run_in_process("train", folder / "t.yaml", "--out", folder / "straight")
+    assert straight.returncode == 0, straight.stderr
     return folder
 
 
-@pytest.mark.parametrize("launcher", ["local", "torchrun"])
+@pytest.mark.parametrize("launcher", in_tiers(["local", "torchrun"], "local".__eq__))
 def test_a_training_of_which_a_rank_was_killed_ends_with_the_metrics_of_the_undisturbed_one(
     launcher: str, folder: Path
 ) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,7 +14,11 @@ from benchbox.store.checkpoints import list_checkpoints
 from benchbox.store.run import RunStore
 from benchbox.trainer.gauges import MEASURED_FIELDS
 from tests.support.checkpoints import checksums
+from tests.support.commands import run_in_process as benchbox
 from tests.support.wandb_files import read_history
+
+if TYPE_CHECKING:
+    import subprocess
 
 pytestmark = pytest.mark.ranks
 
@@ -41,11 +42,6 @@ TRACKERS = [name for name in ("tensorboard", "wandb", "trackio") if find_spec(na
 
 def needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(package not in TRACKERS, reason=f"{package} is not installed: pip install 'benchbox[track]'")
-
-
-def benchbox(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchbox.cli.app", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -77,8 +73,8 @@ def observed(config: Path) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """The folder and output of the same training with audits, and all trackers that are installed."""
     out = config.parent / "observed"
     sets = f"audit.every=3,trackers=[{','.join(TRACKERS)}]"
-    environment = {**os.environ, "TRACKIO_DIR": str(out / "trackio"), "WANDB_MODE": "offline"}
-    done = benchbox("train", str(config), "--out", str(out), "--set", sets, environment=environment)
+    variables = {"TRACKIO_DIR": str(out / "trackio"), "WANDB_MODE": "offline"}
+    done = benchbox("train", str(config), "--out", str(out), "--set", sets, variables=variables)
     assert done.returncode == 0, done.stderr
     return out, done
 

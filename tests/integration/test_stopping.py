@@ -18,6 +18,8 @@ from benchbox.store.checkpoints import list_checkpoints
 from benchbox.store.events import read_events
 from benchbox.trainer.gauges import MEASURED_FIELDS
 from tests.support.checkpoints import checksums
+from tests.support.commands import run_in_process
+from tests.support.tiers import in_tiers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +45,7 @@ STOPS: dict[str, list[tuple[signal.Signals, int | None]]] = {
     "ddp": [(signal.SIGINT, None), (signal.SIGUSR1, None), (signal.SIGTERM, 1)],
     "zero2": [(signal.SIGTERM, None), (signal.SIGUSR1, 0)],
 }
+DEFAULT_BACKENDS = ("ddp",)
 STOP_IDS = [f"{backend}-{number.name}-to-{rank}" for backend, stops in STOPS.items() for number, rank in stops]
 
 
@@ -88,13 +91,15 @@ def stop(config: Path, out: Path, number: signal.Signals, rank: int | None) -> S
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, list[Stop]]]:
+def stopped(tmp_path_factory: pytest.TempPathFactory, exhaustive: bool) -> dict[str, tuple[Path, list[Stop]]]:
     """Folder and stops of the training of each backend, which was stopped in several ways and resumed in between.
 
     The folder has the configuration in `train.yaml`, and the training in `out`.
     """
     trainings = {}
     for backend, stops in STOPS.items():
+        if not exhaustive and backend not in DEFAULT_BACKENDS:
+            continue
         folder = tmp_path_factory.mktemp(backend)
         config = folder / "train.yaml"
         config.write_text(TRAINING.format(backend=backend))
@@ -102,7 +107,9 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, l
     return trainings
 
 
-@pytest.mark.parametrize("index", range(len(STOP_IDS)), ids=STOP_IDS)
+@pytest.mark.parametrize(
+    "index", in_tiers(range(len(STOP_IDS)), lambda index: STOP_IDS[index].startswith(DEFAULT_BACKENDS)), ids=STOP_IDS
+)
 def test_the_signal_saves_after_the_step_and_says_how_to_resume(
     stopped: dict[str, tuple[Path, list[Stop]]], index: int
 ) -> None:
@@ -121,14 +128,13 @@ def test_the_resumed_training_prints_only_its_own_steps(stopped: dict[str, tuple
     assert printed == list(range(before.steps + 1, after.steps + 1))
 
 
-@pytest.mark.parametrize("backend", STOPS)
+@pytest.mark.parametrize("backend", in_tiers(STOPS, DEFAULT_BACKENDS.__contains__))
 def test_a_training_that_was_stopped_and_resumed_equals_one_that_never_was(
     stopped: dict[str, tuple[Path, list[Stop]]], tmp_path: Path, backend: str
 ) -> None:
     """Losses, norms and rates of every step, and at the last stop the weights, masters, moments and generators."""
     folder, stops = stopped[backend]
-    straight = command(folder / "train.yaml", tmp_path, "--set", f"steps={stops[-1].steps}")
-    done = subprocess.run(straight, capture_output=True, text=True, timeout=300)
+    done = run_in_process("train", folder / "train.yaml", "--out", tmp_path, "--set", f"steps={stops[-1].steps}")
     assert done.returncode == 0, done.stderr
     assert metrics(folder / "out") == metrics(tmp_path)
     ours, theirs = (list_checkpoints(path / "checkpoints")[-1] for path in (folder / "out", tmp_path))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +19,10 @@ from benchbox.spec.train import load_train
 from benchbox.store.checkpoints import describe_files, read_manifest
 from benchbox.store.files import read_json
 from benchbox.trainer.gauges import MEASURED_FIELDS
+from tests.support.commands import run_in_process
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 pytestmark = pytest.mark.ranks
@@ -45,12 +45,8 @@ checkpoint: {{every: 3, keep: 2}}
 """
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "benchbox.cli.app", *arguments]
-
-
 def train(config: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command("train", str(config), "--out", str(out), *more), capture_output=True, text=True, timeout=300)
+    return run_in_process("train", config, "--out", out, *more)
 
 
 def metrics(out: Path) -> list[dict[str, Any]]:

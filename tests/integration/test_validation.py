@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +16,13 @@ from benchbox.data.samples.selection import count_frames, select_frames
 from benchbox.spec.cell import DataSpec
 from benchbox.spec.datasets import DatasetSpec
 from benchbox.store.checkpoints import list_checkpoints, read_manifest
+from tests.support.commands import run_in_process
 from tests.support.datasets import annotate, write_robot
 from tests.support.ranks import RANK_SCRIPTS, run_ranks, tiny_cell
+from tests.support.tiers import in_tiers
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
     from benchbox.spec.cell import Cell
@@ -48,6 +49,7 @@ validation: {{every: 2, at_start: true, batch: 4}}
 """
 
 BACKENDS = ("ddp", "fsdp1_full", "fsdp2", "zero2", "zero3")
+DEFAULT_BACKENDS = ("ddp", "fsdp2", "zero3")
 # Seeds choose validation episodes of different lengths; the others have fewer samples than ranks, or share them unevenly.
 PASSES = [
     *({"seed": seed, "batch": batch, "max_samples": None} for seed, batch in ((0, 2), (1, 3), (2, 1))),
@@ -85,18 +87,21 @@ def run(cells: list[tuple[str, Cell]], folder: Path) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def results(data: DataSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[Path, list[Any]]]:
+def results(data: DataSpec, tmp_path_factory: pytest.TempPathFactory, exhaustive: bool) -> dict[int, tuple[Path, list[Any]]]:
     """Folder and results by the number of ranks: passes of pi05, and for one and three ranks of a policy without losses per
     sample; for two ranks also a training of every backend."""
     folder = tmp_path_factory.mktemp("validation")
     policies = [tiny_cell(policy=policy, recipe="fp32", data=data) for policy in ("pi05", "pi07_high_level")]
     optim = replace(policies[0].optim, ema_decay=0.5)
     results = {}
-    for ranks in (1, 2, 3, 4):
+    for ranks in (1, 2, 3, 4) if exhaustive else (1, 2, 3):
         chosen = policies if ranks in (1, 3) else policies[:1]
         cells = [("passes", replace(cell, world_size=ranks, backend="single" if ranks == 1 else "ddp")) for cell in chosen]
         if ranks == 2:
-            trained = [tiny_cell(policy="pi0", backend=name, recipe="fp32", data=data, optim=optim) for name in BACKENDS]
+            trained = [
+                tiny_cell(policy="pi0", backend=name, recipe="fp32", data=data, optim=optim)
+                for name in (BACKENDS if exhaustive else DEFAULT_BACKENDS)
+            ]
             cells += [("trainings", cell) for cell in trained]
         results[ranks] = folder / str(ranks), run(cells, folder / str(ranks))
     return results
@@ -109,8 +114,7 @@ def rows(results: dict[int, tuple[Path, list[Any]]]) -> dict[int, list[list[dict
 
 
 def train(config: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchbox.cli.app", "train", str(config), "--out", str(out), *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return run_in_process("train", config, "--out", out, *more)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -131,7 +135,7 @@ def sums(row: dict[str, Any]) -> list[float]:
     return [row["loss"], *row["terms"].values(), *row["parts"].values(), *(group["loss"] for group in groups), *terms]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", in_tiers([2, 3, 4], (2, 3).__contains__))
 def test_any_number_of_ranks_has_the_counts_and_sums_of_one(rows: Any, ranks: int) -> None:
     for options, alone, together in zip(PASSES, rows[1][0], rows[ranks][0], strict=True):
         assert alone["per_sample"] is together["per_sample"] is True
@@ -191,16 +195,17 @@ def test_the_unweighted_loss_is_the_training_loss_of_the_same_samples_in_one_bat
 
 
 @pytest.fixture(scope="module")
-def trainings(results: dict[int, tuple[Path, list[Any]]]) -> dict[str, tuple[Path, Any]]:
+def trainings(results: dict[int, tuple[Path, list[Any]]], exhaustive: bool) -> dict[str, tuple[Path, Any]]:
     """The folder of every backend, and what its two ranks have after a training with validation, and after one without."""
     folder, values = results[2]
+    trained = BACKENDS if exhaustive else DEFAULT_BACKENDS
     return {
         backend: (folder / f"{index}-with", result)
-        for index, (backend, result) in enumerate(zip(BACKENDS, values[1:], strict=True), 1)
+        for index, (backend, result) in enumerate(zip(trained, values[1:], strict=True), 1)
     }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", in_tiers(BACKENDS, DEFAULT_BACKENDS.__contains__))
 def test_a_training_that_validates_is_the_training_that_does_not(trainings: Any, backend: str) -> None:
     """After validations of the averages and of the weights before the first step and after every step: losses, gradient norms,
     weights, moments, modes of all modules, shards and generators of every rank, bit for bit."""
@@ -211,7 +216,7 @@ def test_a_training_that_validates_is_the_training_that_does_not(trainings: Any,
     assert len(result["with"][0]["metrics"]) == 2
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", in_tiers(BACKENDS, DEFAULT_BACKENDS.__contains__))
 def test_every_backend_validates_to_the_same_losses(trainings: Any, backend: str) -> None:
     """On a mixture of two datasets, two ranks each, as they train: to float32 rounding."""
     for name in ("validation", "averages"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,8 +12,10 @@ from safetensors.torch import save_file
 from benchbox.dcp.files import TensorFolder
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
+from tests.support.commands import run_in_process
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 pytestmark = pytest.mark.ranks
@@ -52,8 +52,7 @@ def published(tmp_path: Path) -> dict[str, torch.Tensor]:
 
 
 def benchbox(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchbox.cli.app", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    return run_in_process(*arguments, cwd=folder)
 
 
 def test_a_run_measures_from_published_weights_and_its_record_and_report_say_so(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from tests.support.commands import run_in_process
 
 if TYPE_CHECKING:
     from tests.support.environments import Environment
 
 RANKS = {"single": 1, "ddp": 2, "fsdp1_full": 2, "fsdp1_grad_op": 2, "fsdp2": 2, "hsdp": 4, "zero1": 2, "zero2": 2, "zero3": 2}
-COMMAND = [str(Path(sys.executable).parent / "benchbox")]
 
 _ROOT = Path(__file__).parents[2]
 _SITE = _ROOT / "tests" / "integration" / "adapters" / "site"
@@ -34,14 +34,21 @@ def set_ups(backends: list[str], **fields: Any) -> list[dict[str, Any]]:
 def run(
     folder: Path,
     points: list[dict[str, Any]],
-    command: list[str],
+    command: list[str] | None = None,
     environment: dict[str, str] | None = None,
     data: str = "synthetic",
 ) -> list[dict]:
-    """Run the points as a matrix, and return the records of those that were not skipped."""
+    """Run the points as a matrix, and return the records of those that were not skipped.
+
+    Args:
+        command: how benchbox is started in another environment; the default is to run it in this process.
+    """
     (folder / "matrix.yaml").write_text(f"{_MATRIX}data: {data}\ninclude: {json.dumps(points)}\n")
     arguments = ["run", "matrix.yaml", "--out", str(folder / "run")]
-    done = subprocess.run([*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=1500)
+    if command is None:
+        done = run_in_process(*arguments, cwd=folder)
+    else:
+        done = subprocess.run([*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=1500)
     assert "report:" in done.stdout, done.stdout + done.stderr
     return [json.loads(path.read_text()) for path in sorted((folder / "run").rglob("launch-1.json"))]
 

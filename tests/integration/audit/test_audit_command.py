@@ -10,11 +10,13 @@ import socket
 import subprocess
 import sys
 import sysconfig
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from benchbox.launch.process.environment import host_variables
+from tests.support.tiers import in_tiers
 
 pytestmark = pytest.mark.ranks
 
@@ -100,29 +102,49 @@ def test_a_subclass_that_leaves_the_arithmetic_to_adamw_is_as_known_as_adamw(run
     assert "BXP604" in report["clean"]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("python", SCRIPTS / "one_process.py"),
-        (*TORCHRUN, SCRIPTS / "several_ranks.py", "ddp"),
-        (
-            *("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"),
-            *("--main_process_port", "{port}", "--dynamo_backend", "no", SCRIPTS / "several_ranks.py", "accelerate"),
-        ),
-        ("deepspeed", "--num_gpus", "2", "--master_port", "{port}", SCRIPTS / "several_ranks.py", "deepspeed"),
-    ],
-    ids=["python", "torchrun", "accelerate", "deepspeed"],
-)
-def test_losses_weights_and_random_numbers_are_bit_for_bit_those_of_the_command_alone(run, command):
+COMMANDS = {
+    "python": ("python", SCRIPTS / "one_process.py"),
+    "torchrun": (*TORCHRUN, SCRIPTS / "several_ranks.py", "ddp"),
+    "accelerate": (
+        *("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"),
+        *("--main_process_port", "{port}", "--dynamo_backend", "no", SCRIPTS / "several_ranks.py", "accelerate"),
+    ),
+    "deepspeed": ("deepspeed", "--num_gpus", "2", "--master_port", "{port}", SCRIPTS / "several_ranks.py", "deepspeed"),
+}
+
+
+def command_of(launcher):
+    """Return a command with a free port: the default one may be taken, by another test run on this machine for example."""
+    return [str(part).format(port=free_port()) for part in COMMANDS[launcher]]
+
+
+@pytest.fixture(scope="module")
+def audited(foreign, tmp_path_factory):
+    """Return the audited command of a launcher, which is run once."""
+
+    @cache
+    def audited(launcher):
+        command = [*AUDIT, "--steps", "5", "--format", "json", "--", *command_of(launcher)]
+        folder = tmp_path_factory.mktemp(launcher)
+        return subprocess.run(command, env=foreign, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+    return audited
+
+
+@pytest.mark.parametrize("launcher", COMMANDS)
+def test_the_command_of_every_launcher_runs_to_its_end_and_is_observed(audited, launcher):
+    done = audited(launcher)
+    assert done.returncode in (0, 4), done.stderr
+    assert len(results(done.stderr)) == {"python": 27}.get(launcher, 9), "losses of the steps and a hash of the weights"
+    assert json.loads(done.stdout)["subject"]["steps"] == 5
+
+
+@pytest.mark.parametrize("launcher", in_tiers(COMMANDS, ("python", "torchrun").__contains__))
+def test_losses_weights_and_random_numbers_are_bit_for_bit_those_of_the_command_alone(run, audited, launcher):
     """With dropout, data workers, closures, clipping and a compiled model in one process, and on two ranks of each launcher."""
-    # The default port of these launchers may be taken, by another test run on this machine for example.
-    command = [str(part).format(port=free_port()) for part in command]
-    alone = run(*command)
+    alone = run(*command_of(launcher))
     assert alone.returncode == 0, alone.stderr
-    audited = run(*AUDIT, "--steps", "5", "--format", "json", "--", *command)
-    assert audited.returncode in (0, 4), audited.stderr
-    assert results(audited.stderr) == results(alone.stdout) != []
-    assert json.loads(audited.stdout)["subject"]["steps"] == 5
+    assert results(audited(launcher).stderr) == results(alone.stdout) != []
 
 
 def test_objects_that_the_observer_cannot_read_change_neither_output_nor_exit_code(run):

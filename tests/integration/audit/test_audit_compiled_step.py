@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -25,14 +27,31 @@ print("result", model.weight.sum().item().hex())
 """
 
 
-def test_a_compiled_step_fails_as_not_observed_and_trains_as_without_the_audit(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    script = tmp_path_factory.mktemp("compiled") / "train.py"
     script.write_text(SCRIPT)
-    options = {"capture_output": True, "text": True, "timeout": 300, "check": False}
-    plain = subprocess.run([sys.executable, script], **options)
+    return script
+
+
+@pytest.fixture(scope="module")
+def audited(script: Path) -> subprocess.CompletedProcess[str]:
     audit = [sys.executable, "-m", "benchbox.cli.app", "audit-precision", "--steps", "4", "--"]
-    audited = subprocess.run([*audit, sys.executable, script], **options)
-    assert plain.stdout.strip() == audited.stdout.strip().splitlines()[0]
+    return run(*audit, sys.executable, script)
+
+
+@pytest.mark.exhaustive
+def test_a_compiled_step_trains_as_without_the_audit(script: Path, audited: subprocess.CompletedProcess[str]) -> None:
+    """The bits of both; by default only `test_compiled_trainings` compares them, without the command."""
+    assert run(sys.executable, script).stdout.strip() == audited.stdout.strip().splitlines()[0]
+
+
+def test_a_compiled_step_fails_as_not_observed(audited: subprocess.CompletedProcess[str]) -> None:
+    assert audited.stdout.startswith("result ")
     assert audited.returncode == 3, audited.stderr
     assert audited.stderr.splitlines()[-1] == "error: no optimizer step was seen: the step is compiled: not observed"
     assert "the step is compiled: not observed" in audited.stdout

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
 import pytest
 import torch
 
-from benchbox.cli.app import main
+from tests.support.commands import run_in_process
+
+if TYPE_CHECKING:
+    import subprocess
+    from pathlib import Path
 
 pytestmark = pytest.mark.ranks
 
 
 def audit(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchbox.cli.app", "audit-precision", "--policy", "pi05", "--steps", "1", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=500)
+    return run_in_process("audit-precision", "--policy", "pi05", "--steps", "1", *options)
 
 
 def audited(exit_code: int, *options: str) -> dict[str, Any]:
@@ -92,21 +93,11 @@ def checkpoint(tmp_path):
     return tmp_path / "last.pt"
 
 
-@pytest.fixture
-def audit_checkpoint(capsys, monkeypatch):
-    """Run the command in this process, which has imported torch."""
-
-    def run(path, *options):
-        command = ["benchbox", "audit-precision", "--checkpoint", str(path), *options]
-        monkeypatch.setattr(sys, "argv", command)
-        with pytest.raises(SystemExit) as end:
-            main()
-        return subprocess.CompletedProcess(command, end.value.code, *capsys.readouterr())
-
-    return run
+def audit_checkpoint(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return run_in_process("audit-precision", "--checkpoint", path, *options)
 
 
-def test_a_checkpoint_is_audited_and_findings_of_a_baseline_do_not_fail_again(checkpoint, audit_checkpoint, tmp_path):
+def test_a_checkpoint_is_audited_and_findings_of_a_baseline_do_not_fail_again(checkpoint, tmp_path):
     without_baseline = audit_checkpoint(checkpoint, "--format", "json")
     assert (without_baseline.returncode, without_baseline.stderr) == (4, f"error: {checkpoint} does not pass BXP101, BXP201\n")
     assert json.loads(without_baseline.stdout)["subject"]["path"] == str(checkpoint)
@@ -116,7 +107,7 @@ def test_a_checkpoint_is_audited_and_findings_of_a_baseline_do_not_fail_again(ch
     assert "known: BXP101" in with_baseline.stdout
 
 
-def test_rules_are_selected_by_code_and_suppressed_for_parameters_with_a_reason(checkpoint, audit_checkpoint, tmp_path):
+def test_rules_are_selected_by_code_and_suppressed_for_parameters_with_a_reason(checkpoint, tmp_path):
     silent = tmp_path / "silent.yaml"
     silent.write_text('suppress:\n  - {rule: BXP201, parameters: "*", reason: "the run is over in ten steps"}\n')
     done = audit_checkpoint(checkpoint, "--select", "BXP1,BXP201", "--ignore", "bxp101", "--suppressions", str(silent))
@@ -126,7 +117,7 @@ def test_rules_are_selected_by_code_and_suppressed_for_parameters_with_a_reason(
 
 
 @pytest.mark.parametrize(("form", "read"), [("sarif", json.loads), ("junit", ET.fromstring)])
-def test_programs_get_one_complete_document(checkpoint, audit_checkpoint, form, read):
+def test_programs_get_one_complete_document(checkpoint, form, read):
     done = audit_checkpoint(checkpoint, "--format", form)
     assert done.returncode == 4
     read(done.stdout)
@@ -155,8 +146,7 @@ def test_programs_get_one_complete_document(checkpoint, audit_checkpoint, form, 
     ],
 )
 def test_no_subject_or_two_of_them_are_refused_in_one_line(options, line):
-    command = [sys.executable, "-m", "benchbox.cli.app", "audit-precision", *options.split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = run_in_process("audit-precision", *options.split())
     assert (done.returncode, done.stdout, done.stderr.splitlines()) == (2, "", [f"error: {line}"])
 
 

@@ -1,24 +1,22 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.commands import run_in_process
+
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
     from pathlib import Path
 
 
 @pytest.fixture
 def benchbox(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run the command as a user does: in a process of its own and an empty directory, with its output not on a terminal."""
+    """Run the command in an empty directory, in the process of the test, with its output not on a terminal."""
 
     def run(*arguments: str | Path, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "benchbox.cli.app", *map(str, arguments)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
-        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        return run_in_process(*arguments, cwd=cwd, variables={"OMP_NUM_THREADS": "1", "COLUMNS": "80"})
 
     return run

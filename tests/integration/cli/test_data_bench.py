@@ -7,6 +7,7 @@ import re
 import pytest
 
 from benchbox.data.sample import sample_path
+from tests.support.commands import run_in_process
 
 
 def test_the_command_prints_rates_costs_and_a_recommendation(benchbox):
@@ -25,8 +26,8 @@ def test_the_command_prints_rates_costs_and_a_recommendation(benchbox):
         (["--policy", "pi5"], "unknown policy 'pi5'"),
     ],
 )
-def test_a_bad_argument_is_one_line(benchbox, arguments, line):
-    done = benchbox("data", "bench", str(sample_path()), *arguments)
+def test_a_bad_argument_is_one_line(arguments, line):
+    done = run_in_process("data", "bench", str(sample_path()), *arguments)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {line}")
     assert len(done.stderr.splitlines()) == 1

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict
 
 import pytest
 
 from benchbox.errors import EXIT_INCONCLUSIVE, EXIT_OK, EXIT_THRESHOLD, EXIT_USAGE
 from benchbox.store.run import RunStore
+from tests.support.commands import run_in_process as benchbox
 from tests.support.example_run import CELL, MEASURE, example_record, example_run, steady_records, write_example
-
-
-def benchbox(*arguments, cwd=None):
-    command = [sys.executable, "-m", "benchbox.cli.app", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False, timeout=60)
 
 
 @pytest.fixture

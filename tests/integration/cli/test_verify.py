@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from copy import deepcopy
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from benchbox.errors import EXIT_OK, EXIT_THRESHOLD
 from benchbox.spec.cell import Cell
 from benchbox.store.files import write_json
 from benchbox.store.run import RunStore
+from tests.support.commands import run_in_process
 
 MATRIX = """\
 name: small
@@ -34,9 +32,7 @@ reference: {backend: ddp}
 
 
 def benchbox(*arguments):
-    command = [sys.executable, "-m", "benchbox.cli.app", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    return run_in_process(*arguments, variables={"OMP_NUM_THREADS": "1"})
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,12 @@
 """`benchbox data convert` says what it wrote, and refuses in one line."""
 
-import subprocess
-import sys
-
 from benchbox.data import open_dataset
 from benchbox.data.sample import sample_path
+from tests.support.commands import run_in_process
 
 
 def convert(*arguments):
-    command = [sys.executable, "-m", "benchbox.cli.app", "data", "convert", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return run_in_process("data", "convert", *arguments)
 
 
 def test_a_dataset_is_converted_and_a_second_time_refused(tmp_path):

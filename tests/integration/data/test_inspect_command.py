@@ -1,14 +1,11 @@
 """`benchbox data inspect` prints what a dataset contains and what is wrong with it."""
 
-import subprocess
-import sys
-
+from tests.support.commands import run_in_process
 from tests.support.datasets import copy_with_short_video
 
 
 def benchbox_inspect(root):
-    command = [sys.executable, "-m", "benchbox.cli.app", "data", "inspect", str(root)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_in_process("data", "inspect", root)
 
 
 def test_problems_are_printed_and_the_exit_code_says_so(dataset_root, tmp_path):

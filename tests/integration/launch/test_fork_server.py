@@ -23,6 +23,7 @@ from benchbox.spec.cell import MeasureSpec
 from tests.support.fork_servers import start_shared_server
 from tests.support.launchers import MEASURE, cell
 from tests.support.ranks import tiny_cell
+from tests.support.tiers import in_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -255,7 +256,7 @@ def test_ranks_of_a_shared_server_end_with_their_client_or_with_the_server(share
     wait_until(lambda: not psutil.pid_exists(rank))
 
 
-@pytest.mark.parametrize("backend", ["ddp", "zero2"])
+@pytest.mark.parametrize("backend", in_tiers(["ddp", "zero2"], "ddp".__eq__))
 def test_losses_of_forked_and_of_new_interpreters_are_equal_bit_for_bit(backend: str, tmp_path: Path) -> None:
     measure = MeasureSpec(warmup_steps=1, steps=3, launches=1, timeout_s=240.0)
     warm = ForkServerLauncher()

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,18 @@ from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.processes import find_processes
 from benchbox.launch.process.warm import ForkServerLauncher
 from tests.support.launchers import MEASURE, DirectLauncher, cell
+from tests.support.tiers import in_tiers
 
 pytestmark = pytest.mark.ranks
 
 Launch = Callable[..., dict[str, Any]]
+
+# How a launch is supervised does not depend on the launcher.
+forked_by_default = pytest.mark.parametrize(
+    "launcher", in_tiers(["torchrun", "fork_server"], "fork_server".__eq__), indirect=True
+)
+# For launches by a `DirectLauncher`.
+any_launcher = pytest.mark.parametrize("launcher", ["fork_server"], indirect=True)
 
 
 @pytest.fixture
@@ -50,25 +59,26 @@ def test_a_healthy_group_is_ok_its_ranks_are_merged_and_daemons_it_left_behind_a
     assert not (tmp_path / "launch-1" / "torchrun").exists()  # torchrun's scratch folder
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "status", "kind", "rank", "phase"),
-    [
-        ("raises", "crash", "RuntimeError", 1, "forward"),
-        # Rank 0 believes that it failed by itself; torchrun knows how rank 1 ended, and no event told of its last phase.
-        ("claims_innocence_wrongly", "crash", "Killed", 1, "optimizer"),
-        ("stopped", "hang", "Hang", 1, "forward"),
-        ("dies_at_import", "crash", "LaunchError", None, None),
-    ],
-)
-def test_a_failure_has_a_type_a_rank_and_a_phase_and_leaves_no_process(
-    behaviour: str, status: str, kind: str, rank: int | None, phase: str | None, launch: Launch
-) -> None:
+FAULTS = {
+    "raises": ("crash", "RuntimeError", 1, "forward"),
+    # Rank 0 believes that it failed by itself; torchrun knows how rank 1 ended, and no event told of its last phase.
+    "claims_innocence_wrongly": ("crash", "Killed", 1, "optimizer"),
+    "stopped": ("hang", "Hang", 1, "forward"),
+    "dies_at_import": ("crash", "LaunchError", None, None),
+}
+# A hang is noticed, and its group ended, by benchbox alone.
+LAUNCHED_FAULTS = in_tiers(product(["torchrun", "fork_server"], FAULTS), lambda case: case != ("torchrun", "stopped"))
+
+
+@pytest.mark.parametrize(("launcher", "behaviour"), LAUNCHED_FAULTS, indirect=["launcher"])
+def test_a_failure_has_a_type_a_rank_and_a_phase_and_leaves_no_process(behaviour: str, launch: Launch) -> None:
     record = launch(behaviour)
     error = record["error"]
-    assert (record["status"], error["type"], error["rank"], error["phase"]) == (status, kind, rank, phase), error
+    assert (record["status"], error["type"], error["rank"], error["phase"]) == FAULTS[behaviour], error
     assert record["throughput"] is None
 
 
+@any_launcher
 @pytest.mark.parametrize(
     ("behaviour", "status", "kind"),
     [("unsupported", "unsupported", "UnsupportedError"), ("garbles", "crash", "RecordError"), ("slow", "timeout", "Timeout")],
@@ -78,6 +88,7 @@ def test_one_rank_alone_fails_in_the_same_words(behaviour: str, status: str, kin
     assert (record["status"], record["error"]["type"]) == (status, kind)
 
 
+@any_launcher
 def test_a_hang_shows_what_the_rank_was_doing(launch: Launch) -> None:
     record = launch("sleeps", ranks=1, launcher=DirectLauncher())
     assert record["status"] == "hang"
@@ -98,6 +109,7 @@ def test_a_launcher_that_is_killed_is_named_and_no_rank_is_blamed(launch: Launch
     assert error["message"].startswith("the launcher was ended by SIGKILL")
 
 
+@forked_by_default
 def test_a_rank_that_was_killed_is_no_hang_though_its_launcher_notices_late(launch: Launch, tmp_path: Path) -> None:
     """On a busy machine that takes longer than ranks may be without progress. Here the launcher is stopped for as long."""
     late = []
@@ -117,6 +129,7 @@ def test_a_rank_that_was_killed_is_no_hang_though_its_launcher_notices_late(laun
     assert (record["status"], error["type"], error["rank"]) == ("crash", "Killed", 1), error
 
 
+@forked_by_default
 def test_a_launch_can_be_stopped_while_it_runs(launch: Launch) -> None:
     progressed = threading.Event()
     record = launch("ignores_sigterm", on_progress=lambda traces: progressed.set(), stop=progressed.is_set)

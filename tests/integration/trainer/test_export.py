@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,10 +17,12 @@ from benchbox.observer.introspect.names import live_buffers
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
 from benchbox.trainer.checkpoint import load_policy
+from tests.support.commands import run_in_process
 from tests.support.ranks import tiny_cell
 from tests.support.resumes import TrainingPart, run_parts
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 pytestmark = pytest.mark.ranks
@@ -46,8 +46,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingPart]:
 
 
 def export(part: TrainingPart, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchbox.cli.app", "export", str(part.folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return run_in_process("export", part.folder, *arguments)
 
 
 @pytest.mark.parametrize("name", ["flow", "fast"])

@@ -10,6 +10,7 @@ import torch
 
 from benchbox.errors import DataError, UnsupportedError
 from tests.support.policy_batches import POLICIES, awake, build, build_on_meta, gradients, make_batch
+from tests.support.tiers import in_tiers
 
 # Parameters of `full`, with the rounded published count in a comment.
 COUNTS = {
@@ -44,7 +45,7 @@ def test_tiny_has_less_than_a_million_parameters_and_small_tens_of_millions(name
     assert 1e7 < count(build_on_meta(name, "small")) < 1e8
 
 
-@every
+@pytest.mark.parametrize("name", in_tiers(POLICIES, ("pi05", "pi07_low_level", "value", "vitra", "cosmos_droid").__contains__))
 def test_a_step_of_full_has_the_right_shapes(name):
     policy = build_on_meta(name, "full")
     policy.zero_grad()

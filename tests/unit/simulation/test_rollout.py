@@ -135,3 +135,11 @@ def test_an_environment_that_fails_is_reported_in_one_line(inputs: LiveInputs) -
 def test_an_unknown_environment_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=name.partition(":")[0]):
         find_factory(name)
+
+
+def test_environments_end_by_themselves_when_they_are_closed_in_any_order(inputs: LiveInputs) -> None:
+    """The second was forked while the connection of the first was open, and holds its end of it."""
+    environments = [EnvironmentProcess(ToyEnvironment, inputs.cameras, inputs.image_size, 10.0) for _ in range(2)]
+    for environment in environments:
+        environment.close()
+    assert [environment._process.exitcode for environment in environments] == [0, 0], "killed ones have -9"

@@ -14,6 +14,7 @@ from benchbox.observer.hooks.dispatch import OperationDispatchMode, in_backward,
 from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.theory.flops import Cost, total_cost, training_cost
 from tests.support.policy_batches import POLICIES, build, build_on_meta, make_batch
+from tests.support.tiers import in_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,10 +132,16 @@ def check_cost(policy: Policy, batch: Batch, *, by_torch: bool = True) -> Cost:
     return cost
 
 
-@every
+# Every two of cameras, checkpointing and attention occur in all combinations.
+SETUPS = [(1, False, "eager"), (4, True, "eager"), (4, False, "sdpa"), (1, True, "sdpa")]
+
+
 @pytest.mark.parametrize(
-    ("cams", "checkpointing", "attention"),
-    [(1, False, "eager"), (4, True, "eager"), (4, False, "sdpa"), (1, True, "sdpa")],  # every two occur in all combinations
+    ("name", "cams", "checkpointing", "attention"),
+    # By default two setups of each policy: checkpointing alternates, the other two have both values.
+    in_tiers(
+        ((name, *setup) for name in POLICIES for setup in SETUPS), lambda case: case[2] == bool(POLICIES.index(case[0]) % 2)
+    ),
 )
 def test_the_formula_gives_the_flops_of_a_step_whatever_is_trained(name, cams, checkpointing, attention):
     """Forward, backward and recomputation agree in every tower, under every freezing preset."""
@@ -197,7 +204,7 @@ def test_a_frozen_expert_has_backward_flops_only_without_insulation(attention):
     assert costs[True] < costs[False]
 
 
-@pytest.mark.parametrize("name", ["pi05", "pi07_low_level"])
+@pytest.mark.parametrize("name", in_tiers(["pi05", "pi07_low_level"], "pi05".__eq__))
 def test_the_formula_holds_for_full_on_the_meta_device(name):
     policy = build_on_meta(name, "full", attention="eager", cams=2)
     batch = {key: value.to("meta") for key, value in make_batch(policy.batch_spec(), 1).items()}
