@@ -1,12 +1,9 @@
 """`--launches auto`: rounds of launches until every pair of cells is settled or the budget ends."""
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
-
-from benchbox.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,31 +14,6 @@ if TYPE_CHECKING:
     from benchbox.store.run import Run, RunStore
 
 AUTO = "auto"
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def parse_duration(text: str, option: str = "--budget") -> float:
-    """Return the seconds of a duration such as 90s, 30m or 2h.
-
-    Raises:
-        ConfigurationError: it is none.
-    """
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh])", text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise ConfigurationError(f"{option}: {text!r} is no duration; write it as 90s, 30m or 2h")
-    return float(match[1]) * _UNITS[match[2]]
-
-
-def parse_share(text: str, option: str = "--resolution") -> float:
-    """Return the share of a percentage such as 2%.
-
-    Raises:
-        ConfigurationError: it is none between 0 and 100%.
-    """
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)%", text.strip())
-    if match is None or not 0 < float(match[1]) < 100:
-        raise ConfigurationError(f"{option}: {text!r} is no percentage; write it as 2%")
-    return float(match[1]) / 100
 
 
 def run_until_settled(

@@ -59,7 +59,7 @@ def compare(
 
     from benchbox.analysis.changes import DEFAULT_METRICS, compare_runs
     from benchbox.analysis.sides import noise_of_side, open_side
-    from benchbox.cli.auto_launches import parse_share
+    from benchbox.cli.quantities import parse_share
     from benchbox.report.comparison.text import print_comparison
     from benchbox.store.files import write_text
 

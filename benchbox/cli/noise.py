@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from benchbox.cli.auto_launches import parse_share
 from benchbox.cli.options import MatrixArgument, OnlyOption, PolicyDirOption, SetOption
+from benchbox.cli.quantities import parse_share
 from benchbox.errors import EXIT_INCONCLUSIVE, CellFailedError, ConfigurationError
 
 _DEFAULT_LAUNCHES = 12

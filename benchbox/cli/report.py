@@ -12,6 +12,9 @@ def report(
         Path | None,
         typer.Option(metavar="DIR", help="Write here instead of into the run; of several runs, each into its own folder."),
     ] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="Memory of a rank in which the answer must fit, as in 80GiB.")
+    ] = None,
     pack: Annotated[
         bool,
         typer.Option("--pack", help="Also write run.json and all records as one records.parquet: a run to publish."),
@@ -25,11 +28,13 @@ def report(
 
     from rich.console import Console
 
+    from benchbox.cli.quantities import parse_memory
     from benchbox.errors import ConfigurationError
     from benchbox.report import write_reports
     from benchbox.report.rows import say
     from benchbox.report.terminal import print_table
 
+    memory_limit = None if memory is None else parse_memory(memory, "--memory")
     names = [path.resolve().name for path in paths]
     if out is not None and len(set(names)) < len(names):
         raise ConfigurationError("two of these runs have the same folder name: --out cannot hold both, report them one by one")
@@ -37,9 +42,9 @@ def report(
         _check_folder(out)
     console = Console()
     for path, name in zip(paths, names, strict=True):
-        print_table(path, console)
+        print_table(path, console, memory_limit=memory_limit)
         folder = out / name if out is not None and len(paths) > 1 else out
-        for file in astuple(write_reports(path, folder, pack=pack)):
+        for file in astuple(write_reports(path, folder, pack=pack, memory_limit=memory_limit)):
             if file is not None:
                 say(console, str(file))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchbox.cli.auto_launches import AUTO, parse_duration, parse_share, run_until_settled
+from benchbox.cli.auto_launches import AUTO, run_until_settled
 from benchbox.cli.options import (
     MasterAddrOption,
     MasterPortOption,
@@ -22,6 +22,7 @@ from benchbox.cli.options import (
     TrainingLauncherName,
     TrainingLauncherOption,
 )
+from benchbox.cli.quantities import parse_duration, parse_share
 from benchbox.cli.slurm import SlurmOption, job_command, render, slurm_options, submit_and_follow
 from benchbox.errors import CellFailedError, ConfigurationError
 

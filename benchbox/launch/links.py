@@ -12,7 +12,7 @@ from benchbox.errors import CellFailedError
 from benchbox.launch.job import Job
 from benchbox.launch.supervise.group import run_group
 from benchbox.store.files import read_json
-from benchbox.store.links import CollectiveTimes, MeasuredLinks
+from benchbox.store.links import LinkTimes, MeasuredLinks
 from benchbox.theory.link_fit import fit_link
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def measure_links(launcher: Launcher, ranks: int, *, stop: Callable[[], bool]) -
     return result["backend"], links
 
 
-def _fitted(times: Sequence[tuple[int, float]]) -> CollectiveTimes:
+def _fitted(times: Sequence[tuple[int, float]]) -> LinkTimes:
     fit = fit_link(times)
     return {
         "bytes": [size for size, _ in times],

@@ -24,6 +24,9 @@ def _lines(report: Report) -> Iterator[str]:
     yield f"{escape(report.summary)} " + ", ".join(f"{count} {name}" for name, count in report.counts) + "."
     yield ""
     yield "In all cells: " + ", ".join(f"{escape(name)} {escape(value)}" for name, value in report.fixed) + "."
+    for box in report.answers:
+        yield from ("", *([f"**{escape(box.task)}**", ""] if box.task else []))
+        yield from (f"- {escape(line.text)}" for line in box.lines)
     headline = report.headline
     if headline.cards:
         yield from ("", *(f"**{escape(sentence)}**" for sentence in headline.sentences), "", headline.compared, "")

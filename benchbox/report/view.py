@@ -25,6 +25,7 @@ from benchbox.analysis.summary import (
 )
 from benchbox.registry.host_load import BUSY_FORMULA
 from benchbox.registry.statuses import DIVERGED
+from benchbox.report.answer import AnswerBox, answer_boxes
 from benchbox.report.columns import CellValue, Column, columns, table_rows
 from benchbox.report.curves import draw_curves
 from benchbox.report.drawings import MEMORY_SOURCES, draw_charts
@@ -77,6 +78,7 @@ class Report:
     counts: tuple[tuple[str, int], ...]
     fixed: tuple[tuple[str, str], ...]  # fields that are equal in all cells
     settings: tuple[tuple[str, str], ...]  # equal fields of data and optimizer
+    answers: tuple[AnswerBox, ...]
     headline: Headline
     walks: WalkSection | None  # only of a run that searches the largest batch
     table: Table
@@ -111,8 +113,16 @@ def build_report(
     *,
     chain_head: str | None = None,
     predictions: Mapping[str, CellPrediction] | None = None,
+    memory_limit: int | None = None,
 ) -> Report:
-    """Build the report of a run from its plan, the existing records, the head of their chain, and predictions by cell id."""
+    """Build the report of a run.
+
+    Args:
+        records: those that exist.
+        chain_head: of the chain of plan and records.
+        predictions: by cell id.
+        memory_limit: bytes of a rank, which the answer must fit in.
+    """
     predictions = predictions or {}
     summaries = summarize(run, records)
     axes = varying_fields([*run.cells.values()])
@@ -134,6 +144,7 @@ def build_report(
         counts=_counts(run, summaries),
         fixed=fixed,
         settings=flatten_text({field: value for field, value in common.items() if isinstance(value, Mapping)}),
+        answers=answer_boxes(summaries, axes, memory_limit=memory_limit, criteria=criteria),
         headline=build_headline(_comparable(run, comparisons), axes),
         walks=walk_section(walks, compare_best_batches(walks, run.reference, named_axes, criteria), axes),
         table=Table(

@@ -28,17 +28,22 @@ class ReportPaths:
     records: Path | None  # of a published run
 
 
-def write_reports(run_path: Path, out: Path | None = None, *, pack: bool = False) -> ReportPaths:
+def write_reports(
+    run_path: Path, out: Path | None = None, *, pack: bool = False, memory_limit: int | None = None
+) -> ReportPaths:
     """Write `report.html`, `report.md`, `table.csv` and `table.parquet` into the run directory, or into `out`.
 
-    With `pack`, also write `run.json` and `records.parquet`, so that the folder is a run directory without `cells/`.
+    With `pack`, also write `run.json` and `records.parquet`, so that the folder is a run directory without `cells/`. The
+    answer must fit in `memory_limit` bytes of a rank.
 
     Raises:
         RecordError: the run or one of its records cannot be read, or `out` has records of its own.
     """
     store = RunStore(run_path)
     records = list(store.records())
-    report = build_report(store.run(), records, chain_head=store.chain.head(), predictions=read_predictions(run_path))
+    report = build_report(
+        store.run(), records, chain_head=store.chain.head(), predictions=read_predictions(run_path), memory_limit=memory_limit
+    )
     folder = run_path if out is None else out
     folder.mkdir(parents=True, exist_ok=True)
     packed = store.publish(folder) if pack else None

@@ -88,14 +88,20 @@ def _parse_fraction(value: Any) -> Any:
         raise refusal(f"{value!r} is not a fraction", "write 5% or 0.05") from None
 
 
-def _parse_bytes(value: Any) -> Any:
+def _read_bytes(value: Any) -> Any:
     """Read `40 GiB`, `512 MiB` or a number of bytes."""
     if not isinstance(value, str):
         return value
-    match = _BYTES.fullmatch(value)
-    if match is None:
+    amount = parse_bytes(value)
+    if amount is None:
         raise refusal(f"{value!r} is not an amount of memory", "write it as in 40 GiB, 512 MiB, 1.5 GB, or as bytes")
-    return round(float(match[1]) * _BYTE_UNITS[match[2]])
+    return amount
+
+
+def parse_bytes(text: str) -> int | None:
+    """Return the bytes of an amount such as `40 GiB` or `1.5GB`; None if it is none."""
+    match = _BYTES.fullmatch(text)
+    return None if match is None else round(float(match[1]) * _BYTE_UNITS[match[2]])
 
 
 def _check_weights(path: str) -> str:
@@ -115,9 +121,7 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 ShardSize = Annotated[int, Field(ge=2, le=1_000_000)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Fraction = Annotated[float, BeforeValidator(_parse_fraction), Field(ge=0), WithJsonSchema({"type": ["number", "string"]})]
-ByteCount = Annotated[
-    int, BeforeValidator(_parse_bytes), Field(ge=1, lt=2**53), WithJsonSchema({"type": ["integer", "string"]})
-]
+ByteCount = Annotated[int, BeforeValidator(_read_bytes), Field(ge=1, lt=2**53), WithJsonSchema({"type": ["integer", "string"]})]
 PolicyName = Annotated[str, AfterValidator(_check_policy)]
 Size = Annotated[str, AfterValidator(_check_size)]
 BackendName = Annotated[str, AfterValidator(lambda name: check_name("backend", name, backends())), _suggest(BUILT_IN_BACKENDS)]

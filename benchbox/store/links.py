@@ -13,7 +13,7 @@ from benchbox.store.json_types import type_problem
 from benchbox.store.record import SCHEMA_VERSION, check_version
 
 
-class CollectiveTimes(TypedDict):
+class LinkTimes(TypedDict):
     """One collective: what was measured, and the fit of it."""
 
     bytes: list[int]
@@ -26,7 +26,7 @@ class CollectiveTimes(TypedDict):
 
 class _Entry(TypedDict):
     ranks: int
-    collectives: dict[str, CollectiveTimes]
+    collectives: dict[str, LinkTimes]
     measured_at: str
     benchbox_version: str
 
@@ -42,7 +42,7 @@ class MeasuredLinks:
     """Measurement between ranks of one machine with one backend of torch.distributed."""
 
     ranks: int
-    collectives: dict[str, CollectiveTimes]
+    collectives: dict[str, LinkTimes]
     measured_at: str  # ISO 8601, UTC
     benchbox_version: str
 

@@ -10,7 +10,8 @@ import pytest
 
 from benchbox.analysis.inference import ALPHA, RELEVANT, estimate_effect, launches_to_settle
 from benchbox.analysis.sequential import MAX_LOOKS, criteria_of, look_at, look_launches, plan_looks
-from benchbox.cli.auto_launches import describe_look, parse_duration, parse_share, run_until_settled
+from benchbox.cli.auto_launches import describe_look, run_until_settled
+from benchbox.cli.quantities import parse_duration, parse_share
 from benchbox.errors import ConfigurationError
 from benchbox.launch.runner import RunSummary
 from benchbox.report.view import build_report
