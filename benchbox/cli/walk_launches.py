@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.analysis.certificates import certificates, pruning_reason
 from benchbox.analysis.summary import summarize
-from benchbox.analysis.walk import bounds_from, walk_state
+from benchbox.analysis.walk import bounds_from, needs_no_less, walk_state
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.launch.resume import pending_launches
 from benchbox.spec.cell import Cell
@@ -193,10 +193,13 @@ class WalkLaunches:
         return states
 
     def _probes(self) -> "Launches":
+        """Return the next batch of every walk. A walk waits until something fits where less is needed: it may be pruned."""
+        states = [(self._cell(walk["cells"][0]), state) for walk, state in self._states() if state.batch is not None]
+        nothing_fits_yet = [cell.to_dict() for cell, state in states if state.largest is None]
         return [
-            (replace(self._cell(walk["cells"][0]), batch=state.batch), 1)
-            for walk, state in self._states()
-            if state.batch is not None
+            (replace(cell, batch=state.batch), 1)
+            for cell, state in states
+            if state.batch is not None and not any(needs_no_less(cell.to_dict(), other) for other in nothing_fits_yet)
         ]
 
     def _drop_outdated(self) -> None:

@@ -92,9 +92,7 @@ def test_what_is_pending_follows_from_the_records_alone(tmp_path):
 
 
 def test_a_walk_that_cannot_fit_is_skipped_and_names_the_launch_that_shows_it(tmp_path):
-    machine = Machine(tmp_path, lambda _: 0, starts=cameras(1), measure=ONE_LAUNCH)
-    machine.run()
-    machine.starts = cameras(1, 4)
+    machine = Machine(tmp_path, lambda _: 0, starts=cameras(4, 1), measure=ONE_LAUNCH)
     machine.run()
     assert {cell.cams for cell, _ in machine.launched} == {1}
     (skip,) = machine.store.run().skipped
