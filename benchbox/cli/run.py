@@ -163,7 +163,10 @@ def run(
 
     def find_pending(*, fresh: bool) -> "PendingLaunches":
         pending = pending_launches(selected_launches, loaded.measure, store, loaded.policy_dirs, fresh=fresh)
-        return replace(pending, launches=[*pending.launches, *open_walks().pending()]) if loaded.search else pending
+        if not loaded.search:
+            return pending
+        walks = open_walks()
+        return replace(pending, launches=[*pending.launches, *walks.pending()], reused=pending.reused + walks.done())
 
     script = ""
     if resources:
@@ -175,16 +178,17 @@ def run(
 
         print_plan(loaded, selected)
         pending = find_pending(fresh=fresh)
-        most = " at most" if auto else ", and those that their walks need after them" if loaded.search else ""
+        most = " at most" if auto else ", and those that follow in their walks" if planned.walks and pending.launches else ""
         print(f"in {folder}: {pending.reused} launches are done, {len(pending.launches)} would run{most}")
         print(f"\n{script}" if script else "", end="")
         return
     if resources:
-        if find_pending(fresh=fresh).launches:
+        pending = find_pending(fresh=fresh)
+        if pending.launches:
             job, state = submit_and_follow(script, folder)
             _check_job(job, state, find_pending(fresh=False).launches, store)
         else:
-            print(f"all {len(selected_launches)} launches are done already: no job was submitted")
+            print(f"all {pending.reused} launches are done already: no job was submitted")
             _write_reports(folder)
         return
     if nodes is not None and nodes.rank:

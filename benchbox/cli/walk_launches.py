@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.analysis.certificates import certificates, pruning_reason
 from benchbox.analysis.summary import summarize
-from benchbox.analysis.walk import bounds_from, walk_state
+from benchbox.analysis.walk import bounds_from, needs_no_less, walk_state
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.launch.resume import pending_launches
 from benchbox.spec.cell import Cell
@@ -120,6 +120,13 @@ class WalkLaunches:
         """Return the next launches: the next batch of every walk, or else the missing launches of the fastest batches."""
         return self._probes() or self._missing_repeats()
 
+    def done(self) -> int:
+        """Return the number of launches of the walks that need not be repeated."""
+        done = len(self._statuses())
+        if done and not self._probes():
+            done += len(self._repeats()) - len(self._missing_repeats())
+        return done
+
     def launch(self, launch: "Callable[[Launches], RunSummary]", console: "Console") -> "RunSummary":
         """Launch rounds until all walks have ended, then the further launches of the fastest batch of each.
 
@@ -138,7 +145,9 @@ class WalkLaunches:
             self._attempted |= {cell.cell_id for cell, _ in probes}
         if not summary.stopped:
             self._skip_pruned()
-            if repeats := self._repeats():
+            repeats = self._repeats()
+            self.store.write_run(self.run)
+            if repeats:
                 console.print("the fastest batch of each walk again")
                 summary = summary.followed_by(launch(repeats))
         walked = {cell_id for walk in self.run.walks for cell_id in walk["cells"]}
@@ -184,10 +193,13 @@ class WalkLaunches:
         return states
 
     def _probes(self) -> "Launches":
+        """Return the next batch of every walk. A walk waits until something fits where less is needed: it may be pruned."""
+        states = [(self._cell(walk["cells"][0]), state) for walk, state in self._states() if state.batch is not None]
+        nothing_fits_yet = [cell.to_dict() for cell, state in states if state.largest is None]
         return [
-            (replace(self._cell(walk["cells"][0]), batch=state.batch), 1)
-            for walk, state in self._states()
-            if state.batch is not None
+            (replace(cell, batch=state.batch), 1)
+            for cell, state in states
+            if state.batch is not None and not any(needs_no_less(cell.to_dict(), other) for other in nothing_fits_yet)
         ]
 
     def _drop_outdated(self) -> None:
@@ -230,18 +242,17 @@ class WalkLaunches:
         self.store.write_run(self.run)
 
     def _repeats(self) -> "Launches":
-        """Plan the further launches of the fastest batch of every walk that has ended, and return them."""
+        """Name the fastest batch of every walk that has ended in the plan, and return its further launches."""
         results = certificates(self.run, summarize(self.run, self.store.records()))
         for walk, result in zip(self.run.walks, results, strict=True):
             ended = result.outcome in ("complete", "capped")
             walk["fastest"] = result.fastest.cell_id if ended and result.fastest else None
-        self.store.write_run(self.run)
         cells = [self._cell(walk["fastest"]) for walk in self.run.walks if walk["fastest"]]
         chosen = {_point(cell.to_dict()) for cell in self.selected}
         cells = [cell for cell in cells if _point(cell.to_dict()) in chosen]
         return [(cell, number) for number in range(2, self.measure.launches + 1) for cell in cells]
 
     def _missing_repeats(self) -> "Launches":
-        cells = [self._cell(walk["fastest"]) for walk in self.run.walks if walk["fastest"]]
-        launches = [(cell, number) for number in range(2, self.measure.launches + 1) for cell in cells]
-        return pending_launches(launches, self.measure, self.store, self.policy_dirs, fresh=self.fresh).launches
+        if not self._statuses():
+            return []
+        return pending_launches(self._repeats(), self.measure, self.store, self.policy_dirs, fresh=self.fresh).launches

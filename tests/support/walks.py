@@ -53,12 +53,7 @@ class Machine:
     def run(self, *, fresh: bool = False, at_most_launches: int = 1000) -> tuple[WalkLaunches, RunSummary]:
         """Run or resume the walks like `benchbox run`; after so many launches the process is killed."""
         store, budget = self.store, len(self.launched) + at_most_launches
-        described = example_run(list(self.starts), measure=asdict(self.measure), matrix={"axes": {"backend": ["ddp"]}})
-        earlier = store.run() if (self.folder / "run.json").is_file() and not fresh else None
-        planned = plan_walks(described, self.starts, self.search, earlier)
-        for walk in planned.walks:
-            walk["predicted_batch"] = self.predicted
-        walks = WalkLaunches(planned, store, self.starts, self.measure, (), fresh)
+        walks = self.open(fresh=fresh)
         store.write_run(walks.run)
 
         def launch(launches: Launches) -> RunSummary:
@@ -76,6 +71,15 @@ class Machine:
             return summary
 
         return walks, walks.launch(launch, _Silent())
+
+    def open(self, *, fresh: bool = False) -> WalkLaunches:
+        """Return the walks as a command finds them."""
+        described = example_run(list(self.starts), measure=asdict(self.measure), matrix={"axes": {"backend": ["ddp"]}})
+        earlier = self.store.run() if (self.folder / "run.json").is_file() and not fresh else None
+        planned = plan_walks(described, self.starts, self.search, earlier)
+        for walk in planned.walks:
+            walk["predicted_batch"] = self.predicted
+        return WalkLaunches(planned, self.store, self.starts, self.measure, (), fresh)
 
     def _record(self, cell: Cell, number: int) -> Any:
         status = self.failures.get(cell.batch, "ok" if cell.batch <= self.largest(cell) else "oom")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 import pytest
@@ -80,10 +81,18 @@ def test_the_further_launches_are_those_of_the_fastest_batch(tmp_path):
     assert sum(run.launches_of(cell_id) for cell_id in run.cells) == len(machine.launched)
 
 
+def test_what_is_pending_follows_from_the_records_alone(tmp_path):
+    machine = Machine(tmp_path, lambda _: 9, measure=replace(MEASURE, launches=3), predicted=4, fastest=4)
+    while pending := machine.open().pending():
+        with suppress(Killed):
+            machine.run(at_most_launches=1)
+        assert machine.launched[-1] == pending[0]
+        assert machine.open().done() == len(machine.launched)
+    assert [(cell.batch, number) for cell, number in machine.launched][-2:] == [(4, 2), (4, 3)]
+
+
 def test_a_walk_that_cannot_fit_is_skipped_and_names_the_launch_that_shows_it(tmp_path):
-    machine = Machine(tmp_path, lambda _: 0, starts=cameras(1), measure=ONE_LAUNCH)
-    machine.run()
-    machine.starts = cameras(1, 4)
+    machine = Machine(tmp_path, lambda _: 0, starts=cameras(4, 1), measure=ONE_LAUNCH)
     machine.run()
     assert {cell.cams for cell, _ in machine.launched} == {1}
     (skip,) = machine.store.run().skipped
