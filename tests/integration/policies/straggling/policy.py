@@ -1,4 +1,4 @@
-"""A policy of one layer, one of whose ranks may be slower than the other on purpose; its preset says how."""
+"""A policy of three layers, one of whose ranks may be slower than the other on purpose; its preset says how."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Layer(nn.Linear):
 class Straggling(nn.Module):
     def __init__(self, sleep_s: float, work: int, pinned: bool) -> None:
         super().__init__()
-        self.layer = Layer(STATE, ACTION)
+        self.layers = nn.ModuleList([Layer(STATE, 16), Layer(16, 16), Layer(16, ACTION)])
         self._sleep_s, self._work = sleep_s, work
         if pinned:
             psutil.Process().cpu_affinity([int(os.environ["RANK"])])
@@ -41,7 +41,10 @@ class Straggling(nn.Module):
                 product = product @ product / 256
         state: Tensor = batch["state"][:, -1]  # (B, STATE)
         target: Tensor = batch["action"].mean(dim=1)  # (B, ACTION)
-        loss = (self.layer(state.to(self.layer.weight.dtype)) - target).float().square().mean()
+        predicted = state
+        for layer in self.layers:
+            predicted = layer(predicted)
+        loss = (predicted - target).square().mean()
         return Losses(loss, {"square": loss.detach()})
 
     def layer_units(self) -> tuple[type[nn.Module], ...]:
