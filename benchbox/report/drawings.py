@@ -106,7 +106,7 @@ def _phases(summaries: Sequence[CellSummary], layout: _Layout) -> Chart | None:
     entries = []
     names: list[str] = []
     fused: dict[str, list[str]] = {}
-    waits: list[str] = []
+    waits: dict[str, list[tuple[str, float]]] = {}  # remedy -> (cell, share of the step)
     for summary in summaries:
         phases, step = summary.phases(), summary.mean_step_s()
         names += [phase for phase in phases if phase not in names]
@@ -120,7 +120,7 @@ def _phases(summaries: Sequence[CellSummary], layout: _Layout) -> Chart | None:
             for phase, reason in record["fused_phases"].items():
                 fused.setdefault(f"{phase} has no time of its own: {reason}", []).append(layout.name(summary))
         if step is not None and (wait := phases.get("data_wait", 0.0)) > NOTICEABLE_WAIT * step:
-            waits.append(_wait_note(layout.name(summary), wait / step, summary.cell["data"]))
+            waits.setdefault(_wait_remedy(summary.cell["data"]), []).append((layout.name(summary), wait / step))
         text = summary.status if step is None else f"{quantity(step, 's')}{_flag(summary)}"
         entries.append(
             BarData(group=layout.group(summary), name=layout.name(summary), parts=tuple(parts), spread=None, text=text)
@@ -134,16 +134,26 @@ def _phases(summaries: Sequence[CellSummary], layout: _Layout) -> Chart | None:
         scale=1e-3,
         width=FULL,
         legend=[LegendEntry(colour=_phase_colour(phase), text=phase) for phase in order],
-        notes=[*(f"{', '.join(dict.fromkeys(cells))}: {reason}." for reason, cells in fused.items()), *waits],
+        notes=[
+            *(f"{', '.join(dict.fromkeys(cells))}: {reason}." for reason, cells in fused.items()),
+            *map(_wait_note, waits, waits.values()),
+        ],
     )
 
 
-def _wait_note(name: str, share: float, data: Mapping[str, Any]) -> str:
-    """Return a note on a cell that waits for data, with the command that finds the number of workers it needs."""
-    note = f"{name}: data_wait is {share:.0%} of a step"
+def _wait_note(remedy: str, waits: Sequence[tuple[str, float]]) -> str:
+    """Return a note on the cells that wait for data."""
+    names = list(dict.fromkeys(name for name, _ in waits))
+    low, high = (f"{bound(share for _, share in waits):.0%}" for bound in (min, max))
+    cells = ", ".join(names) if len(names) <= 3 else f"{len(waits)} cells"
+    return f"{cells}: data_wait is {low if low == high else f'{low} to {high}'} of a step; {remedy}"
+
+
+def _wait_remedy(data: Mapping[str, Any]) -> str:
+    """Return what to do about waiting for data: the command that finds the number of workers a cell needs."""
     if data["kind"] == "synthetic":
-        return f"{note}; the samples are generated, so a dataset may take less."
-    return f"{note}; benchbox data bench {data.get('path') or 'DIR'} shows where the time goes and recommends data.workers."
+        return "the samples are generated, so a dataset may take less."
+    return f"benchbox data bench {data.get('path') or 'DIR'} shows where the time goes and recommends data.workers."
 
 
 def _phase_colour(phase: str) -> str:
