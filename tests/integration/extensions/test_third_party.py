@@ -28,7 +28,7 @@ axes:
   setup:
     - {{backend: ddp, recipe: fp32}}
     - {{backend: ddp, recipe: {RECIPE}}}
-    - {{backend: {BACKEND}, recipe: fp32}}
+    - {{backend: {BACKEND}, recipe: fp32_autocast}}
     - {{backend: {BACKEND}, recipe: bf16_pure}}
 measure: {{warmup_steps: 1, steps: 2, launches: 1}}
 reference: {{backend: ddp, recipe: fp32}}
@@ -76,7 +76,7 @@ def test_every_cell_runs_and_the_records_are_sound(acme: Environment, records: d
     assert {key: record["status"] for key, record in records.items()} == {
         ("ddp", "fp32"): "ok",
         ("ddp", RECIPE): "ok",
-        (BACKEND, "fp32"): "ok",
+        (BACKEND, "fp32_autocast"): "ok",
     }
     done = acme.benchbox("verify", "runs/acme")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -85,8 +85,8 @@ def test_every_cell_runs_and_the_records_are_sound(acme: Environment, records: d
 def test_an_added_backend_is_observed_as_itself_and_a_built_in_one_as_itself(records: dict) -> None:
     """The record also says which structure the claim is about."""
     observed = {key: record["observed"] for key, record in records.items()}
-    assert observed[BACKEND, "fp32"]["backend"] == BACKEND
-    assert observed[BACKEND, "fp32"]["sharding"] == (
+    assert observed[BACKEND, "fp32_autocast"]["backend"] == BACKEND
+    assert observed[BACKEND, "fp32_autocast"]["sharding"] == (
         "replicated, gradients all-reduced in bfloat16 (structure: ddp, replicated)"
     )
     assert observed["ddp", "fp32"]["backend"] == "ddp"
@@ -97,7 +97,7 @@ def test_an_added_backend_does_what_it_says(records: dict) -> None:
     """Gradients compressed to bfloat16 travel in half the bytes."""
     plain, compressed = (
         sum(entry["bytes"] for name, entry in records[key]["collectives"].items() if "reduce" in name)
-        for key in (("ddp", "fp32"), (BACKEND, "fp32"))
+        for key in (("ddp", "fp32"), (BACKEND, "fp32_autocast"))
     )
     assert compressed < plain
 
@@ -111,11 +111,11 @@ def test_an_added_rule_is_judged_in_every_cell_and_fires_where_it_should(records
     """SGD has no second moment, which the rule asks for. No built-in rule objects to the added backend."""
     fired = {key: [finding["code"] for finding in record["precision"]["findings"]] for key, record in records.items()}
     assert RULE in fired["ddp", RECIPE]
-    assert RULE not in fired["ddp", "fp32"] + fired[BACKEND, "fp32"]
+    assert RULE not in fired["ddp", "fp32"] + fired[BACKEND, "fp32_autocast"]
     assert all(RULE not in record["precision"]["not_judged"] for record in records.values())
     severe = [
         finding["code"]
-        for finding in records[BACKEND, "fp32"]["precision"]["findings"]
+        for finding in records[BACKEND, "fp32_autocast"]["precision"]["findings"]
         if finding["severity"] in ("error", "warning")
     ]
     assert severe == []
@@ -135,7 +135,7 @@ def test_an_added_metric_is_a_column_of_the_tables_and_can_be_a_threshold(acme: 
 
 def test_an_added_backend_that_fell_back_to_another_is_a_mismatch(acme: Environment, matrix: Path) -> None:
     """The set-up without the hook is plain DDP, and that is what is observed."""
-    only = f"backend={BACKEND},recipe=fp32"
+    only = f"backend={BACKEND},recipe=fp32_autocast"
     done = acme.benchbox("run", matrix, "--only", only, "--out", "runs/fallen", ACME_FALLS_BACK="1")
     assert done.returncode == 3, done.stdout + done.stderr
     (path,) = (acme.work / "runs/fallen").glob("cells/*/launch-1.json")

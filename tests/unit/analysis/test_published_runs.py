@@ -12,19 +12,20 @@ from benchbox.store.run import RunStore
 
 REPORTS = Path(__file__).parents[3] / "reports"
 RUNS = sorted(path.parent for path in REPORTS.glob("*/run.json"))
+REPEATED = sorted(path.parent for path in REPORTS.glob("repeated/*/run.json"))
 
 
 def test_there_are_published_runs():
     assert {"backends", "fsdp_vs_zero2", "policies", "policies_full", "precision_ab"} <= {run.name for run in RUNS}
 
 
-@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*RUNS, *REPEATED], ids=lambda path: path.name)
 def test_a_published_run_has_a_record_of_every_planned_launch_and_violates_nothing(path):
     store = RunStore(path)
     run, records = store.run(), list(store.records())
     assert store.is_packed
     assert all(summary.complete for summary in summarize(run, records))
-    assert len(records) == len(run.cells) * run.launches
+    assert len(records) == sum(run.launches_of(cell_id) for cell_id in run.cells)
     assert verify_run(store).violations == ()
 
 
