@@ -37,7 +37,8 @@ recipe: bf16_master
 data: synthetic
 world_size: 1024
 batch: 2
-axes: {backend: [ddp, single]}
+axes: {backend: [ddp]}
+include: [{backend: single, world_size: 1}]
 """
 
 

