@@ -159,7 +159,7 @@ def _status_change(cell_id: str, text: str, before: CellFigures | None, after: C
         return None
     base, head = statuses
     verdict: Verdict = "neutral" if base == head else "regression" if base == "ok" else "improvement"
-    reason = after.reason if after is not None and head != "ok" else None
+    reason = after.reason if after is not None and verdict != "neutral" and head != "ok" else None
     if "missing" in statuses:
         verdict = "missing"
         absent = "base" if base == "missing" else "head"
