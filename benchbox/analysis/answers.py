@@ -47,7 +47,7 @@ class Answer:
     candidates: int  # set-ups among which the fastest was chosen
     too_large: int  # set-ups that ended ok and need more than the memory limit
     wrong: tuple[CellSummary, ...]  # set-ups at least as fast whose precision is wrong, the fastest first
-    more_launches: int | None  # of each cell, before any difference could be settled
+    more_launches: int | None  # of the fastest and its nearest rival, before any difference could settle them
 
     @property
     def is_settled(self) -> bool:
@@ -95,14 +95,15 @@ def _answer(cells: Sequence[CellSummary], memory_limit: int | None, criteria: Cr
     candidates = [summary for summary in fitting if precision_state(summary) != "wrong"]
     fastest = candidates[0] if candidates else None
     pairs = comb(len(candidates), 2)
-    rivals = [] if fastest is None else [_rival(fastest, summary, pairs, criteria) for summary in candidates[1:]]
-    missing = launches_to_settle(max(1, pairs), alpha=criteria.alpha) - min(
-        (len(summary.ok) for summary in candidates), default=0
-    )
+    judged = [] if fastest is None else [_rival(fastest, summary, pairs, criteria) for summary in candidates[1:]]
+    rivals = tuple(rival for rival in judged if rival is not None)
+    nearest = next((rival.summary for rival in rivals if not rival.is_equal), None)
+    launches = min((len(summary.ok) for summary in (fastest, nearest) if summary is not None), default=0)
+    missing = launches_to_settle(max(1, pairs), alpha=criteria.alpha) - launches
     return Answer(
         task=task,
         fastest=fastest,
-        rivals=tuple(rival for rival in rivals if rival is not None),
+        rivals=rivals,
         candidates=len(candidates),
         too_large=len(measured) - len(fitting),
         wrong=tuple(
@@ -110,7 +111,7 @@ def _answer(cells: Sequence[CellSummary], memory_limit: int | None, criteria: Cr
             for summary in fitting
             if precision_state(summary) == "wrong" and (fastest is None or _speed(summary) >= _speed(fastest))
         ),
-        more_launches=missing if missing > 0 and len(candidates) > 1 else None,
+        more_launches=missing if missing > 0 and nearest is not None else None,
     )
 
 

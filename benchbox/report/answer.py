@@ -98,7 +98,8 @@ def _settled_line(answer: Answer, axes: Sequence[str], relevant: float) -> Answe
     if nearest.effect is None:
         text = f"Not comparable with {name}{others}: {nearest.reason}."
     elif answer.more_launches:
-        text = f"Not settled against {name}{others}: {answer.more_launches} more launches of each cell could."
+        more = "1 more launch" if answer.more_launches == 1 else f"{answer.more_launches} more launches"
+        text = f"Not settled against {name}{others}: {more} of each could."
     else:
         interval = f"{nearest.effect.low:.2f}x to {nearest.effect.high:.2f}x" if nearest.effect.low is not None else "unknown"
         text = f"Not settled against {name}{others}: {nearest.effect.ratio:.2f}x its samples/s, {interval}."

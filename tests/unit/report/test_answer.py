@@ -62,7 +62,19 @@ def test_a_rival_that_differs_by_nothing_relevant_is_as_fast():
 def test_too_few_launches_settle_nothing_and_the_line_says_how_many_are_missing():
     """Three pairs of cells share the 1%, because the fastest is chosen by the launches that are tested."""
     _, settled, _ = box(summaries_of({CELL: 0.5, ZERO2: 0.2, FSDP2: 0.3}, launches=2))
-    assert settled[1] == "Not settled against backend=fsdp2 and 1 more: 4 more launches of each cell could."
+    assert settled[1] == "Not settled against backend=fsdp2 and 1 more: 4 more launches of each could."
+
+
+def test_missing_launches_are_those_of_the_fastest_and_its_nearest_rival():
+    """Another cell was launched once, as a batch of a walk that is not its fastest."""
+    cells = {CELL: 0.2, ZERO2: 0.205, FSDP2: 0.9}
+    records = [
+        record
+        for cell, step_s in cells.items()
+        for record in steady_records(cell, step_s=step_s, launches=1 if cell is FSDP2 else 5)
+    ]
+    _, settled, _ = box(summarize(example_run(list(cells), measure=asdict(MEASURE) | {"launches": 5}), records))
+    assert settled[1] == "Not settled against backend=zero2 and 1 more: 1 more launch of each could."
 
 
 def test_five_launches_settle_a_pair_but_not_the_choice_among_three():
