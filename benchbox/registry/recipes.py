@@ -80,9 +80,9 @@ class Recipe:
 
 # Five times the largest differences measured between set-ups of the same training that are correct, rounded up: on CPUs, by
 # matrices/reduction_order.yaml and in the published runs (docs/measuring.md has the figures). float32: 3.3e-6 in 40 steps. With
-# products in bfloat16: loss 9.5e-4 in the first step, then 2.5e-3; gradient norm 2.2e-3, then 1.2e-2.
+# products in bfloat16: loss 9.5e-4 in the first step, then 2.5e-3; gradient norm 4.2e-3, then 1.2e-2.
 _FP32 = Tolerance(first_loss=2e-5, loss=2e-5, first_grad_norm=2e-5, grad_norm=2e-5)
-_BF16 = Tolerance(first_loss=0.005, loss=0.0125, first_grad_norm=0.0125, grad_norm=0.06)
+_BF16 = Tolerance(first_loss=0.005, loss=0.0125, first_grad_norm=0.025, grad_norm=0.06)
 TF32_TOLERANCE = _BF16  # float32 products of a GPU in TF32, which keeps three bits more than bfloat16
 
 _LOWBIT = "pip install 'benchbox[lowbit]'"

@@ -88,7 +88,7 @@ def test_gradients_of_a_wrong_scale_in_a_published_run_are_found_in_every_cell(n
         wrong = [scaled(r, "grad_norm", factor) if r["cell_id"] == summary.cell_id else r for r in records]
         after = {other.cell_id: other.status for other in summarize(run, wrong)}
         assert after[summary.cell_id] == "diverged"
-        assert set(after.values()) == {"ok", "diverged"}
+        assert set(after.values()) - {"oom"} == {"ok", "diverged"}, "batches beyond memory stay what they are"
         assert list(after.values()).count("diverged") == 1
 
 
