@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from benchbox.analysis.quantities import UNKNOWN
 from benchbox.analysis.summary import CellSummary, label
 from benchbox.registry.metrics import metrics
+from benchbox.report.cell_lists import CellLists
 from benchbox.store.table import flatten
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class FindingView:
     where: str
     repair: str
     cells: tuple[str, ...]
+    cell_list: str  # the cells in short, by what they have in common
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +55,23 @@ class MethodRow:
 
 def list_findings(summaries: Sequence[CellSummary], axes: Sequence[str]) -> tuple[FindingView, ...]:
     """Return the findings of all cells; one that fired in several cells is listed once, with its cells."""
-    cells_by_finding: dict[tuple[str, ...], list[str]] = {}
-    for summary in summaries:
+    cell_lists = CellLists([summary.cell for summary in summaries], axes)
+    cells_by_finding: dict[tuple[str, ...], dict[int, str]] = {}  # finding -> position of the cell -> the cell
+    for position, summary in enumerate(summaries):
         for finding in summary.precision["findings"] if summary.precision else []:
             parts = (finding["code"], finding["severity"], finding["title"], finding["where"], finding["repair"])
             key = tuple(str(part or "") for part in parts)
-            cells_by_finding.setdefault(key, []).append(label(summary.cell, axes))
+            cells_by_finding.setdefault(key, {})[position] = label(summary.cell, axes)
     return tuple(
-        FindingView(code=code, severity=severity, title=title, where=where, repair=repair, cells=tuple(dict.fromkeys(cells)))
+        FindingView(
+            code=code,
+            severity=severity,
+            title=title,
+            where=where,
+            repair=repair,
+            cells=tuple(cells.values()),
+            cell_list=cell_lists.text(cells),
+        )
         for (code, severity, title, where, repair), cells in cells_by_finding.items()
     )
 
