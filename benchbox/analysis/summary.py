@@ -86,6 +86,12 @@ class CellSummary:
         return self.evidence["precision"] if self.evidence else None
 
     @property
+    def peak_bytes(self) -> float | None:
+        """Return the highest peak of a rank: of reserved memory where it is known, else of allocated."""
+        peaks = [self.values.get(name) for name in ("peak_reserved_bytes", "peak_allocated_bytes")]
+        return next((peak.value for peak in peaks if peak is not None), None)
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """Return why the figures deserve less trust: one launch, a high spread over launches, a busy host."""
         step = self.values.get("step_time_s")
