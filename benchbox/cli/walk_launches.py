@@ -131,13 +131,13 @@ class WalkLaunches:
 
         self._drop_outdated()
         summary, number = RunSummary(), 0
-        while not summary.stopped and (probes := self._probes()):
+        while not summary.has_ended and (probes := self._probes()):
             number += 1
             console.print(f"round {number}: the next batch of {len(probes)} walk{'s' if len(probes) > 1 else ''}")
             self._add_cells([cell for cell, _ in probes])
             summary = summary.followed_by(launch(probes))
             self._attempted |= {cell.cell_id for cell, _ in probes}
-        if not summary.stopped:
+        if not summary.has_ended:
             self._skip_pruned()
             repeats = self._repeats()
             self.store.write_run(self.run)
@@ -147,6 +147,12 @@ class WalkLaunches:
         walked = {cell_id for walk in self.run.walks for cell_id in walk["cells"]}
         summary.failed_cells -= {cell_id for cell_id in summary.failed_cells & walked if self._status(cell_id) == "oom"}
         return summary
+
+    def fastest_batches(self) -> list[str]:
+        """Return the ids of the fastest batches of the selected walks that have ended."""
+        chosen = {walk_point(cell.to_dict()) for cell in self.selected}
+        fastest = [walk["fastest"] for walk in self.run.walks if walk["fastest"]]
+        return [cell_id for cell_id in fastest if walk_point(self.run.cells[cell_id]) in chosen]
 
     def _cell(self, cell_id: str) -> "Cell":
         return Cell.from_dict(dict(self.run.cells[cell_id]))
@@ -241,9 +247,7 @@ class WalkLaunches:
         for walk, result in zip(self.run.walks, results, strict=True):
             ended = result.outcome in ("complete", "capped")
             walk["fastest"] = result.fastest.cell_id if ended and result.fastest else None
-        cells = [self._cell(walk["fastest"]) for walk in self.run.walks if walk["fastest"]]
-        chosen = {walk_point(cell.to_dict()) for cell in self.selected}
-        cells = [cell for cell in cells if walk_point(cell.to_dict()) in chosen]
+        cells = [self._cell(cell_id) for cell_id in self.fastest_batches()]
         return [(cell, number) for number in range(2, self.measure.launches + 1) for cell in cells]
 
     def _missing_repeats(self) -> "Launches":

@@ -191,13 +191,12 @@ def _summary_line(run: Run, axes: Sequence[str]) -> str:
 def _sampling(run: Run) -> str:
     criteria, looks = criteria_of(run), ""
     if run.sequential:
-        numbers = ", ".join(map(str, run.sequential["looks"]))
+        numbers = ", ".join(str(launches - bool(run.walks)) for launches in run.sequential["looks"])
         looks = f" Pairs were tested after {numbers} launches until all were settled; the tests share a probability of 1%."
-    launches, warmup, steps = run.launches, run.measure["warmup_steps"], run.measure["steps"]
+    warmup, steps = run.measure["warmup_steps"], run.measure["steps"]
+    times = f"{'up to ' if run.sequential else ''}{_count(run.launches, 'time')}"
     what = (
-        f"Every batch of a walk was launched once, and its fastest {_count(launches, 'time')}"
-        if run.walks
-        else (f"Every cell was launched {_count(launches, 'time')}")
+        f"Every batch of a walk was launched once, and its fastest {times}" if run.walks else f"Every cell was launched {times}"
     )
     return (
         f"{what}, each a fresh process group, cells interleaved. "
