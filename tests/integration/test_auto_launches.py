@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,24 +13,25 @@ from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.sequential import look_at
 from benchbox.store.run import RunStore
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytestmark = pytest.mark.ranks
 
-# Eight cameras against one: no noise of a machine hides that difference.
+POLICY = Path(__file__).parents[2] / "reports" / "noise" / "policies" / "delayed" / "policy.py"
+# Steps of one size take five times as long: no noise of a machine hides that difference.
+PRESETS = """
+fast: {size: tiny, delay: 0.0}
+slow: {size: tiny, delay: 4.0}
+"""
 MATRIX = """
 name: auto
-policy: value
-size: tiny
+policy: delayed
 backend: single
 world_size: 1
 data: synthetic
 axes:
-  cams: [1, 8]
+  size: [fast, slow]
   batch: {search: max, start: 2, at_most: 2}
 measure: {warmup_steps: 3, steps: 2, launches: 1, memory_limit: 64 MiB}
-reference: {cams: 1}
+reference: {size: fast}
 """
 
 
@@ -38,7 +40,11 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunStore, str, s
     """Return the run directory, and the output of a command without time and of the one that continues it."""
     folder = tmp_path_factory.mktemp("auto")
     (folder / "auto.yaml").write_text(MATRIX)
+    (folder / "policies" / "delayed").mkdir(parents=True)
+    shutil.copy(POLICY, folder / "policies" / "delayed")
+    (folder / "policies" / "delayed" / "presets.yaml").write_text(PRESETS)
     command = [sys.executable, "-m", "benchbox.cli.app", "run", str(folder / "auto.yaml"), "--out", str(folder / "run")]
+    command += ["--policy-dir", str(folder / "policies")]
     outputs = []
     for options in (["--budget", "0.001s"], ["--budget", "10m"]):
         done = subprocess.run(
@@ -61,7 +67,7 @@ def test_the_pair_of_the_walks_is_settled_at_a_look(commands: tuple[RunStore, st
     run = store.run()
     assert run.sequential is not None
     assert "look 1 of 6, after launch 8: 1 of 1 pairs settled" in output
-    assert "settled: cams=8 batch=2: 0." in output
+    assert "settled: size=slow batch=2: 0." in output
     assert "stopped: every pair that can be compared is settled" in output
     (pair,) = look_at(run, store.records()).settled
     assert pair.effect is not None
