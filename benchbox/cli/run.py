@@ -60,7 +60,12 @@ ResolutionOption = Annotated[
 ]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Repeat launches whose records the run directory already has.")]
 EstimateOption = Annotated[
-    bool, typer.Option("--estimate", help="Predict every cell as well, and report the predictions beside the measurements.")
+    bool,
+    typer.Option(
+        "--estimate/--no-estimate",
+        envvar="BENCHBOX_ESTIMATE",
+        help="Predict every cell after its launches, and report the predictions beside the measurements.",
+    ),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan without running it.")]
 
@@ -82,7 +87,7 @@ def run(
     resolution: ResolutionOption = "2%",
     fresh: FreshOption = False,
     dry_run: DryRunOption = False,
-    estimate: EstimateOption = False,
+    estimate: EstimateOption = True,
     launcher: TrainingLauncherOption = TrainingLauncherName.local,
     nnodes: NnodesOption = 1,
     node_rank: NodeRankOption = None,
@@ -168,7 +173,8 @@ def run(
 
     script = ""
     if resources:
-        more = [*(word for text in only for word in ("--only", text)), *["--fresh"] * fresh, *["--estimate"] * estimate]
+        more = [word for text in only for word in ("--only", text)]
+        more += ["--fresh"] * fresh + ["--no-estimate"] * (not estimate)
         command = job_command("run", loaded.path, resources, out=folder, sets=sets, policy_dirs=policy_dirs, more=more)
         script = render(loaded.name, command, folder, resources)
     if dry_run:
@@ -234,9 +240,13 @@ def run(
                 summary = summary.followed_by(settled)
         if not summary.stopped:
             if estimate:
-                predict_run(folder, loaded.policy_dirs)
+                predict_run(folder, loaded.policy_dirs, lambda cells: console.print(_predicting(cells), highlight=False))
             _write_reports(folder)
     _exit(summary, folder, len(selected.cells), walks=bool(loaded.search))
+
+
+def _predicting(cells: int) -> str:
+    return f"predicting memory and communication of {cells} cell{'s' if cells > 1 else ''}; --no-estimate leaves it out"
 
 
 def _check_job(job: "SlurmJob", state: "JobState", pending: "Launches", store: "RunStore") -> None:

@@ -113,6 +113,7 @@ def build_report(
     *,
     chain_head: str | None = None,
     predictions: Mapping[str, CellPrediction] | None = None,
+    unpredicted: Mapping[str, str] | None = None,
     memory_limit: int | None = None,
 ) -> Report:
     """Build the report of a run.
@@ -121,6 +122,7 @@ def build_report(
         records: those that exist.
         chain_head: of the chain of plan and records.
         predictions: by cell id.
+        unpredicted: why cells have no prediction, by cell id.
         memory_limit: bytes of a rank, which the answer must fit in.
     """
     predictions = predictions or {}
@@ -157,7 +159,7 @@ def build_report(
         equivalence=equivalence_panel(summaries, axes),
         precision=precision_grid(summaries, axes),
         ranks=rank_section(summaries, axes),
-        theory=theory_section(predictions, summaries, axes),
+        theory=theory_section(predictions, summaries, axes, unpredicted or {}),
         findings=list_findings(summaries, axes),
         audited=sum(bool(summary.precision) for summary in summaries),
         observed=requested_and_observed(summaries, axes),
