@@ -74,12 +74,6 @@ def answers(
     return [_answer(cells, memory_limit, criteria) for cells in tasks.values()]
 
 
-def peak_bytes(summary: CellSummary) -> float | None:
-    """Return the peak of a rank: of reserved memory where it is known, else of allocated."""
-    peaks = [summary.values.get(name) for name in ("peak_reserved_bytes", "peak_allocated_bytes")]
-    return next((peak.value for peak in peaks if peak is not None), None)
-
-
 def precision_state(summary: CellSummary) -> PrecisionState:
     """Return whether the audit of a cell has an error; unknown without an audit, or with a finding that was not judged."""
     if summary.precision is None:
@@ -91,7 +85,7 @@ def precision_state(summary: CellSummary) -> PrecisionState:
 def _answer(cells: Sequence[CellSummary], memory_limit: int | None, criteria: Criteria) -> Answer:
     task = {field: value for field, value in cells[0].cell.items() if field not in SETUP_FIELDS}
     measured = sorted((summary for summary in cells if summary.status == "ok" and _speed(summary)), key=_speed, reverse=True)
-    fitting = [summary for summary in measured if memory_limit is None or (peak_bytes(summary) or 0) <= memory_limit]
+    fitting = [summary for summary in measured if memory_limit is None or (summary.peak_bytes or 0) <= memory_limit]
     candidates = [summary for summary in fitting if precision_state(summary) != "wrong"]
     fastest = candidates[0] if candidates else None
     pairs = comb(len(candidates), 2)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.comparability import compare_pairs, reference_axis
 from benchbox.analysis.inference import ONE_TEST, Criteria
+from benchbox.analysis.walk import walk_point
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from benchbox.analysis.certificates import Certificate
     from benchbox.analysis.comparability import Comparison
     from benchbox.analysis.summary import CellSummary
-    from benchbox.registry.launch_record import CellDict
 
 
 def compare_best_batches(
@@ -27,7 +26,7 @@ def compare_best_batches(
     """
     fields, obstacle = reference_axis(reference, axes)
     fastest = {
-        _point(result.fastest.cell): _repeats(result.fastest)
+        walk_point(result.fastest.cell): _repeats(result.fastest)
         for result in results
         if result.fastest and result.outcome in ("complete", "capped")
     }
@@ -35,16 +34,14 @@ def compare_best_batches(
         (summary, fastest[counterpart])
         for summary in fastest.values()
         if any(summary.cell.get(field) != value for field, value in reference.items())
-        and (counterpart := _point({**summary.cell, **reference})) in fastest
+        and (counterpart := walk_point({**summary.cell, **reference})) in fastest
     ]
     return list(compare_pairs(pairs, (*fields, "batch"), obstacle, criteria).values()) if fields else []
-
-
-def _point(cell: CellDict) -> str:
-    return json.dumps({**cell, "batch": None}, sort_keys=True)
 
 
 def _repeats(summary: CellSummary) -> CellSummary:
     """Return a summary of the launches after the one that chose the batch, which favours whatever chance made fast."""
     records = tuple(record for record in summary.records if record["launch"] > 1)
-    return replace(summary, records=records) if any(record["status"] == "ok" for record in records) else summary
+    if not any(record["status"] == "ok" for record in records):
+        return summary
+    return replace(summary, records=records, planned=summary.planned - 1)

@@ -65,17 +65,12 @@ class Certificate:
         return min((size for size in (*devices, record.get("memory_limit_bytes")) if size is not None), default=None)
 
     @property
-    def peak_bytes(self) -> int | None:
-        """Return the highest peak of a rank at the largest batch: of reserved memory where it is known, else of allocated."""
-        peaks = [record["memory"]["worst"] for record in (self.largest.ok if self.largest else ()) if record["memory"]]
-        sizes = [
-            peak["allocated_peak_bytes"] if peak["reserved_peak_bytes"] is None else peak["reserved_peak_bytes"]
-            for peak in peaks
-        ]
-        return max((size for size in sizes if size is not None), default=None)
+    def peak_bytes(self) -> float | None:
+        """Return the highest peak of a rank at the largest batch."""
+        return None if self.largest is None else self.largest.peak_bytes
 
     @property
-    def headroom_bytes(self) -> int | None:
+    def headroom_bytes(self) -> float | None:
         """Return the limit less the peak."""
         limit, peak = self.limit_bytes, self.peak_bytes
         return None if limit is None or peak is None else limit - peak

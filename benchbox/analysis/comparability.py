@@ -153,7 +153,11 @@ def _comparison(
             axis=axis, subject=subject, reference=reference, verdict="inconclusive", reason=reason, criteria=criteria
         )
     metric = metric_by_name("global_samples_per_s")
-    effect = estimate_effect(subject.by_launch(metric), reference.by_launch(metric), alpha=criteria.alpha)
+    values = [summary.by_launch(metric) for summary in (subject, reference)]
+    if criteria.complete:  # the reference goes on for its other pairs: this one stays as its look has left it
+        last = min(map(max, values))
+        values = [{number: value for number, value in side.items() if number <= last} for side in values]
+    effect = estimate_effect(*values, alpha=criteria.alpha)
     return Comparison(axis=axis, subject=subject, reference=reference, verdict="inconclusive", effect=effect, criteria=criteria)
 
 

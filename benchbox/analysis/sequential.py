@@ -13,6 +13,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from benchbox.analysis.best_batches import compare_best_batches
+from benchbox.analysis.certificates import certificates
 from benchbox.analysis.comparability import compare_with_reference, reference_pairs
 from benchbox.analysis.inference import ALPHA, ONE_TEST, RELEVANT, Criteria, launches_to_settle
 from benchbox.analysis.summary import summarize
@@ -50,17 +52,23 @@ class Look:
 
 
 def look_at(run: Run, records: Iterable[LaunchRecord]) -> Look:
-    """Judge all pairs of a run by the launches of its current look."""
-    comparisons = compare_with_reference(
-        summarize(run, records), run.reference, run.matrix.get("axes") or {}, criteria_of(run)
-    ).values()
+    """Judge all pairs of a run by the launches of its current look: of a run with walks, the fastest batches of each."""
+    summaries, axes, criteria = summarize(run, records), run.matrix.get("axes") or {}, criteria_of(run)
+    if run.walks:
+        comparisons = compare_best_batches(certificates(run, summaries), run.reference, axes, criteria)
+    else:
+        comparisons = [*compare_with_reference(summaries, run.reference, axes, criteria).values()]
     return Look(
         settled=tuple(comparison for comparison in comparisons if comparison.is_settled),
-        unsettled=tuple(comparison for comparison in comparisons if comparison.verdict == "inconclusive"),
+        unsettled=tuple(pair for pair in comparisons if pair.effect is not None and not pair.is_settled),
         refused=tuple(comparison for comparison in comparisons if comparison.effect is None),
     )
 
 
-def plan_looks(run: Run, resolution: float = RELEVANT) -> dict[str, Any]:
-    """Return `Run.sequential` of a run that looks several times, from the pairs that its plan has."""
-    return {"looks": list(look_launches(max(1, reference_pairs(run.cells.values(), run.reference)))), "resolution": resolution}
+def plan_looks(run: Run, resolution: float = RELEVANT, *, search: bool = False) -> dict[str, Any]:
+    """Return `Run.sequential` of a run that looks several times, from the pairs that its plan has.
+
+    With `search` there is one launch more: the one that chose the fastest batch of a walk is not judged.
+    """
+    looks = look_launches(max(1, reference_pairs(run.cells.values(), run.reference)))
+    return {"looks": [launches + search for launches in looks], "resolution": resolution, "launches": {}}

@@ -86,6 +86,12 @@ class CellSummary:
         return self.evidence["precision"] if self.evidence else None
 
     @property
+    def peak_bytes(self) -> float | None:
+        """Return the highest peak of a rank: of reserved memory where it is known, else of allocated."""
+        peaks = [self.values.get(name) for name in ("peak_reserved_bytes", "peak_allocated_bytes")]
+        return next((peak.value for peak in peaks if peak is not None), None)
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """Return why the figures deserve less trust: one launch, a high spread over launches, a busy host."""
         step = self.values.get("step_time_s")
@@ -125,14 +131,12 @@ class CellSummary:
 def summarize(run: Run, records: Iterable[LaunchRecord]) -> list[CellSummary]:
     """Return one summary for every planned cell, in the order of the plan; a cell without records is `missing`."""
     by_cell: dict[str, list[LaunchRecord]] = defaultdict(list)
+    planned = run.planned_launches()
     for record in records:
         # Launches beyond the current look wait for the next one: judging them earlier would be a look of its own.
-        if run.sequential is None or record["launch"] <= run.launches:
+        if run.sequential is None or record["launch"] <= planned.get(record["cell_id"], 0):
             by_cell[record["cell_id"]].append(record)
     beyond = _beyond_memory(run, by_cell)
-    planned = dict.fromkeys(run.cells, run.launches) | {
-        cell_id: run.launches_of(cell_id) for walk in run.walks for cell_id in walk["cells"]
-    }
     summaries = [
         _summary(cell_id, cell, planned[cell_id], by_cell[cell_id], cell_id in beyond) for cell_id, cell in run.cells.items()
     ]

@@ -7,6 +7,7 @@ the smallest that does not until they are neighbours. Both of them are launches 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +32,11 @@ class Bounds:
 
 
 NO_BOUNDS = Bounds()
+
+
+def walk_point(cell: CellDict) -> str:
+    """Return a text that is equal for all batches of a walk, and for no others."""
+    return json.dumps({**cell, "batch": None}, sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

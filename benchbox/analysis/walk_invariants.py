@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.certificates import certificates
 from benchbox.analysis.run_check import Problem, RunCheck
 from benchbox.analysis.summary import summarize
+from benchbox.analysis.walk import walk_point
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from benchbox.registry.launch_record import LaunchRecord
-    from benchbox.store.run import Run, RunStore
+    from benchbox.store.run import RunStore
 
 
 class _OfWalks(RunCheck):
@@ -56,9 +56,9 @@ class Certificates(_OfWalks):
         results = certificates(run, summarize(run, self.records))
         for walk, result in zip(run.walks, results, strict=True):
             first, *others = walk["cells"]
-            point = _point(run, first)
+            point = walk_point(run.cells[first])
             for cell_id in others:
-                if _point(run, cell_id) != point:
+                if walk_point(run.cells[cell_id]) != point:
                     yield None, f"run.json: {cell_id} differs from {first} of its walk in more than the batch"
             if walk["fastest"] is None:
                 continue
@@ -74,7 +74,3 @@ class Certificates(_OfWalks):
 
 def _batch(record: LaunchRecord) -> int:
     return int(record["cell"]["batch"])
-
-
-def _point(run: Run, cell_id: str) -> str:
-    return json.dumps({**run.cells[cell_id], "batch": None}, sort_keys=True)

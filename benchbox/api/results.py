@@ -12,7 +12,7 @@ from benchbox.analysis.comparability import compare_with_reference
 from benchbox.analysis.sequential import criteria_of
 from benchbox.analysis.summary import summarize
 from benchbox.report.view import build_report
-from benchbox.store.predictions import read_predictions
+from benchbox.store.predictions import read_predictions, read_unpredicted
 from benchbox.store.run import RunStore
 from benchbox.store.table import flatten, launch_table
 
@@ -97,7 +97,11 @@ class Results:
     def report(self) -> Report:
         """The content of the report, without markup."""
         return build_report(
-            self.run, self.records, chain_head=self._store.chain.head(), predictions=read_predictions(self.path)
+            self.run,
+            self.records,
+            chain_head=self._store.chain.head(),
+            predictions=read_predictions(self.path),
+            unpredicted=read_unpredicted(self.path),
         )
 
     def __repr__(self) -> str:

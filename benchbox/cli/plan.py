@@ -11,6 +11,7 @@ from benchbox.cli.options import MatrixArgument, OnlyOption, PolicyDirOption, Se
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from benchbox.cli.predicting import Predictions
     from benchbox.plan import Plan
@@ -30,8 +31,14 @@ def plan(
     policy_dirs: PolicyDirOption,
     only: OnlyOption,
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="Add predicted peak memory and communication, which imports torch.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--estimate/--no-estimate",
+            envvar="BENCHBOX_ESTIMATE",
+            help="Predict peak memory and communication of every cell.",
+            show_default="those that were predicted before",
+        ),
+    ] = None,
 ) -> None:
     """Print the cells of a matrix, and the skipped ones with reasons. The run may be for a larger machine than this one."""
     from benchbox.cli.capacity import skip_beyond_capacity
@@ -41,7 +48,8 @@ def plan(
 
     loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
     planned = plan_cells(loaded, join_expressions(only))
-    predictions = largest = None
+    predictions: Predictions | None = None
+    largest = None
     if estimate:
         from benchbox.cli.predicting import predict_cells, predict_in_process
 
@@ -49,10 +57,25 @@ def plan(
         if loaded.search:
             limit, at_most = loaded.measure.memory_limit, loaded.search.at_most
             largest = predict_in_process(planned.walks, loaded.policy_dirs, limit, at_most)
+    elif estimate is None:
+        predictions = _read_predictions(planned.cells, loaded.policy_dirs)
     print_plan(loaded, planned, predictions, largest)
+    if estimate is None and predictions is None:
+        print("no cell was predicted yet: --estimate predicts peak memory and communication")
     refused = skip_beyond_capacity(planned).skipped[len(planned.skipped) :]
     for reason in dict.fromkeys(skip.reason for skip in refused):
         _print_wrapped(f"this machine cannot run {sum(skip.reason == reason for skip in refused)} of the cells: {reason}")
+
+
+def _read_predictions(cells: "Sequence[Cell]", policy_dirs: "Sequence[Path]") -> "Predictions | None":
+    """Return the predictions that the user's cache has, or None without any."""
+    from benchbox.cli.prediction_cache import PredictionCache
+
+    cache = PredictionCache(policy_dirs)
+    predictions = {cell.cell_id: cache.read(cell) for cell in cells}
+    if not any(predictions.values()):
+        return None
+    return {cell_id: prediction or "--estimate predicts it" for cell_id, prediction in predictions.items()}
 
 
 def print_plan(

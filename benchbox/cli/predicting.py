@@ -2,30 +2,82 @@
 
 import os
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from benchbox.errors import BenchboxError
 
 if TYPE_CHECKING:
     from benchbox.spec.cell import Cell
     from benchbox.theory.prediction import Estimate
 
+T = TypeVar("T")
 Predictions = Mapping[str, "Estimate | str"]  # by cell id; a reason where there is none
 
 
-def predict_cells(cells: Iterable["Cell"], policy_dirs: Sequence[Path], device: Literal["cpu", "cuda"] = "cpu") -> Predictions:
-    """Return the prediction for each cell, or why there is none. Imports torch, and starts nothing."""
-    from benchbox.errors import BenchboxError
-    from benchbox.estimation import Estimator
+def predict_cells(
+    cells: Iterable["Cell"],
+    policy_dirs: Sequence[Path],
+    device: Literal["cpu", "cuda"] = "cpu",
+    notify: Callable[[int], None] = lambda _: None,
+) -> Predictions:
+    """Return the prediction for each cell, or why there is none, whatever happens to it.
 
-    estimator = Estimator(policy_dirs, device)
+    Those in the user's cache are read, and the others are made in a process of their own.
+
+    Args:
+        notify: is called with the number of cells whose prediction takes a trace.
+    """
+    from benchbox.cli.prediction_cache import PredictionCache
+
+    cells, cache = list(cells), PredictionCache(policy_dirs, device)
+    predictions: dict[str, Estimate | str] = {}
+    missing = []
+    for cell in cells:
+        if (prediction := cache.read(cell)) is None:
+            missing.append(cell)
+        else:
+            predictions[cell.cell_id] = prediction
+    if missing:
+        notify(len(missing))
+        try:
+            predictions |= _in_process(_trace_cells, missing, policy_dirs, device)
+        except Exception as error:  # noqa: BLE001 (as when memory ends: a prediction never ends a command)
+            reason = f"the process that predicts failed: {type(error).__name__}: {error}"
+            predictions |= {cell.cell_id: reason for cell in missing}
+    return {cell.cell_id: predictions[cell.cell_id] for cell in cells}
+
+
+def _trace_cells(cells: Sequence["Cell"], policy_dirs: Sequence[Path], device: Literal["cpu", "cuda"]) -> Predictions:
+    """Return predictions that are not in the cache, and write them into it."""
+    estimator = _CachedEstimator(policy_dirs, device)
     predictions: dict[str, Estimate | str] = {}
     for cell in cells:
         try:
             predictions[cell.cell_id] = estimator.estimate(cell)
         except BenchboxError as error:
             predictions[cell.cell_id] = str(error)
+        except Exception as error:  # noqa: BLE001 (the same)
+            predictions[cell.cell_id] = f"the estimate failed: {type(error).__name__}: {error}"
     return predictions
+
+
+class _CachedEstimator:
+    """Estimates cells, through the user's cache. Imports torch."""
+
+    def __init__(self, policy_dirs: Sequence[Path], device: Literal["cpu", "cuda"]) -> None:
+        from benchbox.cli.prediction_cache import PredictionCache
+        from benchbox.estimation import Estimator
+
+        self._cache, self._estimator = PredictionCache(policy_dirs, device), Estimator(policy_dirs, device)
+
+    def estimate(self, cell: "Cell") -> "Estimate":
+        prediction = self._cache.read(cell)
+        if prediction is None:
+            prediction = self._estimator.estimate(cell)
+            self._cache.write(cell, prediction)
+        return prediction
 
 
 def predict_largest_batches(
@@ -39,14 +91,12 @@ def predict_largest_batches(
     """Return the largest batch that theory says fits at the point of each cell, by cell id, or why there is no prediction."""
     from dataclasses import replace
 
-    from benchbox.errors import BenchboxError
-    from benchbox.estimation import Estimator
     from benchbox.theory.largest_batch import largest_batch
 
     cells = list(cells)
     if limit_bytes is None:
         return {cell.cell_id: "the memory of the device is unknown" for cell in cells}
-    estimator = Estimator(policy_dirs, device)
+    estimator = _CachedEstimator(policy_dirs, device)
     predictions: dict[str, int | str] = {}
     for cell in cells:
 
@@ -63,13 +113,7 @@ def predict_largest_batches(
 def predict_in_process(
     cells: Sequence["Cell"], policy_dirs: Sequence[Path], limit_bytes: int | None, at_most: int | None
 ) -> "Mapping[str, int | str]":
-    """Return the predictions of `predict_largest_batches`, made in a process of its own.
-
-    torch sets environment variables when it is imported, and takes memory: neither may reach the ranks that are measured.
-    """
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
+    """Return the predictions of `predict_largest_batches`, made in a process of its own."""
     from benchbox.launch.capacity import device_memory_bytes
     from benchbox.launch.process.environment import has_cuda_device
 
@@ -77,25 +121,39 @@ def predict_in_process(
     if has_cuda_device(os.environ):
         device, total = "cuda", device_memory_bytes()
         limit_bytes = min((size for size in (limit_bytes, total) if size is not None), default=None)
+    options = {"limit_bytes": limit_bytes, "at_most": at_most, "device": device}
+    return _in_process(predict_largest_batches, cells, policy_dirs, **options)
+
+
+def _in_process(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Return what a function returns, called in a new process.
+
+    torch sets environment variables when it is imported, and takes memory: neither may reach the ranks that are measured.
+    """
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     ignore_interrupts = (signal.SIGINT, signal.SIG_IGN)  # this process handles them
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=signal.signal, initargs=ignore_interrupts) as processes:
-        prediction = processes.submit(
-            predict_largest_batches, cells, policy_dirs, limit_bytes=limit_bytes, at_most=at_most, device=device
-        )
-        return prediction.result()
+        return processes.submit(function, *arguments, **options).result()
 
 
-def predict_run(folder: Path, policy_dirs: Sequence[Path]) -> Path:
-    """Write `predictions.json` into a run directory: those for its planned cells, on the device that its launches observed."""
+def predict_run(folder: Path, policy_dirs: Sequence[Path], notify: Callable[[int], None] = lambda _: None) -> Path:
+    """Write `predictions.json` into a run directory, on the device that its launches observed.
+
+    Batches beyond the largest that fits have none: they were never measured.
+    """
+    from benchbox.analysis.summary import summarize
     from benchbox.spec.cell import Cell
     from benchbox.store.predictions import write_predictions
     from benchbox.store.run import RunStore
     from benchbox.theory.prediction import Estimate
 
     store = RunStore(folder)
-    cells = [Cell.from_dict(dict(cell)) for cell in store.run().cells.values()]
-    sources = {record["memory"]["source"] for record in store.records() if record["memory"]}
-    predictions = predict_cells(cells, policy_dirs, "cuda" if "torch.cuda" in sources else "cpu")
+    summaries = summarize(store.run(), store.records())
+    cells = [Cell.from_dict(dict(summary.cell)) for summary in summaries if not summary.beyond_memory]
+    sources = {record["memory"]["source"] for summary in summaries for record in summary.records if record["memory"]}
+    predictions = predict_cells(cells, policy_dirs, "cuda" if "torch.cuda" in sources else "cpu", notify)
     return write_predictions(
         folder,
         {cell_id: entry.to_dict() for cell_id, entry in predictions.items() if isinstance(entry, Estimate)},

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchbox.cli.auto_launches import AUTO, run_until_settled
+from benchbox.cli.auto_launches import AUTO, Budget, plan_auto, run_until_settled
 from benchbox.cli.options import (
     MasterAddrOption,
     MasterPortOption,
@@ -60,7 +60,12 @@ ResolutionOption = Annotated[
 ]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Repeat launches whose records the run directory already has.")]
 EstimateOption = Annotated[
-    bool, typer.Option("--estimate", help="Predict every cell as well, and report the predictions beside the measurements.")
+    bool,
+    typer.Option(
+        "--estimate/--no-estimate",
+        envvar="BENCHBOX_ESTIMATE",
+        help="Predict every cell after its launches, and report the predictions beside the measurements.",
+    ),
 ]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Print the plan without running it.")]
 
@@ -82,7 +87,7 @@ def run(
     resolution: ResolutionOption = "2%",
     fresh: FreshOption = False,
     dry_run: DryRunOption = False,
-    estimate: EstimateOption = False,
+    estimate: EstimateOption = True,
     launcher: TrainingLauncherOption = TrainingLauncherName.local,
     nnodes: NnodesOption = 1,
     node_rank: NodeRankOption = None,
@@ -100,7 +105,6 @@ def run(
 
     Exit code 3 when a cell did not end ok, 130 when the run was stopped.
     """
-    from benchbox.analysis.sequential import plan_looks
     from benchbox.cli.capacity import skip_beyond_capacity
     from benchbox.cli.nodes import check_world_sizes, follow_node_0, open_launcher
     from benchbox.cli.predicting import predict_run
@@ -118,7 +122,7 @@ def run(
     from benchbox.store.run import RunStore
 
     auto = launches == AUTO
-    budget_s = None if budget is None else parse_duration(budget)
+    allowance = Budget(None if budget is None else parse_duration(budget))
     share = parse_share(resolution)
     if not auto and budget is not None:
         raise ConfigurationError("--budget is for --launches auto: the number of launches decides otherwise")
@@ -143,14 +147,11 @@ def run(
     if resources is None and not dry_run:
         check_memory_limit(loaded, overrides)
     if auto:
-        if loaded.search:
-            raise ConfigurationError("--launches auto compares given batches, and this matrix searches them: give a list")
         if not loaded.reference or resources:
             raise ConfigurationError("--launches auto tests pairs with the reference of the matrix, and runs without Slurm")
-        sequential = plan_looks(described, share)
-        described = replace(described, sequential=sequential)
-        measure = replace(measure, launches=max(sequential["looks"]))
-    selected_launches = launches_of(selected, measure)
+        described = plan_auto(described, planned, share)
+        measure = replace(measure, launches=1)  # of the walks; those of the looks follow
+    selected_launches = [] if auto and not loaded.search else launches_of(selected, loaded.measure)
     folder = out or Path("runs") / loaded.name
     store = RunStore(folder)
 
@@ -162,7 +163,9 @@ def run(
         return WalkLaunches(with_walks, store, selected.walks, measure, loaded.policy_dirs, fresh)
 
     def find_pending(*, fresh: bool) -> "PendingLaunches":
-        pending = pending_launches(selected_launches, loaded.measure, store, loaded.policy_dirs, fresh=fresh)
+        most = replace(measure, launches=max(described.sequential["looks"])) if described.sequential else measure
+        chosen = selected_launches if loaded.search else launches_of(selected, most)
+        pending = pending_launches(chosen, measure, store, loaded.policy_dirs, fresh=fresh)
         if not loaded.search:
             return pending
         walks = open_walks()
@@ -170,7 +173,8 @@ def run(
 
     script = ""
     if resources:
-        more = [*(word for text in only for word in ("--only", text)), *["--fresh"] * fresh, *["--estimate"] * estimate]
+        more = [word for text in only for word in ("--only", text)]
+        more += ["--fresh"] * fresh + ["--no-estimate"] * (not estimate)
         command = job_command("run", loaded.path, resources, out=folder, sets=sets, policy_dirs=policy_dirs, more=more)
         script = render(loaded.name, command, folder, resources)
     if dry_run:
@@ -208,7 +212,7 @@ def run(
         with stop_on_signals() as stop, open_launcher(launcher, folder, nodes, stop) as opened:
             progress = ConsoleProgress(console, _make_label(planned))
 
-            def run_launches(pending: "Launches", may_start: "Callable[[], bool]" = lambda: True) -> "RunSummary":
+            def run_launches(pending: "Launches") -> "RunSummary":
                 return run_matrix(
                     pending,
                     measure=measure,
@@ -218,26 +222,31 @@ def run(
                     policy_dirs=loaded.policy_dirs,
                     fresh=fresh,
                     stop=stop,
-                    may_start=may_start,
+                    may_start=allowance.has_time,
                 )
 
-            def launch(after: int, up_to: int, may_start: "Callable[[], bool]") -> "RunSummary":
-                chosen = [(cell, number) for cell, number in selected_launches if after < number <= up_to]
-                return run_launches(chosen, may_start)
-
-            if auto:
-                summary = run_until_settled(
-                    described, store, launch=launch, label=_cell_label(planned), budget_s=budget_s, console=console
+            summary = run_launches(selected_launches) if selected_launches else RunSummary()
+            if loaded.search and not summary.has_ended:
+                summary = summary.followed_by(walks.launch(run_launches, console))
+            if auto and not summary.has_ended:
+                settled = run_until_settled(
+                    walks.run,
+                    store,
+                    selected=walks.fastest_batches() if loaded.search else {cell.cell_id for cell in selected.cells},
+                    launch=run_launches,
+                    label=_cell_label(planned),
+                    console=console,
                 )
-            else:
-                summary = run_launches(selected_launches) if selected_launches else RunSummary()
-                if loaded.search and not summary.stopped:
-                    summary = summary.followed_by(walks.launch(run_launches, console))
+                summary = summary.followed_by(settled)
         if not summary.stopped:
             if estimate:
-                predict_run(folder, loaded.policy_dirs)
+                predict_run(folder, loaded.policy_dirs, lambda cells: console.print(_predicting(cells), highlight=False))
             _write_reports(folder)
     _exit(summary, folder, len(selected.cells), walks=bool(loaded.search))
+
+
+def _predicting(cells: int) -> str:
+    return f"predicting memory and communication of {cells} cell{'s' if cells > 1 else ''}; --no-estimate leaves it out"
 
 
 def _check_job(job: "SlurmJob", state: "JobState", pending: "Launches", store: "RunStore") -> None:
@@ -269,17 +278,15 @@ def build_run(matrix: "Matrix", planned: "Plan", *, matrix_file: str) -> "Run":
 
 
 def _make_label(planned: "Plan") -> "Callable[[Cell], str]":
-    from benchbox.analysis.summary import label, varying_fields
-
-    fields = varying_fields(cell.to_dict() for cell in planned.cells)
-    fields = tuple(dict.fromkeys([*fields, "batch"])) if planned.walks else fields
-    return lambda cell: label(cell.to_dict(), fields)
+    cell_label = _cell_label(planned)
+    return lambda cell: cell_label(cell.to_dict())
 
 
 def _cell_label(planned: "Plan") -> "Callable[[CellDict], str]":
     from benchbox.analysis.summary import label, varying_fields
 
     fields = varying_fields(cell.to_dict() for cell in planned.cells)
+    fields = tuple(dict.fromkeys([*fields, "batch"])) if planned.walks else fields
     return lambda cell: label(cell, fields)
 
 

@@ -1,6 +1,5 @@
 """`batch: {search: max}`: rounds of launches, the next batch of every walk in each of them, until all walks have ended."""
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.analysis.certificates import certificates, pruning_reason
 from benchbox.analysis.summary import summarize
-from benchbox.analysis.walk import bounds_from, needs_no_less, walk_state
+from benchbox.analysis.walk import bounds_from, needs_no_less, walk_point, walk_state
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.launch.resume import pending_launches
 from benchbox.spec.cell import Cell
@@ -50,12 +49,12 @@ def plan_walks(run: "Run", starts: Sequence["Cell"], search: "BatchSearch", earl
     if earlier and earlier.measure.get("memory_limit") != run.measure["memory_limit"]:
         earlier = None
     tried = [earlier.cells[cell_id] for walk in earlier.walks for cell_id in walk["cells"]] if earlier else []
-    predictions = {_point(earlier.cells[walk["cells"][0]]): walk for walk in earlier.walks} if earlier else {}
+    predictions = {walk_point(earlier.cells[walk["cells"][0]]): walk for walk in earlier.walks} if earlier else {}
     walks: list[Walk] = []
     cells = dict(run.cells)
     for start in starts:
-        point = _point(start.to_dict())
-        batches = {Cell.from_dict(dict(cell)).cell_id: cell for cell in tried if _point(cell) == point}
+        point = walk_point(start.to_dict())
+        batches = {Cell.from_dict(dict(cell)).cell_id: cell for cell in tried if walk_point(cell) == point}
         batches = {start.cell_id: start.to_dict()} | batches
         cells |= batches
         before = predictions.get(point)
@@ -69,11 +68,6 @@ def plan_walks(run: "Run", starts: Sequence["Cell"], search: "BatchSearch", earl
             }
         )
     return replace(run, walks=walks, cells=_in_order(cells, walks))
-
-
-def _point(cell: "CellDict") -> str:
-    """Return a text that is equal for all batches of a walk."""
-    return json.dumps({**cell, "batch": None}, sort_keys=True)
 
 
 def _in_order(cells: "Mapping[str, CellDict]", walks: "Sequence[Walk]") -> "dict[str, CellDict]":
@@ -137,13 +131,13 @@ class WalkLaunches:
 
         self._drop_outdated()
         summary, number = RunSummary(), 0
-        while not summary.stopped and (probes := self._probes()):
+        while not summary.has_ended and (probes := self._probes()):
             number += 1
             console.print(f"round {number}: the next batch of {len(probes)} walk{'s' if len(probes) > 1 else ''}")
             self._add_cells([cell for cell, _ in probes])
             summary = summary.followed_by(launch(probes))
             self._attempted |= {cell.cell_id for cell, _ in probes}
-        if not summary.stopped:
+        if not summary.has_ended:
             self._skip_pruned()
             repeats = self._repeats()
             self.store.write_run(self.run)
@@ -153,6 +147,12 @@ class WalkLaunches:
         walked = {cell_id for walk in self.run.walks for cell_id in walk["cells"]}
         summary.failed_cells -= {cell_id for cell_id in summary.failed_cells & walked if self._status(cell_id) == "oom"}
         return summary
+
+    def fastest_batches(self) -> list[str]:
+        """Return the ids of the fastest batches of the selected walks that have ended."""
+        chosen = {walk_point(cell.to_dict()) for cell in self.selected}
+        fastest = [walk["fastest"] for walk in self.run.walks if walk["fastest"]]
+        return [cell_id for cell_id in fastest if walk_point(self.run.cells[cell_id]) in chosen]
 
     def _cell(self, cell_id: str) -> "Cell":
         return Cell.from_dict(dict(self.run.cells[cell_id]))
@@ -175,11 +175,11 @@ class WalkLaunches:
         """Return the walks that are selected, with their states."""
         statuses = self._statuses()
         shown = [(self.run.cells[cell_id], status) for cell_id, status in statuses.items()]
-        chosen = {_point(cell.to_dict()) for cell in self.selected}
+        chosen = {walk_point(cell.to_dict()) for cell in self.selected}
         states = []
         for walk in self.run.walks:
             first = self.run.cells[walk["cells"][0]]
-            if _point(first) not in chosen:
+            if walk_point(first) not in chosen:
                 continue
             batches = {self.run.cells[cell_id]["batch"]: statuses[cell_id] for cell_id in walk["cells"] if cell_id in statuses}
             state = walk_state(
@@ -212,10 +212,10 @@ class WalkLaunches:
 
     def _add_cells(self, cells: "Sequence[Cell]") -> None:
         """Add batches to the plan and write it. Further launches of them are of an earlier search, and no longer valid."""
-        by_point = {_point(self.run.cells[walk["cells"][0]]): walk for walk in self.run.walks}
+        by_point = {walk_point(self.run.cells[walk["cells"][0]]): walk for walk in self.run.walks}
         added = dict(self.run.cells)
         for cell in cells:
-            walk = by_point[_point(cell.to_dict())]
+            walk = by_point[walk_point(cell.to_dict())]
             walk["cells"] = list(dict.fromkeys([*walk["cells"], cell.cell_id]))
             added[cell.cell_id] = cell.to_dict()
         self.run = replace(self.run, cells=_in_order(added, self.run.walks))
@@ -247,9 +247,7 @@ class WalkLaunches:
         for walk, result in zip(self.run.walks, results, strict=True):
             ended = result.outcome in ("complete", "capped")
             walk["fastest"] = result.fastest.cell_id if ended and result.fastest else None
-        cells = [self._cell(walk["fastest"]) for walk in self.run.walks if walk["fastest"]]
-        chosen = {_point(cell.to_dict()) for cell in self.selected}
-        cells = [cell for cell in cells if _point(cell.to_dict()) in chosen]
+        cells = [self._cell(cell_id) for cell_id in self.fastest_batches()]
         return [(cell, number) for number in range(2, self.measure.launches + 1) for cell in cells]
 
     def _missing_repeats(self) -> "Launches":

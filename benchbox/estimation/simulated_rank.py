@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from benchbox.backends.base import StepShape
 from benchbox.backends.deferred import take_deferred_weights
 from benchbox.estimation.fake import make_fake, make_fake_batch, new_fake_mode
 from benchbox.estimation.groups import fake_process_group
@@ -31,11 +30,9 @@ from benchbox.estimation.tracing import list_tensors
 from benchbox.observer.hooks.collectives import CollectiveCounter
 from benchbox.observer.introspect.tensors import local_shard
 from benchbox.optim import freeze
-from benchbox.registry.backends import DEFAULT_SHARD_SIZE, backend_info
+from benchbox.registry.backends import backend_info
 from benchbox.registry.freezing import FREEZE_PRESETS
-from benchbox.registry.recipes import recipe_by_name
-from benchbox.session.build import build_cell_policy, build_session, open_cell_data
-from benchbox.session.step import Session
+from benchbox.session.build import build_cell_policy, build_session, open_cell_data, prepare_session
 from benchbox.spec.cell import Cell
 
 if TYPE_CHECKING:
@@ -92,7 +89,7 @@ def simulate_rank(cell: Cell, policy_dirs: Sequence[Path]) -> dict[str, Any]:
             batches = [make_fake_batch(batch, mode) for batch in batches]
             stack.enter_context(mode)
             stack.enter_context(counting)
-            session = _prepare_fake(cell, policy)
+            session = prepare_session(cell, policy, backend_info(cell.backend).load()())
         else:
             session = build_session(cell, policy, stream.statistics)
             stack.enter_context(counting)
@@ -116,19 +113,6 @@ def _parameter_bytes(model: nn.Module, backend: str) -> int:
     if backend in ("zero1", "zero2"):
         return sum({shard.untyped_storage()._cdata: shard.untyped_storage().nbytes() for shard in shards}.values())  # noqa: SLF001
     return sum(shard.numel() * shard.element_size() for shard in shards)
-
-
-def _prepare_fake(cell: Cell, policy: Any) -> Session:
-    """Prepare a policy on fake tensors, as `build_session` does one that has weights."""
-    backend = backend_info(cell.backend).load()()
-    shape = StepShape(
-        batch=cell.batch,
-        accumulation=cell.accumulation,
-        max_grad_norm=cell.optim.max_grad_norm,
-        shard_size=cell.shard_size or DEFAULT_SHARD_SIZE,
-    )
-    backend.prepare(policy, recipe_by_name(cell.recipe), cell.optim, shape)
-    return Session(backend, accumulation=cell.accumulation, optim=cell.optim)
 
 
 def _cast(policy: nn.Module, mode: FakeTensorMode, *args: Any, dtype: torch.dtype | None = None, **_: Any) -> nn.Module:

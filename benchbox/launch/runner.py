@@ -34,6 +34,11 @@ class RunSummary:
     stopped: bool = False
     out_of_time: bool = False  # `may_start` ended the invocation
 
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the user or the budget ended the invocation before its last launch."""
+        return self.stopped or self.out_of_time
+
     def followed_by(self, later: RunSummary) -> RunSummary:
         """Return the summary of these launches and later ones of the same invocation."""
         return replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from benchbox.analysis.answers import SETUP_FIELDS, answers, peak_bytes
+from benchbox.analysis.answers import SETUP_FIELDS, answers
 from benchbox.analysis.inference import ONE_TEST, Criteria
 from benchbox.analysis.quantities import quantity
 from benchbox.analysis.summary import label
@@ -72,7 +72,7 @@ def _lines(answer: Answer, axes: Sequence[str], memory_limit: int | None, criter
 def _fastest_text(answer: Answer, fastest: CellSummary, axes: Sequence[str], limit: str) -> str:
     speed = fastest.values["global_samples_per_s"]
     assert speed is not None
-    peak = peak_bytes(fastest)
+    peak = fastest.peak_bytes
     memory = "" if peak is None else f", {quantity(peak, 'bytes')} at its peak on a rank"
     among = f"Fastest of {answer.candidates} set-ups{limit}" if answer.candidates > 1 else f"The only set-up{limit}"
     left = f"; {answer.too_large} need more" if answer.too_large else ""

@@ -32,12 +32,19 @@ class TheorySection:
 
 
 def theory_section(
-    predictions: Mapping[str, CellPrediction], summaries: Sequence[CellSummary], axes: Sequence[str]
+    predictions: Mapping[str, CellPrediction],
+    summaries: Sequence[CellSummary],
+    axes: Sequence[str],
+    unpredicted: Mapping[str, str],
 ) -> TheorySection | None:
-    """Return the section, or None for a run without predictions."""
+    """Return the section, or None for a run without predictions. `unpredicted` says why cells have none."""
     rows: list[tuple[str, ...]] = []
     verdicts: dict[str, int] = {}
     for summary in summaries:
+        if summary.beyond_memory:
+            continue
+        if reason := unpredicted.get(summary.cell_id):
+            rows.append((label(summary.cell, axes), "all", UNKNOWN, UNKNOWN, UNKNOWN, "not predicted", reason))
         prediction = predictions.get(summary.cell_id)
         for entry in () if prediction is None else reconcile(prediction, summary):
             rows.append((label(summary.cell, axes), *_texts(entry)))

@@ -113,6 +113,7 @@ def build_report(
     *,
     chain_head: str | None = None,
     predictions: Mapping[str, CellPrediction] | None = None,
+    unpredicted: Mapping[str, str] | None = None,
     memory_limit: int | None = None,
 ) -> Report:
     """Build the report of a run.
@@ -121,6 +122,7 @@ def build_report(
         records: those that exist.
         chain_head: of the chain of plan and records.
         predictions: by cell id.
+        unpredicted: why cells have no prediction, by cell id.
         memory_limit: bytes of a rank, which the answer must fit in.
     """
     predictions = predictions or {}
@@ -157,7 +159,7 @@ def build_report(
         equivalence=equivalence_panel(summaries, axes),
         precision=precision_grid(summaries, axes),
         ranks=rank_section(summaries, axes),
-        theory=theory_section(predictions, summaries, axes),
+        theory=theory_section(predictions, summaries, axes, unpredicted or {}),
         findings=list_findings(summaries, axes),
         audited=sum(bool(summary.precision) for summary in summaries),
         observed=requested_and_observed(summaries, axes),
@@ -191,13 +193,12 @@ def _summary_line(run: Run, axes: Sequence[str]) -> str:
 def _sampling(run: Run) -> str:
     criteria, looks = criteria_of(run), ""
     if run.sequential:
-        numbers = ", ".join(map(str, run.sequential["looks"]))
+        numbers = ", ".join(str(launches - bool(run.walks)) for launches in run.sequential["looks"])
         looks = f" Pairs were tested after {numbers} launches until all were settled; the tests share a probability of 1%."
-    launches, warmup, steps = run.launches, run.measure["warmup_steps"], run.measure["steps"]
+    warmup, steps = run.measure["warmup_steps"], run.measure["steps"]
+    times = f"{'up to ' if run.sequential else ''}{_count(run.launches, 'time')}"
     what = (
-        f"Every batch of a walk was launched once, and its fastest {_count(launches, 'time')}"
-        if run.walks
-        else (f"Every cell was launched {_count(launches, 'time')}")
+        f"Every batch of a walk was launched once, and its fastest {times}" if run.walks else f"Every cell was launched {times}"
     )
     return (
         f"{what}, each a fresh process group, cells interleaved. "

@@ -9,7 +9,7 @@ from benchbox.report.html import render_html
 from benchbox.report.markdown import render_markdown
 from benchbox.report.view import build_report
 from benchbox.store.files import write_text
-from benchbox.store.predictions import read_predictions
+from benchbox.store.predictions import read_predictions, read_unpredicted
 from benchbox.store.run import RunStore
 from benchbox.store.table import write_tables
 
@@ -42,7 +42,12 @@ def write_reports(
     store = RunStore(run_path)
     records = list(store.records())
     report = build_report(
-        store.run(), records, chain_head=store.chain.head(), predictions=read_predictions(run_path), memory_limit=memory_limit
+        store.run(),
+        records,
+        chain_head=store.chain.head(),
+        predictions=read_predictions(run_path),
+        unpredicted=read_unpredicted(run_path),
+        memory_limit=memory_limit,
     )
     folder = run_path if out is None else out
     folder.mkdir(parents=True, exist_ok=True)

@@ -122,6 +122,11 @@ def build_session(
         policy.load_statistics(list(statistics))
     if weights is not None:
         weights.bind(policy)  # again, because loading may have replaced a tensor
+    return prepare_session(cell, policy, backend, loaded)
+
+
+def prepare_session(cell: Cell, policy: Policy, backend: Backend, loaded: LoadedWeights | None = None) -> Session:
+    """Let a backend shard a policy that is loaded and frozen, and build its optimizer; return the session that steps both."""
     shape = StepShape(
         batch=cell.batch,
         accumulation=cell.accumulation,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -23,6 +23,55 @@ def type_problem(value: Any, declared: Any, key: str = "") -> str | None:
     Returns:
         The first problem, or None.
     """
+    return None if _acceptor(declared)(value) else _describe_problem(value, declared, key)
+
+
+@cache
+def _acceptor(declared: Any) -> Callable[[Any], bool]:
+    """Return a function that is true of values that have the declared type, and in doubt false.
+
+    A record has thousands of values, and a run thousands of records: the reason is sought only where something is wrong.
+    """
+    plain = _plain_types(declared)
+    if declared is Any:
+        return lambda _: True
+    if plain is not None:
+        return lambda value: type(value) in plain
+    origin, arguments = get_origin(declared) or declared, get_args(declared)
+    if origin in (Union, types.UnionType):
+        options = [_acceptor(option) for option in arguments]
+        return lambda value: any(accepts(value) for accepts in options)
+    if is_typeddict(declared):
+        required, fields = _required_keys(declared), [(name, _acceptor(hint)) for name, hint in _hints(declared).items()]
+        return lambda value: (
+            type(value) is dict
+            and required <= value.keys()
+            and all(accepts(value[name]) for name, accepts in fields if name in value)
+        )
+    if origin in (dict, Mapping):
+        accepts_item = _acceptor_of_all(arguments[1] if arguments else Any)
+        return lambda value: type(value) is dict and accepts_item(value.values())
+    if origin in (list, Sequence):
+        accepts_item = _acceptor_of_all(arguments[0] if arguments else Any)
+        return lambda value: type(value) is list and accepts_item(value)
+    return lambda _: False
+
+
+def _acceptor_of_all(declared: Any) -> Callable[[Iterable[Any]], bool]:
+    """Return the acceptor of several values of one declared type."""
+    plain, accepts = _plain_types(declared), _acceptor(declared)
+    return (lambda values: all(map(accepts, values))) if plain is None else (lambda values: plain.issuperset(map(type, values)))
+
+
+def _plain_types(declared: Any) -> frozenset[type] | None:
+    """Return the types that a declared type allows if they are all text, numbers, truth values or null."""
+    options = get_args(declared) if get_origin(declared) in (Union, types.UnionType) else (declared,)
+    if not all(option in _NAMES for option in options):
+        return None
+    return frozenset(options) | (frozenset((int,)) if float in options else frozenset())
+
+
+def _describe_problem(value: Any, declared: Any, key: str) -> str | None:
     if declared is Any:
         return None
     options = get_args(declared) if get_origin(declared) in (Union, types.UnionType) else (declared,)
@@ -48,7 +97,7 @@ def _problem_inside(value: Any, declared: Any, key: str) -> str | None:
     elif isinstance(value, list | tuple):
         item_type = get_args(declared)[0] if get_args(declared) else Any
         items = [(item, item_type, f"{key}[{index}]") for index, item in enumerate(value)]
-    problems = (type_problem(*item) for item in items)
+    problems = (_describe_problem(*item) for item in items)
     return next((problem for problem in problems if problem), None)
 
 

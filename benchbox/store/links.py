@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TypedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
 
-from benchbox.errors import RecordError
-from benchbox.store.files import read_json, write_json
-from benchbox.store.json_types import type_problem
-from benchbox.store.record import SCHEMA_VERSION, check_version
+from benchbox.store.machine_cache import read_measurements, write_measurements
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class LinkTimes(TypedDict):
@@ -47,30 +45,16 @@ class MeasuredLinks:
     benchbox_version: str
 
 
-def links_file(machine: str) -> Path:
-    """Return the file of a machine, in `$XDG_CACHE_HOME/benchbox/links`."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "benchbox" / "links" / f"{machine}.json"
-
-
 def read_links(machine: str) -> dict[str, MeasuredLinks]:
     """Return the measured links of a machine by backend (gloo, nccl); empty when none were measured.
 
     Raises:
         RecordError: the file is damaged.
     """
-    path = links_file(machine)
-    if not path.is_file():
-        return {}
-    values = read_json(path)
-    check_version(values, str(path))
-    if problem := type_problem(values, _LinksFile):
-        raise RecordError(f"{path}: {problem}; delete it and run benchbox doctor --links again")
-    return {name: MeasuredLinks(**entry) for name, entry in values["backends"].items()}
+    entries = read_measurements("links", machine, field="backends", file_type=_LinksFile, remedy="benchbox doctor --links")
+    return {name: MeasuredLinks(**entry) for name, entry in entries.items()}
 
 
 def write_links(machine: str, backend: str, links: MeasuredLinks) -> Path:
     """Keep the links of a backend on a machine beside those of other backends, and return the path of the file."""
-    values = {name: asdict(entry) for name, entry in {**read_links(machine), backend: links}.items()}
-    write_json(links_file(machine), {"schema_version": SCHEMA_VERSION, "machine": machine, "backends": values})
-    return links_file(machine)
+    return write_measurements("links", machine, field="backends", measurements={**read_links(machine), backend: links})

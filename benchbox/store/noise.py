@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TypedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
 
-from benchbox.errors import RecordError
-from benchbox.store.files import read_json, write_json
-from benchbox.store.json_types import type_problem
-from benchbox.store.record import SCHEMA_VERSION, check_version
+from benchbox.store.machine_cache import read_measurements, write_measurements
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class _Entry(TypedDict):
@@ -40,31 +38,16 @@ class Noise:
     benchbox_version: str
 
 
-def noise_file(machine: str) -> Path:
-    """Return the file of a machine, in `$XDG_CACHE_HOME/benchbox/noise`."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "benchbox" / "noise" / f"{machine}.json"
-
-
 def read_noise(machine: str) -> dict[str, Noise]:
     """Return the measured noise of a machine by name of the matrix; empty when none was measured.
 
     Raises:
         RecordError: the file is damaged.
     """
-    path = noise_file(machine)
-    if not path.is_file():
-        return {}
-    values = read_json(path)
-    check_version(values, str(path))
-    if problem := type_problem(values, _NoiseFile):
-        raise RecordError(f"{path}: {problem}; delete it and run benchbox noise again")
-    return {name: Noise(**entry) for name, entry in values["matrices"].items()}
+    entries = read_measurements("noise", machine, field="matrices", file_type=_NoiseFile, remedy="benchbox noise")
+    return {name: Noise(**entry) for name, entry in entries.items()}
 
 
 def write_noise(machine: str, matrix: str, noise: Noise) -> Path:
     """Keep the noise of a matrix on a machine beside that of other matrices, and return the path of the file."""
-    entries = {**read_noise(machine), matrix: noise}
-    values = {name: asdict(entry) for name, entry in entries.items()}
-    write_json(noise_file(machine), {"schema_version": SCHEMA_VERSION, "machine": machine, "matrices": values})
-    return noise_file(machine)
+    return write_measurements("noise", machine, field="matrices", measurements={**read_noise(machine), matrix: noise})

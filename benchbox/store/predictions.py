@@ -69,14 +69,29 @@ def read_predictions(folder: Path) -> dict[str, CellPrediction]:
     Raises:
         RecordError: the file is damaged, or of a newer benchbox.
     """
+    values = _read(folder)
+    return {} if values is None else values["predictions"]
+
+
+def read_unpredicted(folder: Path) -> dict[str, str]:
+    """Return why cells of a run have no prediction, by cell id.
+
+    Raises:
+        RecordError: as for `read_predictions`.
+    """
+    values = _read(folder)
+    return {} if values is None else values["unknown"]
+
+
+def _read(folder: Path) -> _PredictionsFile | None:
     path = folder / FILE
     if not path.is_file():
-        return {}
-    values = read_json(path)
+        return None
+    values: Any = read_json(path)
     version = values.get("schema_version") if isinstance(values, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise RecordError(f"{path}: written by a newer benchbox (schema {version}); update benchbox")
     if problem := type_problem(values, _PredictionsFile):
         raise RecordError(f"{path}: not what benchbox writes ({problem}); `benchbox estimate {folder}` writes it anew")
-    predictions: dict[str, CellPrediction] = values["predictions"]
-    return predictions
+    checked: _PredictionsFile = values
+    return checked

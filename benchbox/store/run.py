@@ -87,7 +87,8 @@ class Run:
     measure: Mapping[str, Any]
     cells: Mapping[str, CellDict]
     skipped: Sequence[Mapping[str, Any]]  # {"cell": {...}, "reason": "..."}
-    sequential: Mapping[str, Any] | None = None  # {"looks": [launches, ...], "resolution": ...} of `--launches auto`
+    # Of `--launches auto`: {"looks": [launches, ...], "resolution": ..., "launches": {cell id: of one that stopped early}}
+    sequential: Mapping[str, Any] | None = None
     walks: Sequence[Walk] = field(default_factory=list)
     benchbox_version: str = __version__
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -101,10 +102,15 @@ class Run:
         """Number of launches planned for every cell; with `sequential`, those of the last look that was reached."""
         return int(self.measure["launches"])
 
-    def launches_of(self, cell_id: str) -> int:
-        """Return the number of launches planned for a cell: one for a batch of a walk, unless it is the fastest of the walk."""
-        walk = next((walk for walk in self.walks if cell_id in walk["cells"]), None)
-        return self.launches if walk is None or walk["fastest"] == cell_id else 1
+    def planned_launches(self) -> dict[str, int]:
+        """Return the number of launches planned for every cell: one for a batch of a walk, unless it is its fastest.
+
+        With `sequential`, cells of pairs that were settled at an earlier look have those of that look.
+        """
+        early: dict[str, int] = (self.sequential or {}).get("launches", {})
+        planned = dict.fromkeys(self.cells, self.launches) | early
+        tried = [(cell_id, walk["fastest"]) for walk in self.walks for cell_id in walk["cells"]]
+        return planned | {cell_id: 1 for cell_id, fastest in tried if cell_id != fastest}
 
 
 class RunStore:

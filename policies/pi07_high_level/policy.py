@@ -8,6 +8,7 @@ frame and of the one before.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import PositiveInt
@@ -69,7 +70,7 @@ class Pi07HighLevel(PrefixPolicy):
         batch, present = self.prepare_batch(batch)
         prefix = concat_blocks(self.blocks(batch, present))
         hidden = self.model(prefix)
-        terms = text_losses(prefix, self.predicted, lambda name: self.logits(name, prefix, hidden))
+        terms = text_losses(prefix, self.predicted, partial(self.token_losses, sequence=prefix, hidden=hidden))
         return combine_losses(terms, per_sample=False)
 
     def batch_spec(self) -> BatchSpec:

@@ -13,6 +13,7 @@ As OpenTau's value function, except for what follows; the figure is a relative c
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -26,8 +27,9 @@ from .._layers.families.losses import combine_losses, text_losses
 from .._layers.families.prefix_policy import PrefixConfig, PrefixPolicy
 from .._layers.families.vision_language import VisionLanguage
 from .._layers.nn.precision import Linear
+from .._layers.nn.vocabulary import VocabularyHead
 from .._layers.presets import FORBID_EXTRA, builder
-from .._layers.sequence.token_sequence import Block, concat_blocks, gather_tokens
+from .._layers.sequence.token_sequence import Block, concat_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from benchbox.registry.contracts import Axes, Batch, BatchSpec
 
     from .._layers.cost.flops import FlopTally
-    from .._layers.sequence.token_sequence import TokenSequence
 
 BIN_TOLERANCE = 1e-4  # of a bin
 
@@ -61,9 +62,8 @@ class Value(PrefixPolicy):
         self.model = VisionLanguage(config.model, axes)
         self.token = nn.Embedding(1, config.model.backbone.width)
         self.head = Linear(config.model.backbone.width, config.bins)
-        self.response_head = (
-            Linear(config.model.backbone.width, config.model.vocabulary, bias=False) if config.response_tokens else None
-        )
+        width, tokens = config.model.backbone.width, config.model.vocabulary
+        self.response_head = VocabularyHead(width, tokens) if config.response_tokens else None
 
     def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:  # noqa: ARG002
         zeros = torch.zeros_like(batch["dataset_index"])[:, None]
@@ -88,7 +88,7 @@ class Value(PrefixPolicy):
         has_return = (~batch["action_is_pad"]).any(dim=1).float()
         loss = F.nll_loss(log_probabilities, target, reduction="none")
         terms = {"value": (loss * has_return, has_return)}
-        terms |= text_losses(sequence, self.predicted_texts, lambda name: self.logits(name, sequence, hidden))
+        terms |= text_losses(sequence, self.predicted_texts, partial(self.token_losses, sequence=sequence, hidden=hidden))
         losses = combine_losses(terms, per_sample=per_sample)
         assert losses.counts is not None
         with torch.no_grad():
@@ -103,10 +103,9 @@ class Value(PrefixPolicy):
         """Return the log-probability of each bin, (B, bins) float32, from the hidden state (B, W) of the value token."""
         return self.head(self.model.norm(hidden)).float().log_softmax(dim=-1)
 
-    def logits(self, name: str, sequence: TokenSequence, hidden: Tensor) -> Tensor:
+    def token_head(self, name: str) -> nn.Module:  # noqa: ARG002
         assert self.response_head is not None
-        tokens = self.model.norm(gather_tokens(hidden, sequence.predictor_indices(name)))
-        return self.response_head(tokens).float()
+        return self.response_head
 
     def bin_indices(self, returns: Tensor) -> Tensor:
         """Map returns (B,) in [-1, 0] to bins (B,) int64: (return + 1) (bins - 1), rounded down.
@@ -130,7 +129,7 @@ class Value(PrefixPolicy):
         input_requires_grad = hidden.requires_grad or is_trainable(self.model.norm)
         tally.count_linear(self.head, 1, input_requires_grad)
         if self.response_head is not None:
-            tally.count_linear(self.response_head, blocks["response"].number, input_requires_grad)
+            tally.count_linear(self.response_head, blocks["response"].number, input_requires_grad, recomputed=True)
 
     def batch_spec(self) -> BatchSpec:
         return replace(

@@ -25,10 +25,11 @@ SETUPS = [
     ("fsdp1_full", "pi0", "bf16_master", "full"),
     *(("fsdp2", policy, "fp32", "full") for policy in find_policies() if policy not in ("pi05", *WITH_LAYERS_OF_THEIR_OWN)),
 ]
-# By default: every backend on at most two ranks, and each policy, recipe and freezing on one backend.
+# By default: each code that fills shards, the policies with layers of their own, and each recipe and freezing on one backend.
 DEFAULT = [
-    *((backend, "pi05", "bf16_master", "full") for backend, ranks in RANKS.items() if ranks <= 2),
-    *(setup for setup in SETUPS if setup[0] == "fsdp2" or setup[1] in WITH_LAYERS_OF_THEIR_OWN),
+    *((backend, "pi05", "bf16_master", "full") for backend in ("single", *ONE_OF_EACH)),
+    *((backend, policy, "bf16_master", "full") for backend in ("fsdp2", "zero3") for policy in WITH_LAYERS_OF_THEIR_OWN),
+    ("fsdp2", "pi05", "bf16_naive", "full"),
     ("fsdp1_full", "pi0", "bf16_master", "full"),
     ("zero3", "pi05", "fp32", "full"),
     ("zero3", "pi05", "bf16_master", "freeze_vision"),

@@ -39,6 +39,7 @@ def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path,
 
 
 @pytest.mark.ranks
+@pytest.mark.exhaustive
 def test_a_lock_left_by_a_killed_build_holds_nobody_up(extensions: tuple[Path, ForkServerLauncher], tmp_path: Path) -> None:
     """torch waits for ever for a build whose process is gone; ours does not, and the cell runs."""
     folder, launcher = extensions

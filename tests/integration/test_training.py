@@ -84,6 +84,7 @@ def straight(request: pytest.FixtureRequest) -> tuple[Path, Path]:
     return trained
 
 
+@pytest.mark.exhaustive
 def test_new_interpreters_give_the_training_of_forked_ones(
     ddp: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from benchbox.analysis.certificates import certificates
 from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.summary import summarize
+from benchbox.store.predictions import read_predictions
 from benchbox.store.run import RunStore
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunStore, str, byt
             records = list((folder / "run").glob("cells/*/launch-1.json"))
         os.killpg(process.pid, signal.SIGKILL)
     before = records[0].read_bytes()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "BENCHBOX_ESTIMATE"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     assert records[0].read_bytes() == before, "the launch of the killed command was repeated"
     return RunStore(folder / "run"), done.stdout, before
@@ -77,6 +79,14 @@ def test_its_output_shows_the_certificate_and_the_mean_number_of_launches(walked
     assert "1 of 1 walks have a certificate" in output
     assert "3.00 launches each on average" in output
     assert "What did not run" not in (store.path / "report.md").read_text()
+
+
+def test_what_fits_is_predicted_by_default(walked: tuple[RunStore, str, bytes]) -> None:
+    store, _, _ = walked
+    run = store.run()
+    predictions = read_predictions(store.path)
+    assert [run.cells[cell_id]["batch"] for cell_id in predictions] == [2, 3]
+    assert "peak memory confirmed: 2" in (store.path / "report.md").read_text()
 
 
 def test_every_invariant_holds(walked: tuple[RunStore, str, bytes]) -> None:

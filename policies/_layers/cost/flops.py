@@ -59,7 +59,9 @@ class FlopTally:
         yield
         self._unit = None
 
-    def count_linear(self, layer: WeightedLayer, rows: int, input_requires_grad: bool, *, saved: bool = False) -> bool:
+    def count_linear(
+        self, layer: WeightedLayer, rows: int, input_requires_grad: bool, *, saved: bool = False, recomputed: bool = False
+    ) -> bool:
         """Count a linear layer, a convolution of non-overlapping patches, or an embedding used as an output head.
 
         Args:
@@ -67,12 +69,13 @@ class FlopTally:
             rows: per sample.
             input_requires_grad: whether the rows require a gradient.
             saved: whether an operation of the unit that is no product, such as a norm or a gate, saves the result for backward.
+            recomputed: whether backward computes the result again, because forward does not keep it.
 
         Returns:
             Whether the output requires a gradient.
         """
         weight = layer.weight
-        self._add(weight, rows * weight.numel(), input_requires_grad + weight.requires_grad, saved=saved)
+        self._add(weight, rows * weight.numel(), input_requires_grad + weight.requires_grad, fused=recomputed, saved=saved)
         return input_requires_grad or is_trainable(layer)
 
     def count_lookup_linear(self, table: nn.Embedding, rows: int, input_requires_grad: bool) -> bool:

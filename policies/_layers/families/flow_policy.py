@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -18,7 +19,7 @@ from ..nn.precision import Linear
 from ..nn.siglip import SiglipLayer
 from ..nn.units import LayerPair
 from ..presets import FORBID_EXTRA
-from ..sequence.token_sequence import Block, TokenSequence, concat_blocks, gather_tokens
+from ..sequence.token_sequence import Block, TokenSequence, concat_blocks
 from .flow import TimeCondition, denoise, flow_loss, interpolate, time_from_uniform
 from .losses import combine_losses, text_losses
 from .prefix_policy import ACTION, PrefixConfig, PrefixPolicy
@@ -92,7 +93,7 @@ class FlowPolicy(PrefixPolicy):
 
         v_t = self.action_out(expert_hidden[:, -self.config.horizon :])
         terms = {"flow": flow_loss(v_t, u_t, batch["action_is_pad"], batch["action_dim_mask"])}
-        terms |= text_losses(prefix, self.predicted_texts, lambda name: self.logits(name, prefix, hidden))
+        terms |= text_losses(prefix, self.predicted_texts, partial(self.token_losses, sequence=prefix, hidden=hidden))
         losses = combine_losses(terms, per_sample=per_sample)
         if self.discrete is not None:
             # The backbone is never trained on truncated tokens, so every step reports their number.
@@ -123,10 +124,8 @@ class FlowPolicy(PrefixPolicy):
         fast = Block(name="fast", hidden=self.discrete(tokens), valid=batch["fast_mask"], attention="causal", targets=tokens)
         return [replace(block, visible_to_suffix=False) for block in (*cue, fast)]
 
-    def logits(self, name: str, sequence: TokenSequence, hidden: Tensor) -> Tensor:
-        if name != "fast" or self.discrete is None:
-            return super().logits(name, sequence, hidden)
-        return self.discrete(self.model.norm(gather_tokens(hidden, sequence.predictor_indices(name))), logits=True)
+    def token_head(self, name: str) -> nn.Module:
+        return self.discrete if name == "fast" and self.discrete is not None else super().token_head(name)
 
     def count_blocks(self, tally: FlopTally, batch: Batch, present: frozenset[str]) -> dict[str, TokenCount]:
         blocks = super().count_blocks(tally, batch, present)
@@ -145,10 +144,10 @@ class FlowPolicy(PrefixPolicy):
         prefix = concat_counts(blocks)
         hidden, expert_hidden = count_language_action(tally, self.model, prefix, *self.count_suffix(tally))
         tally.count_linear(self.action_out, self.config.horizon, expert_hidden.requires_grad)
-        self.count_logits(tally, blocks, hidden)
+        self.count_token_losses(tally, blocks, hidden)
 
-    def count_logits(self, tally: FlopTally, blocks: dict[str, TokenCount], hidden: TokenCount) -> None:
-        super().count_logits(tally, blocks, hidden)
+    def count_token_losses(self, tally: FlopTally, blocks: dict[str, TokenCount], hidden: TokenCount) -> None:
+        super().count_token_losses(tally, blocks, hidden)
         if self.discrete is not None:
             input_requires_grad = hidden.requires_grad or is_trainable(self.model.norm)
             tally.count_linear(self.discrete.head, blocks["fast"].number, input_requires_grad)

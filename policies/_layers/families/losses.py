@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 
 from benchbox.registry.contracts import Losses
 
@@ -17,22 +16,22 @@ if TYPE_CHECKING:
     from ..sequence.token_sequence import TokenSequence
 
 
-def token_loss(logits: Tensor, tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the cross-entropy summed over the valid tokens of each sample, and their number: two (B,) float32.
+def sum_valid(losses: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the losses summed over the valid tokens of each sample, and their number: two (B,) float32.
 
     Args:
-        logits: (B, L, V).
-        tokens: (B, L) int64.
+        losses: (B, L) float32, of each token.
         valid: (B, L) bool. With no valid token the sum is exactly 0, and so is its gradient.
     """
-    loss = F.cross_entropy(logits.float().transpose(1, 2), tokens, reduction="none")
-    return torch.where(valid, loss, 0.0).sum(dim=1), valid.sum(dim=1).float()
+    return torch.where(valid, losses, 0.0).sum(dim=1), valid.sum(dim=1).float()
 
 
 def text_losses(
-    sequence: TokenSequence, names: Sequence[str], logits: Callable[[str], Tensor]
+    sequence: TokenSequence, names: Sequence[str], token_losses: Callable[[str, Tensor], Tensor]
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the token loss of each block with targets, by name.
+    """Return the token losses of each block with targets, by name, as sums and counts per sample.
+
+    `token_losses` returns the cross-entropies (B, L) of a block, by its name and its targets (B, L).
 
     Those of `names` that are not in the sequence have a sum and a count of 0, so that every step has the same terms.
     """
@@ -40,7 +39,7 @@ def text_losses(
     losses = dict.fromkeys(names, (zero, zero))
     for block in sequence.target_blocks:
         assert block.targets is not None
-        losses[block.name] = token_loss(logits(block.name), block.targets, block.valid)
+        losses[block.name] = sum_valid(token_losses(block.name, block.targets), block.valid)
     return losses
 
 

@@ -130,9 +130,13 @@ class PrefixPolicy(nn.Module):
         """Return normalised states (B, T, S) float32."""
         return self.state_normaliser.normalise(batch["state"], batch["dataset_index"])
 
-    def logits(self, name: str, sequence: TokenSequence, hidden: Tensor) -> Tensor:
-        """Return logits (B, L, V) float32 of a block's tokens, from the hidden states (B, P, W) of the sequence."""
-        return self.model.vocabulary(self.model.norm(gather_tokens(hidden, sequence.predictor_indices(name))), logits=True)
+    def token_losses(self, name: str, targets: Tensor, sequence: TokenSequence, hidden: Tensor) -> Tensor:
+        """Return the cross-entropies (B, L) float32 of a block's tokens, from the hidden states (B, P, W) of the sequence."""
+        return self.token_head(name)(self.model.norm(gather_tokens(hidden, sequence.predictor_indices(name))), targets=targets)
+
+    def token_head(self, name: str) -> nn.Module:  # noqa: ARG002
+        """Return the output head of a block's tokens."""
+        return self.model.vocabulary
 
     def work(self, batch: Batch) -> list[Product]:
         """See `benchbox.registry.contracts.Policy`."""
@@ -154,14 +158,14 @@ class PrefixPolicy(nn.Module):
 
     def count_losses(self, tally: FlopTally, blocks: dict[str, TokenCount]) -> None:
         """Count the layers and the output heads, from these blocks to the losses."""
-        self.count_logits(tally, blocks, count_language(tally, self.model, concat_counts(blocks)))
+        self.count_token_losses(tally, blocks, count_language(tally, self.model, concat_counts(blocks)))
 
-    def count_logits(self, tally: FlopTally, blocks: dict[str, TokenCount], hidden: TokenCount) -> None:
-        """Count `logits` of all predicted blocks."""
+    def count_token_losses(self, tally: FlopTally, blocks: dict[str, TokenCount], hidden: TokenCount) -> None:
+        """Count `token_losses` of all predicted blocks."""
         for name in self.predicted:
             if name in blocks:
                 input_requires_grad = hidden.requires_grad or is_trainable(self.model.norm)
-                tally.count_linear(self.model.vocabulary, blocks[name].number, input_requires_grad)
+                tally.count_linear(self.model.vocabulary, blocks[name].number, input_requires_grad, recomputed=True)
 
     def select_actions(self, batch: Batch) -> Tensor:  # noqa: ARG002
         raise UnsupportedError(f"{type(self).__name__} does not act")

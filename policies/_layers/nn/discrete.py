@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch.nn.functional as F
 from torch import nn
 
 from .decoder import INIT_STD
@@ -23,6 +24,11 @@ class DiscreteActions(nn.Module):
         self.head = Linear(width, tokens)
         nn.init.normal_(self.head.weight, std=INIT_STD)
 
-    def forward(self, x: Tensor, *, logits: bool = False) -> Tensor:
-        """Embed token ids (B, F), or with `logits` map hidden states (B, F, W) to float32 logits (B, F, V)."""
-        return self.head(x).float() if logits else self.embedding(x)
+    def forward(self, x: Tensor, *, targets: Tensor | None = None) -> Tensor:
+        """Embed token ids (B, F), or return cross-entropies (B, F) float32 of `targets` (B, F) from hidden states (B, F, W).
+
+        The vocabulary is so small that recomputing logits would cost more than it saves.
+        """
+        if targets is None:
+            return self.embedding(x)
+        return F.cross_entropy(self.head(x).float().flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)

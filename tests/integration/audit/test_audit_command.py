@@ -131,7 +131,7 @@ def audited(foreign, tmp_path_factory):
     return audited
 
 
-@pytest.mark.parametrize("launcher", COMMANDS)
+@pytest.mark.parametrize("launcher", in_tiers(COMMANDS, ("python", "torchrun").__contains__))
 def test_the_command_of_every_launcher_runs_to_its_end_and_is_observed(audited, launcher):
     done = audited(launcher)
     assert done.returncode in (0, 4), done.stderr

@@ -68,6 +68,7 @@ def test_float32_masters_pass_wherever_a_backend_keeps_them(backend, master):
     assert sum(elements) == pytest.approx(copies * total, rel=0.01), "shards make up the whole policy"
 
 
+@pytest.mark.exhaustive
 def test_where_the_fork_server_cannot_start_new_interpreters_do(tmp_path, monkeypatch):
     """Here because something has started a thread, which a forked child would not have."""
     (tmp_path / "sitecustomize.py").write_text(

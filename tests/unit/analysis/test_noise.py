@@ -15,7 +15,8 @@ from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import summarize
 from benchbox.errors import RecordError
 from benchbox.store.baseline import write_baseline
-from benchbox.store.noise import Noise, noise_file, read_noise, write_noise
+from benchbox.store.machine_cache import machine_file
+from benchbox.store.noise import Noise, read_noise, write_noise
 from tests.support.example_run import CELL, MEASURE, example_run, steady_records
 
 NOISE = Noise(sigma=0.01, launches=12, ratio=1.002, cell="backend=ddp", measured_at="2026-01-01", benchbox_version="0.1.0")
@@ -67,7 +68,7 @@ def test_noise_is_kept_by_machine_and_matrix(tmp_path, monkeypatch):
     assert read_noise("a-machine") == {}
     write_noise("a-machine", "one", NOISE)
     path = write_noise("a-machine", "other", replace(NOISE, sigma=0.02))
-    assert path == noise_file("a-machine") == tmp_path / "benchbox" / "noise" / "a-machine.json"
+    assert path == machine_file("noise", "a-machine") == tmp_path / "benchbox" / "noise" / "a-machine.json"
     noises = read_noise("a-machine")
     assert (noise_of_matrix(noises, "one"), noise_of_matrix(noises, "third").sigma) == (NOISE, 0.02)
     assert noise_of_matrix({}, "one") is None

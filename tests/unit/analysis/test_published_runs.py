@@ -25,7 +25,7 @@ def test_a_published_run_has_a_record_of_every_planned_launch_and_violates_nothi
     run, records = store.run(), list(store.records())
     assert store.is_packed
     assert all(summary.complete for summary in summarize(run, records))
-    assert len(records) == sum(run.launches_of(cell_id) for cell_id in run.cells)
+    assert len(records) == sum(run.planned_launches().values())
     assert verify_run(store).violations == ()
 
 

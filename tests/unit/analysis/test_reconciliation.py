@@ -87,6 +87,12 @@ def test_a_report_shows_predictions_in_columns_and_a_section(record):
     assert build_report(run, [record]).theory is None
 
 
+def test_a_cell_without_a_prediction_has_the_reason_in_its_row(record):
+    report = build_report(example_run([CELL]), [record], unpredicted={CELL.cell_id: "no formula for it"})
+    ((_, *values),) = report.theory.rows
+    assert values == ["all", "-", "-", "-", "not predicted", "no formula for it"]
+
+
 def test_published_runs_keep_their_predictions(tmp_path, record):
     store = write_example(tmp_path / "run")
     write_predictions(store.path, dict.fromkeys(store.run().cells, prediction_of(record)), {})

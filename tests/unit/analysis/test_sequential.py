@@ -10,7 +10,7 @@ import pytest
 
 from benchbox.analysis.inference import ALPHA, RELEVANT, estimate_effect, launches_to_settle
 from benchbox.analysis.sequential import MAX_LOOKS, criteria_of, look_at, look_launches, plan_looks
-from benchbox.cli.auto_launches import describe_look, run_until_settled
+from benchbox.cli.auto_launches import Budget, run_until_settled
 from benchbox.cli.quantities import parse_duration, parse_share
 from benchbox.errors import ConfigurationError
 from benchbox.launch.runner import RunSummary
@@ -60,20 +60,25 @@ def auto_run(**changes):
 class Launches:
     """Stands in for the processes: a launch of known speed is stored when it is asked for, as `run_matrix` would."""
 
-    def __init__(self, store, *, step_s, at_most=1000):
-        self.store, self.step_s, self.at_most = store, step_s, at_most
+    def __init__(self, store, speeds, *, at_most=1000):
+        self.store, self.at_most, self.launched = store, at_most, []
+        self.speeds = {cell: step_s if isinstance(step_s, tuple) else (step_s, 0.0) for cell, step_s in speeds.items()}
 
-    def __call__(self, after, up_to, may_start):
+    def __call__(self, launches):
         summary = RunSummary()
-        for record in [r for cell, s in self.step_s for r in steady_records(cell, step_s=s, launches=up_to)]:
-            if self.store.record(record["cell_id"], record["launch"]) is not None:
+        for cell, number in launches:
+            if self.store.record(cell.cell_id, number) is not None:
                 continue
-            if summary.executed >= self.at_most or not may_start():
+            if len(self.launched) >= self.at_most:
                 summary.out_of_time, summary.remaining = True, summary.remaining + 1
                 continue
-            self.store.write_record(record)
-            summary.executed += 1
+            self.launched.append((cell, number))
+            self.store.write_record(self.record(cell, number))
         return summary
+
+    def record(self, cell, number):
+        step_s, noise = self.speeds[cell]
+        return steady_records(cell, step_s=step_s * (1 + noise * (-1) ** number), launches=number)[-1]
 
 
 class Lines(list):
@@ -81,53 +86,91 @@ class Lines(list):
         self.append(line)
 
 
-def settle(store, launch, budget_s=None):
-    lines = Lines()
-    summary = run_until_settled(
-        auto_run(), store, launch=launch, label=lambda cell: cell["backend"], budget_s=budget_s, console=lines
-    )
+def settle(store, launch, run=None, selected=None):
+    lines, run = Lines(), run or auto_run()
+    chosen = run.cells if selected is None else {cell.cell_id for cell in selected}
+    summary = run_until_settled(run, store, selected=chosen, launch=launch, label=lambda cell: cell["backend"], console=lines)
     return summary, lines
 
 
 def test_a_clear_difference_is_settled_at_the_first_look(tmp_path):
     store = RunStore(tmp_path)
-    _, lines = settle(store, Launches(store, step_s=[(CELL, 0.2), (FASTER, 0.1)]))
-    assert lines == ["look 1 of 6, 7 launches of each cell: 1 of 1 pairs settled"]
+    _, lines = settle(store, Launches(store, {CELL: 0.2, FASTER: 0.1}))
+    assert lines[0] == "look 1 of 6, after launch 7: 1 of 1 pairs settled"
+    assert lines[1].startswith("  settled: zero2: 2.0")
+    assert lines[1].endswith(": faster")
+    assert lines[2:] == ["stopped: every pair that can be compared is settled"]
     assert store.run().launches == 7
 
 
+def three_pairs(tmp_path):
+    """Return a run of three backends against ddp: two are clear, and one is hidden by its noise. With its launches."""
+    others = [replace(CELL, backend=name) for name in ("zero1", "zero2", "zero3")]
+    run = example_run([CELL, *others], reference={"backend": "ddp"})
+    speeds = {CELL: 0.2, others[0]: 0.1, others[1]: (0.2, 0.3), others[2]: 0.4}
+    store = RunStore(tmp_path)
+    return replace(run, sequential=plan_looks(run)), store, Launches(store, speeds), others
+
+
+def test_settled_pairs_are_not_launched_again_and_keep_their_verdict(tmp_path):
+    run, store, launch, (fast, noisy, slow) = three_pairs(tmp_path)
+    _, lines = settle(store, launch, run)
+    first, *_, last = run.sequential["looks"]
+    counts = {cell.backend: sum(cell == launched for launched, _ in launch.launched) for cell in (CELL, fast, noisy, slow)}
+    assert counts == {"ddp": last, "zero1": first, "zero2": last, "zero3": first}
+    assert f"{run.sequential['looks'][1] - first} more launches of 2 cells until the next look" in "\n".join(lines)
+    assert lines[-1].startswith("stopped: the last look was taken, and 1 pair is not settled")
+    assert sum("zero1" in line for line in lines) == 1
+    look = look_at(store.run(), store.records())
+    assert {pair.subject.cell["backend"]: pair.effect.launches for pair in look.settled} == {
+        "zero1": (first, first),
+        "zero3": (first, first),
+    }
+    assert dict(build_report(store.run(), store.records()).counts)["ok"] == 4
+
+
+def test_cells_that_are_not_selected_are_never_launched(tmp_path):
+    run, store, launch, (fast, *_) = three_pairs(tmp_path)
+    _, lines = settle(store, launch, run, selected=[CELL, fast])
+    assert {cell for cell, _ in launch.launched} == {CELL, fast}
+    assert lines[-1] == "stopped: every pair that can be compared is settled"
+
+
 def test_when_the_budget_ends_the_report_judges_no_part_of_a_look_and_the_same_command_continues(tmp_path):
-    store, speeds = RunStore(tmp_path), [(CELL, 0.2), (FASTER, 0.1)]
-    summary, lines = settle(store, Launches(store, step_s=speeds, at_most=13))
+    store, speeds = RunStore(tmp_path), {CELL: 0.2, FASTER: 0.1}
+    summary, lines = settle(store, Launches(store, speeds, at_most=13))
     assert summary.out_of_time
-    assert lines == ["look 1 of 6 is not complete: 1 launches are missing"]
+    assert lines == ["the budget ended before look 1 of 6: 1 launch missing, and no pair was judged"]
     refused = build_report(store.run(), store.records()).headline
     assert (refused.cards, refused.sentences) == ((), ())
     assert "some are missing" in refused.refused[0]
-    _, lines = settle(store, Launches(store, step_s=speeds))
-    assert lines == ["look 1 of 6, 7 launches of each cell: 1 of 1 pairs settled"]
+    _, lines = settle(store, Launches(store, speeds))
+    assert lines[0] == "look 1 of 6, after launch 7: 1 of 1 pairs settled"
 
 
-def test_a_budget_of_nothing_launches_nothing(tmp_path):
-    store = RunStore(tmp_path)
-    summary, _ = settle(store, Launches(store, step_s=[(CELL, 0.2)]), budget_s=0.0)
-    assert (summary.executed, summary.out_of_time) == (0, True)
+def test_a_budget_that_ends_after_a_look_names_the_pairs_that_are_not_settled(tmp_path):
+    run, store, launch, _ = three_pairs(tmp_path)
+    first = run.sequential["looks"][0]
+    launch.at_most = 4 * first + 1
+    summary, lines = settle(store, launch, run)
+    assert summary.out_of_time
+    assert lines[-2].startswith("the budget ended before look 2 of 6: ")
+    assert lines[-1].startswith("  not settled: zero2: ")
+    assert store.run().launches == first
 
 
-def test_a_look_says_what_is_not_settled_and_how_many_launches_are_missing():
-    run = auto_run(measure={"warmup_steps": 1, "steps": 4, "launches": 7})
-    noisy = steady_records(CELL, step_s=0.2, launches=7)
-    other = [
-        record
-        for number in range(1, 8)
-        for record in steady_records(FASTER, step_s=0.2 * (1 + 0.1 * (-1) ** number), launches=number)[-1:]
-    ]
-    look = look_at(run, [*noisy, *other])
-    lines = describe_look(look, 1, 6, 7, 10, 2, lambda cell: cell["backend"])
-    assert lines[0] == "look 1 of 6, 7 launches of each cell: 0 of 1 pairs settled"
-    assert lines[1].startswith("  not settled: zero2: ")
-    assert lines[2] == "  3 more launches of each cell until the next look, 6 in all"
-    assert "the last look was taken" in describe_look(look, 6, 6, 7, None, 2, lambda cell: cell["backend"])[-1]
+def test_a_budget_of_nothing_has_no_time():
+    assert Budget().has_time()
+    assert not Budget(0.0).has_time()
+
+
+def test_a_run_that_is_repeated_launches_nothing_and_says_the_same(tmp_path):
+    run, store, launch, _ = three_pairs(tmp_path)
+    _, lines = settle(store, launch, run)
+    before, launch.launched = store.run(), []
+    _, again = settle(store, launch, run)
+    assert (again, launch.launched) == (lines, [])
+    assert store.run().sequential == before.sequential
 
 
 def test_the_report_of_such_a_run_quotes_the_confidence_of_a_look():

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from benchbox.cli.app import app
+from benchbox.cli.predicting import predict_cells
 from benchbox.errors import ConfigurationError
+from benchbox.plan import plan as plan_cells
+from benchbox.spec import load_matrix
+from benchbox.spec.cell import Cell
 
 MATRIX = """
 name: small
@@ -46,9 +51,48 @@ def test_every_cell_has_its_components_and_the_bounds_of_its_time(matrix):
     assert "all_reduce" in text
 
 
-def test_a_plan_shows_predictions_when_asked(matrix):
-    assert "predicted peak" in invoke("plan", matrix, "--estimate")
-    assert "predicted peak" not in invoke("plan", matrix)
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Give the user an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("BENCHBOX_ESTIMATE")
+    return tmp_path / "benchbox" / "predictions"
+
+
+def test_a_plan_shows_predictions_when_asked_and_then_those_it_has(matrix, cache):
+    assert "no cell was predicted yet" in invoke("plan", matrix)
+    asked = invoke("plan", matrix, "--estimate", "--only", "backend=ddp")
+    assert "predicted peak" in asked
+    later = invoke("plan", matrix)
+    assert "predicted peak" in later
+    ddp = plan_cells(load_matrix(Path(matrix), {}, [])).cells[0].cell_id
+    values, again = (next(line.split()[-5:] for line in text.splitlines() if ddp in line) for text in (asked, later))
+    assert values == again
+    assert "--estimate predicts it" in next(line for line in later.splitlines() if "fsdp2" in line)
+    assert "predicted peak" not in invoke("plan", matrix, "--no-estimate")
+    assert len([*cache.rglob("*.json")]) == 1
+
+
+def test_a_prediction_is_traced_once_and_is_the_same_from_the_cache(matrix, cache):
+    first, traced, read = invoke("estimate", matrix), [], []
+    cells = plan_cells(load_matrix(Path(matrix), {}, [])).cells
+    predict_cells(cells, [], notify=read.append)
+    assert (invoke("estimate", matrix), read) == (first, [])
+    for path in cache.rglob("*.json"):
+        path.write_text("{}")  # damaged
+    predict_cells(cells, [], notify=traced.append)
+    assert traced == [2]
+
+
+def test_a_prediction_that_fails_in_any_way_is_a_reason(cache, tmp_path):
+    """Also of a policy whose code ends the process that traces it."""
+    for name, body in (("broken", "raise KeyError('no weights')"), ("fatal", "import os; os._exit(9)")):
+        (tmp_path / "policies" / name).mkdir(parents=True)
+        (tmp_path / "policies" / name / "presets.yaml").write_text("tiny: {}\n")
+        (tmp_path / "policies" / name / "policy.py").write_text(f"def build(preset, axes):\n    {body}\n")
+        cell = Cell(policy=name, size="tiny", backend="ddp", world_size=2, batch=1)
+        ((_, reason),) = predict_cells([cell], [tmp_path / "policies"]).items()
+        assert ("no weights" if name == "broken" else "the process that predicts failed") in reason
 
 
 @pytest.mark.parametrize(

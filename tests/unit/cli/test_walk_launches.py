@@ -77,8 +77,8 @@ def test_the_further_launches_are_those_of_the_fastest_batch(tmp_path):
     assert [(cell.batch, number) for cell, number in machine.launched if number > 1] == [(4, 2), (4, 3)]
     run = machine.store.run()
     assert run.walks[0]["fastest"] == replace(START, batch=4).cell_id
-    assert {cell["batch"]: run.launches_of(cell_id) for cell_id, cell in run.cells.items()}[4] == 3
-    assert sum(run.launches_of(cell_id) for cell_id in run.cells) == len(machine.launched)
+    assert {run.cells[cell_id]["batch"]: launches for cell_id, launches in run.planned_launches().items()}[4] == 3
+    assert sum(run.planned_launches().values()) == len(machine.launched)
 
 
 def test_what_is_pending_follows_from_the_records_alone(tmp_path):

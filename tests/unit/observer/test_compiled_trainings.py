@@ -124,6 +124,7 @@ def test_a_compiled_model_and_a_compiled_backward_pass_are_observed_in_eager_ste
     assert {"BXP101", "BXP102", "BXP304", "BXP403", "BXP404"} <= {*judgement.clean}
 
 
+@pytest.mark.exhaustive
 def test_the_default_compiler_gives_the_same_bits() -> None:
     """Inductor fuses what it gets: an operation more in a graph would round differently."""
     compare(lambda: train("step", "inductor"))

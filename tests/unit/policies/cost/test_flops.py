@@ -55,8 +55,10 @@ class TowerCounter:
     is_relevant = staticmethod(FlopCounter.is_relevant)
 
     def on_operation(self, *arguments: Any) -> None:
-        if in_backward() and not is_recomputing():
-            sequence = torch._C._current_autograd_node()._sequence_nr()
+        node = torch._C._current_autograd_node() if in_backward() else None
+        # Activation checkpointing calls the modules again, and the cross-entropy of a head recomputes without its module.
+        if node is not None and (not is_recomputing() or "HeadCrossEntropy" in node.name()):
+            sequence = node._sequence_nr()
             self.total[self._towers_by_sequence.get(sequence, "")].on_operation(*arguments)
             return
         self._towers_by_sequence[torch.autograd._get_sequence_nr() - 1] = self._tower

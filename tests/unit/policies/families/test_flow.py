@@ -5,7 +5,7 @@ import math
 import scipy.stats
 import torch
 from benchbox_policies._layers.families.flow import embed_time, flow_loss, interpolate, time_from_uniform
-from benchbox_policies._layers.families.losses import combine_losses, token_loss
+from benchbox_policies._layers.families.losses import combine_losses, sum_valid
 from benchbox_policies._layers.nn.norms import AdaRMSNorm
 from benchbox_policies._layers.nn.rope import apply_rotary, rotary_cos_sin
 
@@ -41,13 +41,13 @@ def test_padded_steps_and_missing_dimensions_are_neither_summed_nor_counted():
     assert total.tolist() == count.tolist() == [4.0, 12.0]
 
 
-def test_token_loss_of_no_tokens_is_exactly_zero_and_so_is_its_gradient():
-    logits = torch.randn(2, 3, 5, requires_grad=True)
-    total, count = token_loss(logits, torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.bool))
+def test_the_loss_of_no_tokens_is_exactly_zero_and_so_is_its_gradient():
+    token_losses = torch.rand(2, 3, requires_grad=True)
+    total, count = sum_valid(token_losses, torch.zeros(2, 3, dtype=torch.bool))
     losses = combine_losses({"response": (total, count)}, per_sample=False)
     losses.total.backward()
     assert losses.total == 0
-    assert not logits.grad.any()
+    assert not token_losses.grad.any()
 
 
 def test_the_loss_is_the_sum_of_means_over_samples_of_masked_means():

@@ -1,0 +1,89 @@
+"""Predictions of cells in the user's cache, so that a cell is traced once. Reading them imports no torch.
+
+`$XDG_CACHE_HOME/benchbox/predictions/<fingerprint>/<cell id>.<device>.json`. The fingerprint is of everything but the cell that
+a trace depends on: the sources of benchbox and of the policy, the libraries, and the files of datasets by size and time.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+from benchbox.errors import BenchboxError
+from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
+from benchbox.spec.cell import Cell
+from benchbox.store.files import read_json, write_json
+from benchbox.store.machine_cache import user_cache
+from benchbox.theory.prediction import Estimate
+
+_LIBRARIES = ("torch", "transformers", "lerobot", "diffusers")
+
+
+@dataclass(frozen=True, slots=True)
+class PredictionCache:
+    """Predictions for cells on a device.
+
+    Args:
+        policy_dirs: where policies are looked for first.
+        device: what the cells would run on.
+    """
+
+    policy_dirs: Sequence[Path] = ()
+    device: Literal["cpu", "cuda"] = "cpu"
+    _folders: dict[tuple[Any, ...], Path] = field(default_factory=dict)
+    _names: dict[Path, set[str]] = field(default_factory=dict)
+
+    def read(self, cell: Cell) -> Estimate | None:
+        """Return the prediction for a cell, or None: not there, damaged, or of another cell with the same id."""
+        path = self._path(cell)
+        if path.parent not in self._names:  # one listing is faster than thousands of files that are not there
+            self._names[path.parent] = {file.name for file in path.parent.glob("*.json")}
+        if path.name not in self._names[path.parent]:
+            return None
+        try:
+            values = read_json(path)
+            return Estimate(**values["prediction"]) if values["cell"] == cell.to_dict() else None
+        except (BenchboxError, KeyError, TypeError):
+            return None
+
+    def write(self, cell: Cell, prediction: Estimate) -> None:
+        """Keep a prediction, unless the cache cannot be written."""
+        path = self._path(cell)
+        try:
+            write_json(path, {"cell": cell.to_dict(), "prediction": prediction.to_dict()})
+        except OSError:
+            return
+        self._names.setdefault(path.parent, set()).add(path.name)
+
+    def _path(self, cell: Cell) -> Path:
+        key = (cell.policy, cell.data)
+        if key not in self._folders:
+            self._folders[key] = user_cache() / "predictions" / self._fingerprint(cell)
+        return self._folders[key] / f"{cell.cell_id}.{self.device}.json"
+
+    def _fingerprint(self, cell: Cell) -> str:
+        datasets = [(file.name, *_size_and_time(file)) for path in _data_paths(cell) for file in sorted(path.rglob("*"))]
+        parts = [benchbox_sha256(), policy_sha256(cell.policy, self.policy_dirs), *map(_version, _LIBRARIES), datasets]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _data_paths(cell: Cell) -> Iterator[Path]:
+    """Yield the local folders that say what samples look like."""
+    for dataset in cell.data.lerobot_datasets:
+        yield Path(dataset.path) / "meta"
+    yield Path(cell.data.tokenizer)
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,79 @@
+"""`--launches auto` by real launches: walks to the largest batch, then rounds until their pair is settled, in two commands."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchbox.analysis.invariants import verify_run
+from benchbox.analysis.sequential import look_at
+from benchbox.store.run import RunStore
+
+pytestmark = pytest.mark.ranks
+
+POLICY = Path(__file__).parents[2] / "reports" / "noise" / "policies" / "delayed" / "policy.py"
+# Steps of one size take five times as long: no noise of a machine hides that difference.
+PRESETS = """
+fast: {size: tiny, delay: 0.0}
+slow: {size: tiny, delay: 4.0}
+"""
+MATRIX = """
+name: auto
+policy: delayed
+backend: single
+world_size: 1
+data: synthetic
+axes:
+  size: [fast, slow]
+  batch: {search: max, start: 2, at_most: 2}
+measure: {warmup_steps: 3, steps: 2, launches: 1, memory_limit: 64 MiB}
+reference: {size: fast}
+"""
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunStore, str, str]:
+    """Return the run directory, and the output of a command without time and of the one that continues it."""
+    folder = tmp_path_factory.mktemp("auto")
+    (folder / "auto.yaml").write_text(MATRIX)
+    (folder / "policies" / "delayed").mkdir(parents=True)
+    shutil.copy(POLICY, folder / "policies" / "delayed")
+    (folder / "policies" / "delayed" / "presets.yaml").write_text(PRESETS)
+    command = [sys.executable, "-m", "benchbox.cli.app", "run", str(folder / "auto.yaml"), "--out", str(folder / "run")]
+    command += ["--policy-dir", str(folder / "policies")]
+    outputs = []
+    for options in (["--budget", "0.001s"], ["--budget", "10m"]):
+        done = subprocess.run(
+            [*command, "--launches", "auto", *options], capture_output=True, text=True, timeout=800, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        outputs.append(done.stdout)
+    return RunStore(folder / "run"), outputs[0], outputs[1]
+
+
+def test_without_time_nothing_is_launched_and_the_same_command_continues(commands: tuple[RunStore, str, str]) -> None:
+    store, first, _ = commands
+    assert "the budget ended" in first
+    assert "#1 ok" not in first
+    assert len(list(store.records())) > 2
+
+
+def test_the_pair_of_the_walks_is_settled_at_a_look(commands: tuple[RunStore, str, str]) -> None:
+    store, _, output = commands
+    run = store.run()
+    assert run.sequential is not None
+    assert "look 1 of 6, after launch 8: 1 of 1 pairs settled" in output
+    assert "settled: size=slow batch=2: 0." in output
+    assert "stopped: every pair that can be compared is settled" in output
+    (pair,) = look_at(run, store.records()).settled
+    assert pair.effect is not None
+    assert (pair.verdict, pair.effect.launches) == ("regression", (7, 7))
+    assert set(run.planned_launches().values()) == {8}
+
+
+def test_every_invariant_holds(commands: tuple[RunStore, str, str]) -> None:
+    assert verify_run(commands[0]).violations == ()
