@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Bytecode is cached: otherwise every rank would compile its policy, and every command all of benchbox.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all lint docs compat compat-requirements audit-corpus parity gpu gpu-bundle
+.PHONY: run test test-all check-perf perf-baseline lint docs compat compat-requirements audit-corpus parity gpu gpu-bundle
 
 # Measure matrices/fsdp_vs_zero2.yaml on this machine and write its report.
 run: $(VENV)/.installed
@@ -15,10 +15,25 @@ run: $(VENV)/.installed
 # marked `exhaustive`: see CONTRIBUTING.md.
 test test-all: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/perf --durations 40 $(PARALLEL) $(if $(filter test-all,$@),--exhaustive)
-	$(BIN)/python -m pytest tests/perf
+	@mkdir -p $(dir $(PERF_JSON))
+	$(BIN)/python -m pytest tests/perf --benchmark-json $(PERF_JSON)
+PERF_JSON := build/perf.json
 # Files in the order of tests/conftest.py, each on one worker, which sets up its fixtures once. One worker more than cores: tests
 # of processes wait for a third of their time.
 PARALLEL := --numprocesses $(shell expr $$($(PYTHON) -c 'import os; print(min(3, os.cpu_count()))') + 1) --dist loadfile --no-loadscope-reorder
+
+# Check the ratios that the tests of tests/perf measured, by the last `make test`, against the baseline of this machine.
+check-perf: $(VENV)/.installed-dev
+	$(BIN)/benchbox check $(PERF_JSON)
+
+# Measure that baseline anew by several runs of the tests, on an idle machine: they give the spread that the check allows.
+RUNS := 7
+perf-baseline: $(VENV)/.installed-dev
+	rm -rf build/perf-runs && mkdir -p build/perf-runs
+	for run in $$(seq $(RUNS)); do \
+		$(BIN)/python -m pytest tests/perf --benchmark-json build/perf-runs/$$run.json || exit 1; \
+	done
+	$(BIN)/benchbox baseline promote build/perf-runs/*.json
 
 # Style, types, import directions, names and docstrings.
 lint: $(VENV)/.installed-dev
