@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Bytecode is cached: otherwise every rank would compile its policy, and every command all of benchbox.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all check-perf perf-baseline lint docs compat compat-requirements audit-corpus parity gpu gpu-bundle
+.PHONY: run test test-all check-perf perf-baseline site lint docs compat compat-requirements audit-corpus parity gpu gpu-bundle
 
 # Measure matrices/fsdp_vs_zero2.yaml on this machine and write its report.
 run: $(VENV)/.installed
@@ -60,6 +60,11 @@ audit-corpus: $(VENV)/.installed-dev
 # Compare the policies with the peers' own code, and write reports/parity/parity.md. The first run installs lerobot into build/parity.
 parity: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.parity
+
+# Write reports/site: trends of the runs that this repository has published, in all its commits.
+site: $(VENV)/.installed-dev
+	$(BIN)/benchbox site $(sort $(patsubst %/,%,$(dir $(wildcard reports/*/run.json reports/repeated/*/run.json)))) \
+		$(sort $(filter-out %/perf.json,$(wildcard reports/baselines/*/*.json))) --history --out reports/site --title "Measurements of this repository"
 
 # Regenerate docs/architecture.svg and docs/reference.md.
 docs: $(VENV)/.installed-dev
