@@ -28,16 +28,16 @@ def draw_trend(trend: Trend, key: str) -> str:
         An `<svg>` element to be put into a page.
     """
     import matplotlib as mpl
+    from matplotlib import figure as plots
     from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     scale, unit = _SCALES.get(trend.metric.unit, (1.0, trend.metric.unit))
     values, lows, highs = ([getattr(point, name) / scale for point in trend.points] for name in ("value", "low", "high"))
     settings = {"svg.fonttype": "none", "svg.hashsalt": key, "font.size": 10, "axes.unicode_minus": False}
     with mpl.rc_context(settings):
-        figure = Figure(figsize=(7.6, 2.1), layout="constrained")
-        axes = figure.add_subplot()
+        drawing = plots.Figure(figsize=(7.6, 2.1), layout="constrained")
+        axes = drawing.add_subplot()
         positions = range(len(values))
         axes.vlines(positions, lows, highs, color=_ACCENT, linewidth=3, alpha=0.35)
         axes.plot(positions, values, color=_ACCENT, linewidth=1.2, marker="o", markersize=4.5)
@@ -68,7 +68,7 @@ def draw_trend(trend: Trend, key: str) -> str:
             spine.set_visible(side == "bottom")
             spine.set_color(_LINE)
         stream = io.BytesIO()
-        FigureCanvasSVG(figure).print_svg(stream, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        FigureCanvasSVG(drawing).print_svg(stream, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return _themed(stream.getvalue().decode(), key, _description(trend))
 
 
