@@ -17,6 +17,7 @@ from benchbox.spec.cell import Cell
 from benchbox.store.run import RunStore
 from benchbox.store.table import launch_table
 from tests.support.example_run import CELL, example_record, example_run
+from tests.support.ratios import record_ratio
 
 pytestmark = pytest.mark.perf
 
@@ -34,9 +35,10 @@ def cpu_seconds(function, *arguments):
     return min(times)
 
 
-def assert_linear(name, small, large, seconds):
+def assert_linear(benchmark, name, small, large, seconds):
     growth = seconds[1] / seconds[0]
     print(f"\n{name}: {small} in {seconds[0]:.3f} s, {large} in {seconds[1]:.3f} s of CPU time: {growth:.1f} times")
+    record_ratio(benchmark, f"{name}_growth_over_size", growth / (large / small), better="lower", goal=MAX_GROWTH / 10)
     assert growth < MAX_GROWTH
 
 
@@ -47,13 +49,14 @@ def write_matrix(folder, cells):
     return path
 
 
-def test_planning_grows_with_the_number_of_cells(tmp_path):
+def test_planning_grows_with_the_number_of_cells(benchmark, tmp_path):
     def load_and_plan(path):
         return plan(load_matrix(path, {}, []))
 
     small, large = (write_matrix(tmp_path, cells) for cells in (10_000, 100_000))
     assert len(load_and_plan(small).cells) == 10_000
-    assert_linear("planning", 10_000, 100_000, [cpu_seconds(load_and_plan, path) for path in (small, large)])
+    seconds = benchmark.pedantic(lambda: [cpu_seconds(load_and_plan, path) for path in (small, large)], rounds=1)
+    assert_linear(benchmark, "planning", 10_000, 100_000, seconds)
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +74,17 @@ def runs():
     return run_of(1_000), run_of(10_000)
 
 
-def test_tables_grow_with_the_number_of_launches(runs):
-    assert_linear("tables", 1_000, 10_000, [cpu_seconds(launch_table, records) for _, records in runs])
+def test_tables_grow_with_the_number_of_launches(benchmark, runs):
+    seconds = benchmark.pedantic(lambda: [cpu_seconds(launch_table, records) for _, records in runs], rounds=1)
+    assert_linear(benchmark, "tables", 1_000, 10_000, seconds)
 
 
-def test_reports_grow_with_the_number_of_launches(runs):
-    assert_linear("reports", 1_000, 10_000, [cpu_seconds(build_report, run, records) for run, records in runs])
+def test_reports_grow_with_the_number_of_launches(benchmark, runs):
+    seconds = benchmark.pedantic(lambda: [cpu_seconds(build_report, run, records) for run, records in runs], rounds=1)
+    assert_linear(benchmark, "reports", 1_000, 10_000, seconds)
 
 
-def test_verifying_takes_a_few_kilobytes_of_memory_for_each_launch(tmp_path):
+def test_verifying_takes_a_few_kilobytes_of_memory_for_each_launch(benchmark, tmp_path):
     """Records are read one at a time. What grows are the chain, the spans of launches and what the ratios need."""
 
     def peak_bytes(launches):
@@ -96,9 +101,11 @@ def test_verifying_takes_a_few_kilobytes_of_memory_for_each_launch(tmp_path):
         tracemalloc.stop()
         return peak
 
-    small, large = peak_bytes(100), peak_bytes(400)
+    small, large = benchmark.pedantic(lambda: (peak_bytes(100), peak_bytes(400)), rounds=1)
     growth = (large - small) / 300
     print(
         f"\nverifying: {growth / 1024:.1f} KiB for each launch, of {len(json.dumps(example_record())) / 1024:.1f} KiB of JSON"
     )
+    record_bytes = len(json.dumps(example_record()))
+    record_ratio(benchmark, "memory_of_verifying_over_record", growth / record_bytes, better="lower")
     assert growth < 12 * 1024
