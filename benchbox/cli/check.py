@@ -45,7 +45,9 @@ def check(
     from benchbox.store.run import RunStore
 
     store = RunStore(path)
-    run, records = store.run(), list(store.records())
+    run = store.run()
+    summaries = summarize(run, store.records(), step_times=False)
+    records = [record for summary in summaries for record in summary.records]
     if thresholds is not None:
         run = replace(run, thresholds=[threshold.to_dict() for threshold in load_thresholds(thresholds)])
     needed = any("max_regression" in threshold for threshold in run.thresholds)
@@ -55,7 +57,7 @@ def check(
         machine = machine_of(records)
         noise = noise_of_matrix(read_noise(machine), run.name)
         lookup = replace(lookup, noise=noise)
-    rows = gate(run, summarize(run, records), lookup)
+    rows = gate(run, summaries, lookup)
     verdict = verdict_of(rows)
     noted = [row for row in rows if row.verdict != "ok"]
     failing = [row for row in noted if row.verdict not in EXCUSED]
