@@ -66,9 +66,10 @@ site: $(VENV)/.installed-dev
 	$(BIN)/benchbox site $(sort $(patsubst %/,%,$(dir $(wildcard reports/*/run.json reports/repeated/*/run.json)))) \
 		$(sort $(filter-out %/perf.json,$(wildcard reports/baselines/*/*.json))) --history --out reports/site --title "Measurements of this repository"
 
-# Regenerate docs/architecture.svg and docs/reference.md.
+# Regenerate docs/architecture.svg and docs/reference.md, and execute docs/python.ipynb anew.
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/generate
+	$(BIN)/python docs/generate/notebook.py
 
 # Run tests/gpu and matrices/h200_single.yaml on this machine's NVIDIA GPU: see docs/gpu.md. A repeated call continues; LIMIT=450
 # stops after 450 seconds. The wheels of `make gpu-bundle` are used if they are there, beside the packages of $(PYTHON).
