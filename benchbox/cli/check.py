@@ -92,34 +92,15 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None) -> "GateView"
         machine = machine_of(records)
         noise = noise_of_matrix(read_noise(machine), run.name)
         lookup = replace(lookup, noise=noise)
-<<<<<<< HEAD
         if noise is None:
             notes = [f"noise floor of {machine}: not measured; `benchbox noise {run.matrix_file}` measures it"]
         else:
-=======
-    rows = gate(run, summaries, lookup)
-    verdict = verdict_of(rows)
-    noted = [row for row in rows if row.verdict != "ok"]
-    failing = [row for row in noted if row.verdict not in EXCUSED]
-    if output is Format.json:
-        measured = {"noise": None if noise is None else asdict(noise)}
-        typer.echo(json.dumps({"verdict": verdict, "rows": [row.to_dict() for row in rows]} | measured, indent=1))
-    else:
-        from rich.console import Console
-
-        from benchbox.report.rows import print_rows, say
-
-        console = Console()
-        columns = ("cell", "metric", "expected", "found", "verdict")
-        print_rows(console, columns, [(row.cell, row.metric, row.expected, row.actual, row.verdict) for row in rows])
-        if noise is not None:
->>>>>>> auto
             floor = f"{noise_floor(noise.sigma, run.launches):.1%} with {run.launches} launches"
             notes = [f"noise floor of {machine}: {floor} (benchbox noise, {noise.measured_at}, {noise.cell})"]
     file = Path(run.matrix_file) if thresholds is None else thresholds
     return GateView(
         path=str(path),
-        rows=gate(run, summarize(run, records), lookup),
+        rows=gate(run, summaries, lookup),
         file=str(file) if file.is_file() else None,
         lines=threshold_lines(file, run.thresholds) if file.is_file() else {},
         notes=notes,
