@@ -5,20 +5,35 @@ BIN := $(VENV)/bin
 # Bytecode is cached: otherwise every rank would compile its policy, and every command all of benchbox.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all lint docs compat compat-requirements audit-corpus parity gpu gpu-bundle
+.PHONY: run test test-all perf perf-baseline site lint docs compat compat-requirements audit-corpus parity gpu gpu-bundle
 
 # Measure matrices/fsdp_vs_zero2.yaml on this machine and write its report.
 run: $(VENV)/.installed
 	$(BIN)/benchbox run matrices/fsdp_vs_zero2.yaml
 
-# All tests run in parallel but those that compare times, which need the machine for themselves. `make test-all` also runs those
-# marked `exhaustive`: see CONTRIBUTING.md.
+# All tests in parallel. `make test-all` also runs those marked `exhaustive`, and `make perf` those that compare times, which need
+# the machine for themselves: see CONTRIBUTING.md.
 test test-all: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/perf --durations 40 $(PARALLEL) $(if $(filter test-all,$@),--exhaustive)
-	$(BIN)/python -m pytest tests/perf
 # Files in the order of tests/conftest.py, each on one worker, which sets up its fixtures once. One worker more than cores: tests
 # of processes wait for a third of their time.
 PARALLEL := --numprocesses $(shell expr $$($(PYTHON) -c 'import os; print(min(3, os.cpu_count()))') + 1) --dist loadfile --no-loadscope-reorder
+
+# Measure the ratios of tests/perf, and check them against the baseline of this machine.
+PERF_JSON := build/perf.json
+perf: $(VENV)/.installed-dev
+	@mkdir -p $(dir $(PERF_JSON))
+	$(BIN)/python -m pytest tests/perf --benchmark-json $(PERF_JSON)
+	$(BIN)/benchbox check $(PERF_JSON)
+
+# Measure that baseline anew by several runs of the tests, on an idle machine: they give the spread that the check allows.
+RUNS := 7
+perf-baseline: $(VENV)/.installed-dev
+	rm -rf build/perf-runs && mkdir -p build/perf-runs
+	for run in $$(seq $(RUNS)); do \
+		$(BIN)/python -m pytest tests/perf --benchmark-json build/perf-runs/$$run.json || exit 1; \
+	done
+	$(BIN)/benchbox baseline promote build/perf-runs/*.json
 
 # Style, types, import directions, names and docstrings.
 lint: $(VENV)/.installed-dev
@@ -46,9 +61,15 @@ audit-corpus: $(VENV)/.installed-dev
 parity: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.parity
 
-# Regenerate docs/architecture.svg and docs/reference.md.
+# Write reports/site: trends of the runs that this repository has published, in all its commits.
+site: $(VENV)/.installed-dev
+	$(BIN)/benchbox site $(sort $(patsubst %/,%,$(dir $(wildcard reports/*/run.json reports/repeated/*/run.json)))) \
+		$(sort $(filter-out %/perf.json,$(wildcard reports/baselines/*/*.json))) --history --out reports/site --title "Measurements of this repository"
+
+# Regenerate docs/architecture.svg and docs/reference.md, and execute docs/python.ipynb anew.
 docs: $(VENV)/.installed-dev
 	$(BIN)/python docs/generate
+	$(BIN)/python docs/generate/notebook.py
 
 # Run tests/gpu and matrices/h200_single.yaml on this machine's NVIDIA GPU: see docs/gpu.md. A repeated call continues; LIMIT=450
 # stops after 450 seconds. The wheels of `make gpu-bundle` are used if they are there, beside the packages of $(PYTHON).

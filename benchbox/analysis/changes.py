@@ -70,6 +70,7 @@ class RunComparison:
     differences: tuple[str, ...]  # of the environments, which changes may come from
     relevant: float
     needed: int  # launches of each cell on each side before any difference could be settled
+    method: str | None = None  # how verdicts were reached, where not by launches
 
     @property
     def counts(self) -> dict[Verdict, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,10 +33,13 @@ class GateRow:
     actual: str
     verdict: GateVerdict
     note: str | None = None
+    threshold: int | None = field(default=None, compare=False)  # its index in the run; None: the state of a cell
+    file: str | None = field(default=None, compare=False)  # of the test that measured a ratio
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON output; there the actual value is called `found`."""
-        return {{"actual": "found"}.get(key, key): value for key, value in asdict(self).items()}
+        names = {"actual": "found"}
+        return {names.get(key, key): value for key, value in asdict(self).items() if key not in ("threshold", "file")}
 
 
 def verdict_of(rows: Sequence[GateRow]) -> Verdict:
@@ -67,11 +70,11 @@ def gate(run: Run, summaries: Sequence[CellSummary], lookup: BaselineLookup) -> 
         if "max_regression" in threshold and has_noise(metric_by_name(threshold["metric"]))
     )
     today = datetime.now(UTC).date().isoformat()
-    for threshold, selected in selections:
-        if not selected:
-            rows.append(_unmatched_row(run, threshold))
+    for index, (threshold, selected) in enumerate(selections):
+        demanded = [] if selected else [_unmatched_row(run, threshold)]
         for summary in selected:
-            rows += (_excused(row, threshold, today) for row in _demand_rows(threshold, summary, fields, lookup, demands))
+            demanded += (_excused(row, threshold, today) for row in _demand_rows(threshold, summary, fields, lookup, demands))
+        rows += (replace(row, threshold=index) for row in demanded)
     # A threshold that repeats the demand of a state row adds nothing.
     return list(dict.fromkeys(rows))
 

@@ -1,4 +1,4 @@
-"""The two sides of a comparison: a run directory, a baseline file, or either in a commit."""
+"""The two sides of a comparison: a run directory, a baseline, JSON of pytest-benchmark, or one of them in a commit."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.baseline import slug
-from benchbox.analysis.figures import figures_of_baseline, figures_of_run
+from benchbox.analysis.changes import DEFAULT_METRICS, compare_runs
+from benchbox.analysis.figures import RunFigures, figures_of_baseline, figures_of_run
+from benchbox.analysis.inference import RELEVANT
 from benchbox.analysis.noise import noise_of_matrix
+from benchbox.analysis.ratios import compare_benchmarks
 from benchbox.errors import ConfigurationError, RecordError
 from benchbox.spec.source import read_source
 from benchbox.store.baseline import read_baseline
+from benchbox.store.benchmarks import Benchmarks, is_benchmarks, read_benchmarks
 from benchbox.store.noise import read_noise
 from benchbox.store.revisions import extract, is_revision
 from benchbox.store.run import RunStore
 
 if TYPE_CHECKING:
-    from benchbox.analysis.figures import RunFigures
+    from collections.abc import Collection, Sequence
+
+    from benchbox.analysis.changes import RunComparison
     from benchbox.store.noise import Noise
 
 
@@ -26,9 +32,10 @@ if TYPE_CHECKING:
 class Side:
     """Figures of a side, and where the axes of its matrix are written, if that file is here."""
 
-    figures: RunFigures
-    matrix_file: str | None
-    axes_line: int | None
+    name: str  # as the user names it
+    figures: RunFigures | Benchmarks
+    matrix_file: str | None = None
+    axes_line: int | None = None
 
 
 def open_side(name: str) -> Side:
@@ -44,21 +51,56 @@ def open_side(name: str) -> Side:
     return _read(name, path)
 
 
-def noise_of_side(side: Side) -> Noise | None:
-    """Return the noise that was measured on the machine of a side, on its matrix if there is one."""
-    machine = side.figures.environment.get("machine")
-    return noise_of_matrix(read_noise(slug(str(machine))), side.figures.matrix) if machine else None
+def compare_sides(
+    base: Side,
+    head: Side,
+    *,
+    metric_names: Sequence[str] = (),
+    vary: Collection[str] = (),
+    relevant: float = RELEVANT,
+) -> RunComparison:
+    """Return what changed from `base` to `head`: of runs by `compare_runs`, of benchmarks by `compare_benchmarks`.
+
+    Raises:
+        ConfigurationError: one side is a run and the other one benchmarks, or there is no such metric.
+    """
+    before, after = base.figures, head.figures
+    if isinstance(before, Benchmarks) and isinstance(after, Benchmarks):
+        names = (base.name, head.name)
+        return compare_benchmarks(before, after, names=names, metrics=metric_names, relevant=relevant)
+    if isinstance(before, Benchmarks) or isinstance(after, Benchmarks):
+        tests, run = (base, head) if isinstance(before, Benchmarks) else (head, base)
+        raise ConfigurationError(
+            f"{tests.name} has benchmarks of tests and {run.name} cells of a run: they have nothing in common"
+        )
+    return compare_runs(
+        before,
+        after,
+        metric_names=tuple(metric_names) or DEFAULT_METRICS,
+        vary=vary,
+        relevant=relevant,
+        noise=_noise_of(after),
+    )
+
+
+def _noise_of(figures: RunFigures) -> Noise | None:
+    """Return the noise that was measured on the machine of a run, on its matrix if there is one."""
+    machine = figures.environment.get("machine")
+    return noise_of_matrix(read_noise(slug(str(machine))), figures.matrix) if machine else None
 
 
 def _read(name: str, path: Path) -> Side:
     if path.suffix == ".json":
         if not path.is_file():
             raise RecordError(f"{name}: no such baseline")
-        return Side(figures=figures_of_baseline(name, read_baseline(path)), matrix_file=None, axes_line=None)
+        if is_benchmarks(path):
+            return Side(name=name, figures=read_benchmarks(path))
+        return Side(name=name, figures=figures_of_baseline(name, read_baseline(path)))
     store = RunStore(path)
     run = store.run()
     matrix_file = run.matrix_file if Path(run.matrix_file).is_file() else None
     return Side(
+        name=name,
         figures=figures_of_run(name, run, list(store.records())),
         matrix_file=matrix_file,
         axes_line=None if matrix_file is None else _axes_line(Path(matrix_file)),

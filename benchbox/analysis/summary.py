@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -47,6 +47,7 @@ class CellSummary:
     records: tuple[LaunchRecord, ...]
     status: str  # the worst over launches, "missing" when none ran, or "diverged" when they trained unlike the reference
     values: Mapping[str, Spread | None]  # by metric
+    launch_values: Mapping[str, Mapping[int, float]] | None = None  # metrics by launch, of records without step times
     equivalence: Equivalence | None = None  # how it trains beside the other cells; None before that is judged
     beyond_memory: bool = False  # a batch of a walk that is known not to fit, beside one that does: no failure
 
@@ -104,8 +105,9 @@ class CellSummary:
 
     def by_launch(self, metric: Metric) -> dict[int, float]:
         """Return the values of a numeric metric by number of the launch, of launches that ended ok and know it."""
-        values = {record["launch"]: metric.read(record) for record in self.ok}
-        return {number: float(value) for number, value in values.items() if value is not None}
+        if self.launch_values is not None:
+            return dict(self.launch_values.get(metric.name, {}))
+        return _values_by_launch(metric, self.ok)
 
     def phases(self) -> dict[str, float]:
         """Return seconds of each phase in a mean step of the slowest rank, mean over launches, in the order of the step.
@@ -128,17 +130,32 @@ class CellSummary:
         return fmean(means) if means else None
 
 
-def summarize(run: Run, records: Iterable[LaunchRecord]) -> list[CellSummary]:
-    """Return one summary for every planned cell, in the order of the plan; a cell without records is `missing`."""
+def summarize(run: Run, records: Iterable[LaunchRecord], *, step_times: bool = True) -> list[CellSummary]:
+    """Return one summary for every planned cell, in the order of the plan; a cell without records is `missing`.
+
+    Args:
+        records: read one at a time.
+        step_times: keep the times of steps, phases and parts in the records. They are most of a record, and metrics, of which
+            the values are kept, are all that a gate needs of them.
+    """
     by_cell: dict[str, list[LaunchRecord]] = defaultdict(list)
     planned = run.planned_launches()
+    values: dict[str, dict[str, dict[int, float]]] = defaultdict(dict)  # cell -> metric -> launch
     for record in records:
         # Launches beyond the current look wait for the next one: judging them earlier would be a look of its own.
         if run.sequential is None or record["launch"] <= planned.get(record["cell_id"], 0):
-            by_cell[record["cell_id"]].append(record)
+            by_cell[record["cell_id"]].append(record if step_times else _without_step_times(record, values[record["cell_id"]]))
     beyond = _beyond_memory(run, by_cell)
     summaries = [
-        _summary(cell_id, cell, planned[cell_id], by_cell[cell_id], cell_id in beyond) for cell_id, cell in run.cells.items()
+        _summary(
+            cell_id,
+            cell,
+            planned[cell_id],
+            by_cell[cell_id],
+            cell_id in beyond,
+            None if step_times else values[cell_id],
+        )
+        for cell_id, cell in run.cells.items()
     ]
     judged = judge_equivalence(summaries, run.reference)
     return [_with_equivalence(summary, judged[summary.cell_id]) for summary in summaries]
@@ -163,22 +180,45 @@ def _beyond_memory(run: Run, by_cell: Mapping[str, Sequence[LaunchRecord]]) -> s
     return beyond
 
 
-def _summary(cell_id: str, cell: CellDict, planned: int, records: Sequence[LaunchRecord], beyond_memory: bool) -> CellSummary:
+def _summary(
+    cell_id: str,
+    cell: CellDict,
+    planned: int,
+    records: Sequence[LaunchRecord],
+    beyond_memory: bool,
+    launch_values: Mapping[str, Mapping[int, float]] | None,
+) -> CellSummary:
     ok = [record for record in records if record["status"] == "ok"]
+    numbers = [metric for metric in metrics().values() if metric.is_number]
+    values = {metric.name: _values_by_launch(metric, ok) for metric in numbers} if launch_values is None else launch_values
     return CellSummary(
         cell_id=cell_id,
         cell=cell,
         planned=planned,
         records=tuple(records),
         status=max((record["status"] for record in records), key=STATUSES.index, default=MISSING),
-        values={metric.name: spread(metric, ok) for metric in metrics().values() if metric.is_number},
+        values={metric.name: _spread(metric, values.get(metric.name, {}).values()) for metric in numbers},
+        launch_values=launch_values,
         beyond_memory=beyond_memory,
     )
 
 
-def spread(metric: Metric, records: Iterable[LaunchRecord]) -> Spread | None:
+def _values_by_launch(metric: Metric, records: Iterable[LaunchRecord]) -> dict[int, float]:
+    values = {record["launch"]: metric.read(record) for record in records}
+    return {number: float(value) for number, value in values.items() if value is not None}
+
+
+def _without_step_times(record: LaunchRecord, values: dict[str, dict[int, float]]) -> LaunchRecord:
+    """Return a record without the times of steps, and add its metrics to those of its cell."""
+    if record["status"] == "ok":
+        for metric in metrics().values():
+            if metric.is_number:
+                values.setdefault(metric.name, {}).update(_values_by_launch(metric, [record]))
+    return {**record, "step_time_s": None, "phases_s": None, "step_split_s": None}
+
+
+def _spread(metric: Metric, values: Collection[float]) -> Spread | None:
     """Return a numeric metric over launches, or None when it is unknown in all of them."""
-    values = [float(value) for value in map(metric.read, records) if value is not None]
     if not values:
         return None
     value = median(values)

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchbox.analysis.changes import DEFAULT_METRICS, compare_runs
 from benchbox.analysis.inference import RELEVANT
-from benchbox.analysis.sides import noise_of_side, open_side
+from benchbox.analysis.sides import compare_sides, open_side
 from benchbox.api.results import Results
 from benchbox.errors import EXIT_CELL_FAILED, EXIT_OK, EXIT_USAGE, BenchboxError, ConfigurationError
 from benchbox.spec import load_matrix, parse_overrides
@@ -82,16 +81,16 @@ def compare(
     base: str | Path,
     head: str | Path,
     *,
-    metrics: Sequence[str] = DEFAULT_METRICS,
+    metrics: Sequence[str] = (),
     vary: Collection[str] = (),
     relevant: float = RELEVANT,
 ) -> RunComparison:
     """Return what became better or worse from one run to another, for every metric of every cell.
 
     Args:
-        base: a run directory, the file of a baseline, or `REV:PATH` of either in git.
+        base: a run directory, a baseline, JSON of pytest-benchmark, or `REV:PATH` of one of them in git.
         head: the same.
-        metrics: numeric metrics.
+        metrics: numeric metrics, or names of ratios of benchmarks; by default those of `benchbox compare`.
         vary: keys of the environment that may differ, such as torch.
         relevant: a smaller relative change is none.
 
@@ -99,9 +98,7 @@ def compare(
         RecordError: a side cannot be read.
         ConfigurationError: there is no such metric.
     """
-    before, after = open_side(str(base)), open_side(str(head))
-    noise = noise_of_side(after)
-    return compare_runs(before.figures, after.figures, metric_names=metrics, vary=vary, relevant=relevant, noise=noise)
+    return compare_sides(open_side(str(base)), open_side(str(head)), metric_names=metrics, vary=vary, relevant=relevant)
 
 
 def _yaml(value: Any) -> str:

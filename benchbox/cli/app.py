@@ -24,6 +24,7 @@ VERBS = (
     "export",
     "report",
     "compare",
+    "site",
     "check",
     "noise",
     "verify",

@@ -1,23 +1,33 @@
-"""`benchbox check` and `benchbox baseline`: comparing a run with its thresholds and a baseline."""
+"""`benchbox check` and `benchbox baseline`: comparing a run, or ratios of benchmarks, with thresholds and a baseline."""
 
-import json
-from dataclasses import asdict, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchbox.cli.options import Format, FormatOption
 from benchbox.errors import EXIT_INCONCLUSIVE, ThresholdError
+
+if TYPE_CHECKING:
+    from benchbox.report.gate.view import GateView
 
 BASELINES = Path("reports/baselines")
 
+RUN_HELP = "A run directory, or JSON of pytest-benchmark."
 
-RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
+
+class GateFormat(StrEnum):
+    """Values of `check --format`."""
+
+    text = "text"
+    json = "json"
+    junit = "junit"
+    sarif = "sarif"
+    github = "github"
 
 
 def check(
-    path: RunPath,
+    path: Annotated[Path, typer.Argument(metavar="RUN", help=RUN_HELP)],
     baseline: Annotated[
         Path, typer.Option(metavar="FILE|DIR", help="A baseline file, or a folder of <machine>/<matrix>.json.")
     ] = BASELINES,
@@ -25,7 +35,7 @@ def check(
         Path | None, typer.Option(metavar="FILE", help="Demand these instead of the thresholds of the matrix.")
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 5 if nothing is worse than inconclusive.")] = False,
-    output: FormatOption = Format.text,
+    output: Annotated[GateFormat, typer.Option("--format", help="Output format.")] = GateFormat.text,
 ) -> None:
     """Check a run against the thresholds of its matrix: expected, found, verdict.
 
@@ -34,75 +44,127 @@ def check(
     `inconclusive` when launches do not settle whether a metric is worse than the baseline's, or a difference is within the
     noise floor of the machine (`benchbox noise`): exit code 0, and 5 with --strict. Breaches that a threshold accepts for a
     while, or of severity `warning`, are printed and fail nothing.
+
+    Of JSON of pytest-benchmark, every ratio that a test recorded is checked against <machine>/perf.json: a breach is more than
+    the spread of the baseline's runs explains. Without a baseline of this machine they are inconclusive.
     """
+    from benchbox.store.benchmarks import is_benchmarks
+
+    view = _ratio_gate(path, baseline, thresholds) if is_benchmarks(path) else _run_gate(path, baseline, thresholds)
+    _print(view, output)
+    rows, failing = view.rows, view.failing
+    if view.verdict == "missing":
+        absent = "; ".join(dict.fromkeys(row.note for row in failing if row.note))
+        raise ThresholdError(f"missing: {len(failing)} of {len(rows)} demands on {path} cannot be judged: {absent}")
+    if view.verdict == "breach":
+        breaches = sum(row.verdict == "breach" for row in failing)
+        raise ThresholdError(f"{breaches} of {len(rows)} demands on {path} are not met" if rows else f"{path}: no cells")
+    if view.verdict == "inconclusive":
+        evidence = "the runs of the tests" if is_benchmarks(path) else "launches"
+        typer.echo(f"inconclusive: {evidence} do not settle {len(failing)} of {len(rows)} demands on {path}", err=True)
+        if strict:
+            raise typer.Exit(EXIT_INCONCLUSIVE)
+
+
+def _run_gate(path: Path, baseline: Path, thresholds: Path | None) -> "GateView":
+    from dataclasses import replace
+
     from benchbox.analysis.baseline import find_baseline, machine_of
-    from benchbox.analysis.gate import EXCUSED, gate, verdict_of
+    from benchbox.analysis.gate import gate
     from benchbox.analysis.noise import noise_floor, noise_of_matrix
     from benchbox.analysis.regression import BaselineLookup
     from benchbox.analysis.summary import summarize
+    from benchbox.report.gate.view import GateView, threshold_lines
     from benchbox.spec.threshold_section import load_thresholds
     from benchbox.store.noise import read_noise
     from benchbox.store.run import RunStore
 
     store = RunStore(path)
-    run, records = store.run(), list(store.records())
+    run = store.run()
+    summaries = summarize(run, store.records(), step_times=False)
+    records = [record for summary in summaries for record in summary.records]
     if thresholds is not None:
         run = replace(run, thresholds=[threshold.to_dict() for threshold in load_thresholds(thresholds)])
     needed = any("max_regression" in threshold for threshold in run.thresholds)
     lookup = find_baseline(run, records, baseline) if needed else BaselineLookup(None, None)
-    noise, machine = None, None
+    noise, notes = None, []
     if lookup.baseline is not None:
         machine = machine_of(records)
         noise = noise_of_matrix(read_noise(machine), run.name)
         lookup = replace(lookup, noise=noise)
-    rows = gate(run, summarize(run, records), lookup)
-    verdict = verdict_of(rows)
-    noted = [row for row in rows if row.verdict != "ok"]
-    failing = [row for row in noted if row.verdict not in EXCUSED]
-    if output is Format.json:
-        measured = {"noise": None if noise is None else asdict(noise)}
-        typer.echo(json.dumps({"verdict": verdict, "rows": [row.to_dict() for row in rows]} | measured, indent=1))
-    else:
-        from rich.console import Console
-
-        from benchbox.report.rows import print_rows, say
-
-        console = Console()
-        columns = ("cell", "metric", "expected", "found", "verdict")
-        print_rows(console, columns, [(row.cell, row.metric, row.expected, row.actual, row.verdict) for row in rows])
-        if noise is not None:
+        if noise is None:
+            notes = [f"noise floor of {machine}: not measured; `benchbox noise {run.matrix_file}` measures it"]
+        else:
             floor = f"{noise_floor(noise.sigma, run.launches):.1%} with {run.launches} launches"
-            say(console, f"noise floor of {machine}: {floor} (benchbox noise, {noise.measured_at}, {noise.cell})")
-        elif machine is not None:
-            say(console, f"noise floor of {machine}: not measured; `benchbox noise {run.matrix_file}` measures it")
-        annotated = (row for row in noted if row.note)
-        notes = (f"{row.note}" if row.verdict == "missing" else f"{row.cell}: {row.note}" for row in annotated)
-        for note in dict.fromkeys(notes):
-            say(console, f"note: {note}")
-    if verdict == "missing":
-        absent = "; ".join(dict.fromkeys(row.note for row in failing if row.note))
-        raise ThresholdError(f"missing: {len(failing)} of {len(rows)} demands on {path} cannot be judged: {absent}")
-    if verdict == "breach":
-        breaches = sum(row.verdict == "breach" for row in failing)
-        raise ThresholdError(f"{breaches} of {len(rows)} demands on {path} are not met" if rows else f"{path}: no cells")
-    if verdict == "inconclusive":
-        typer.echo(f"inconclusive: launches do not settle {len(failing)} of {len(rows)} demands on {path}", err=True)
-        if strict:
-            raise typer.Exit(EXIT_INCONCLUSIVE)
+            notes = [f"noise floor of {machine}: {floor} (benchbox noise, {noise.measured_at}, {noise.cell})"]
+    file = Path(run.matrix_file) if thresholds is None else thresholds
+    return GateView(
+        path=str(path),
+        rows=gate(run, summaries, lookup),
+        file=str(file) if file.is_file() else None,
+        lines=threshold_lines(file, run.thresholds) if file.is_file() else {},
+        notes=notes,
+        noise=noise,
+    )
+
+
+def _ratio_gate(path: Path, baseline: Path, thresholds: Path | None) -> "GateView":
+    from benchbox.analysis.ratios import gate_ratios
+    from benchbox.errors import ConfigurationError
+    from benchbox.report.gate.view import GateView
+    from benchbox.store.benchmarks import read_benchmarks
+
+    if thresholds is not None:
+        raise ConfigurationError("--thresholds is for runs: ratios of benchmarks are checked against their baseline")
+    return GateView(path=str(path), rows=gate_ratios(read_benchmarks(path), baseline))
+
+
+def _print(view: "GateView", output: GateFormat) -> None:
+    from rich.console import Console
+
+    from benchbox.report.gate.as_json import render_gate_json
+    from benchbox.report.gate.github import render_gate_github
+    from benchbox.report.gate.junit import render_gate_junit
+    from benchbox.report.gate.sarif import render_gate_sarif
+    from benchbox.report.gate.text import print_gate
+
+    match output:
+        case GateFormat.text:
+            print_gate(view, Console())
+        case GateFormat.json:
+            typer.echo(render_gate_json(view), nl=False)
+        case GateFormat.junit:
+            typer.echo(render_gate_junit(view))
+        case GateFormat.sarif:
+            typer.echo(render_gate_sarif(view), nl=False)
+        case GateFormat.github:
+            typer.echo(render_gate_github(view), nl=False)
 
 
 def promote(
-    path: RunPath,
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="A run directory, or JSON of pytest-benchmark of several runs.")
+    ],
     machine: Annotated[str | None, typer.Option(help="Name of the machine; by default made from its own description.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the baselines.")] = BASELINES,
 ) -> None:
-    """Make a run the baseline of its matrix on its machine. Refused (exit code 4) unless every planned launch ended ok."""
+    """Make a run the baseline of its matrix on its machine. Refused (exit code 4) unless every planned launch ended ok.
+
+    Of pytest-benchmark, name the JSON files of five or more runs of the tests: their spread says what chance may do.
+    """
     from benchbox.analysis.baseline import machine_of, make_baseline, slug
     from benchbox.analysis.summary import summarize
+    from benchbox.errors import ConfigurationError
     from benchbox.store.baseline import baseline_path, write_baseline
+    from benchbox.store.benchmarks import is_benchmarks
     from benchbox.store.run import RunStore
 
-    store = RunStore(path)
+    if any(is_benchmarks(path) for path in paths):
+        _promote_benchmarks(paths, machine, out)
+        return
+    if len(paths) > 1:
+        raise ConfigurationError("a baseline is made of one run; several files are for JSON of pytest-benchmark")
+    store = RunStore(paths[0])
     run, records = store.run(), list(store.records())
     name = slug(machine) if machine else machine_of(records)
     baseline = make_baseline(run, summarize(run, records), name)
@@ -111,8 +173,24 @@ def promote(
     typer.echo(f"{target}: {len(baseline.cells)} cells; commit it, and `benchbox check` compares with it")
 
 
+def _promote_benchmarks(paths: list[Path], machine: str | None, out: Path) -> None:
+    from dataclasses import replace
+
+    from benchbox.analysis.baseline import slug
+    from benchbox.analysis.ratios import BASELINE_NAME, merge_runs
+    from benchbox.store.baseline import baseline_path
+    from benchbox.store.benchmarks import read_benchmarks, write_benchmarks_baseline
+
+    merged = merge_runs([read_benchmarks(path) for path in paths])
+    merged = replace(merged, machine=slug(machine or merged.machine))
+    target = baseline_path(out, merged.machine, BASELINE_NAME)
+    write_benchmarks_baseline(target, merged)
+    text = f"{len(merged.ratios)} ratios of {len(merged.started_at)} runs of the tests"
+    typer.echo(f"{target}: {text}; commit it, and `benchbox check` compares with it")
+
+
 def register(app: typer.Typer) -> None:
-    """Register `check RUN` and `baseline promote RUN`."""
+    """Register `check RUN` and `baseline promote RUN...`."""
     app.command()(check)
     baselines = typer.Typer(help="Baselines to compare runs with.", no_args_is_help=True)
     baselines.callback()(lambda: None)

@@ -22,10 +22,11 @@ class ComparisonFormat(StrEnum):
     html = "html"
     junit = "junit"
     github = "github"
+    sarif = "sarif"
 
 
 def compare(
-    base: Annotated[str, typer.Argument(metavar="BASE", help="A run, a baseline file, or REV:PATH of one in git.")],
+    base: Annotated[str, typer.Argument(metavar="BASE", help="A run, a baseline, JSON of pytest-benchmark, or REV:PATH.")],
     head: Annotated[str, typer.Argument(metavar="HEAD", help="The same, to be compared with BASE.")],
     metric: Annotated[
         list[str],
@@ -53,24 +54,23 @@ def compare(
 
     Cells are matched by id, so equal set-ups meet. Throughput is compared launch against launch by an exact test, peaks and
     losses by value. What one side lacks is `missing`, runs of different machines or versions are `incomparable`, and what
-    launches do not settle is `inconclusive`: exit code 0, and 5 with --strict.
+    launches do not settle is `inconclusive`: exit code 0, and 5 with --strict. Ratios of benchmarks are compared with the
+    spread of their baseline.
     """
     from rich.console import Console
 
-    from benchbox.analysis.changes import DEFAULT_METRICS, compare_runs
-    from benchbox.analysis.sides import noise_of_side, open_side
+    from benchbox.analysis.sides import compare_sides, open_side
     from benchbox.cli.quantities import parse_share
     from benchbox.report.comparison.text import print_comparison
     from benchbox.store.files import write_text
 
     before, after = open_side(base), open_side(head)
-    comparison = compare_runs(
-        before.figures,
-        after.figures,
-        metric_names=tuple(metric) or DEFAULT_METRICS,
+    comparison = compare_sides(
+        before,
+        after,
+        metric_names=metric,
         vary=[key for text in vary for key in text.split(",")],
         relevant=parse_share(relevant, "--relevant"),
-        noise=noise_of_side(after),
     )
     if output is ComparisonFormat.text and out is None:
         print_comparison(comparison, Console(), everything=everything)
@@ -101,6 +101,7 @@ def _render(comparison: "RunComparison", output: ComparisonFormat, head: "Side",
     from benchbox.report.comparison.html import render_html
     from benchbox.report.comparison.junit import render_junit
     from benchbox.report.comparison.markdown import render_markdown
+    from benchbox.report.comparison.sarif import render_sarif
     from benchbox.report.comparison.text import print_comparison
 
     match output:
@@ -114,6 +115,8 @@ def _render(comparison: "RunComparison", output: ComparisonFormat, head: "Side",
             return render_junit(comparison)
         case ComparisonFormat.github:
             return render_github(comparison, head.matrix_file, head.axes_line)
+        case ComparisonFormat.sarif:
+            return render_sarif(comparison, head.matrix_file, head.axes_line)
         case ComparisonFormat.text:
             stream = io.StringIO()
             print_comparison(comparison, Console(file=stream), everything=everything)

@@ -3,15 +3,15 @@
 import shutil
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchbox.cli.options import MatrixArgument, OnlyOption, PolicyDirOption, SetOption
+from benchbox.cli.options import OnlyOption, PolicyDirOption, SetOption
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from benchbox.cli.predicting import Predictions
     from benchbox.plan import Plan
@@ -26,7 +26,9 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
-    matrix: MatrixArgument,
+    matrices: Annotated[
+        list[Path], typer.Argument(metavar="MATRIX...", help="Matrix files, or names in matrices/; training files as well.")
+    ],
     sets: SetOption,
     policy_dirs: PolicyDirOption,
     only: OnlyOption,
@@ -39,14 +41,43 @@ def plan(
             show_default="those that were predicted before",
         ),
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Print the problems of the files only, all of them; nothing if there are none.")
+    ] = False,
 ) -> None:
     """Print the cells of a matrix, and the skipped ones with reasons. The run may be for a larger machine than this one."""
-    from benchbox.cli.capacity import skip_beyond_capacity
+    from benchbox.spec import load_matrix, parse_overrides
+
+    if check:
+        _check(matrices, sets, policy_dirs, only)
+        return
+    for matrix in matrices:
+        _print_matrix(load_matrix(matrix, parse_overrides(sets), policy_dirs), only, estimate=estimate)
+
+
+def _check(paths: "Sequence[Path]", sets: "Sequence[str]", policy_dirs: "Sequence[Path]", only: "Sequence[str]") -> None:
+    """Raise ConfigurationError with the problems of all files."""
+    from benchbox.errors import ConfigurationError, Problem
     from benchbox.plan import join_expressions
     from benchbox.plan import plan as plan_cells
     from benchbox.spec import load_matrix, parse_overrides
 
-    loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
+    problems: list[Problem] = []
+    for path in paths:
+        try:
+            plan_cells(load_matrix(path, parse_overrides(sets), policy_dirs), join_expressions(only))
+        except ConfigurationError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _print_matrix(loaded: "Matrix", only: "Sequence[str]", *, estimate: bool | None) -> None:
+    """Print the plan of a matrix, on request with predictions, and what this machine cannot run of it."""
+    from benchbox.cli.capacity import skip_beyond_capacity
+    from benchbox.plan import join_expressions
+    from benchbox.plan import plan as plan_cells
+
     planned = plan_cells(loaded, join_expressions(only))
     predictions: Predictions | None = None
     largest = None

@@ -7,7 +7,7 @@ import typer
 
 
 def report(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories, or JSON of pytest-benchmark.")],
     out: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Write here instead of into the run; of several runs, each into its own folder."),
@@ -23,6 +23,7 @@ def report(
     """Print the table of runs and write report.html, report.md, table.csv and table.parquet.
 
     With --pack, DIR becomes a run directory that verify, check and report read like the original, without its cells/ folder.
+    Of JSON of pytest-benchmark, FILE.html and FILE.md are written.
     """
     from dataclasses import astuple
 
@@ -31,8 +32,10 @@ def report(
     from benchbox.cli.quantities import parse_memory
     from benchbox.errors import ConfigurationError
     from benchbox.report import write_reports
+    from benchbox.report.benchmarks import write_benchmarks_report
     from benchbox.report.rows import say
     from benchbox.report.terminal import print_table
+    from benchbox.store.benchmarks import is_benchmarks
 
     memory_limit = None if memory is None else parse_memory(memory, "--memory")
     names = [path.resolve().name for path in paths]
@@ -42,6 +45,10 @@ def report(
         _check_folder(out)
     console = Console()
     for path, name in zip(paths, names, strict=True):
+        if is_benchmarks(path):
+            for file in write_benchmarks_report(path, console, out):
+                say(console, str(file))
+            continue
         print_table(path, console, memory_limit=memory_limit)
         folder = out / name if out is not None and len(paths) > 1 else out
         for file in astuple(write_reports(path, folder, pack=pack, memory_limit=memory_limit)):

@@ -52,7 +52,7 @@ class ThresholdFile(Strict):
     max: float = ABSENT
     vs: Literal["baseline"] = ABSENT
     max_regression: Fraction = ABSENT
-    """How much worse than the baseline it may be: 5% or 0.05."""
+    """Allowed regression relative to the baseline, such as 5% or 0.05."""
     severity: Literal["error", "warning"] = "error"
     """Whether a breach fails the check, or is only printed."""
     accept: AcceptanceFile = ABSENT

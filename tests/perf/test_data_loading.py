@@ -30,6 +30,7 @@ from benchbox.spec.cell import DataSpec
 from tests.parity.lerobot import ENVIRONMENT, VERSION
 from tests.parity.lerobot import HERE as PARITY
 from tests.support.random_access import RandomAccessFrames
+from tests.support.ratios import record_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -174,10 +175,11 @@ def test_whole_samples_are_loaded_many_times_faster_than_lerobot_loads_frames(be
                 seconds[name].append(seconds_per_sample())
 
         benchmark.pedantic(one_round, rounds=ROUNDS)
-    ratios = {
-        order: median(peer / ours for peer, ours in zip(seconds["lerobot"], seconds[order], strict=True)) for order in ORDERS
-    }
-    benchmark.extra_info |= {f"{order}_over_lerobot": ratio for order, ratio in ratios.items()}
+    by_round = {order: [peer / ours for peer, ours in zip(seconds["lerobot"], seconds[order], strict=True)] for order in ORDERS}
+    ratios = {order: median(values) for order, values in by_round.items()}
+    peer_name = "lerobot" if ENVIRONMENT.is_built else "lerobot_access_pattern"
+    for order, values in by_round.items():
+        record_ratio(benchmark, f"{order}_over_{peer_name}", values, better="higher", goal=GOALS[order])
     with capsys.disabled():
         name = VERSION if ENVIRONMENT.is_built else "the access pattern of lerobot, re-created"
         rates = ", ".join(f"{label} {1 / median(values):.0f} samples/s" for label, values in seconds.items())
@@ -205,13 +207,14 @@ def test_episode_shuffle_is_several_times_faster_than_frame_shuffle(
         monkeypatch.setattr(time, "perf_counter", time.process_time)
         benchmark.pedantic(lambda: ratios.append(frame_shuffle(20) / episode_shuffle(20)), rounds=ROUNDS)
         monkeypatch.undo()
+    record_ratio(benchmark, "episode_shuffle_over_frame_shuffle", ratios, better="higher", goal=ORDERS_GOAL)
     with capsys.disabled():
         print(f"\n{side} x {side}, a key frame every {gop} frames: episode_shuffle {median(ratios):.1f} x frame_shuffle")
     print_cost(root, "full", capsys, block)
     assert median(ratios) >= ORDERS_GOAL
 
 
-def test_memory_stays_flat_over_an_epoch(capsys, tmp_path, monkeypatch) -> None:
+def test_memory_stays_flat_over_an_epoch(benchmark, capsys, tmp_path, monkeypatch) -> None:
     """Resident memory of a process that only loads, and its two workers, at every quarter of the second epoch.
 
     It is a process of its own: the workers of this one share its pages, those of the tests before included, and have copies of
@@ -219,8 +222,10 @@ def test_memory_stays_flat_over_an_epoch(capsys, tmp_path, monkeypatch) -> None:
     """
     root = write_videos(tmp_path / "videos", side=96, gop=8, monkeypatch=monkeypatch, episodes=8)
     command = [sys.executable, "-m", "tests.support.loading_memory", str(root), str(BUFFER)]
-    used_mib = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    done = benchmark.pedantic(lambda: subprocess.run(command, check=True, capture_output=True, text=True), rounds=1)
+    used_mib = json.loads(done.stdout)
     growth = used_mib[-1] / used_mib[0] - 1
+    record_ratio(benchmark, "memory_at_end_over_start_of_epoch", 1 + growth, better="lower", goal=1.05)
     with capsys.disabled():
         print(f"\nmemory at the quarters of an epoch: {', '.join(f'{mib:.0f} MiB' for mib in used_mib)}; growth {growth:.1%}")
     assert growth <= 0.05, "blocks that wait in the queues of workers vary by some MiB"

@@ -15,6 +15,7 @@ from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.cell import Cell, DataSpec
 from benchbox.store.rank_state import RankStateFile
+from tests.support.ratios import record_ratio
 
 pytestmark = pytest.mark.perf
 
@@ -89,7 +90,8 @@ def test_instruments_cost_at_most_one_percent_of_a_step_of_pi05_small(benchmark,
 
     share = own_cost_s(instruments) / median(bare_s)
     lower, upper = sorted(ratios)[1], sorted(ratios)[-2]  # of nine, the second from each end bound the median with 96%
-    benchmark.extra_info |= {"instrumented_over_bare": median(ratios), "own_share_of_step": share}
+    record_ratio(benchmark, "instrumented_over_bare", ratios, better="lower")
+    record_ratio(benchmark, "own_share_of_step", share, better="lower", goal=ALLOWED)
     with capsys.disabled():
         print(
             f"\ninstrumented / bare: {median(ratios):.4f} [{lower:.4f}, {upper:.4f}]; the instruments' own share: {share:.6f}"

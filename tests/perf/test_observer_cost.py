@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from benchbox.observer.observer import StepObserver
+from tests.support.ratios import record_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,11 +78,15 @@ def many_optimizers_s() -> tuple[float, float]:
     return costs_s(MANY, in_backward=True)
 
 
-def test_the_cost_grows_no_faster_than_the_number_of_parameters_each_with_its_own_optimizer(capsys, many_optimizers_s) -> None:
+def test_the_cost_grows_no_faster_than_the_number_of_parameters_each_with_its_own_optimizer(
+    benchmark, capsys, many_optimizers_s
+) -> None:
     """A search of the process for each optimizer would cost 300 / 40 squared, and hundreds of times the training."""
-    few_s, few_additional_s = costs_s(FEW, in_backward=True)
+    few_s, few_additional_s = benchmark.pedantic(lambda: costs_s(FEW, in_backward=True), rounds=1)
     many_s, many_additional_s = many_optimizers_s
     growth = many_additional_s / few_additional_s
+    record_ratio(benchmark, "many_over_few_optimizers", growth, better="lower", goal=MANY / FEW)
+    record_ratio(benchmark, "observed_over_bare", 1 + many_additional_s / many_s, better="lower", goal=2.0)
     with capsys.disabled():
         print(f"\none optimizer for each parameter, {WATCHED} of {STEPS} steps watched, over the bare training: ", end="")
         print(f"{FEW} parameters x {1 + few_additional_s / few_s:.2f}, ", end="")
@@ -90,25 +95,30 @@ def test_the_cost_grows_no_faster_than_the_number_of_parameters_each_with_its_ow
     assert many_additional_s <= many_s
 
 
-def test_many_optimizers_cost_little_more_than_one_for_the_same_parameters(capsys, many_optimizers_s) -> None:
-    one_s, one_additional_s = costs_s(MANY, in_backward=False)
+def test_many_optimizers_cost_little_more_than_one_for_the_same_parameters(benchmark, capsys, many_optimizers_s) -> None:
+    one_s, one_additional_s = benchmark.pedantic(lambda: costs_s(MANY, in_backward=False), rounds=1)
     _, many_additional_s = many_optimizers_s
     growth = many_additional_s / one_additional_s
+    record_ratio(benchmark, "many_over_one_optimizer", growth, better="lower", goal=4.0)
     with capsys.disabled():
         print(f"\n{MANY} parameters: one optimizer x {1 + one_additional_s / one_s:.2f} of the bare training; ", end="")
         print(f"{MANY} optimizers cost x {growth:.2f} of what one costs", end="")
     assert growth <= 4
 
 
-def test_the_cost_does_not_grow_with_the_number_of_watched_steps(capsys) -> None:
+def test_the_cost_does_not_grow_with_the_number_of_watched_steps(benchmark, capsys) -> None:
     """Three steps are probed and one is recorded by operation, however many are watched."""
     bare, short, long = 0, 10, 40
     seconds = {bare: [], short: [], long: []}
-    for _ in range(3 * ROUNDS):
+
+    def one_round() -> None:
         for watched, measured in seconds.items():
             measured.append(train_s(FEW, watched=watched, in_backward=False, steps=long))
+
+    benchmark.pedantic(one_round, rounds=3 * ROUNDS)
     # The least time of many: a training of a tenth of a second is shorter than the disturbances of a shared machine.
     difference = (min(seconds[long]) - min(seconds[short])) / min(seconds[bare])
+    record_ratio(benchmark, "many_over_few_watched_steps", min(seconds[long]) / min(seconds[short]), better="lower")
     with capsys.disabled():
         print(f"\n{long} instead of {short} watched steps cost {difference:+.3f} of a bare training of {long} steps", end="")
     assert difference <= 0.25

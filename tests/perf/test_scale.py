@@ -10,13 +10,16 @@ from dataclasses import replace
 import pytest
 
 from benchbox.analysis.invariants import verify_run
+from benchbox.analysis.summary import summarize
 from benchbox.plan import plan
 from benchbox.report.view import build_report
 from benchbox.spec import load_matrix
 from benchbox.spec.cell import Cell
+from benchbox.store.record import share_equal_values
 from benchbox.store.run import RunStore
 from benchbox.store.table import launch_table
-from tests.support.example_run import CELL, example_record, example_run
+from tests.support.example_run import CELL, MIB, example_record, example_run
+from tests.support.ratios import record_ratio
 
 pytestmark = pytest.mark.perf
 
@@ -34,9 +37,10 @@ def cpu_seconds(function, *arguments):
     return min(times)
 
 
-def assert_linear(name, small, large, seconds):
+def assert_linear(benchmark, name, small, large, seconds):
     growth = seconds[1] / seconds[0]
     print(f"\n{name}: {small} in {seconds[0]:.3f} s, {large} in {seconds[1]:.3f} s of CPU time: {growth:.1f} times")
+    record_ratio(benchmark, f"{name}_growth_over_size", growth / (large / small), better="lower", goal=MAX_GROWTH / 10)
     assert growth < MAX_GROWTH
 
 
@@ -47,13 +51,14 @@ def write_matrix(folder, cells):
     return path
 
 
-def test_planning_grows_with_the_number_of_cells(tmp_path):
+def test_planning_grows_with_the_number_of_cells(benchmark, tmp_path):
     def load_and_plan(path):
         return plan(load_matrix(path, {}, []))
 
     small, large = (write_matrix(tmp_path, cells) for cells in (10_000, 100_000))
     assert len(load_and_plan(small).cells) == 10_000
-    assert_linear("planning", 10_000, 100_000, [cpu_seconds(load_and_plan, path) for path in (small, large)])
+    seconds = benchmark.pedantic(lambda: [cpu_seconds(load_and_plan, path) for path in (small, large)], rounds=1)
+    assert_linear(benchmark, "planning", 10_000, 100_000, seconds)
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +76,51 @@ def runs():
     return run_of(1_000), run_of(10_000)
 
 
-def test_tables_grow_with_the_number_of_launches(runs):
-    assert_linear("tables", 1_000, 10_000, [cpu_seconds(launch_table, records) for _, records in runs])
+def test_tables_grow_with_the_number_of_launches(benchmark, runs):
+    seconds = benchmark.pedantic(lambda: [cpu_seconds(launch_table, records) for _, records in runs], rounds=1)
+    assert_linear(benchmark, "tables", 1_000, 10_000, seconds)
 
 
-def test_reports_grow_with_the_number_of_launches(runs):
-    assert_linear("reports", 1_000, 10_000, [cpu_seconds(build_report, run, records) for run, records in runs])
+def test_reports_grow_with_the_number_of_launches(benchmark, runs):
+    seconds = benchmark.pedantic(lambda: [cpu_seconds(build_report, run, records) for run, records in runs], rounds=1)
+    assert_linear(benchmark, "reports", 1_000, 10_000, seconds)
 
 
-def test_verifying_takes_a_few_kilobytes_of_memory_for_each_launch(tmp_path):
+def test_judging_a_run_keeps_less_than_half_of_the_memory_of_its_records(benchmark):
+    """`check` reads records one at a time, and keeps what thresholds and baselines are judged by."""
+
+    def peak_bytes(launches, *, step_times):
+        cells = [replace(CELL, seed=seed) for seed in range(launches // 10)]
+        run = example_run(cells)
+        run = replace(run, measure={**run.measure, "launches": 10})
+
+        def read():
+            previous = {}
+            for cell in cells:
+                for number in range(1, 11):
+                    text = json.dumps(example_record(cell, number, step_s=0.2 + cell.seed / 1e6))  # as read from a file
+                    previous = share_equal_values(json.loads(text), previous)
+                    yield previous
+
+        tracemalloc.start()
+        summaries = summarize(run, read(), step_times=step_times)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert summaries[-1].values["step_time_s"].launches == 10
+        return peak
+
+    sizes = 300, 3_000
+    small, large = benchmark.pedantic(lambda: [peak_bytes(launches, step_times=False) for launches in sizes], rounds=1)
+    whole = peak_bytes(sizes[0], step_times=True)
+    print(
+        f"\njudging: {sizes[0]} launches {small / MIB:.1f} MiB, {sizes[1]} {large / MIB:.1f} MiB: {large / small:.1f} times; "
+        f"with all records {whole / MIB:.1f} MiB for {sizes[0]}"
+    )
+    record_ratio(benchmark, "memory_of_judging_over_records", small / whole, better="lower", goal=0.5)
+    assert small < whole / 2
+
+
+def test_verifying_takes_a_few_kilobytes_of_memory_for_each_launch(benchmark, tmp_path):
     """Records are read one at a time. What grows are the chain, the spans of launches and what the ratios need."""
 
     def peak_bytes(launches):
@@ -96,9 +137,11 @@ def test_verifying_takes_a_few_kilobytes_of_memory_for_each_launch(tmp_path):
         tracemalloc.stop()
         return peak
 
-    small, large = peak_bytes(100), peak_bytes(400)
+    small, large = benchmark.pedantic(lambda: (peak_bytes(100), peak_bytes(400)), rounds=1)
     growth = (large - small) / 300
     print(
         f"\nverifying: {growth / 1024:.1f} KiB for each launch, of {len(json.dumps(example_record())) / 1024:.1f} KiB of JSON"
     )
+    record_bytes = len(json.dumps(example_record()))
+    record_ratio(benchmark, "memory_of_verifying_over_record", growth / record_bytes, better="lower")
     assert growth < 12 * 1024

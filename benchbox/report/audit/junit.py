@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 from benchbox.audit.findings import FAILING
 from benchbox.audit.rules import rules
 from benchbox.report.audit.view import format_finding, format_suppression, sort_by_severity
+from benchbox.report.junit import junit_document
 from benchbox.report.unprintable import escape_unprintable
 
 if TYPE_CHECKING:
@@ -50,10 +51,4 @@ def junit_report(audit: Audit) -> str:
     if audit.problems:
         lines = [f"the observer failed on rank {rank}: {escape_unprintable(problem)}" for rank, problem in audit.problems]
         ET.SubElement(suite, "system-err").text = "\n".join(lines)
-    for name, count in (("tests", cases), ("failures", failures), ("errors", 0), ("skipped", len(judgement.not_judged))):
-        suite.set(name, str(count))
-    suites = ET.Element("testsuites")
-    suites.append(suite)
-    ET.indent(suites)
-    document: bytes = ET.tostring(suites, encoding="us-ascii", xml_declaration=True)
-    return document.decode("ascii")
+    return junit_document(suite, {"tests": cases, "failures": failures, "skipped": len(judgement.not_judged)})

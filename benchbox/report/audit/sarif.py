@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
-from benchbox import __version__
 from benchbox.audit.rules import rules
 from benchbox.report.audit.view import (
     format_finding,
@@ -19,6 +16,7 @@ from benchbox.report.audit.view import (
     tensor_names,
     to_json,
 )
+from benchbox.report.sarif import file_location, file_uri, line_location, sarif_log
 from benchbox.report.unprintable import escape_unprintable
 
 if TYPE_CHECKING:
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from benchbox.audit.rules.base import Rule
     from benchbox.report.audit.view import Audit
 
-SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 # An unknown result fails an audit: as a note or a "review" it would pass.
 _LEVELS: Mapping[str, str] = {"error": "error", "unknown": "error", "warning": "warning", "info": "note"}
 
@@ -48,14 +45,14 @@ def sarif_report(audit: Audit) -> str:
     results += [_result(finding, file, "unchanged") for finding in sort_by_severity(judgement.baseline_findings)]
     results += [_suppressed_result(suppressed, file, state) for suppressed in judgement.suppressed if suppressed.matched]
     descriptors = [_rule_descriptor(rule) for rule in rules().values()]
-    run = {
-        "tool": {"driver": {"name": "benchbox", "version": __version__, "rules": descriptors}},
-        "automationDetails": {"id": f"audit-precision/{audit.subject.get('kind', 'subject')}/"},
-        "invocations": [{"executionSuccessful": not audit.problems, "toolExecutionNotifications": _notifications(audit)}],
-        "results": results,
-        "properties": {"subject": {**audit.subject, "title": audit.title}, "clean": list(judgement.clean)},
-    }
-    return to_json({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]})
+    log = sarif_log(
+        descriptors,
+        results,
+        automationDetails={"id": f"audit-precision/{audit.subject.get('kind', 'subject')}/"},
+        invocations=[{"executionSuccessful": not audit.problems, "toolExecutionNotifications": _notifications(audit)}],
+        properties={"subject": {**audit.subject, "title": audit.title}, "clean": list(judgement.clean)},
+    )
+    return to_json(log)
 
 
 def _rule_descriptor(rule: Rule) -> dict[str, Any]:
@@ -77,13 +74,7 @@ def _subject_file(subject: Mapping[str, Any]) -> str | None:
         files = [argument for argument in subject.get("command", ()) if argument.endswith(".py")]
     if not files:
         return None
-    return _uri(Path(files[0]))
-
-
-def _uri(path: Path) -> str:
-    if path.is_absolute() and path.is_relative_to(Path.cwd()):
-        path = path.relative_to(Path.cwd())
-    return path.as_uri() if path.is_absolute() else quote(os.fsencode(path.as_posix()))
+    return file_uri(Path(files[0]))
 
 
 def _result(finding: Finding, file: str | None, state: str | None) -> dict[str, Any]:
@@ -120,16 +111,8 @@ def _locations(names: list[str], where: str, physical: dict[str, Any] | None) ->
 def _physical_location(finding: Finding, file: str | None) -> dict[str, Any] | None:
     """Return the likeliest line, or the subject's file; None if neither is known."""
     if finding.locations:
-        return _line(finding.locations[0].file, finding.locations[0].line)
-    return None if file is None else _file(file)
-
-
-def _file(uri: str) -> dict[str, Any]:
-    return {"artifactLocation": {"uri": uri}}
-
-
-def _line(file: str, line: int) -> dict[str, Any]:
-    return _file(_uri(Path(file))) | {"region": {"startLine": line}}
+        return line_location(finding.locations[0].file, finding.locations[0].line)
+    return None if file is None else file_location(file)
 
 
 def _related_locations(finding: Finding) -> dict[str, Any]:
@@ -138,7 +121,7 @@ def _related_locations(finding: Finding) -> dict[str, Any]:
         return {}
     labels = [f"{label} {text}" for label, text in location_rows(finding)]
     related = [
-        {"id": index, "physicalLocation": _line(location.file, location.line), "message": {"text": label}}
+        {"id": index, "physicalLocation": line_location(location.file, location.line), "message": {"text": label}}
         for index, (location, label) in enumerate(zip(finding.locations, labels, strict=True))
     ]
     stacks = [
@@ -153,7 +136,9 @@ def _frame(call: str) -> dict[str, Any]:
     where, _, function = call.rpartition(" in ")
     file, _, line = where.rpartition(":")
     function = escape_unprintable(function)
-    return {"location": {"physicalLocation": _line(file, int(line)), "logicalLocations": [{"fullyQualifiedName": function}]}}
+    return {
+        "location": {"physicalLocation": line_location(file, int(line)), "logicalLocations": [{"fullyQualifiedName": function}]}
+    }
 
 
 def _fingerprint(finding: Finding) -> str:
@@ -171,7 +156,7 @@ def _suppressed_result(suppressed: AppliedSuppression, file: str | None, state: 
         "ruleIndex": list(rules()).index(rule.code),
         "level": _LEVELS[rule.severity],
         "message": {"text": f"{rule.title}. Suppressed for {parameters}"},
-        "locations": _locations(names, parameters, None if file is None else _file(file)),
+        "locations": _locations(names, parameters, None if file is None else file_location(file)),
         "suppressions": [{"kind": "external", "status": "accepted", "justification": reason}],
     } | _baseline_state(state)
 

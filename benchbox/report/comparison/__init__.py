@@ -1,1 +1,1 @@
-"""A comparison of two runs in every format: text, Markdown, HTML, JUnit and GitHub annotations."""
+"""A comparison of two runs in every format: text, Markdown, HTML, JUnit, SARIF and GitHub annotations."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from benchbox.report.comparison.view import sentence, summary_sentences
+from benchbox.report.junit import junit_document
 from benchbox.report.unprintable import escape_unprintable
 
 if TYPE_CHECKING:
@@ -31,14 +32,7 @@ def render_junit(comparison: RunComparison) -> str:
     counts = {
         "tests": len(comparison.changes),
         "failures": len(comparison.of_verdict("regression")),
-        "errors": 0,
         "skipped": len(comparison.of_verdict("missing", "incomparable", "inconclusive")),
     }
-    for name, count in counts.items():
-        suite.set(name, str(count))
     ET.SubElement(suite, "system-out").text = "\n".join(map(escape_unprintable, summary_sentences(comparison)))
-    suites = ET.Element("testsuites")
-    suites.append(suite)
-    ET.indent(suites)
-    document: bytes = ET.tostring(suites, encoding="us-ascii", xml_declaration=True)
-    return document.decode("ascii")
+    return junit_document(suite, counts)

@@ -66,7 +66,7 @@ def reasons(comparison: RunComparison) -> list[str]:
 
 def method_sentence(comparison: RunComparison) -> str:
     """Return how verdicts were reached."""
-    return (
+    return comparison.method or (
         f"A change of at most {100 * comparison.relevant:.3g}% is none. Throughput and times are compared launch against "
         f"launch, by an exact permutation test at {ALPHA:.0%} over all of them (Holm), which needs {comparison.needed} "
         "launches on each side; peaks, losses and precision by value."

@@ -99,6 +99,7 @@ def test_buffers_stay_float32_and_integers_stay_integers(foreign: list[dict]) ->
         assert {entry["dtype"] for entry in census if entry["kind"] == "exp_avg"} == {"float32"}
 
 
+@pytest.mark.exhaustive
 def test_models_of_transformers_train_on_sharding_backends(tmp_path: Path) -> None:
     """A causal language model and a vision-language model; `matrices/any_policy.yaml` has the others."""
     points = [

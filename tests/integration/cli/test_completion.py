@@ -23,7 +23,7 @@ def answer(**request: str) -> str:
         (("benchbox", "ver"), ["verify"]),
         (("benchbox", "list", "re"), ["recipes"]),
         (("benchbox", "run", "--la"), ["--launches", "--launcher"]),
-        (("benchbox", "check", "--format", "j"), ["json"]),
+        (("benchbox", "check", "--format", "j"), ["json", "junit"]),
     ],
 )
 def test_verbs_options_and_their_values_are_completed(words: tuple[str, ...], offered: list[str]) -> None:

@@ -133,6 +133,7 @@ def test_an_added_metric_is_a_column_of_the_tables_and_can_be_a_threshold(acme: 
     assert METRIC in checked.stdout
 
 
+@pytest.mark.exhaustive
 def test_an_added_backend_that_fell_back_to_another_is_a_mismatch(acme: Environment, matrix: Path) -> None:
     """The set-up without the hook is plain DDP, and that is what is observed."""
     only = f"backend={BACKEND},recipe=fp32_autocast"

@@ -74,7 +74,7 @@ def test_every_trainable_parameter_is_in_the_graph_without_any_optional_input(na
     assert [key for key, gradient in gradients(policy).items() if gradient is None or not gradient.isfinite().all()] == []
 
 
-@every
+@pytest.mark.parametrize("name", in_tiers(POLICIES, ("pi05", "pi07_low_level", "value", "vitra", "cosmos_droid").__contains__))
 def test_it_overfits_a_batch(name):
     """The loss falls to a tenth in 200 steps."""
     policy = build(name)

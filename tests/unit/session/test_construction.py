@@ -62,6 +62,7 @@ def test_an_error_in_a_constructor_is_raised_as_it_is(tmp_path):
         construct_policy(foreign_cell(policy="broken"), Axes(), torch.device("cpu"), [folder])
 
 
+@pytest.mark.exhaustive
 def test_models_of_transformers_that_are_imported_while_they_are_built_have_their_own_weights():
     """transformers 5 skips the initialisation of its models on the meta device."""
     code = (

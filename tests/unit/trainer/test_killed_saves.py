@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from benchbox.spec.cell import Cell
 
-KILLS = 50
+KILLS = {False: 16, True: 50}  # by whether exhaustive tests run
 
 
 def train_for_ever(folder: Path, cell: Cell, progress: int, *, background: bool) -> NoReturn:
@@ -57,13 +57,13 @@ def kill_a_training(folder: Path, cell: Cell, moment: float, *, background: bool
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, "it failed before it was killed"
 
 
-def test_latest_loads_after_a_kill_at_any_moment_of_saving(tmp_path: Path, cell: Cell) -> None:
-    """Fifty kills at random moments, of savings in the foreground and in the background. Each training continues the one before
+def test_latest_loads_after_a_kill_at_any_moment_of_saving(tmp_path: Path, cell: Cell, exhaustive: bool) -> None:
+    """Kills at random moments, of savings in the foreground and in the background. Each training continues the one before
     it, so nobody has to clean up in between."""
     torch.set_num_threads(1)
     moments = random.Random(0)
-    interrupted, steps = 0, 0
-    for number in range(KILLS):
+    interrupted, steps, kills = 0, 0, KILLS[exhaustive]
+    for number in range(kills):
         kill_a_training(tmp_path, cell, moments.uniform(0, 2), background=number % 2 == 1)
         interrupted += any(path.name.startswith(".") for path in tmp_path.iterdir())
         checkpoints = list_checkpoints(tmp_path)
@@ -76,5 +76,5 @@ def test_latest_loads_after_a_kill_at_any_moment_of_saving(tmp_path: Path, cell:
             CheckpointManager(tmp_path, cell, CheckpointSection()).restore(session, latest)
             assert checkpoint_steps(checkpoints[-1]) >= steps, "no kill loses a checkpoint"
             steps = checkpoint_steps(checkpoints[-1])
-    assert steps > KILLS // 2, "the trainings came forward"
-    assert interrupted > KILLS // 2, "most kills came in the middle of a checkpoint"
+    assert steps > kills // 2, "the trainings came forward"
+    assert interrupted > kills // 2, "most kills came in the middle of a checkpoint"

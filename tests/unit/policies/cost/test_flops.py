@@ -163,7 +163,7 @@ def test_the_formula_gives_the_flops_of_a_step_whatever_is_trained(name, cams, c
 
 
 @every
-@kernels
+@pytest.mark.parametrize("attention", in_tiers(["eager", "sdpa"], "sdpa".__eq__))
 def test_the_formula_holds_for_partly_frozen_towers(name, attention):
     """Frozen are the lower half of every tower, or all matrices, so that only norms, biases and embeddings train."""
 

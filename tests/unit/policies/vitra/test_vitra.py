@@ -302,6 +302,7 @@ def test_actions_outside_the_dataset_s_dimensions_are_its_mean():
     assert masks[-1][1].sum(dim=-1).unique().tolist() == [9]
 
 
+@pytest.mark.exhaustive
 def test_a_policy_overfitted_to_a_batch_selects_its_actions():
     """Actions are in raw units, with guidance and without."""
     policy = vitra()

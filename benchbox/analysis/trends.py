@@ -1,0 +1,194 @@
+"""Trends of metrics over runs of the same matrix on the same machine, and the changes in them.
+
+A change point is found in two stages. Binary segmentation (Scott and Knott, Biometrics 30, 1974; Vostrikova, Soviet Mathematics
+Doklady 24, 1981) proposes one: it splits the runs of a cell in two where the means of the logarithms differ most, and then each
+part in the same way. The exact test of `benchbox.analysis.inference` confirms it: up to `NEAREST` launches on either side,
+those of the runs nearest to it, are exchanged; p is multiplied by the number of positions that the split was chosen from
+(Bonferroni), and corrected by Holm's procedure over all proposals of a matrix. Only a change beyond what is relevant is one,
+and beyond the noise floor of the machine where it was measured. A metric without noise changes where its value does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchbox.analysis.comparability import environment_differences
+from benchbox.analysis.inference import ALPHA, RELEVANT, estimate_effect, holm
+from benchbox.analysis.noise import noise_floor
+from benchbox.analysis.regression import has_noise
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from benchbox.registry.metrics import Metric
+    from benchbox.store.noise import Noise
+
+NEAREST = 10  # launches on either side of a change: ten against ten are enumerated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrendPoint:
+    """Value of a metric of one cell in one run."""
+
+    run: str  # as the user names it
+    commit: str | None  # of benchbox or of the training code, in which the launches ran
+    dirty: bool
+    started_at: str
+    value: float
+    low: float
+    high: float
+    launches: tuple[float, ...]  # values; empty for baselines of earlier versions
+    environment: Mapping[str, Any]
+    steps: int | None  # measured in a launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangePoint:
+    """A change between two neighbouring runs of a trend. `index` is that of the first run after it.
+
+    `ratio` is after / before over the launches that were tested, with its interval where launches give one.
+    """
+
+    index: int
+    before: TrendPoint
+    after: TrendPoint
+    ratio: float
+    low: float | None
+    high: float | None
+    p: float | None  # after both corrections; None for a metric without noise
+    is_worse: bool
+    differences: tuple[str, ...]  # of the environments, which the change may come from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """Runs of one cell in the order of their commits."""
+
+    cell_id: str
+    cell: str  # its label
+    metric: Metric
+    points: tuple[TrendPoint, ...]
+    changes: tuple[ChangePoint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    start: int  # of the runs that were split
+    split: int
+    end: int
+    p: float | None
+    ratio: float
+    low: float | None
+    high: float | None
+
+
+def mark_changes(trends: Sequence[Trend], *, relevant: float = RELEVANT, noise: Noise | None = None) -> list[Trend]:
+    """Return trends of one matrix with their changes, of which one of a hundred such matrices has a wrong one by chance."""
+    proposals = {
+        index: _propose(trend.points, 0, len(trend.points))
+        for index, trend in enumerate(trends)
+        if has_noise(trend.metric) and all(min(point.launches or (point.low,)) > 0 for point in trend.points)
+    }
+    order = [(index, number) for index, entries in proposals.items() for number in range(len(entries))]
+    adjusted = dict(zip(order, holm([proposals[index][number].p for index, number in order]), strict=True))
+    marked = []
+    for index, trend in enumerate(trends):
+        if index not in proposals:
+            marked.append(replace(trend, changes=tuple(_value_changes(trend, relevant))))
+            continue
+        confirmed = []
+        for number, proposal in enumerate(proposals[index]):
+            p = adjusted[index, number]
+            size = max(proposal.ratio, 1 / proposal.ratio) - 1
+            sides = ((proposal.start, proposal.split), (proposal.split, proposal.end))
+            launches = min(_count(trend.points[first:last]) for first, last in sides)
+            floor = noise_floor(noise.sigma, max(1, min(NEAREST, launches))) if noise is not None else 0.0
+            if p is not None and p <= ALPHA and size > max(relevant, floor):
+                confirmed.append(_change_of(trend, proposal, p))
+        marked.append(replace(trend, changes=tuple(sorted(confirmed, key=lambda change: change.index))))
+    return marked
+
+
+def _propose(points: Sequence[TrendPoint], start: int, end: int) -> list[_Proposal]:
+    """Return the best split of runs `start` to `end` and those of its parts, until launches do not show it."""
+    positions = end - start - 1  # among which the split is chosen
+    if positions < 1:
+        return []
+    split = start + _best_split(points[start:end])
+    before, after = _nearest(points[start:split][::-1]), _nearest(points[split:end])
+    if not before or not after:
+        return []
+    effect = estimate_effect(dict(enumerate(after, 1)), dict(enumerate(before, 1)), same_run=False)
+    p = None if effect.p is None else min(1.0, effect.p * positions)
+    proposal = _Proposal(start, split, end, p, effect.ratio, effect.low, effect.high)
+    if p is None or p > ALPHA:
+        # It is not confirmed whatever the other cells show, but it counts among what was tested.
+        return [proposal]
+    return [*_propose(points, start, split), proposal, *_propose(points, split, end)]
+
+
+def _best_split(points: Sequence[TrendPoint]) -> int:
+    """Return the number of runs before the split that leaves the least squares around the means of both sides."""
+    logs = np.log([point.value for point in points])
+    weights = np.array([max(1, len(point.launches)) for point in points], dtype=float)
+    counts = np.cumsum(weights)[:-1]
+    sums = np.cumsum(weights * logs)[:-1]
+    total, count = float(weights @ logs), float(weights.sum())
+    between = sums**2 / counts + (total - sums) ** 2 / (count - counts)
+    return int(np.argmax(between)) + 1
+
+
+def _nearest(points: Sequence[TrendPoint]) -> list[float]:
+    """Return the launches of the first runs, at most `NEAREST`, and of a run that has more the first of them."""
+    return [value for point in points for value in point.launches][:NEAREST]
+
+
+def _count(points: Sequence[TrendPoint]) -> int:
+    return sum(len(point.launches) for point in points)
+
+
+def _value_changes(trend: Trend, relevant: float) -> list[ChangePoint]:
+    """Return where a value without noise changes from one run to the one after it."""
+    changes = []
+    reference = 0  # a slow drift adds up: compared with the run after the last change
+    for index in range(1, len(trend.points)):
+        before, after = trend.points[reference].value, trend.points[index].value
+        size = (
+            abs(after - before) if trend.metric.unit in ("fraction", "ratio") else abs(after - before) / abs(before or math.inf)
+        )
+        if size > relevant and before:
+            proposal = _Proposal(reference, index, index + 1, None, after / before, None, None)
+            changes.append(_change_of(trend, proposal, None))
+        if size > relevant:
+            reference = index
+    return changes
+
+
+def _change_of(trend: Trend, proposal: _Proposal, p: float | None) -> ChangePoint:
+    before = trend.points[proposal.start if p is None else proposal.split - 1]
+    after = trend.points[proposal.split]
+    differences = list(environment_differences(after.environment, before.environment).values())
+    if before.steps != after.steps:
+        differences.append(f"{after.steps} measured steps against {before.steps}")
+    is_worse = trend.metric.direction == "none" or (proposal.ratio > 1) == (trend.metric.direction == "lower")
+    return ChangePoint(
+        index=proposal.split,
+        before=before,
+        after=after,
+        ratio=proposal.ratio,
+        low=proposal.low,
+        high=proposal.high,
+        p=p,
+        is_worse=is_worse,
+        differences=tuple(differences),
+    )
+
+
+def order_points(points: Sequence[TrendPoint], commits: Mapping[str, int]) -> list[TrendPoint]:
+    """Return points in the order of their commits, equal ones by time; by time alone if a commit is not in the repository."""
+    by_commit = all(point.commit in commits for point in points)
+    return sorted(points, key=lambda point: (commits[point.commit or ""] if by_commit else 0, point.started_at))

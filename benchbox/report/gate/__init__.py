@@ -1,0 +1,1 @@
+"""Verdicts of `benchbox check`, for people and for programs: one module for each format."""

@@ -1,0 +1,107 @@
+"""Trends over runs: where they change, and where they only scatter."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from benchbox.analysis.trends import Trend, TrendPoint, mark_changes, order_points
+from benchbox.registry.metrics import metric_by_name
+from benchbox.store.noise import Noise
+
+SIGMA = 0.01
+ENVIRONMENT = {"machine": "quiet", "torch": "2.12", "threads": 1}
+
+
+def point(position: int, level: float, noise: random.Random, *, launches: int = 5, **changes) -> TrendPoint:
+    values = tuple(level * math.exp(noise.gauss(0, SIGMA)) for _ in range(launches))
+    fields = {
+        "run": f"runs/{position}",
+        "commit": f"{position:040x}",
+        "dirty": False,
+        "started_at": f"2026-01-{position + 1:02}",
+        "value": sorted(values)[launches // 2],
+        "low": min(values),
+        "high": max(values),
+        "launches": values,
+        "environment": ENVIRONMENT,
+        "steps": 5,
+    }
+    return TrendPoint(**fields | changes)
+
+
+def trend(levels, *, seed: int = 0, metric: str = "global_samples_per_s", cell: str = "a", **changes) -> Trend:
+    noise = random.Random(seed)
+    points = tuple(point(position, level, noise, **changes) for position, level in enumerate(levels))
+    return Trend(cell_id=cell, cell=cell, metric=metric_by_name(metric), points=points)
+
+
+def changed_at(marked: Trend) -> list[int]:
+    return [change.index for change in marked.changes]
+
+
+def test_two_changes_are_found_with_the_commits_on_both_sides():
+    (marked,) = mark_changes([trend([100.0] * 6 + [80.0] * 5 + [110.0] * 4)])
+    assert changed_at(marked) == [6, 11]
+    first, second = marked.changes
+    assert (first.is_worse, second.is_worse) == (True, False)
+    assert (first.before.commit, first.after.commit) == (f"{5:040x}", f"{6:040x}")
+    assert first.low < first.ratio < first.high
+    assert first.ratio == pytest.approx(0.8, abs=0.02)
+
+
+def test_noise_changes_in_at_most_one_of_a_hundred_matrices():
+    """100 matrices of 10 cells and 12 runs: one wrong change is expected at most, and more than four have 0.4%."""
+    wrong = 0
+    for seed in range(100):
+        cells = [trend([100.0] * 12, seed=100 * seed + cell, launches=3) for cell in range(10)]
+        wrong += any(marked.changes for marked in mark_changes(cells))
+    assert wrong <= 4
+
+
+def test_a_change_that_is_not_relevant_is_none():
+    small = trend([100.0] * 10 + [106.0] * 10)
+    assert mark_changes([small], relevant=0.1)[0].changes == ()
+    assert changed_at(mark_changes([small])[0]) == [10]
+
+
+def test_a_change_within_the_noise_floor_of_the_machine_is_none():
+    noise = Noise(sigma=0.2, launches=20, ratio=1.0, cell="a", measured_at="2026-01-01", benchbox_version="1")
+    stepped = trend([100.0] * 6 + [90.0] * 6)
+    assert changed_at(mark_changes([stepped])[0]) == [6]
+    assert mark_changes([stepped], noise=noise)[0].changes == ()
+
+
+def test_many_cells_need_more_evidence_than_one():
+    """Three launches on either side of a change settle nothing, however large it is; ten do, among many cells as well."""
+    few = trend([100.0, 50.0], launches=3)
+    assert mark_changes([few])[0].changes == ()
+    stepped = trend([100.0, 100.0, 50.0, 50.0], launches=5)
+    others = [trend([100.0] * 4, seed=seed) for seed in range(1, 100)]
+    assert changed_at(mark_changes([stepped, *others])[0]) == [2]
+
+
+def test_a_single_run_that_was_disturbed_is_no_change():
+    (marked,) = mark_changes([trend([100.0] * 5 + [80.0] + [100.0] * 5, launches=3)])
+    assert marked.changes == ()
+
+
+def test_peaks_change_with_their_value_and_say_what_else_differs():
+    peaks = trend([100.0, 100.0, 110.0], metric="peak_allocated_bytes")
+    exact = [replace(entry, value=value) for entry, value in zip(peaks.points, (100.0, 100.5, 110.0), strict=True)]
+    exact[2] = replace(exact[2], environment=ENVIRONMENT | {"torch": "2.13"}, steps=8)
+    (marked,) = mark_changes([replace(peaks, points=tuple(exact))])
+    (change,) = marked.changes
+    assert (change.index, change.is_worse, change.ratio) == (2, True, pytest.approx(1.1))
+    assert change.differences[-1] == "8 measured steps against 5"
+    assert any("torch" in text for text in change.differences)
+
+
+def test_points_are_in_the_order_of_commits_and_by_time_where_a_commit_is_unknown():
+    noise = random.Random(0)
+    late, early = point(1, 1.0, noise, commit="b"), point(5, 1.0, noise, commit="a")
+    assert order_points([late, early], {"a": 0, "b": 1}) == [early, late]
+    assert order_points([early, late], {"a": 0}) == [late, early]
