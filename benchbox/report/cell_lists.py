@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from benchbox.analysis.summary import matrix_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from benchbox.registry.launch_record import CellDict
 
@@ -69,7 +69,7 @@ class CellLists:
         everything = (1 << self._count) - 1
         masks = {axis: self._union(axis, values) for axis, values in clause.items()}
 
-        def selected(changed: Mapping[str, int]) -> int:
+        def selected(changed: dict[str, int]) -> int:
             mask = everything
             for axis_mask in (masks | changed).values():
                 mask &= axis_mask

@@ -1,4 +1,4 @@
-"""What the page of a report carries beside its tables: compressed data, which a browser reads offline, and styles of columns."""
+"""Compressed data in the page of a report, which a browser reads offline, and styles of the table's columns."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _sort_key(value: CellValue) -> float | str | None:
 
 
 def table_style(report: Report) -> str:
-    """Return CSS for the columns of the table: numbers to the right, names for narrow screens, columns that paper has no room for.
+    """Return CSS for the columns: numbers to the right, names for narrow screens, and columns that paper has no room for.
 
     Rules for a column cost a line; a class or a name in every table cell would be most of the file.
     """
