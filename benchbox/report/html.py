@@ -11,21 +11,27 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from benchbox.report import charts, equivalence, ranks
+from benchbox.report.embedded import card_data, compress_data, table_data, table_style
 
 if TYPE_CHECKING:
     from benchbox.report.view import Report
 
+MAX_CARDS = 12  # pairs or tasks that are shown at once
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render_html(report: Report) -> str:
     """Render the report as HTML. Only our own script may run."""
-    script = (_TEMPLATES / "sort.js").read_text(encoding="utf-8")
+    script = (_TEMPLATES / "cells.js").read_text(encoding="utf-8")
     return render_template(
         "report.html.j2",
         report=report,
         equivalence=equivalence,
         ranks=ranks,
+        MAX_CARDS=MAX_CARDS,
+        table_data=compress_data(table_data(report)),
+        card_data=compress_data(card_data(report)) if report.is_large else "",
+        table_style=Markup(table_style(report)),  # noqa: S704  (names of columns are escaped there)
         script=Markup(script),  # noqa: S704  (our own file, not input: escaping would break it)
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )

@@ -69,7 +69,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield from table_lines(report.theory.headers, report.theory.rows)
     if report.findings:
         yield from ("", "## Precision", "")
-        rows = [[f.code, f.severity, f.title, "; ".join(f.cells), f.repair] for f in report.findings]
+        rows = [[f.code, f.severity, f.title, "; ".join(f.cell_lines), f.repair] for f in report.findings]
         yield from table_lines(["rule", "severity", "finding", "cells", "repair"], rows)
     yield from ("", "## Method", "", escape(report.sampling), "")
     method = [[metric.name, metric.formula, metric.launches, metric.unit, metric.better] for metric in report.method]

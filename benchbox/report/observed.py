@@ -28,6 +28,7 @@ class Observation:
 class ObservedCell:
     """The observations of a cell."""
 
+    cell_id: str
     cell: str
     observations: tuple[Observation, ...]
 
@@ -69,7 +70,11 @@ def _observed_cell(summary: CellSummary, record: LaunchRecord, observed: Observe
         ("FLOPs by tower, by formula", None, _tower_flops(record["flops"])),
         ("final loss", None, quantity(None if loss is None else loss.value, "loss")),
     )
-    return ObservedCell(cell=label(cell, axes), observations=tuple(_observation(*values) for values in observations))
+    return ObservedCell(
+        cell_id=summary.cell_id,
+        cell=label(cell, axes),
+        observations=tuple(_observation(*values) for values in observations),
+    )
 
 
 def _observation(name: str, requested: Any, observed: Any) -> Observation:

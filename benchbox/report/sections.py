@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.quantities import UNKNOWN
-from benchbox.analysis.summary import CellSummary, label
+from benchbox.analysis.summary import CellSummary, label, varying_fields
 from benchbox.registry.metrics import metrics
+from benchbox.report.cell_lists import CellLists
 from benchbox.report.rank_positions import describe_positions
 from benchbox.store.table import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from benchbox.registry.launch_record import LaunchRecord
+    from benchbox.registry.launch_record import CellDict, LaunchRecord
+
+MAX_CELL_LINES = 3  # more cells are listed by what they have in common
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,12 @@ class FindingView:
     where: str
     repair: str
     cells: tuple[str, ...]
+    cell_list: str  # the cells in short, by what they have in common
+
+    @property
+    def cell_lines(self) -> tuple[str, ...]:
+        """The cells, one a line; many of them as one short text."""
+        return self.cells if len(self.cells) <= MAX_CELL_LINES else (self.cell_list,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +67,23 @@ class MethodRow:
 
 def list_findings(summaries: Sequence[CellSummary], axes: Sequence[str]) -> tuple[FindingView, ...]:
     """Return the findings of all cells; one that fired in several cells is listed once, with its cells."""
-    cells_by_finding: dict[tuple[str, ...], list[str]] = {}
-    for summary in summaries:
+    cell_lists = CellLists([summary.cell for summary in summaries], axes)
+    cells_by_finding: dict[tuple[str, ...], dict[int, str]] = {}  # finding -> position of the cell -> the cell
+    for position, summary in enumerate(summaries):
         for finding in summary.precision["findings"] if summary.precision else []:
             parts = (finding["code"], finding["severity"], finding["title"], finding["where"], finding["repair"])
             key = tuple(str(part or "") for part in parts)
-            cells_by_finding.setdefault(key, []).append(label(summary.cell, axes))
+            cells_by_finding.setdefault(key, {})[position] = label(summary.cell, axes)
     return tuple(
-        FindingView(code=code, severity=severity, title=title, where=where, repair=repair, cells=tuple(dict.fromkeys(cells)))
+        FindingView(
+            code=code,
+            severity=severity,
+            title=title,
+            where=where,
+            repair=repair,
+            cells=tuple(cells.values()),
+            cell_list=cell_lists.text(cells),
+        )
         for (code, severity, title, where, repair), cells in cells_by_finding.items()
     )
 
@@ -95,6 +113,45 @@ def _failure(record: LaunchRecord, cell: str) -> Failure:
         where=", ".join(part for part in (launch, rank, error["phase"]) if part),
         details=ranks or error["traceback"] or "",  # which has the stacks of the ranks as well
         ranks=ranks,
+    )
+
+
+def group_failures(failures: Sequence[Failure], summaries: Sequence[CellSummary], axes: Sequence[str]) -> tuple[Failure, ...]:
+    """Return one failure for all launches with equal status and message: their cells in short, without tracebacks."""
+    positions = {label(summary.cell, axes): position for position, summary in enumerate(summaries)}
+    cell_lists = CellLists([summary.cell for summary in summaries], axes)
+    groups: dict[tuple[str, str], list[Failure]] = {}
+    for failure in failures:
+        groups.setdefault((failure.status, failure.message), []).append(failure)
+    return tuple(
+        Failure(
+            cell=cell_lists.text({positions[failure.cell] for failure in group}),
+            status=status,
+            message=message,
+            where=group[0].where if len(group) == 1 else f"{len(group)} launches",
+            details="",
+        )
+        for (status, message), group in groups.items()
+    )
+
+
+def group_skipped(
+    skipped: Sequence[Mapping[str, Any]], cells: Sequence[CellDict], labels: Sequence[str]
+) -> tuple[tuple[str, str], ...]:
+    """Return cells in short and the reason, for every reason for which planned cells were skipped.
+
+    Args:
+        skipped: as the plan of a run has them.
+        cells: that were not skipped.
+        labels: of the skipped cells.
+    """
+    every = [entry["cell"] for entry in skipped] + [*cells]
+    cell_lists = CellLists(every, varying_fields(every))
+    positions: dict[str, list[int]] = {}
+    for position, entry in enumerate(skipped):
+        positions.setdefault(entry["reason"], []).append(position)
+    return tuple(
+        (labels[members[0]] if len(members) == 1 else cell_lists.text(members), reason) for reason, members in positions.items()
     )
 
 

@@ -26,6 +26,7 @@ from benchbox.analysis.summary import (
 from benchbox.registry.host_load import BUSY_FORMULA
 from benchbox.registry.statuses import DIVERGED
 from benchbox.report.answer import AnswerBox, answer_boxes
+from benchbox.report.cards import CellCard, cell_cards
 from benchbox.report.columns import CellValue, Column, columns, table_rows
 from benchbox.report.curves import draw_curves
 from benchbox.report.drawings import MEMORY_SOURCES, draw_charts
@@ -39,6 +40,8 @@ from benchbox.report.sections import (
     FindingView,
     MethodRow,
     flatten_text,
+    group_failures,
+    group_skipped,
     list_environment,
     list_failures,
     list_findings,
@@ -81,7 +84,9 @@ class Report:
     answers: tuple[AnswerBox, ...]
     headline: Headline
     walks: WalkSection | None  # only of a run that searches the largest batch
+    axes: tuple[str, ...]  # fields in which cells differ
     table: Table
+    cards: tuple[CellCard, ...]  # a cell each, in the order of the table
     charts: tuple[Chart, ...]
     curves: tuple[CurveChart, ...]
     equivalence: EquivalencePanel | None  # only of a run with cells that ask for the same training
@@ -92,12 +97,21 @@ class Report:
     audited: int  # cells with a census
     observed: tuple[ObservedCell, ...]
     failures: tuple[Failure, ...]
+    failure_groups: tuple[Failure, ...]  # one for all launches with equal status and message
     skipped: tuple[tuple[str, str], ...]  # cell, reason
+    skipped_groups: tuple[tuple[str, str], ...]  # cells in short, reason
     environment: tuple[tuple[str, str], ...]
     method: tuple[MethodRow, ...]
     sampling: str
     chain_head: str | None  # of the plan and the records; null for records that predate the chain
 
+    @property
+    def is_large(self) -> bool:
+        """Whether the page carries the cards as compressed data, and lists in short what it otherwise lists cell by cell."""
+        return len(self.table.rows) > MAX_PLAIN_CARDS
+
+
+MAX_PLAIN_CARDS = 40  # with more cells, a report has no room for everything about every cell in plain HTML
 
 _MARK_NOTES = {
     ONE_LAUNCH: f"{ONE_LAUNCH}: the cell was launched once, so the spread of its figures is unknown.",
@@ -138,6 +152,10 @@ def build_report(
     fixed = tuple(
         (field, matrix_text(value)) for field, value in common.items() if value is not None and not isinstance(value, Mapping)
     )
+    rows = table_rows(table_columns, summaries, comparisons)
+    observed = requested_and_observed(summaries, axes)
+    failures = tuple(list_failures(fitting, axes))
+    skipped = [label(entry["cell"], varying_fields([example, entry["cell"]])) for entry in run.skipped]
     return Report(
         title=run.name,
         summary=_summary_line(run, axes),
@@ -149,9 +167,11 @@ def build_report(
         answers=answer_boxes(summaries, axes, memory_limit=memory_limit, criteria=criteria),
         headline=build_headline(_comparable(run, comparisons), axes),
         walks=walk_section(walks, compare_best_batches(walks, run.reference, named_axes, criteria), axes),
+        axes=axes,
+        cards=cell_cards(run, summaries, axes, table_columns, rows, {cell.cell_id: cell for cell in observed}),
         table=Table(
             columns=table_columns,
-            rows=table_rows(table_columns, summaries, comparisons),
+            rows=rows,
             notes=_table_notes(summaries, comparisons),
         ),
         charts=draw_charts(fitting, axes, tuple(run.reference)),
@@ -162,11 +182,11 @@ def build_report(
         theory=theory_section(predictions, summaries, axes, unpredicted or {}),
         findings=list_findings(summaries, axes),
         audited=sum(bool(summary.precision) for summary in summaries),
-        observed=requested_and_observed(summaries, axes),
-        failures=tuple(list_failures(fitting, axes)),
-        skipped=tuple(
-            (label(entry["cell"], varying_fields([example, entry["cell"]])), entry["reason"]) for entry in run.skipped
-        ),
+        observed=observed,
+        failures=failures,
+        failure_groups=group_failures(failures, summaries, axes),
+        skipped=tuple(zip(skipped, (entry["reason"] for entry in run.skipped), strict=True)),
+        skipped_groups=group_skipped(run.skipped, [*run.cells.values()], skipped),
         environment=list_environment(summaries),
         method=list_methods(),
         sampling=_sampling(run),
