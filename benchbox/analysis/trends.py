@@ -93,7 +93,13 @@ def mark_changes(trends: Sequence[Trend], *, relevant: float = RELEVANT, noise: 
         for index, trend in enumerate(trends)
         if has_noise(trend.metric) and all(min(point.launches or (point.low,)) > 0 for point in trend.points)
     }
-    order = [(index, number) for index, entries in proposals.items() for number in range(len(entries))]
+    tested = (
+        (index, number)
+        for index, entries in proposals.items()
+        for number, proposal in enumerate(entries)
+        if proposal.p is not None  # with too few launches nothing was tested
+    )
+    order = list(tested)
     adjusted = dict(zip(order, holm([proposals[index][number].p for index, number in order]), strict=True))
     marked = []
     for index, trend in enumerate(trends):
@@ -102,7 +108,7 @@ def mark_changes(trends: Sequence[Trend], *, relevant: float = RELEVANT, noise: 
             continue
         confirmed = []
         for number, proposal in enumerate(proposals[index]):
-            p = adjusted[index, number]
+            p = adjusted.get((index, number))
             size = max(proposal.ratio, 1 / proposal.ratio) - 1
             sides = ((proposal.start, proposal.split), (proposal.split, proposal.end))
             launches = min(_count(trend.points[first:last]) for first, last in sides)
