@@ -97,6 +97,19 @@ def test_two_launches_settle_nothing_however_far_they_are_apart():
     assert mark_changes([trend([100.0, 1.0], launches=2)])[0].changes == ()
 
 
+def test_what_differs_within_a_commit_is_drift_and_hides_no_larger_change():
+    drifting = trend([100.0] * 3 + [90.0] * 3 + [86.0] * 3 + [60.0] * 3)
+    within = replace(
+        drifting,
+        points=tuple(replace(point, commit=commit) for point, commit in zip(drifting.points, "aaaaaabbbccc", strict=True)),
+    )
+    assert changed_at(mark_changes([drifting])[0]) == [3, 6, 9]
+    (marked,) = mark_changes([within])
+    assert [(change.index, change.is_drift) for change in marked.changes] == [(3, True), (9, False)]
+    edited = replace(within, points=tuple(replace(point, dirty=True) for point in within.points))
+    assert not any(change.is_drift for change in mark_changes([edited])[0].changes)
+
+
 def test_a_single_run_that_was_disturbed_is_no_change():
     (marked,) = mark_changes([trend([100.0] * 5 + [80.0] + [100.0] * 5, launches=3)])
     assert marked.changes == ()
