@@ -100,11 +100,16 @@ def _shifts_of_rounds(differences: np.ndarray) -> np.ndarray:
     """Return, sorted, the shifts at which exchanging the cells in a set of rounds changes nothing: means of all sets."""
     n = len(differences)
     if 2**n <= MAX_EXCHANGES:
-        sets = (np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1
-    else:
-        sets = np.random.default_rng(0).integers(0, 2, (MAX_EXCHANGES, n))
-        sets = sets[sets.any(axis=1)]
-    return np.sort(sets @ differences / sets.sum(axis=1))
+        return np.sort(_means_of_sets((np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1, differences))
+    rng, size = np.random.default_rng(0), MAX_EXCHANGES // 100  # all sets of 1,000 rounds at once would take 1.6 GB
+    return np.sort(np.concatenate([_means_of_sets(rng.integers(0, 2, (size, n)), differences) for _ in range(100)]))
+
+
+def _means_of_sets(sets: np.ndarray, differences: np.ndarray) -> np.ndarray:
+    """Return the mean of the differences in each set that is not empty."""
+    sets = sets[sets.any(axis=1)]
+    means: np.ndarray = sets @ differences / sets.sum(axis=1)
+    return means
 
 
 def _shifts_of_launches(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:

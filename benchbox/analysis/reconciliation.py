@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MEMORY_TOLERANCE = 0.05  # of the measured peak; communication is predicted exactly
 
+_SMALL_TENSORS_BYTES = 16 * 2**10  # losses, norms and step counts of a step take less
+
 PredictionVerdict = Literal["confirmed", "refuted", "incomparable", "not measured"]
 
 
@@ -77,6 +79,8 @@ def _memory_residual(prediction: CellPrediction, measured: int, *, source: str, 
         return f"{amount} than predicted for {prediction['moment']}, when most is {largest}; no formula has it"
     if source == "torch.cuda":
         return f"{amount}: the allocator's rounding, and workspaces of libraries"
+    if abs(difference) > _SMALL_TENSORS_BYTES:
+        return f"{amount} than predicted for {prediction['moment']}: no formula has it"
     return f"{amount}: small tensors, such as losses, norms and step counts"
 
 

@@ -6,6 +6,9 @@ part in the same way. The exact test of `benchbox.analysis.inference` confirms i
 those of the runs nearest to it, are exchanged; p is multiplied by the number of positions that the split was chosen from
 (Bonferroni), and corrected by Holm's procedure over all proposals of a matrix. Only a change beyond what is relevant is one,
 and beyond the noise floor of the machine where it was measured. A metric without noise changes where its value does.
+
+Launches of one run share its conditions, and the machine may drift between runs. What differs between two runs of one commit in
+one environment is such a drift: it is marked as one, and in its trend no change between commits that is not larger is marked.
 """
 
 from __future__ import annotations
@@ -63,6 +66,17 @@ class ChangePoint:
     is_worse: bool
     differences: tuple[str, ...]  # of the environments, which the change may come from
 
+    @property
+    def is_drift(self) -> bool:
+        """Return whether nothing has changed but the time: the commit is the same, without uncommitted changes."""
+        is_same = self.before.commit is not None and self.before.commit == self.after.commit
+        return is_same and not (self.before.dirty or self.after.dirty or self.differences)
+
+    @property
+    def size(self) -> float:
+        """Relative size in either direction: 0.25 for 1.25 as for 0.8."""
+        return max(self.ratio, 1 / self.ratio) - 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
@@ -93,7 +107,13 @@ def mark_changes(trends: Sequence[Trend], *, relevant: float = RELEVANT, noise: 
         for index, trend in enumerate(trends)
         if has_noise(trend.metric) and all(min(point.launches or (point.low,)) > 0 for point in trend.points)
     }
-    order = [(index, number) for index, entries in proposals.items() for number in range(len(entries))]
+    tested = (
+        (index, number)
+        for index, entries in proposals.items()
+        for number, proposal in enumerate(entries)
+        if proposal.p is not None  # with too few launches nothing was tested
+    )
+    order = list(tested)
     adjusted = dict(zip(order, holm([proposals[index][number].p for index, number in order]), strict=True))
     marked = []
     for index, trend in enumerate(trends):
@@ -102,14 +122,16 @@ def mark_changes(trends: Sequence[Trend], *, relevant: float = RELEVANT, noise: 
             continue
         confirmed = []
         for number, proposal in enumerate(proposals[index]):
-            p = adjusted[index, number]
+            p = adjusted.get((index, number))
             size = max(proposal.ratio, 1 / proposal.ratio) - 1
             sides = ((proposal.start, proposal.split), (proposal.split, proposal.end))
             launches = min(_count(trend.points[first:last]) for first, last in sides)
             floor = noise_floor(noise.sigma, max(1, min(NEAREST, launches))) if noise is not None else 0.0
             if p is not None and p <= ALPHA and size > max(relevant, floor):
                 confirmed.append(_change_of(trend, proposal, p))
-        marked.append(replace(trend, changes=tuple(sorted(confirmed, key=lambda change: change.index))))
+        drift = max((change.size for change in confirmed if change.is_drift), default=0.0)
+        believed = [change for change in confirmed if change.is_drift or change.size > drift]
+        marked.append(replace(trend, changes=tuple(sorted(believed, key=lambda change: change.index))))
     return marked
 
 

@@ -5,16 +5,13 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from benchbox.analysis.sequential import look_at, plan_looks
-from benchbox.launch.runner import RunSummary
-from benchbox.spec.cell import Cell
-
 if TYPE_CHECKING:
     from rich.console import Console
 
     from benchbox.analysis.comparability import Comparison
     from benchbox.analysis.sequential import Look
     from benchbox.launch.resume import Launches
+    from benchbox.launch.runner import RunSummary
     from benchbox.plan import Plan
     from benchbox.registry.launch_record import CellDict
     from benchbox.store.run import Run, RunStore
@@ -38,6 +35,8 @@ class Budget:
 
 def plan_auto(run: "Run", planned: "Plan", resolution: float) -> "Run":
     """Return the plan of a run that looks at its pairs several times. Cells beside walks have the launches of the matrix."""
+    from benchbox.analysis.sequential import plan_looks
+
     sequential = plan_looks(run, resolution, search=bool(planned.walks))
     if not planned.walks:
         return replace(run, sequential=sequential)
@@ -54,7 +53,7 @@ def run_until_settled(
     launch: "Callable[[Launches], RunSummary]",
     label: "Label",
     console: "Console",
-) -> RunSummary:
+) -> "RunSummary":
     """Launch to the number of each look in turn, until all pairs are settled, time is up or the last look was taken.
 
     Cells whose pairs are settled are not launched again. The plan of the run is written with the launches of the last look that
@@ -66,6 +65,10 @@ def run_until_settled(
         launch: runs those of some launches that are pending, and stores their records, while there is time.
         label: names a cell in one line.
     """
+    from benchbox.analysis.sequential import look_at
+    from benchbox.launch.runner import RunSummary
+    from benchbox.spec.cell import Cell
+
     assert run.sequential is not None
     looks = run.sequential["looks"]
     active = {walk["fastest"] for walk in run.walks if walk["fastest"]} if run.walks else set(run.cells)
@@ -136,7 +139,7 @@ def describe_look(look: "Look", earlier: "Look | None", number: int, of: int, la
     ]
 
 
-def describe_interruption(look: "Look | None", number: int, of: int, summary: RunSummary, label: "Label") -> list[str]:
+def describe_interruption(look: "Look | None", number: int, of: int, summary: "RunSummary", label: "Label") -> list[str]:
     """Return lines on why the launches ended before a look, and on the pairs that the last complete look has not settled."""
     cause = "the budget ended" if summary.out_of_time else "stopped"
     text = f"{cause} before look {number} of {of}: {summary.remaining} launch{'es' if summary.remaining != 1 else ''} missing"

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from benchbox.theory.prediction import Estimate
 
 
+_MAX_LOOKED_UP = 10_000  # cells whose predictions are read from the cache: of more, that takes seconds
+
+
 def register(app: typer.Typer) -> None:
     """Add the verb."""
     app.command("plan")(plan)
@@ -88,10 +91,10 @@ def _print_matrix(loaded: "Matrix", only: "Sequence[str]", *, estimate: bool | N
         if loaded.search:
             limit, at_most = loaded.measure.memory_limit, loaded.search.at_most
             largest = predict_in_process(planned.walks, loaded.policy_dirs, limit, at_most)
-    elif estimate is None:
+    elif estimate is None and len(planned.cells) <= _MAX_LOOKED_UP:
         predictions = _read_predictions(planned.cells, loaded.policy_dirs)
     print_plan(loaded, planned, predictions, largest)
-    if estimate is None and predictions is None:
+    if estimate is None and predictions is None and len(planned.cells) <= _MAX_LOOKED_UP:
         print("no cell was predicted yet: --estimate predicts peak memory and communication")
     refused = skip_beyond_capacity(planned).skipped[len(planned.skipped) :]
     for reason in dict.fromkeys(skip.reason for skip in refused):
@@ -120,14 +123,14 @@ def print_plan(
     Args:
         largest: the predicted largest batch of the walk that a cell begins, by cell id, or why there is none.
     """
-    from benchbox.analysis.summary import varying_fields
     from benchbox.spec.fields import POINT_TYPES
     from benchbox.spec.matrix import describe
 
     all_cells = [*planned.cells, *(skip.cell for skip in planned.skipped)]
-    values = [cell.to_dict() for cell in all_cells]
-    fields = [field for field in varying_fields(values) if field in POINT_TYPES]
-    constant = {key: value for key, value in values[0].items() if key in POINT_TYPES and key not in fields}
+    values = all_cells[0].to_dict()
+    point = [field for field in values if field in POINT_TYPES]
+    fields = [field for field in point if len({getattr(cell, field) for cell in all_cells}) > 1]
+    constant = {field: values[field] for field in point if field not in fields}
     data = {"data": matrix.data.label, "tokenizer": matrix.data.tokenizer}
     _print_wrapped(f"{matrix.name}: in every cell {describe({**constant, **data})}")
     if planned.cells:

@@ -38,31 +38,34 @@ class PredictionCache:
 
     def read(self, cell: Cell) -> Estimate | None:
         """Return the prediction for a cell, or None: not there, damaged, or of another cell with the same id."""
-        path = self._path(cell)
-        if path.parent not in self._names:  # one listing is faster than thousands of files that are not there
-            self._names[path.parent] = {file.name for file in path.parent.glob("*.json")}
-        if path.name not in self._names[path.parent]:
+        folder = self._folder(cell)
+        if folder not in self._names:  # one listing is faster than thousands of files that are not there
+            self._names[folder] = {file.name for file in folder.glob("*.json")}
+        if not self._names[folder] or (name := self._name(cell)) not in self._names[folder]:
             return None
         try:
-            values = read_json(path)
+            values = read_json(folder / name)
             return Estimate(**values["prediction"]) if values["cell"] == cell.to_dict() else None
         except (BenchboxError, KeyError, TypeError):
             return None
 
     def write(self, cell: Cell, prediction: Estimate) -> None:
         """Keep a prediction, unless the cache cannot be written."""
-        path = self._path(cell)
+        folder, name = self._folder(cell), self._name(cell)
         try:
-            write_json(path, {"cell": cell.to_dict(), "prediction": prediction.to_dict()})
+            write_json(folder / name, {"cell": cell.to_dict(), "prediction": prediction.to_dict()})
         except OSError:
             return
-        self._names.setdefault(path.parent, set()).add(path.name)
+        self._names.setdefault(folder, set()).add(name)
 
-    def _path(self, cell: Cell) -> Path:
+    def _name(self, cell: Cell) -> str:
+        return f"{cell.cell_id}.{self.device}.json"
+
+    def _folder(self, cell: Cell) -> Path:
         key = (cell.policy, cell.data)
         if key not in self._folders:
             self._folders[key] = user_cache() / "predictions" / self._fingerprint(cell)
-        return self._folders[key] / f"{cell.cell_id}.{self.device}.json"
+        return self._folders[key]
 
     def _fingerprint(self, cell: Cell) -> str:
         datasets = [(file.name, *_size_and_time(file)) for path in _data_paths(cell) for file in sorted(path.rglob("*"))]

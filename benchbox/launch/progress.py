@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import Cell
 
 
+_LAUNCHES_BETWEEN_CLOCKS = 100  # without a terminal, which shows the remaining time all along
+
+
 class Progress(Protocol):
     """Receiver of the events of a run."""
 
@@ -89,6 +92,8 @@ class ConsoleProgress(Progress):
         self._durations.append(record["duration_s"])
         self._failed += record["status"] != "ok"
         self._print(f"[{self._done}/{self._total}] {self._current} {outcome_line(record)}")
+        if self._done % _LAUNCHES_BETWEEN_CLOCKS == 0 and self._done < self._total and not self._console.is_terminal:
+            self._print(f"about {format_clock(self._remaining_s())} left")
         for reason in busy_reasons(record):
             self._print(f"warning: busy host during this launch: {reason}")
         self._current = self._rank_state = ""

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox import __version__
+from benchbox.analysis.baseline import slug
 from benchbox.analysis.quantities import UNKNOWN, quantity, significant
+from benchbox.analysis.ratios import short_name
 from benchbox.report.html import render_template
 from benchbox.report.markdown import escape, table_lines
 from benchbox.report.rows import print_rows, say
@@ -40,14 +42,14 @@ def benchmarks_view(name: str, benchmarks: Benchmarks) -> BenchmarksView:
     """Return the texts of benchmarks. `name` is that of their file."""
     runs = len(benchmarks.started_at)
     commit = f", commit {benchmarks.commit[:10]}" if benchmarks.commit else ""
-    when = f"{runs} runs of the tests" if runs > 1 else f"a run of the tests of {''.join(benchmarks.started_at)}"
+    when = f"{runs} runs of the tests" if runs > 1 else f"a run of the tests at {benchmarks.started_at[0][:16]}"
     return BenchmarksView(
         title=f"Benchmarks: {name}",
-        summary=f"{len(benchmarks.ratios)} ratios of {when} on {benchmarks.machine}{commit}.",
+        summary=f"{len(benchmarks.ratios)} ratios of {when} on {slug(benchmarks.machine)}{commit}.",
         ratios=tuple(map(_ratio_texts, benchmarks.ratios)),
         timings=tuple(
             (
-                timing.test,
+                short_name(timing.test),
                 str(timing.rounds),
                 *(quantity(value, "s") for value in (timing.min_s, timing.median_s, timing.max_s)),
             )
@@ -61,7 +63,7 @@ def _ratio_texts(ratio: MeasuredRatio) -> tuple[str, ...]:
     middle = sorted(ratio.values)[len(ratio.values) // 2]
     spread = f"{significant(min(values), 4)} to {significant(max(values), 4)}" if values else UNKNOWN
     goal = UNKNOWN if ratio.goal is None else f"{'<=' if ratio.better == 'lower' else '>='} {significant(ratio.goal)}"
-    return ratio.test, ratio.name, significant(middle, 4), spread, ratio.better, goal
+    return short_name(ratio.test), ratio.name, significant(middle, 4), spread, ratio.better, goal
 
 
 def write_benchmarks_report(path: Path, console: Console, out: Path | None = None) -> tuple[Path, Path]:

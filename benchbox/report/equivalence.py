@@ -66,7 +66,8 @@ class EquivalencePanel:
 
 def equivalence_panel(summaries: Sequence[CellSummary], axes: Sequence[str]) -> EquivalencePanel | None:
     """Return the panel; None for a run in which no two launches ask for the same training."""
-    judged = [(summary, summary.equivalence) for summary in summaries if summary.equivalence is not None]
+    measured = [summary for summary in summaries if not summary.beyond_memory]
+    judged = [(summary, summary.equivalence) for summary in measured if summary.equivalence is not None]
     if not any(equivalence.differences for _, equivalence in judged):
         return None
     counts = Counter(equivalence.verdict for _, equivalence in judged)

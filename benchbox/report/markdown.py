@@ -61,6 +61,9 @@ def _lines(report: Report) -> Iterator[str]:
         rows = [[failure.cell, failure.status, failure.where, failure.message] for failure in report.failures]
         rows += [[cell, "skipped", "when planned", reason] for cell, reason in report.skipped]
         yield from table_lines(["cell", "status", "where", "why"], rows)
+        for failure in (failure for failure in report.failures if failure.ranks):
+            yield from ("", escape(f"{failure.cell}, {failure.where}: {failure.status}. The ranks:"), "")
+            yield from (f"    {line}" for line in failure.ranks.splitlines())
     if report.theory:
         yield from ("", "## Theory", "", f"{escape(report.theory.note)} {escape(report.theory.counts)}.", "")
         yield from table_lines(report.theory.headers, report.theory.rows)

@@ -10,6 +10,7 @@ from benchbox.analysis.quantities import UNKNOWN
 from benchbox.analysis.summary import CellSummary, label, varying_fields
 from benchbox.registry.metrics import metrics
 from benchbox.report.cell_lists import CellLists
+from benchbox.report.rank_positions import describe_positions
 from benchbox.store.table import flatten
 
 if TYPE_CHECKING:
@@ -22,13 +23,17 @@ MAX_CELL_LINES = 3  # more cells are listed by what they have in common
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A launch that did not end ok, or a planned cell without launches. `details` may have several lines (a traceback)."""
+    """A launch that did not end ok, or a planned cell without launches.
+
+    `details` may have several lines: a traceback, or of a stuck group `ranks`, the position of every rank.
+    """
 
     cell: str
     status: str
     message: str
     where: str
     details: str
+    ranks: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +105,14 @@ def _failure(record: LaunchRecord, cell: str) -> Failure:
         return Failure(cell=cell, status=record["status"], message="no reason was recorded", where=launch, details="")
     rank = "" if error["rank"] is None else f"rank {error['rank']}"
     unchecked = f" ({reason})" if (reason := record.get("unchecked_reason")) else ""
+    ranks = describe_positions(error.get("ranks") or ())
     return Failure(
         cell=cell,
         status=record["status"],
         message=f"{error['type']}: {error['message']}{unchecked}",
         where=", ".join(part for part in (launch, rank, error["phase"]) if part),
-        details=error["traceback"] or "",
+        details=ranks or error["traceback"] or "",  # which has the stacks of the ranks as well
+        ranks=ranks,
     )
 
 

@@ -1,4 +1,4 @@
-"""Files of what was measured of a machine, kept in the user's cache: one JSON file for each kind of measurement and machine."""
+"""Measurements of a machine, kept in the user's cache: one JSON file for each kind of measurement and machine."""
 
 from __future__ import annotations
 

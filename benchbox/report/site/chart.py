@@ -42,7 +42,7 @@ def draw_trend(trend: Trend, key: str) -> str:
         axes.vlines(positions, lows, highs, color=_ACCENT, linewidth=3, alpha=0.35)
         axes.plot(positions, values, color=_ACCENT, linewidth=1.2, marker="o", markersize=4.5)
         for change in trend.changes:
-            colour = _BAD if change.is_worse else _OK
+            colour = _SOFT if change.is_drift else _BAD if change.is_worse else _OK
             axes.axvline(change.index - 0.5, color=colour, linewidth=1.4, linestyle=(0, (4, 3)))
             axes.annotate(
                 f"{change.ratio:.2f}x",

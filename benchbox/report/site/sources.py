@@ -84,5 +84,5 @@ def _report(name: str, out: Path) -> str | None:
         if not is_unchanged(name):
             return None
         path = Path(name.partition(":")[2])
-    report = path / "report.html"
-    return Path(os.path.relpath(report, out)).as_posix() if report.is_file() else None
+    reports = (path / name for name in ("report.html", "report.md"))
+    return next((Path(os.path.relpath(report, out)).as_posix() for report in reports if report.is_file()), None)

@@ -60,13 +60,13 @@ class MatrixPage:
 
     @property
     def summary(self) -> str:
-        worse = sum(change.is_worse for _, change in self.changes)
-        better = len(self.changes) - worse
+        verdicts = Counter(verdict_of_change(change) for _, change in self.changes)
         compared = sum(len(trend.points) > 1 for trend in self.trends)
-        found = f"{worse} for the worse, {better} for the better" if self.changes else "none"
+        texts = {"worse": "for the worse", "better": "for the better", "drift": "drift of the machine within a commit"}
+        changes = ", ".join(f"{verdicts[verdict]} {text}" for verdict, text in texts.items() if verdicts[verdict]) or "none"
         return (
             f"{len(self.measurements)} runs and baselines of {len(self.cells)} cells on {self.machine}; {compared} of "
-            f"{len(self.trends)} trends have two runs or more. Changes: {found}."
+            f"{len(self.trends)} trends have two runs or more. Changes: {changes}."
         )
 
     @property
@@ -193,6 +193,11 @@ def point_texts(point: TrendPoint, metric: Metric) -> tuple[str, ...]:
     return point.run, commit_text(point), point.started_at[:10] or UNKNOWN, value, launches, low, high, torch
 
 
+def verdict_of_change(change: ChangePoint) -> str:
+    """Return `worse` or `better`, or `drift` where the machine changed and not the code."""
+    return "drift" if change.is_drift else "worse" if change.is_worse else "better"
+
+
 def change_texts(trend: Trend, change: ChangePoint) -> tuple[str, ...]:
     """Return a change as texts, one for each of `CHANGE_COLUMNS`."""
     interval = "" if change.low is None or change.high is None else f" ({change.low:.3f}x to {change.high:.3f}x)"
@@ -202,7 +207,7 @@ def change_texts(trend: Trend, change: ChangePoint) -> tuple[str, ...]:
         f"{quantity(change.before.value, trend.metric.unit, digits=4)} at {commit_text(change.before)}",
         f"{quantity(change.after.value, trend.metric.unit, digits=4)} at {commit_text(change.after)}",
         f"{change.ratio:.3f}x{interval}",
-        "worse" if change.is_worse else "better",
+        verdict_of_change(change),
         "; ".join(change.differences) or "nothing",
     )
 
@@ -213,6 +218,7 @@ def method_text(relevant: float) -> str:
         f"A change is larger than {100 * relevant:.3g}%. Binary segmentation (Scott and Knott 1974) proposes where a trend "
         f"splits, and an exact permutation test of up to {NEAREST} launches on either side confirms it at {ALPHA:.0%}, "
         "corrected for the number of positions (Bonferroni) and of proposals in the matrix (Holm). Peaks have no noise: there, "
-        "a change is one of the value. Whiskers, low and high are the range over launches; * marks a commit with uncommitted "
+        "a change is one of the value. A difference between runs of one commit is drift of the machine, and no smaller change "
+        "of that trend is marked. Whiskers, low and high are the range over launches; * marks a commit with uncommitted "
         "changes."
     )

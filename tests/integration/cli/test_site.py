@@ -10,6 +10,7 @@ import pytest
 
 from benchbox.errors import EXIT_OK, EXIT_USAGE
 from benchbox.report import write_reports
+from benchbox.store.revisions import revisions_of
 from benchbox.store.run import RunStore
 from tests.support.chromium import Chromium, find_chromium
 from tests.support.example_run import CELL, MEASURE, example_run, steady_records
@@ -68,6 +69,23 @@ def test_history_shows_the_change_with_both_commits_and_links_the_report(benchbo
     for html in (index, page):
         assert "<script" not in html
         assert not re.search(r'(src|href)="(https?:)?//', html)
+
+
+def test_versions_are_those_of_the_commits_that_changed_the_run_the_oldest_first(history, monkeypatch):
+    root, _ = history
+    monkeypatch.chdir(root)
+    subjects = [git(root, "log", "-1", "--format=%s", name.partition(":")[0]) for name, _ in revisions_of("reports/example/")]
+    assert subjects == [f"publish {number}" for number in range(6)]
+    assert revisions_of("reports/absent") == []
+
+
+def test_a_run_that_was_committed_with_its_cells_is_read_as_well(benchbox, history):
+    root, _ = history
+    git(root, "add", "raw/0")
+    git(root, "commit", "-qm", "unpacked")
+    done = benchbox("compare", "HEAD:raw/0", "raw/3", "--metric", "step_time_s", cwd=root)
+    assert "0.2" in done.stdout
+    assert "regression" in done.stdout
 
 
 def test_without_history_there_is_one_run_and_no_chart(benchbox, history):

@@ -57,6 +57,14 @@ def test_memory_beyond_5_percent_is_refuted_and_says_when_and_by_how_much(record
     assert "more than predicted for backward, when most is activations" in memory.residual
 
 
+def test_only_a_small_difference_is_called_small_tensors(record):
+    peak = record["memory"]["worst"]["allocated_peak_bytes"]
+    assert "small tensors" in reconciled(record, peak_bytes=peak - 2**14)[0].residual
+    assert (
+        reconciled(record, peak_bytes=peak - 2**17)[0].residual == "128 KiB more than predicted for backward: no formula has it"
+    )
+
+
 def test_one_call_or_one_byte_too_many_refutes_communication_and_is_named(record):
     name, entry = next(iter(record["collectives"].items()))
     for key, text in (("count", "calls predicted"), ("bytes", "bytes predicted")):

@@ -76,12 +76,38 @@ def test_a_change_within_the_noise_floor_of_the_machine_is_none():
 
 
 def test_many_cells_need_more_evidence_than_one():
-    """Three launches on either side of a change settle nothing, however large it is; ten do, among many cells as well."""
-    few = trend([100.0, 50.0], launches=3)
-    assert mark_changes([few])[0].changes == ()
-    stepped = trend([100.0, 100.0, 50.0, 50.0], launches=5)
+    """Five launches against five have p = 2 / 252, which is enough for one cell and not for two."""
+    stepped, other = trend([100.0, 50.0]), trend([100.0, 100.0], seed=1)
+    assert changed_at(mark_changes([stepped])[0]) == [1]
+    assert [changed_at(marked) for marked in mark_changes([stepped, other])] == [[], []]
+    longer = trend([100.0, 100.0, 50.0, 50.0])
     others = [trend([100.0] * 4, seed=seed) for seed in range(1, 100)]
-    assert changed_at(mark_changes([stepped, *others])[0]) == [2]
+    assert changed_at(mark_changes([longer, *others])[0]) == [2]
+
+
+def test_many_positions_need_more_evidence_than_one():
+    """Five launches against five again, but the split was chosen among five positions."""
+    noise = random.Random(0)
+    points = (point(0, 100.0, noise), *(point(position, 50.0, noise, launches=1) for position in range(1, 6)))
+    (marked,) = mark_changes([replace(trend([1.0]), points=points)])
+    assert marked.changes == ()
+
+
+def test_two_launches_settle_nothing_however_far_they_are_apart():
+    assert mark_changes([trend([100.0, 1.0], launches=2)])[0].changes == ()
+
+
+def test_what_differs_within_a_commit_is_drift_and_hides_no_larger_change():
+    drifting = trend([100.0] * 3 + [90.0] * 3 + [86.0] * 3 + [60.0] * 3)
+    within = replace(
+        drifting,
+        points=tuple(replace(point, commit=commit) for point, commit in zip(drifting.points, "aaaaaabbbccc", strict=True)),
+    )
+    assert changed_at(mark_changes([drifting])[0]) == [3, 6, 9]
+    (marked,) = mark_changes([within])
+    assert [(change.index, change.is_drift) for change in marked.changes] == [(3, True), (9, False)]
+    edited = replace(within, points=tuple(replace(point, dirty=True) for point in within.points))
+    assert not any(change.is_drift for change in mark_changes([edited])[0].changes)
 
 
 def test_a_single_run_that_was_disturbed_is_no_change():

@@ -65,3 +65,16 @@ def test_a_launch_on_a_busy_host_is_followed_by_a_warning_with_its_cause() -> No
 
 def test_a_launch_on_a_quiet_host_and_one_of_unknown_state_are_one_line() -> None:
     assert len(ended_lines({**example_record(), "host": quiet_state()})) == len(ended_lines(example_record())) == 1
+
+
+def test_without_a_terminal_a_long_run_says_at_times_how_much_is_left() -> None:
+    stream = io.StringIO()
+    progress = ConsoleProgress(Console(file=stream), lambda cell: cell.backend)
+    launches = [(CELL, number) for number in range(1, 301)]
+    with progress.display(launches, launches, []):
+        for number in range(1, 301):
+            progress.launch_started(CELL, number)
+            progress.launch_ended(example_record(CELL, number))
+    lines = stream.getvalue().splitlines()
+    assert [line for line in lines if "left" in line] == ["about 47:20 left", "about 23:40 left"]  # of 14.2 s each
+    assert len(lines) == 302

@@ -9,12 +9,15 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from benchbox.analysis.gate import GateRow
+from benchbox.analysis.gate import GateRow, gate
+from benchbox.analysis.regression import BaselineLookup
+from benchbox.analysis.summary import summarize
 from benchbox.report.comparison.sarif import render_sarif
 from benchbox.report.gate.github import render_gate_github
 from benchbox.report.gate.junit import render_gate_junit
 from benchbox.report.gate.sarif import render_gate_sarif
 from benchbox.report.gate.view import GateView, threshold_lines
+from tests.support.example_run import CELL, example_record, example_run
 from tests.support.sarif import check_shape, parse_strict
 from tests.unit.report.test_comparison import COMPARISON
 
@@ -104,6 +107,14 @@ def test_annotations_are_at_the_threshold_worst_first_and_escaped():
     assert [line.split()[0] for line in lines[:-1]] == ["::error", "::error", "::warning", "::notice", "::notice"]
     assert "100%25 sure: no, not at all" in lines[3]
     assert lines[-1] == "benchbox check runs/example: breach (1 ok, 1 breach, 1 missing, 1 inconclusive, 1 warning, 1 accepted)"
+
+
+def test_rows_know_the_threshold_that_demands_them():
+    run = example_run(
+        [CELL], thresholds=[{"metric": "step_time_s", "max": 1}, {"metric": "mfu", "where": {"cams": 9}, "min": 0}]
+    )
+    records = [example_record(launch=launch) for launch in (1, 2)]
+    assert [row.threshold for row in gate(run, summarize(run, records), BaselineLookup(None, None))] == [None, 0, 1]
 
 
 def test_lines_are_those_of_the_matrix_unless_it_has_changed(tmp_path):
