@@ -15,6 +15,12 @@ def report(
     memory: Annotated[
         str | None, typer.Option(metavar="BYTES", help="Memory of a rank in which the answer must fit, as in 80GiB.")
     ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Only write the figures, each as SVG, PDF and PNG, into this folder.")
+    ] = None,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="Only print a page of Markdown, as for $GITHUB_STEP_SUMMARY.")
+    ] = False,
     pack: Annotated[
         bool,
         typer.Option("--pack", help="Also write run.json and all records as one records.parquet: a run to publish."),
@@ -35,6 +41,7 @@ def report(
     from benchbox.report.benchmarks import write_benchmarks_report
     from benchbox.report.rows import say
     from benchbox.report.terminal import print_table
+    from benchbox.report.write import summary_text, write_figures
     from benchbox.store.benchmarks import is_benchmarks
 
     memory_limit = None if memory is None else parse_memory(memory, "--memory")
@@ -44,6 +51,15 @@ def report(
     if out is not None:
         _check_folder(out)
     console = Console()
+    if figures is not None or summary:
+        for path, name in zip(paths, names, strict=True):
+            if figures is not None:
+                _check_folder(figures)
+                for file in write_figures(path, figures / name if len(paths) > 1 else figures, memory_limit):
+                    say(console, str(file))
+            if summary:
+                typer.echo(summary_text(path, memory_limit), nl=False)
+        return
     for path, name in zip(paths, names, strict=True):
         if is_benchmarks(path):
             for file in write_benchmarks_report(path, console, out):

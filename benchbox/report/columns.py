@@ -105,7 +105,9 @@ def _findings(summary: CellSummary, _: Comparison | None) -> CellValue:
     shown = [finding for finding in findings if finding["severity"] != "info"]  # the section on findings has the others
     codes = list(dict.fromkeys(f"{finding['code']} {finding['severity']}" for finding in shown))
     titles = dict.fromkeys(finding["title"] for finding in findings)
-    return CellValue(", ".join(codes) or "none", len(codes), "; ".join(titles))
+    notes = len({finding["code"] for finding in findings if finding["severity"] == "info"})
+    noted = f"{notes} note{'' if notes == 1 else 's'}" if notes else "none"
+    return CellValue(", ".join(codes) or noted, len(codes), "; ".join(titles))
 
 
 def _status(summary: CellSummary, _: Comparison | None) -> CellValue:

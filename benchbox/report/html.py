@@ -26,6 +26,7 @@ def render_html(report: Report) -> str:
     return render_template(
         "report.html.j2",
         report=report,
+        figures=[(drawing, Markup(drawing.svg())) for drawing in report.figures],  # noqa: S704  (matplotlib escapes texts)
         equivalence=equivalence,
         ranks=ranks,
         MAX_CARDS=MAX_CARDS,

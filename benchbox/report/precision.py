@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from benchbox.analysis.summary import CellSummary
     from benchbox.registry.launch_record import CellDict
 
+_LEVELS = ("ok", "missing", "warning", "error")  # the worst last
+_FINDING_LEVELS = {"error": "error", "warning": "warning"}  # a note changes nothing
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionCell:
@@ -68,15 +71,25 @@ def _cell(summary: CellSummary | None) -> PrecisionCell:
         return PrecisionCell(edq="-", level="missing", details=("not supported",))
     values = {name: spread.value for name, spread in summary.values.items() if spread is not None}
     edq = values.get("edq")
-    if edq is None or summary.evidence is None:
+    if summary.evidence is None:
         return PrecisionCell(edq="-", level="missing", details=(summary.status,))
-    level = "ok" if edq >= EDQ_WARNING else ("warning" if edq >= EDQ_ERROR else "error")
-    details = (
-        [f"{quantity(values['updates_lost'], 'fraction', 2)} of updates moved nothing"] if "updates_lost" in values else []
-    )
+    findings = summary.precision["findings"] if summary.precision else []
+    level = max(_level(edq), *(_FINDING_LEVELS.get(finding["severity"], "ok") for finding in findings), "ok", key=_LEVELS.index)
+    details = []
+    codes = sorted({finding["code"] for finding in findings})
+    if codes:
+        details.append(", ".join(codes))
+    if "updates_lost" in values:
+        details.append(f"{quantity(values['updates_lost'], 'fraction', 2)} of updates moved nothing")
     if (stalled := values.get("second_moment_stalled")) is not None:
         details.append(f"v stalls: {quantity(stalled, 'fraction', 2)}")
     details.append(f"Adam state {', '.join(adam_dtypes(summary.evidence))}")
     if (loss := values.get("final_loss")) is not None:
         details.append(f"loss {quantity(loss, 'loss', 5)}")
-    return PrecisionCell(edq=f"{edq:.3f}", level=level, details=tuple(details))
+    return PrecisionCell(edq="-" if edq is None else f"{edq:.3f}", level=level, details=tuple(details))
+
+
+def _level(edq: float | None) -> str:
+    if edq is None:
+        return "missing"
+    return "ok" if edq >= EDQ_WARNING else ("warning" if edq >= EDQ_ERROR else "error")

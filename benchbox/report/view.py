@@ -31,6 +31,7 @@ from benchbox.report.columns import CellValue, Column, columns, table_rows
 from benchbox.report.curves import draw_curves
 from benchbox.report.drawings import MEMORY_SOURCES, draw_charts
 from benchbox.report.equivalence import EquivalencePanel, equivalence_panel
+from benchbox.report.figures import drawings
 from benchbox.report.headline import Headline, build_headline
 from benchbox.report.observed import ObservedCell, requested_and_observed
 from benchbox.report.precision import PrecisionGrid, precision_grid
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from benchbox.registry.launch_record import CellDict, LaunchRecord
     from benchbox.report.charts import Chart
     from benchbox.report.curves import CurveChart
+    from benchbox.report.figures.drawing import Drawing
     from benchbox.store.predictions import CellPrediction
     from benchbox.store.run import Run
 
@@ -87,6 +89,7 @@ class Report:
     axes: tuple[str, ...]  # fields in which cells differ
     table: Table
     cards: tuple[CellCard, ...]  # a cell each, in the order of the table
+    figures: tuple[Drawing, ...]
     charts: tuple[Chart, ...]
     curves: tuple[CurveChart, ...]
     equivalence: EquivalencePanel | None  # only of a run with cells that ask for the same training
@@ -107,7 +110,7 @@ class Report:
 
     @property
     def is_large(self) -> bool:
-        """Whether the page carries the cards as compressed data, and lists in short what it otherwise lists cell by cell."""
+        """Return whether the page has the cards as compressed data, and lists in short what it otherwise lists cell by cell."""
         return len(self.table.rows) > MAX_PLAIN_CARDS
 
 
@@ -174,6 +177,7 @@ def build_report(
             rows=rows,
             notes=_table_notes(summaries, comparisons),
         ),
+        figures=drawings(fitting, axes, walks),
         charts=draw_charts(fitting, axes, tuple(run.reference)),
         curves=draw_curves(summaries, axes),
         equivalence=equivalence_panel(summaries, axes),

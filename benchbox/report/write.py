@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox.report.html import render_html
-from benchbox.report.markdown import render_markdown
+from benchbox.report.markdown import render_markdown, render_summary
 from benchbox.report.view import build_report
 from benchbox.store.files import write_text
 from benchbox.store.predictions import read_predictions, read_unpredicted
@@ -14,7 +14,14 @@ from benchbox.store.run import RunStore
 from benchbox.store.table import write_tables
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from benchbox.registry.launch_record import LaunchRecord
+    from benchbox.report.view import Report
+
+
+FIGURES_FOLDER = "figures"  # beside report.md, which shows them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +38,7 @@ class ReportPaths:
 def write_reports(
     run_path: Path, out: Path | None = None, *, pack: bool = False, memory_limit: int | None = None
 ) -> ReportPaths:
-    """Write `report.html`, `report.md`, `table.csv` and `table.parquet` into the run directory, or into `out`.
+    """Write `report.html`, `report.md` with its figures, `table.csv` and `table.parquet` into the run directory, or into `out`.
 
     With `pack`, also write `run.json` and `records.parquet`, so that the folder is a run directory without `cells/`. The
     answer must fit in `memory_limit` bytes of a rank.
@@ -41,19 +48,38 @@ def write_reports(
     """
     store = RunStore(run_path)
     records = list(store.records())
-    report = build_report(
-        store.run(),
-        records,
-        chain_head=store.chain.head(),
-        predictions=read_predictions(run_path),
-        unpredicted=read_unpredicted(run_path),
-        memory_limit=memory_limit,
-    )
+    report = _read_report(store, records, memory_limit)
     folder = run_path if out is None else out
     folder.mkdir(parents=True, exist_ok=True)
     packed = store.publish(folder) if pack else None
     html, markdown = folder / "report.html", folder / "report.md"
     write_text(html, render_html(report))
     write_text(markdown, render_markdown(report))
+    for drawing in report.figures:
+        drawing.save_svg(folder / FIGURES_FOLDER)
     csv, parquet = write_tables(records, folder)
     return ReportPaths(html=html, markdown=markdown, csv=csv, parquet=parquet, records=packed)
+
+
+def write_figures(run_path: Path, folder: Path, memory_limit: int | None = None) -> list[Path]:
+    """Write the figures of a run's report as SVG, PDF and PNG files, for papers and slides."""
+    store = RunStore(run_path)
+    report = _read_report(store, list(store.records()), memory_limit)
+    return [path for drawing in report.figures for path in drawing.save(folder)]
+
+
+def summary_text(run_path: Path, memory_limit: int | None = None) -> str:
+    """Return a page of Markdown on a run, for the summary of a CI job."""
+    store = RunStore(run_path)
+    return render_summary(_read_report(store, list(store.records()), memory_limit))
+
+
+def _read_report(store: RunStore, records: Sequence[LaunchRecord], memory_limit: int | None) -> Report:
+    return build_report(
+        store.run(),
+        records,
+        chain_head=store.chain.head(),
+        predictions=read_predictions(store.path),
+        unpredicted=read_unpredicted(store.path),
+        memory_limit=memory_limit,
+    )

@@ -86,7 +86,7 @@ def test_every_cell_has_a_row_and_every_chart_has_bars(page, run):
     cells = len(RunStore(run).run().cells)
     assert page.evaluate("document.querySelectorAll('#cells-table tbody tr').length") == cells
     charts = page.evaluate(
-        "[...document.querySelectorAll('figure svg')].map(svg => [svg.getBoundingClientRect().width,"
+        "[...document.querySelectorAll('.charts svg')].map(svg => [svg.getBoundingClientRect().width,"
         " svg.getBoundingClientRect().height, svg.querySelectorAll('rect').length])"
     )
     assert len(charts) == 3
@@ -99,7 +99,8 @@ def test_every_cell_has_a_row_and_every_chart_has_bars(page, run):
 def test_no_bar_or_label_leaves_its_chart(page):
     outside = page.evaluate(
         "[...document.querySelectorAll('figure svg')].flatMap(svg => {const box = svg.getBoundingClientRect();"
-        " return [...svg.querySelectorAll('rect, text')].filter(item => {const rect = item.getBoundingClientRect();"
+        " return [...svg.querySelectorAll('rect:not(clipPath *), text')]"
+        ".filter(item => {const rect = item.getBoundingClientRect();"
         " return rect.left < box.left - 1 || rect.right > box.right + 1 || rect.bottom > box.bottom + 1;})"
         ".map(item => item.textContent)})"
     )
@@ -116,9 +117,10 @@ def test_text_and_bars_stand_out_from_what_is_behind_them(page):
         "(() => {const style = (query, property) => {const element = document.querySelector(query);"
         " return element && getComputedStyle(element)[property]};"
         " return {page: style('body', 'backgroundColor'), card: style('figure', 'backgroundColor'),"
-        " ink: style('body', 'color'), soft: style('.soft', 'color'), text: style('figure svg text', 'fill'),"
+        " ink: style('body', 'color'), soft: style('.soft', 'color'), text: style('.charts svg text', 'fill'),"
         " tick: style('figure svg .tick', 'fill'), ok: style('[data-status=ok]', 'color'),"
-        " bars: [...document.querySelectorAll('figure svg rect:not(.rest)')].map(bar => getComputedStyle(bar).fill)}})()"
+        " bars: [...document.querySelectorAll('figure svg rect:not(.rest, clipPath *)')]"
+        ".map(bar => getComputedStyle(bar).fill)}})()"
     )
     for text in ("ink", "soft", "ok", "text", "tick"):
         for behind in ("page", "card"):
@@ -168,5 +170,5 @@ def test_without_scripts_the_page_is_complete(page, run, tmp_path):
         html = page.call("DOM.getOuterHTML", nodeId=page.call("DOM.getDocument")["root"]["nodeId"])["outerHTML"]
     finally:
         page.call("Emulation.setScriptExecutionDisabled", value=False)
-    assert html.count("<svg") == 3
+    assert html.count("<svg") == 3 + html.count('class="figure"')
     assert "<button" not in html

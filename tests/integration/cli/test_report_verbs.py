@@ -131,7 +131,7 @@ def test_a_published_run_has_no_cells_folder_and_every_verb_reads_it_as_before(c
     assert packed.returncode == EXIT_OK
     assert packed.stdout.splitlines()[-1] == str(published / "records.parquet")
     assert benchbox("report", complete.path).returncode == EXIT_OK  # verify reads the tables and ratios of both
-    names = {"report.html", "report.md", "table.csv", "table.parquet", "run.json", "chain.jsonl", "records.parquet"}
+    names = {"report.html", "report.md", "figures", "table.csv", "table.parquet", "run.json", "chain.jsonl", "records.parquet"}
     assert {path.name for path in published.iterdir()} == names
     assert benchbox("baseline", "promote", published, "--out", tmp_path / "again").returncode == EXIT_OK
     for verb in (["verify"], ["check", "--baseline", baseline], ["check", "--format", "json", "--baseline", baseline]):

@@ -63,7 +63,10 @@ def test_the_steps_of_the_workflow_run_and_judge(tmp_path):
     assert annotated.returncode == 4, annotated.stderr
     assert annotated.stdout.startswith("::error file=matrices/policy.yaml,line=9,title=peak_allocated_bytes%3A regression::")
     assert shell(commands["Summarise"]).returncode == 4
-    assert summary.read_text().startswith("**runs/policy against origin/main:reports/policy: 1 of ")
+    answer, _, differences = summary.read_text().partition("**runs/policy against origin/main:reports/policy: 1 of ")
+    assert answer.startswith("# policy\n")
+    assert "Precision is" in answer
+    assert differences
 
 
 def publish_a_run_that_needed_half_the_memory(folder):

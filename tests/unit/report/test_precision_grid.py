@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from benchbox.report.html import render_html
 from benchbox.report.view import build_report
 from tests.support.example_run import CELL, example_record, example_run
@@ -47,3 +49,27 @@ def test_a_run_that_compares_no_recipes_has_no_grid():
     report = report_of(recipes=("fp32",))
     assert report.precision is None
     assert "What each recipe does" not in render_html(report)
+
+
+@pytest.mark.parametrize(("severity", "level", "column"), [("error", "error", "BXP201 error"), ("info", "ok", "1 note")])
+def test_a_cell_has_the_colour_of_its_worst_finding_and_the_table_counts_its_notes(severity, level, column):
+    """Every update arrives in the weights, and the second moment stalls all the same."""
+    cells = [replace(CELL, recipe=recipe) for recipe in ("fp32", "bf16_kahan")]
+    records = [example_record(cell) for cell in cells]
+    finding = {
+        "code": "BXP201",
+        "severity": severity,
+        "title": "v stalls",
+        "where": "",
+        "evidence": {},
+        "repair": "",
+        "fields": [],
+    }
+    template = next(iter(records[0]["precision"]["findings"]), {})
+    records[1]["precision"]["findings"] = [template | finding]
+    report = build_report(example_run(cells), records)
+    ((sound,), (wrong,)) = (row for _, row in report.precision.rows)
+    assert (sound.level, wrong.level, wrong.edq) == ("ok", level, "1.000")
+    assert "BXP201" in wrong.details
+    position = [column.name for column in report.table.columns].index("findings")
+    assert [row[position].text for row in report.table.rows] == ["none", column]

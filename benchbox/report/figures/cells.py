@@ -1,0 +1,52 @@
+"""Cells as the figures see them: their task, the name of their set-up, and how they are told apart."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchbox.analysis.answers import SETUP_FIELDS
+from benchbox.analysis.summary import label
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchbox.analysis.summary import CellSummary
+
+MAX_PANELS = 12
+SERIES_FIELDS = ("backend", "recipe", "policy", "attention", "checkpointing", "order")  # the first that differs has the colours
+
+
+def by_task(summaries: Sequence[CellSummary], axes: Sequence[str]) -> dict[str, list[CellSummary]]:
+    """Return the cells of each task, which do the same work per sample, by its text."""
+    fields = [field for field in axes if field not in SETUP_FIELDS]
+    tasks: dict[str, list[CellSummary]] = {}
+    for summary in summaries:
+        tasks.setdefault(label(summary.cell, fields) if fields else "", []).append(summary)
+    return tasks
+
+
+def series_field(axes: Sequence[str]) -> str | None:
+    """Return the field whose values have colours and markers of their own."""
+    return next((field for field in SERIES_FIELDS if field in axes), None)
+
+
+def series_values(summaries: Sequence[CellSummary], field: str | None) -> list[str]:
+    """Return the values of the field in the order of the cells; one empty text without a field."""
+    return list(dict.fromkeys(series_of(summary, field) for summary in summaries))
+
+
+def series_of(summary: CellSummary, field: str | None) -> str:
+    """Return the series that a cell belongs to."""
+    return "" if field is None else label(summary.cell, [field]).removeprefix("backend=")
+
+
+def setup_name(summary: CellSummary, axes: Sequence[str], field: str | None) -> str:
+    """Return the fields of a set-up beside its task and its series."""
+    fields = [name for name in axes if name in SETUP_FIELDS and name != field]
+    return label(summary.cell, fields) if fields else ""
+
+
+def throughput(summary: CellSummary) -> float | None:
+    """Return the global samples per second of a cell that ended ok."""
+    spread = summary.values["global_samples_per_s"]
+    return None if spread is None else spread.value

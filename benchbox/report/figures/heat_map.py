@@ -1,0 +1,81 @@
+"""Throughput of many cells as a map: policy or backend against all other fields."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from benchbox.analysis.quantities import significant
+from benchbox.analysis.summary import label
+from benchbox.report.figures.cells import throughput
+from benchbox.report.figures.drawing import Drawing, new_figure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from matplotlib.figure import Figure
+
+    from benchbox.analysis.certificates import Certificate
+    from benchbox.analysis.summary import CellSummary
+    from benchbox.report.figures.drawing import Palette
+
+KEY = "heat_map"
+MIN_CELLS = 41
+COLUMN_FIELDS = ("backend", "batch", "recipe", "policy")
+MAX_ROWS, MAX_COLUMNS = 120, 16
+
+
+def drawing(summaries: Sequence[CellSummary], axes: Sequence[str], walks: Sequence[Certificate]) -> Drawing | None:
+    """Return the figure of a run with more than 40 cells that vary in two fields at least."""
+    del walks
+    across = next((field for field in COLUMN_FIELDS if field in axes), None)
+    down = [field for field in axes if across is not None and not _follows(summaries, field, across)]
+    if len(summaries) < MIN_CELLS or across is None or not down:
+        return None
+    table: dict[str, dict[str, CellSummary]] = {}
+    for summary in summaries:
+        table.setdefault(label(summary.cell, down), {})[label(summary.cell, [across]).removeprefix(f"{across}=")] = summary
+    columns = list(dict.fromkeys(name for row in table.values() for name in row))
+    if len(table) > MAX_ROWS or len(columns) > MAX_COLUMNS:
+        return None
+    return Drawing(
+        key=KEY,
+        title=f"Samples/s by {across}, relative to the fastest of each row",
+        description="Dark is fast, numbers are samples/s. Hatched fields with a word did not end ok, empty ones were not "
+        "planned. The table of cells has the same numbers.",
+        draw=partial(_draw, table, columns),
+    )
+
+
+def _follows(summaries: Sequence[CellSummary], field: str, across: str) -> bool:
+    """Return whether every value of `across` has one value of the field, as a backend may have one number of ranks."""
+    pairs = {(label(summary.cell, [across]), label(summary.cell, [field])) for summary in summaries}
+    return len(pairs) == len({value for value, _ in pairs})
+
+
+def _draw(table: Mapping[str, Mapping[str, CellSummary]], columns: Sequence[str], palette: Palette) -> Figure:
+    from matplotlib.patches import Rectangle
+
+    figure, (panel,) = new_figure(palette, size=(10.4, 1.2 + 0.22 * len(table)))
+    panel.grid(visible=False)
+    for row, cells in enumerate(table.values()):
+        best = max((speed for cell in cells.values() if (speed := throughput(cell))), default=1.0)
+        for column, name in enumerate(columns):
+            if name not in cells:
+                continue
+            summary, speed = cells[name], throughput(cells[name])
+            corner = (column - 0.5, row - 0.5)
+            if speed is None or summary.status != "ok":
+                panel.add_patch(Rectangle(corner, 1, 1, facecolor="none", edgecolor=palette.bad, hatch="////", linewidth=0.3))
+                text = summary.status
+            else:
+                panel.add_patch(Rectangle(corner, 1, 1, facecolor=palette.accent, alpha=0.06 + 0.5 * speed / best, linewidth=0))
+                text = significant(speed)
+            panel.text(column, row, text, ha="center", va="center", fontsize=7.5, color=palette.ink)
+    panel.set_xlim(-0.5, len(columns) - 0.5)
+    panel.set_ylim(len(table) - 0.5, -0.5)
+    panel.set_xticks(range(len(columns)), columns, fontsize=8)
+    panel.xaxis.tick_top()
+    panel.set_yticks(range(len(table)), list(table), fontsize=7.5)
+    panel.spines[["left", "bottom"]].set_visible(False)
+    return figure

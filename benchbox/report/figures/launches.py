@@ -1,0 +1,75 @@
+"""Step time of every launch: how far launches of one cell lie apart."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from benchbox.analysis.summary import label
+from benchbox.registry.metrics import metric_by_name
+from benchbox.report.figures.cells import series_field, series_of, series_values
+from benchbox.report.figures.drawing import MARKERS, Drawing, new_figure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.figure import Figure
+
+    from benchbox.analysis.certificates import Certificate
+    from benchbox.analysis.summary import CellSummary
+    from benchbox.report.figures.drawing import Palette
+
+KEY = "launches"
+MIN_LAUNCHES, MAX_CELLS = 3, 40
+
+
+class Row(NamedTuple):
+    """Step times of the launches of a cell in ms, and the index of its series."""
+
+    name: str
+    values: list[float]
+    series: int
+
+
+def drawing(summaries: Sequence[CellSummary], axes: Sequence[str], walks: Sequence[Certificate]) -> Drawing | None:
+    """Return the figure of the cells with three launches or more; None without one, or with too many to be read."""
+    del walks
+    metric, field = metric_by_name("step_time_s"), series_field(axes)
+    names = series_values(summaries, field)
+    rows = []
+    for summary in summaries:
+        values = [1e3 * value for value in summary.by_launch(metric).values()]
+        if len(values) >= MIN_LAUNCHES:
+            rows.append(Row(label(summary.cell, axes), values, names.index(series_of(summary, field))))
+    if not rows or len(rows) > MAX_CELLS:
+        return None
+    return Drawing(
+        key=KEY,
+        title="Step time of every launch (ms)",
+        description="A mark is a launch: the median of its steps on the slowest rank. The line is the median of the launches. "
+        "The launch is the sample: a difference smaller than the spread of the marks is not settled.",
+        draw=partial(_draw, rows),
+    )
+
+
+def _draw(rows: Sequence[Row], palette: Palette) -> Figure:
+    figure, (panel,) = new_figure(palette, size=(10.4, 0.9 + 0.3 * len(rows)))
+    panel.grid(axis="y", visible=False)
+    for position, row in enumerate(rows):
+        middle = sorted(row.values)[len(row.values) // 2]
+        marker = MARKERS[row.series % len(MARKERS)]
+        panel.plot(
+            row.values,
+            [position] * len(row.values),
+            marker,
+            color=palette.of(row.series),
+            markersize=5,
+            alpha=0.7,
+            linestyle="none",
+        )
+        panel.plot([middle, middle], [position - 0.35, position + 0.35], color=palette.ink, linewidth=1.5)
+    panel.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+    panel.set_ylim(len(rows) - 0.5, -0.5)
+    panel.set_xlim(left=0)
+    panel.set_xlabel("step time of a launch (ms)", color=palette.soft)
+    return figure

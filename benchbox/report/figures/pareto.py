@@ -1,0 +1,130 @@
+"""Throughput against peak memory: which set-ups are worth their memory."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from benchbox.analysis.answers import precision_state
+from benchbox.report.figures.cells import MAX_PANELS, by_task, series_field, series_of, series_values, setup_name, throughput
+from benchbox.report.figures.drawing import MARKERS, Drawing, add_legend, byte_scale, new_figure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.figure import Figure
+
+    from benchbox.analysis.certificates import Certificate
+    from benchbox.analysis.summary import CellSummary
+    from benchbox.report.figures.drawing import Palette
+
+KEY = "pareto"
+MIN_POINTS = 3
+
+
+class Point(NamedTuple):
+    """A set-up: its peak memory on the worst rank, and its throughput."""
+
+    bytes: float
+    samples_per_s: float
+    series: str
+    name: str
+    is_right: bool  # no error of the precision audit
+
+
+def drawing(summaries: Sequence[CellSummary], axes: Sequence[str], walks: Sequence[Certificate]) -> Drawing | None:
+    """Return the figure, one panel for each task; None when a task is not chosen among several set-ups."""
+    del walks
+    field = series_field(axes)
+    panels = {task: points(cells, axes, field) for task, cells in by_task(summaries, axes).items()}
+    panels = {task: found for task, found in panels.items() if len(found) >= MIN_POINTS}
+    if not panels or len(panels) > MAX_PANELS:
+        return None
+    names = series_values(summaries, field)
+    return Drawing(
+        key=KEY,
+        title="Throughput against peak memory",
+        description="Up and to the left is better. The line joins the set-ups that no other one beats in both, named by "
+        "number. Hollow marks have an error of the precision audit and are no candidates. The table of cells has the numbers.",
+        draw=partial(_draw, panels, names),
+    )
+
+
+def points(cells: Sequence[CellSummary], axes: Sequence[str], field: str | None) -> list[Point]:
+    """Return the set-ups whose throughput and memory are known."""
+    found = []
+    for summary in cells:
+        speed, peak = throughput(summary), summary.peak_bytes
+        if speed is not None and peak is not None and summary.status == "ok":
+            right = precision_state(summary) != "wrong"
+            found.append(Point(peak, speed, series_of(summary, field), setup_name(summary, axes, field), right))
+    return found
+
+
+def frontier(candidates: Sequence[Point]) -> list[Point]:
+    """Return the points for which no other needs at most as much memory and is at least as fast, by their memory."""
+    best: list[Point] = []
+    for point in sorted(candidates, key=lambda point: (point.bytes, -point.samples_per_s)):
+        if not best or point.samples_per_s > best[-1].samples_per_s:
+            best.append(point)
+    return best
+
+
+def _draw(panels: dict[str, list[Point]], names: Sequence[str], palette: Palette) -> Figure:
+    from matplotlib.lines import Line2D
+
+    columns = min(2, len(panels))
+    figure, axes = new_figure(palette, math.ceil(len(panels) / columns), columns, size=(10.4 / columns, 3.6))
+    for panel in axes[len(panels) :]:
+        panel.set_axis_off()
+    for panel, (task, found) in zip(axes, panels.items(), strict=False):
+        scale, unit = byte_scale(max(point.bytes for point in found))
+        best = frontier([point for point in found if point.is_right])
+        panel.step(
+            [point.bytes / scale for point in best],
+            [point.samples_per_s for point in best],
+            where="post",
+            color=palette.soft,
+            linewidth=1,
+        )
+        for point in found:
+            index = names.index(point.series)
+            face = palette.of(index) if point.is_right else "none"
+            panel.plot(
+                point.bytes / scale,
+                point.samples_per_s,
+                marker=MARKERS[index % len(MARKERS)],
+                markersize=7 if point in best else 5,
+                color=palette.of(index),
+                markerfacecolor=face,
+                alpha=1.0 if point in best else 0.55,
+                linestyle="none",
+            )
+        names_of_best = []
+        for number, point in enumerate(best, start=1):
+            position = (point.bytes / scale, point.samples_per_s)
+            beside = (-5, 5) if number % 2 else (6, -11)  # of neighbours, one on each side of the line
+            panel.annotate(
+                str(number),
+                position,
+                xytext=beside,
+                textcoords="offset points",
+                color=palette.ink,
+                ha="right" if number % 2 else "left",
+            )
+            names_of_best.append(" ".join(filter(None, (f"{number}:", point.series, point.name))))
+        panel.set_title(task, fontsize=10, color=palette.ink, loc="left")
+        panel.set_xlabel(f"peak memory of the worst rank ({unit})", color=palette.soft, loc="left")
+        lines = "\n".join(names_of_best)
+        panel.text(0, -0.24, lines, transform=panel.transAxes, fontsize=8, color=palette.ink, va="top", linespacing=1.35)
+        panel.set_ylabel("samples/s", color=palette.soft)
+        panel.set_ylim(bottom=0, top=1.15 * max(point.samples_per_s for point in found))
+        panel.margins(x=0.12)
+    if len(names) > 1:
+        handles = [
+            Line2D([], [], color=palette.of(index), marker=MARKERS[index % len(MARKERS)], linestyle="none", label=name)
+            for index, name in enumerate(names)
+        ]
+        add_legend(figure, palette, handles)
+    return figure

@@ -1,0 +1,127 @@
+"""Figures of published runs and of cells made by hand: what is drawn, in which colours, with the same bytes every time."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from benchbox.report.figures.drawing import PRINT
+from benchbox.report.figures.pareto import Point, frontier
+from benchbox.report.view import build_report
+from benchbox.store.run import RunStore
+
+REPORTS = Path(__file__).parents[4] / "reports"
+
+
+def figures_of(name, change=lambda record: record):
+    store = RunStore(REPORTS / name)
+    report = build_report(store.run(), [change(record) for record in store.records()])
+    return {drawing.key: drawing for drawing in report.figures}
+
+
+@pytest.fixture(scope="module")
+def walks():
+    return figures_of("fsdp_vs_zero2")
+
+
+def test_the_frontier_has_the_set_ups_that_none_beats_in_memory_and_throughput():
+    points = [
+        Point(*values, series="", name="", is_right=True) for values in ((1, 5), (2, 4), (2, 9), (3, 9), (4, 12), (9, 11))
+    ]
+    assert [(point.bytes, point.samples_per_s) for point in frontier(points)] == [(1, 5), (2, 9), (4, 12)]
+
+
+def test_a_set_up_with_wrong_precision_is_no_candidate():
+    """Its mark is hollow, and it is not on the frontier, which names its points."""
+
+    findings = (f for record in RunStore(REPORTS / "precision_ab").records() for f in record["precision"]["findings"])
+    error = next(finding for finding in findings if finding["severity"] == "error")
+
+    sound = figures_of("backends")["pareto"].svg()
+    named = re.search(r">1: (\w+) ", sound)[1]
+
+    def fail_precision(record):
+        if record["cell"]["backend"] != named:
+            return record
+        return record | {"precision": record["precision"] | {"findings": [error]}}
+
+    wrong = figures_of("backends", fail_precision)["pareto"].svg()
+    assert not re.search(rf">\d: {named} ", wrong)
+    assert re.search(r">1: \w+ ", wrong)
+
+
+def test_a_run_of_walks_has_the_batches_and_launches_of_its_set_ups(walks):
+    assert list(walks) == ["pareto", "batches", "launches"]
+    svg = walks["batches"].svg()
+    for text in ("cams=1, attention=eager checkpointing=no", "does not fit", "batch of a rank"):
+        assert f">{text}<" in svg
+
+
+def test_many_cells_are_a_map_in_which_failures_have_a_word_and_a_hatch():
+    def fail(record):
+        return record | {"status": "oom"} if record["cell"]["policy"] == "pi0" else record
+
+    figures = figures_of("policies_full", fail)
+    assert list(figures) == ["heat_map"]
+    svg = figures["heat_map"].svg()
+    failed = [record for record in RunStore(REPORTS / "policies_full").records() if record["cell"]["policy"] == "pi0"]
+    assert svg.count(">oom<") == len(failed) > 10
+    assert "url(#heat_map-" in svg, "of the pattern of a hatch"
+    assert "<pattern" in svg
+
+
+@pytest.mark.parametrize("key", ["pareto", "batches", "launches"])
+def test_a_page_gets_text_as_text_and_no_colour_of_its_own(walks, key):
+    svg = walks[key].svg()
+    assert "<text" in svg
+    assert not re.findall(r"#[0-9a-f]{6}\b", svg)
+    assert not re.findall(r'(?:xlink:)?href="(?!#)', svg), "nothing is loaded"
+    assert svg.startswith("<svg")
+    assert f'aria-labelledby="{key}-title {key}-description"' in svg
+    ids = re.findall(r'\bid="([^"]+)"', svg)
+    assert len(ids) == len(set(ids))
+    assert all(name.startswith(f"{key}-") for name in ids)
+
+
+def test_names_of_cells_are_escaped():
+    figures = figures_of("backends", lambda record: record | {"cell": record["cell"] | {"backend": "<script>&"}})
+    assert all("<script>" not in drawing.svg() for drawing in figures.values())
+
+
+def test_files_have_the_same_bytes_in_every_process(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from benchbox.report.write import write_figures; "
+        "print(*(path.name for path in write_figures(Path(sys.argv[1]), Path(sys.argv[2]))))"
+    )
+    for name in ("one", "two"):
+        command = [sys.executable, "-c", code, str(REPORTS / "backends"), str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert done.stdout.split() == ["pareto.svg", "pareto.pdf", "pareto.png"]
+    for path in (tmp_path / "one").iterdir():
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
+
+
+def luminance(colour):
+    """Return the relative luminance of a colour (WCAG 2.2)."""
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_the_first_colours_of_print_are_apart_in_greyscale_from_white_and_black_text():
+    for colour in PRINT.series:
+        assert (1.05) / (luminance(colour) + 0.05) > 2, f"{colour} on white"
+    values = sorted(luminance(colour) for colour in PRINT.series)
+    assert all(later - earlier > 0.01 for earlier, later in pairwise(values))
+
+
+def test_a_run_without_launches_has_no_figures():
+    store = RunStore(REPORTS / "backends")
+    assert build_report(store.run(), []).figures == ()
+    assert build_report(replace(store.run(), cells={}), []).figures == ()
