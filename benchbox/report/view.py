@@ -211,7 +211,7 @@ def _comparable(run: Run, comparisons: Mapping[str, Comparison]) -> dict[str, Co
 
 def _summary_line(run: Run, axes: Sequence[str]) -> str:
     varied = ", ".join(axes) if axes else "nothing"
-    return f"{len(run.cells)} cells of {run.matrix_file}; {varied} varied."
+    return f"{_count(len(run.cells), 'cell')} of {run.matrix_file}; {varied} varied."
 
 
 def _sampling(run: Run) -> str:

@@ -65,7 +65,7 @@ def test_the_steps_of_the_workflow_run_and_judge(tmp_path):
     assert shell(commands["Summarise"]).returncode == 4
     answer, _, differences = summary.read_text().partition("**runs/policy against origin/main:reports/policy: 1 of ")
     assert answer.startswith("# policy\n")
-    assert "Precision is" in answer
+    assert "1 cell of matrices/policy.yaml" in answer
     assert differences
 
 
