@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
@@ -130,3 +131,15 @@ class Chromium:
         message, _, self._buffer = self._buffer.partition(b"\0")
         reply: dict[str, Any] = json.loads(message)
         return reply
+
+
+def wait_until(page: Chromium, condition: str) -> None:
+    """Wait until a JavaScript expression is true in the page.
+
+    Raises:
+        AssertionError: it is false after a minute.
+    """
+    end = time.monotonic() + 60
+    while not page.evaluate(f"Boolean({condition})"):
+        assert time.monotonic() < end, f"never true: {condition}"
+        time.sleep(0.02)

@@ -1,0 +1,209 @@
+"""The report of a large run in a real browser: filters, columns, cards, narrow screens, paper, no scripts, accessibility."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from benchbox.report import write_reports
+from benchbox.report.html import render_html
+from benchbox.report.view import build_report
+from tests.support.chromium import Chromium, find_chromium, wait_until
+from tests.support.large_runs import PUBLISHED, published_cells
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+CELLS = 680
+COUNTER = "document.querySelector('.counter').textContent"
+READY = "!document.getElementById('cells-tools').hidden"
+COLUMN = "[...document.querySelectorAll('#cells-table thead th')].findIndex(th => th.textContent === '{name}')"
+
+
+SEARCH = (
+    "(() => {{const start = performance.now(), box = document.getElementById('cells-search'); box.value = '{text}';"
+    " box.dispatchEvent(new Event('input')); document.body.offsetHeight; return performance.now() - start}})()"
+)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = find_chromium()
+    if path is None:
+        pytest.skip("no Chromium on this machine: the report was not opened in a browser")
+    with Chromium(path) as chromium:
+        yield chromium
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return write_reports(PUBLISHED, tmp_path_factory.mktemp("report")).html
+
+
+@pytest.fixture
+def page(browser, report):
+    show(browser, report)
+    wait_until(browser, READY)
+    return browser
+
+
+def show(browser, path, *, theme="light", width=1280):
+    browser.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+    browser.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 640)
+    browser.open(path)
+
+
+def tick(page, menu, text):
+    page.evaluate(
+        f"[...document.querySelectorAll('details.menu')].find(menu => menu.firstElementChild.textContent.startsWith('{menu}'))"
+        f".querySelectorAll('label').forEach(label => {{if (label.textContent.trim().startsWith('{text}')) label.click()}})"
+    )
+
+
+def values(page, name):
+    number = page.evaluate(COLUMN.format(name=name))
+    return page.evaluate(
+        f"[...document.querySelectorAll('#cells-table tbody tr')].map(row => row.cells[{number}].textContent.trim())"
+    )
+
+
+def test_a_large_page_has_no_errors_and_makes_no_requests(page):
+    assert page.errors() == []
+    assert [address for address in page.requests() if not address.startswith(("data:", "about:"))] == [page.address]
+    assert page.evaluate(COUNTER) == "680 of 680 cells"
+
+
+def test_filters_of_two_axes_and_a_search_hold_together(page):
+    tick(page, "backend", "zero2 ")
+    assert page.evaluate(COUNTER) == "80 of 680 cells"
+    tick(page, "policy", "pi05 ")
+    assert page.evaluate(COUNTER) == "8 of 680 cells"
+    assert set(values(page, "backend")) == {"zero2"}
+    assert set(values(page, "policy")) == {"pi05"}
+    page.evaluate(SEARCH.format(text="flash"))
+    assert page.evaluate(COUNTER) == "4 of 680 cells"
+    assert set(values(page, "attention")) == {"sdpa"}
+
+
+def test_the_address_of_a_view_shows_the_same_view(page):
+    tick(page, "backend", "zero2 ")
+    tick(page, "Columns", "step")
+    page.evaluate(
+        "[...document.querySelectorAll('#cells-table thead button')].find(b => b.textContent === 'samples/s').click()"
+    )
+    shown, fragment = values(page, "samples/s"), page.evaluate("location.hash")
+    page.call("Page.navigate", url="about:blank")  # a change of the fragment alone would load nothing
+    wait_until(page, "location.href === 'about:blank'")
+    page.call("Page.navigate", url=f"{page.address}{fragment}")
+    wait_until(page, f"document.querySelector('.counter') && {READY}")
+    assert page.evaluate(COUNTER) == "80 of 680 cells"
+    assert values(page, "samples/s") == shown == sorted(shown, key=float)
+    number = page.evaluate(COLUMN.format(name="step"))
+    hidden = f"getComputedStyle(document.querySelector('#cells-table tbody tr').cells[{number}]).display"
+    assert page.evaluate(hidden) == "none"
+
+
+def test_a_card_opens_on_demand_and_its_command_can_be_copied(page):
+    assert page.evaluate("document.querySelector('.cell-card')") is None
+    page.evaluate("document.querySelectorAll('#cells-table tbody a')[8].click()")
+    wait_until(page, "document.querySelector('#cell-9[open]')")
+    command = page.evaluate("document.querySelector('#cell-9 .command').textContent")
+    only = "policy=pi0, backend=ddp, world_size=2, batch=2, cams=1, attention=eager, checkpointing=false"
+    assert shlex.split(command) == ["benchbox", "run", "matrices/policies_full.yaml", "--only", only]
+    page.evaluate("navigator.clipboard.writeText = async (text) => {window.copied = text}")
+    page.evaluate("document.querySelector('#cell-9 .copy').click()")
+    wait_until(page, "document.querySelector('#cell-9 .copy').textContent === 'Copied'")
+    assert page.evaluate("window.copied") == command
+    titles = page.evaluate("[...document.querySelectorAll('#cell-9 caption')].map(caption => caption.textContent)")
+    assert {"Measured", "Observed beside requested", "Launches", "Configuration"} < set(titles)
+
+
+def test_header_and_first_column_stay_in_view(page):
+    page.call("Emulation.setDeviceMetricsOverride", width=700, height=700, deviceScaleFactor=1, mobile=False)
+    page.evaluate("Object.assign(document.querySelector('.sheet:has(#cells-table)'), {scrollTop: 900, scrollLeft: 300})")
+    offsets = page.evaluate(
+        "(() => {const box = (selector, index) => document.querySelectorAll(selector)[index].getBoundingClientRect();"
+        " const sheet = box('.sheet:has(#cells-table)', 0);"
+        " return [box('#cells-table thead th', 3).top - sheet.top, box('#cells-table tbody th', 30).left - sheet.left]})()"
+    )
+    assert max(map(abs, offsets)) <= 2
+
+
+def test_a_telephone_shows_status_throughput_memory_and_findings_of_every_row(browser, report):
+    show(browser, report, width=375)
+    wait_until(browser, READY)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 375
+    for name in ("status", "samples/s", "peak allocated", "findings"):
+        number = browser.evaluate(COLUMN.format(name=name))
+        cell = f"document.querySelector('#cells-table tbody tr').cells[{number}]"
+        left, right = browser.evaluate(
+            f"(() => {{const box = {cell}.getBoundingClientRect(); return [box.left, box.right]}})()"
+        )
+        assert 0 <= left < right <= 375, name
+        assert browser.evaluate(f"getComputedStyle({cell}, '::before').content") == f'"{name}"'
+
+
+def test_paper_has_every_cell_with_the_columns_that_matter_on_few_pages(page, tmp_path):
+    page.call("Emulation.setEmulatedMedia", media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("document.querySelectorAll('#cells-table tbody tr').length") == CELLS
+    for name in ("status", "samples/s", "peak allocated", "findings"):
+        number = page.evaluate(COLUMN.format(name=name))
+        assert (
+            page.evaluate(
+                f"document.querySelectorAll('#cells-table tbody tr')[600].cells[{number}].getBoundingClientRect().width"
+            )
+            > 10
+        )
+    page.call("Emulation.setEmulatedMedia", media="")
+    document = page.call("Page.printToPDF", preferCSSPageSize=True)["data"]
+    pages = len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(document)))
+    print(f"\n{CELLS} cells print on {pages} pages")
+    assert 10 <= pages <= 40
+
+
+def test_without_scripts_the_table_has_every_cell_and_the_page_says_where_the_cards_are(browser, report):
+    browser.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        show(browser, report)
+        root = browser.call("DOM.getDocument")["root"]["nodeId"]
+        rows = browser.call("DOM.querySelectorAll", nodeId=root, selector="#cells-table tbody tr")["nodeIds"]
+        html = browser.call("DOM.getOuterHTML", nodeId=root)["outerHTML"]
+    finally:
+        browser.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert len(rows) == CELLS
+    assert "table.csv" in html
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 1280), ("light", 375)])
+def test_axe_finds_no_serious_or_moderate_fault(browser, report, theme, width):
+    package = importlib.util.find_spec("axe_playwright_python")
+    if package is None or package.origin is None:
+        pytest.skip("axe-playwright-python is not installed: the page was not checked by axe-core")
+    show(browser, report, theme=theme, width=width)
+    wait_until(browser, READY)
+    browser.evaluate("document.querySelector('#cells-table tbody a').click()")
+    wait_until(browser, "document.querySelector('#cell-1[open]')")
+    browser.evaluate((Path(package.origin).parent / "axe.min.js").read_text())
+    browser.evaluate("void axe.run().then(result => {window.faults = result.violations})")
+    wait_until(browser, "window.faults")
+    faults = browser.evaluate(
+        "window.faults.map(fault => [fault.impact, fault.id, fault.nodes.slice(0, 3).map(node => node.html.slice(0, 200))])"
+    )
+    assert [fault for fault in faults if fault[0] != "minor"] == []
+
+
+def test_ten_thousand_cells_are_filtered_in_the_page(browser, tmp_path):
+    run, records = published_cells(10_000)
+    path = tmp_path / "report.html"
+    path.write_text(render_html(build_report(run, records)), encoding="utf-8")
+    show(browser, path)
+    wait_until(browser, READY)
+    milliseconds = browser.evaluate(SEARCH.format(text="vitra zero2"))
+    expected = sum(cell["policy"] == "vitra" and cell["backend"] == "zero2" for cell in run.cells.values())
+    print(f"\n10,000 cells: filtered in {milliseconds:.0f} ms")
+    assert browser.evaluate(COUNTER) == f"{expected} of 10000 cells"
