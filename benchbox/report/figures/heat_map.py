@@ -41,8 +41,8 @@ def drawing(summaries: Sequence[CellSummary], axes: Sequence[str], walks: Sequen
     return Drawing(
         key=KEY,
         title=f"Samples/s by {across}, relative to the fastest of each row",
-        description="The stronger the colour, the faster; numbers are samples/s. Hatched fields with a word did not end ok, empty ones were not "
-        "planned. The table of cells has the same numbers.",
+        description="The stronger the colour, the faster; numbers are samples/s. Hatched fields with a word did not end ok, "
+        "empty ones were not planned. The table of cells has the same numbers.",
         draw=partial(_draw, table, columns),
     )
 
