@@ -107,7 +107,7 @@ class Report:
 
     @property
     def is_large(self) -> bool:
-        """Whether the page carries the cards as compressed data, and lists in short what it otherwise lists cell by cell."""
+        """True if the page carries the cards as compressed data, and lists in short what it otherwise lists cell by cell."""
         return len(self.table.rows) > MAX_PLAIN_CARDS
 
 
