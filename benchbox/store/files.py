@@ -53,6 +53,12 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def remove_temporary_files(folder: Path) -> None:
+    """Remove what `atomic_file` has left below a folder where its process was killed. Nobody else may write there now."""
+    for path in folder.rglob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with atomic_file(path) as stream:

@@ -99,4 +99,4 @@ def test_the_gate_fails_and_the_reports_say_why(store: RunStore) -> None:
     paths = write_reports(store.path)
     markdown, html = (path.read_text(encoding="utf-8") for path in (paths.markdown, paths.html))
     assert "5 cells: 2 reference, 1 equivalent, 2 diverged." in markdown
-    assert '<span data-status="diverged">diverged</span>' in html
+    assert '<b data-status="diverged">diverged</b>' in html

@@ -42,7 +42,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("benchbox.launch.links.SIZES", (2**10, 2**16, 2**24))
-        patch.setattr("benchbox.store.links.os.environ", {"XDG_CACHE_HOME": str(cache)})  # that of the ranks is unchanged
+        patch.setattr("benchbox.store.machine_cache.os.environ", {"XDG_CACHE_HOME": str(cache)})  # not that of the ranks
         (cache / "output.txt").write_text(invoke("doctor", "--links"))
     return cache
 

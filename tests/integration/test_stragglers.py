@@ -47,7 +47,7 @@ def launch(launcher: ForkServerLauncher, folder: Path, size: str, backend: str =
 def busy_core(core: int) -> Iterator[None]:
     """Keep a core busy with several processes, so that it shows on a machine that is busy as well."""
     spin = f"import os; os.sched_setaffinity(0, [{core}]); print('spinning', flush=True)\nwhile True: pass"
-    processes = [subprocess.Popen([sys.executable, "-S", "-c", spin], stdout=subprocess.PIPE) for _ in range(2)]
+    processes = [subprocess.Popen([sys.executable, "-S", "-c", spin], stdout=subprocess.PIPE) for _ in range(6)]
     try:
         for process in processes:
             assert process.stdout.readline() == b"spinning\n"

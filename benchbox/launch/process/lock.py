@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from benchbox.errors import ConfigurationError
+from benchbox.store.files import remove_temporary_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def lock_run_directory(folder: Path) -> Iterator[None]:
-    """Lock the run directory for this process, creating it where it does not exist.
+    """Lock the run directory for this process, creating it where it does not exist, and remove what a killed one half wrote.
 
     The kernel releases the lock when its holder dies, however it dies, so a stale lock cannot exist; the process id in the
     file is for people.
@@ -39,6 +40,7 @@ def lock_run_directory(folder: Path) -> Iterator[None]:
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        remove_temporary_files(folder)
         yield
     finally:
         os.close(descriptor)

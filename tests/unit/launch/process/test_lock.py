@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,3 +30,22 @@ def test_a_run_directory_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="--out"), lock_run_directory(tmp_path / "file" / "run"):
         pass
+
+
+def test_who_gets_the_lock_removes_what_a_killed_run_was_writing(tmp_path):
+    """And nothing else: not files of the user, nor those of whoever holds the lock."""
+    code = (
+        "import os, sys; from pathlib import Path; from benchbox.store.files import atomic_file\n"
+        "with atomic_file(Path(sys.argv[1])): os.kill(os.getpid(), 9)"
+    )
+    for name in ("report.md", "figures/pareto.svg", "cells/a/launch-1.json"):
+        assert subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=False).returncode == -9
+    (tmp_path / "notes.tmp").write_text("of the user")
+    assert len(list(tmp_path.rglob(".*.tmp"))) == 3
+    with lock_run_directory(tmp_path):
+        assert not list(tmp_path.rglob(".*.tmp"))
+        (tmp_path / ".own.tmp").write_text("")
+        with pytest.raises(ConfigurationError), lock_run_directory(tmp_path):
+            pass
+        assert (tmp_path / ".own.tmp").exists()
+    assert (tmp_path / "notes.tmp").exists()
