@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from benchbox.errors import RecordError
@@ -77,11 +78,16 @@ def _empty_measurement(value: Mapping[str, Any]) -> str | None:
 
 
 def share_equal_values(value: dict[str, Any], other: Mapping[str, Any], depth: int = 2) -> dict[str, Any]:
-    """Replace what equals the value of another record by that object, also inside of nested objects, and return the record."""
+    """Return a record whose values are those of another one where they are equal, also inside of nested objects.
+
+    Names are interned: a parsed record has its own copy of each, which takes more memory than most of its values.
+    """
+    shared: dict[str, Any] = {}
     for key, item in value.items():
         same = other.get(key)
         if item == same and type(item) is type(same):
-            value[key] = same
+            item = same
         elif depth and isinstance(item, dict) and isinstance(same, dict):
-            share_equal_values(item, same, depth - 1)
-    return value
+            item = share_equal_values(item, same, depth - 1)
+        shared[sys.intern(key)] = item
+    return shared
