@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Bytecode is cached: otherwise every rank would compile its policy, and every command all of benchbox.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all perf perf-baseline site lint docs compat compat-requirements audit-corpus parity gpu gpu-bundle
+.PHONY: run test test-all perf perf-baseline site lint docs compat compat-requirements audit-corpus parity peers gpu gpu-bundle
 
 # Measure matrices/fsdp_vs_zero2.yaml on this machine and write its report.
 run: $(VENV)/.installed
@@ -60,6 +60,10 @@ audit-corpus: $(VENV)/.installed-dev
 # Compare the policies with the peers' own code, and write reports/parity/parity.md. The first run installs lerobot into build/parity.
 parity: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.parity
+
+# Time training steps beside lerobot's own code, and write reports/peers. It needs an idle machine.
+peers: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.peers
 
 # Write reports/site: trends of the runs that this repository has published, in all its commits.
 site: $(VENV)/.installed-dev

@@ -13,7 +13,7 @@ from benchbox.adapters.casting import cast_inputs_to_weights, float_buffers, kee
 from benchbox.adapters.kernels import set_attention
 from benchbox.adapters.roles import conventional_roles
 from benchbox.adapters.signatures import takes
-from benchbox.adapters.units import find_layer_units, resolve_layer_units
+from benchbox.adapters.units import find_layer_units, outermost_layers, resolve_layer_units
 from benchbox.adapters.unused import unused_parameters
 from benchbox.adapters.weights import load_by_name
 from benchbox.data.normalisation import Normaliser
@@ -83,7 +83,7 @@ class AdaptedPolicy(nn.Module):
                 f"no layers of {type(self.module).__name__} repeat, so that none can be checkpointed; name them by "
                 "benchbox.adapt(units=...)"
             )
-        layers = _outermost(self.module, self._units)
+        layers = set(outermost_layers(self.module, self._units))
         apply_activation_checkpointing(self.module, check_fn=layers.__contains__)
 
     def freeze_unused_parameters(self) -> str | None:
@@ -188,17 +188,6 @@ class AdaptedPolicy(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         return self.module.load_state_dict(state_dict, strict=strict, assign=assign)
-
-
-def _outermost(module: nn.Module, units: tuple[type[nn.Module], ...]) -> set[nn.Module]:
-    """Return the layers that are not inside another layer."""
-    layers: set[nn.Module] = set()
-    covered: set[nn.Module] = set()
-    for part in module.modules():  # parents first
-        if isinstance(part, units) and part not in covered:
-            layers.add(part)
-            covered.update(part.modules())
-    return layers
 
 
 def _call(arguments: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -55,6 +55,17 @@ def resolve_layer_units(module: nn.Module, units: UnitNames) -> tuple[type[nn.Mo
     return tuple(dict.fromkeys(resolved))
 
 
+def outermost_layers(module: nn.Module, units: tuple[type[nn.Module], ...]) -> list[nn.Module]:
+    """Return the modules of these classes that are not inside another one of them."""
+    layers: list[nn.Module] = []
+    covered: set[nn.Module] = set()
+    for part in module.modules():  # parents first
+        if isinstance(part, units) and part not in covered:
+            layers.append(part)
+            covered.update(part.modules())
+    return layers
+
+
 def _classes_never_split(module: nn.Module) -> list[type[nn.Module]]:
     """Return the classes in `_no_split_modules` of transformers that are items of lists: others are not layers."""
     names: set[str] = set()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from benchbox.analysis.inference import Effect
     from benchbox.analysis.summary import CellSummary
 
-SETUP_FIELDS = ("backend", "shard_size", "batch", "accumulation", "attention", "checkpointing", "recipe")
+SETUP_FIELDS = ("backend", "shard_size", "batch", "accumulation", "attention", "checkpointing", "compile", "recipe")
 
 PrecisionState = Literal["right", "wrong", "unknown"]
 

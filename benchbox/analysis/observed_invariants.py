@@ -93,6 +93,8 @@ def _possible(record: LaunchRecord) -> Iterable[str] | None:
     messages = [info.ranks_refusal(cell["world_size"], cell.get("shard_size"))]
     if cell["checkpointing"] and not info.checkpointing:
         messages.append(f"{info.name} refuses activation checkpointing")
+    if (mode := cell.get("compile", "off")) not in info.compile_modes:
+        messages.append(f"{info.name} refuses compile: {mode}")
     recipe = BUILT_IN_RECIPES.get(cell["recipe"])
     if recipe is not None and not info.supports_recipe(recipe):
         messages.append(f"{info.name} has no recipe {recipe.name}")
@@ -123,6 +125,16 @@ def _checkpointing(record: LaunchRecord) -> Iterable[str] | None:
     if requested and flops and flops.get("recomputed_flops_per_step") == 0:
         return [f"{modules} modules ran twice, and nothing was recomputed"]
     return []
+
+
+def _compilation(record: LaunchRecord) -> Iterable[str] | None:
+    mode, compilation = record["cell"].get("compile", "off"), record.get("compilation")
+    if record["status"] != "ok":
+        return None
+    if mode == "off":
+        return ["requested off, and graphs were compiled"] if compilation else []
+    graphs = [rank["graphs"] for rank in compilation["per_rank"]] if compilation else []
+    return [] if graphs and all(graphs) else [f"requested {mode}, observed {graphs or 'no'} graphs by rank"]
 
 
 def _shards(record: LaunchRecord) -> Iterable[str] | None:
@@ -242,6 +254,7 @@ OBSERVED_INVARIANTS = (
     Invariant("the backend can run such a cell", _possible),
     Invariant("the attention kernel is the one requested, at every call site", _attention),
     Invariant("checkpointing is as requested", _checkpointing),
+    Invariant("compilation is as requested", _compilation),
     Invariant("shards of all ranks add up to what is trained", _shards),
     Invariant("the census has every rank, and the sizes of its shards", _census_sizes),
     Invariant("the dtypes of the census are those of the recipe", _recipe),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MISSING = "missing"
 
-ONE_LAUNCH, HIGH_SPREAD, BUSY_HOST = "one launch", "high spread", "busy host"
+ONE_LAUNCH, HIGH_SPREAD, BUSY_HOST, RECOMPILED = "one launch", "high spread", "busy host", "recompiled"
 # Beyond it, launches cannot show the differences that a comparison is about.
 MAX_SPREAD = 0.10
 
@@ -94,12 +94,13 @@ class CellSummary:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Return why the figures deserve less trust: one launch, a high spread over launches, a busy host."""
+        """Return why the figures deserve less trust: one launch, a high spread over launches, a busy host, a recompilation."""
         step = self.values.get("step_time_s")
         marks = {
             ONE_LAUNCH: self.complete and len(self.ok) == 1,
             HIGH_SPREAD: step is not None and step.high - step.low > MAX_SPREAD * step.value,
             BUSY_HOST: any(busy_reasons(record) for record in self.ok),
+            RECOMPILED: any(compiled_in_measured_steps(record) for record in self.ok),
         }
         return tuple(mark for mark, applies in marks.items() if applies)
 
@@ -164,6 +165,12 @@ def summarize(run: Run, records: Iterable[LaunchRecord], *, step_times: bool = T
 def _with_equivalence(summary: CellSummary, equivalence: Equivalence) -> CellSummary:
     is_diverged = summary.status == "ok" and equivalence.verdict == "diverged"
     return replace(summary, equivalence=equivalence, status=DIVERGED if is_diverged else summary.status)
+
+
+def compiled_in_measured_steps(record: LaunchRecord) -> bool:
+    """Return whether a rank compiled something in a measured step."""
+    compilation = record.get("compilation")
+    return bool(compilation and any(rank["in_measured_steps"] for rank in compilation["per_rank"]))
 
 
 def _beyond_memory(run: Run, by_cell: Mapping[str, Sequence[LaunchRecord]]) -> set[str]:

@@ -98,8 +98,6 @@ def _cell(request: SessionRequest) -> "Cell":
         raise ConfigurationError(Problem("--world-size", ranks_refusal))
     if too_many := capacity_refusal(ranks):
         raise ConfigurationError(Problem("--world-size", too_many))
-    if refusal := info.refusal(world_size=ranks, recipe=request.recipe, checkpointing=False):
-        raise UnsupportedError(refusal)
     attention: Any = default_attention(entry)
     optim = OptimSpec()
     if request.beta2 is not None:
@@ -107,7 +105,7 @@ def _cell(request: SessionRequest) -> "Cell":
             problem = Problem("--beta2", f"{request.beta2} would never forget a gradient", "give a value below 1")
             raise ConfigurationError(problem)
         optim = OptimSpec(betas=(optim.betas[0], request.beta2))
-    return Cell(
+    cell = Cell(
         policy=request.policy,
         size=request.size,
         backend=request.backend,
@@ -118,3 +116,6 @@ def _cell(request: SessionRequest) -> "Cell":
         data=DataSpec(kind=request.data, workers=0),
         optim=optim,
     )
+    if refusal := info.refusal(cell):
+        raise UnsupportedError(refusal)
+    return cell

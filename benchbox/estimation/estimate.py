@@ -70,6 +70,8 @@ class Estimator:
         """
         if cell.backend not in MODELS:
             raise UnsupportedError(f"there is no formula for the memory of backend {cell.backend}")
+        if cell.compile != "off":
+            raise UnsupportedError("what a compiled graph keeps for its backward, and its buffers, are not predicted")
         structure, timeline, notes = self._trace(cell)
         return predict(structure, timeline, _setup(cell, self._device), notes)
 

@@ -51,9 +51,9 @@ def simulate(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Simulation:
     """
     if cell.backend == "single" or cell.backend not in MODELS:
         raise UnsupportedError(f"backend {cell.backend} is not simulated: there is no formula to compare with")
-    if refusal := backend_info(cell.backend).refusal(
-        world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing, shard_size=cell.shard_size
-    ):
+    if cell.compile != "off":
+        raise UnsupportedError("compiled graphs are not simulated")
+    if refusal := backend_info(cell.backend).refusal(cell):
         raise UnsupportedError(refusal)
     request = {"cell": cell.to_dict(), "policy_dirs": [str(folder.resolve()) for folder in policy_dirs]}
     command = [sys.executable, "-m", "benchbox.estimation.simulated_rank"]

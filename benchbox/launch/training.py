@@ -134,9 +134,7 @@ def _trains(trace: Trace) -> bool:
 
 def _check(config: TrainConfig, folder: Path, resume: bool, nnodes: int, progress: TrainingProgress) -> None:
     cell, info = config.cell, backend_info(config.cell.backend)
-    if refusal := info.refusal(
-        world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing, shard_size=cell.shard_size
-    ):
+    if refusal := info.refusal(cell):
         raise UnsupportedError(refusal)
     if refusal := capacity_refusal(cell.world_size // nnodes):
         raise ConfigurationError(refusal)

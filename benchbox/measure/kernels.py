@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from benchbox.observer.hooks.dispatch import in_backward, operation_name
@@ -53,10 +55,15 @@ class CallSite:
         for handle in self._handles:
             handle.remove()
 
+    # Modules inside a compiled graph do not run: torch.compile traces their hooks.
+
     def _before_forward(self, module: nn.Module, _: Any) -> None:
-        self._running.append(id(module))
+        if not torch.compiler.is_compiling():
+            self._running.append(id(module))
 
     def _after_forward(self, module: nn.Module, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         while self._running and self._running.pop() != id(module):
             pass
 
@@ -112,11 +119,13 @@ class Recomputation:
 
     def __init__(self, model: nn.Module, unit_classes: tuple[type[nn.Module], ...]) -> None:
         units = [module for module in model.modules() if isinstance(module, unit_classes)]
+        self._compiled = [unit for unit in units if "block" in vars(unit)]  # their modules run inside a graph
         self._units_by_module: dict[int, set[int]] = {}
         for unit in units:
             for module in unit.modules():
                 self._units_by_module.setdefault(id(module), set()).add(id(unit))
         self._recomputed: set[int] = set()
+        self._blocks: list[tuple[Any, Any]] = []
 
     @property
     def units(self) -> int:
@@ -124,11 +133,21 @@ class Recomputation:
 
     def __enter__(self) -> Self:
         self._handle = register_module_forward_pre_hook(self._before_forward)
+        self._blocks = [(unit, unit.block) for unit in self._compiled]
+        for unit, block in self._blocks:
+            unit.block = partial(self._run_block, unit, block)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._handle.remove()
+        for unit, block in self._blocks:
+            unit.block = block
 
     def _before_forward(self, module: nn.Module, _: Any) -> None:
-        if in_backward():
+        if not torch.compiler.is_compiling() and in_backward():
             self._recomputed |= self._units_by_module.get(id(module), set())
+
+    def _run_block(self, unit: Any, block: Any, *args: Any) -> Any:
+        if in_backward():
+            self._recomputed.add(id(unit))
+        return block(*args)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from benchbox.registry.phases import COMPILATION, RankState
 from benchbox.registry.phases import PHASES as PHASES
-from benchbox.registry.phases import RankState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -190,6 +190,7 @@ class ProgressTracker:
     def __init__(self, stage: str = "build", on_change: Callable[[RankState], None] = _ignore) -> None:
         self._on_change = on_change
         self._set_state(RankState(stage, None, None, None, time.monotonic()))
+        self._compiled_in: str | None = None
         self._step = CallbackContext(self._begin_step, self._end)
         self._phases = {name: self._context(name) for name in PHASES}
 
@@ -204,6 +205,15 @@ class ProgressTracker:
         self.enter(stage, total_steps)
         yield
         self._set_state(RankState(outer, step, outer_steps, None, time.monotonic()))
+
+    def begin_compilation(self) -> None:
+        """Replace the present phase by `COMPILATION` until `end_compilation`."""
+        self._compiled_in = self.state.phase
+        self._set_step(self.state.step, COMPILATION)
+
+    def end_compilation(self) -> None:
+        """Return to the phase in which the compilation began."""
+        self._set_step(self.state.step, self._compiled_in)
 
     def step(self) -> AbstractContextManager[None]:
         return self._step

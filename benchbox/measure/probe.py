@@ -69,10 +69,13 @@ class StepProbe:
         model: the wrapped model.
         units: classes of the modules that may be checkpointed.
         device: memory is counted by storages unless this device has memory counters.
+        is_compiled: whether torch.compile has compiled a part of the model, whose buffers no operation allocates.
     """
 
-    def __init__(self, model: nn.Module, units: tuple[type[nn.Module], ...], device: torch.device) -> None:
-        self._device = device
+    def __init__(
+        self, model: nn.Module, units: tuple[type[nn.Module], ...], device: torch.device, *, is_compiled: bool = False
+    ) -> None:
+        self._device, self._is_compiled = device, is_compiled
         self._batches: list[Any] = []
         self._call_site, self._recomputation = CallSite(model), Recomputation(model, units)
         self._collectives, self._flops, self._matmuls = CollectiveCounter(), FlopCounter(), MatmulDtypes()
@@ -112,7 +115,7 @@ class StepProbe:
             checkpointed_modules=self._recomputation.units,
             matmul_dtypes=set(self._matmuls.counts),
             flops=_flop_record(self._flops, self._kernels.attention),
-            memory=None if self._storages is None else _storage_record(self._storages),
+            memory=None if self._storages is None else _storage_record(self._storages, is_compiled=self._is_compiled),
             device_name=torch.cuda.get_device_name(self._device) if self._storages is None else f"this {self._device.type}",
             micro_batches=self._batches,
         )
@@ -129,7 +132,14 @@ def _flop_record(flops: FlopCounter, kernel: str | None) -> Flops:
     }
 
 
-def _storage_record(storages: TensorStorageTracker) -> RankMemory:
+def _storage_record(storages: TensorStorageTracker, *, is_compiled: bool) -> RankMemory:
+    if is_compiled:
+        return {
+            "source": "tensor_storage",
+            "allocated_peak_bytes": None,
+            "reserved_peak_bytes": None,
+            "reason": "compiled code allocates buffers that no operation shows, and this device has no memory counters",
+        }
     return {
         "source": "tensor_storage",
         "allocated_peak_bytes": storages.peak_bytes,

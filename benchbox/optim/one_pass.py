@@ -1,25 +1,31 @@
-"""AdamW over masters in one compiled pass over memory: upcast, clip, step and rounding, without buckets."""
+"""AdamW over masters in one compiled pass over memory: upcast, clip, step and rounding, without buckets.
+
+A C function on a CPU, a Triton kernel on a GPU.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
-from functools import cache
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from benchbox.optim.fused import fused_step
-from benchbox.optim.passes import is_contiguous_on_cpu, native_functions, step_adamw, supports_native
+from benchbox.optim.passes import is_dense, native_functions, step_adamw, supports_native
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch.optim import Optimizer
 
     from benchbox.optim.chunks import ParameterChunk
+
+StepTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # master, moments, gradient, live weights
 
 _log = logging.getLogger(__name__)
 
@@ -39,15 +45,46 @@ def step_in_one_pass(
         return chunks
     chunks = list(chunks)
     supported = {id(chunk): tensors for chunk in chunks if (tensors := _collect_tensors(inner, chunk)) is not None}
-    functions = native_functions(sum(tensors[0].numel() for tensors in supported.values()))
-    if functions is None or not _matches_torch(functions):
+    step = _step_of(group, list(supported.values()))
+    if step is None:
         return chunks
     step_counts = [inner.state[chunk.master]["step"] for chunk in chunks if id(chunk) in supported]
     torch._foreach_add_(step_counts, 1)
+    step(step_counts, divisor)
+    return [chunk for chunk in chunks if id(chunk) not in supported]
+
+
+def _step_of(group: dict[str, Any], tensors: list[StepTensors]) -> Callable[[list[Tensor], Tensor | None], None] | None:
+    """Return a function of step counts and divisor that steps these tensors in one pass, or None if there is none."""
+    devices = {master.device for master, *_ in tensors}
+    if devices == {torch.device("cpu")}:
+        functions = native_functions(sum(master.numel() for master, *_ in tensors))
+        return None if functions is None or not _matches_torch(functions) else partial(_step_on_cpu, functions, group, tensors)
+    if len(devices) == 1 and next(iter(devices)).type == "cuda" and _has_triton():
+        return partial(_step_on_gpu, group, tensors)
+    return None
+
+
+def _step_on_cpu(
+    functions: ctypes.CDLL, group: dict[str, Any], tensors: list[StepTensors], step_counts: list[Tensor], divisor: Tensor | None
+) -> None:
     divisor_value = 1.0 if divisor is None else divisor.item()
     coefficients = [(divisor_value, *_coefficients(group, count.item())) for count in step_counts]
-    step_adamw(functions, list(zip(supported.values(), coefficients, strict=True)))
-    return [chunk for chunk in chunks if id(chunk) not in supported]
+    step_adamw(functions, list(zip(tensors, coefficients, strict=True)))
+
+
+def _step_on_gpu(group: dict[str, Any], tensors: list[StepTensors], step_counts: list[Tensor], divisor: Tensor | None) -> None:
+    from benchbox.optim import triton_adamw
+
+    (beta1, beta2), device = group["betas"], tensors[0][0].device
+    options = triton_adamw.AdamWOptions(group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
+    divisor = torch.ones((), device=device) if divisor is None else divisor.to(device)
+    triton_adamw.step_adamw(tensors, step_counts, options, divisor)
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def _supports_options(group: dict[str, Any]) -> bool:
@@ -61,20 +98,24 @@ def _supports_options(group: dict[str, Any]) -> bool:
     )
 
 
-def _collect_tensors(inner: Optimizer, chunk: ParameterChunk) -> tuple[Tensor, ...] | None:
+def _collect_tensors(inner: Optimizer, chunk: ParameterChunk) -> StepTensors | None:
     """Return master, moments, gradient and live weights of a chunk, or None if the pass does not support them."""
     full_gradient, state = chunk.parameter.grad, inner.state.get(chunk.master)
     # torch creates the initial state. A chunk of a gradient with another memory layout would be a copy of the full gradient.
-    if full_gradient is None or not is_contiguous_on_cpu(full_gradient) or not state:
+    if full_gradient is None or not is_dense(full_gradient) or not state:
         return None
     masters = chunk.master, state["exp_avg"], state["exp_avg_sq"]
     gradient, live = chunk.select(full_gradient), chunk.live()
     is_supported = (
         all(tensor.dtype == torch.float32 for tensor in masters)
         and live.dtype == gradient.dtype == torch.bfloat16
-        and supports_native(*masters, gradient, live)
+        and (supports_native if live.device.type == "cpu" else _are_dense)(*masters, gradient, live)
     )
     return (*masters, gradient, live) if is_supported else None
+
+
+def _are_dense(*tensors: Tensor) -> bool:
+    return all(map(is_dense, tensors))
 
 
 def _coefficients(group: dict[str, Any], step: float) -> tuple[float, ...]:

@@ -30,13 +30,14 @@ def native_functions(elements: int) -> ctypes.CDLL | None:
 
 def supports_native(*tensors: Tensor) -> bool:
     """Return whether the compiled functions accept these tensors: contiguous on the CPU, with a whole number of vectors."""
-    return all(is_contiguous_on_cpu(tensor) and tensor.numel() % _VECTOR_ELEMENTS == 0 for tensor in tensors)
+    return all(
+        tensor.device.type == "cpu" and is_dense(tensor) and tensor.numel() % _VECTOR_ELEMENTS == 0 for tensor in tensors
+    )
 
 
-def is_contiguous_on_cpu(tensor: Tensor) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """Return whether all elements are at the tensor's address. Those of a subclass may be elsewhere, or not computed yet."""
-    is_dense = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout == torch.strided
-    return is_dense and tensor.is_contiguous()
+    return type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.is_contiguous()
 
 
 def sum_of_squares(functions: ctypes.CDLL, tensors: Sequence[Tensor]) -> float:

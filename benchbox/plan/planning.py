@@ -43,9 +43,7 @@ def plan(matrix: Matrix, only: str = "") -> Plan:
     skipped: list[Skip] = []
     walked = set(matrix.axis_cells()) if matrix.search else set()
     for cell in select(only, matrix.cells()):
-        refusal = backend_info(cell.backend).refusal(
-            world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing, shard_size=cell.shard_size
-        )
+        refusal = backend_info(cell.backend).refusal(cell)
         if refusal:
             skipped.append(Skip(cell, refusal))
         elif matrix.search and cell not in walked and replace(cell, batch=matrix.search.start) in walked:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from benchbox.errors import ConfigurationError, Problem
+from benchbox.registry.contracts import CompileMode
 from benchbox.registry.extensions import load_target, with_extensions
 from benchbox.registry.names import did_you_mean
 from benchbox.registry.recipes import Recipe, recipe_by_name, recipes
@@ -16,6 +17,23 @@ if TYPE_CHECKING:
 
 GROUP = "benchbox.backends"
 DEFAULT_SHARD_SIZE = 2
+
+_RECOMPUTED_INSIDE = "a policy that is compiled as a whole recomputes inside its graph, unseen: write compile: blocks"
+
+
+class SetUp(Protocol):
+    """Fields of a cell for which a backend may refuse it."""
+
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def shard_size(self) -> int | None: ...
+    @property
+    def recipe(self) -> str: ...
+    @property
+    def checkpointing(self) -> bool: ...
+    @property
+    def compile(self) -> CompileMode: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +58,8 @@ class BackendInfo:
     no_other_recipe_because: str = ""
     checkpointing: bool = True
     no_checkpointing_because: str = ""
+    compile_modes: tuple[CompileMode, ...] = ("off", "blocks", "model")
+    no_other_compile_because: str = ""
     shards_optimizer: bool = False  # whether each rank steps fewer elements than the policy trains
 
     @property
@@ -47,20 +67,24 @@ class BackendInfo:
         """The names of the recipes that this backend runs."""
         return tuple(name for name, recipe in recipes().items() if self.supports_recipe(recipe))
 
-    def refusal(self, *, world_size: int, recipe: str, checkpointing: bool, shard_size: int | None = None) -> str | None:
-        """Return why this backend cannot run such a cell, or None when it can."""
-        if shard_size is not None and not self.hybrid:
+    def refusal(self, cell: SetUp) -> str | None:
+        """Return why this backend cannot run a cell, or None when it can."""
+        if cell.shard_size is not None and not self.hybrid:
             hybrids = ", ".join(name for name, info in backends().items() if info.hybrid)
             return f"{self.name} has no shard_size: it is for {hybrids}"
-        if ranks_refusal := self.ranks_refusal(world_size, shard_size):
+        if ranks_refusal := self.ranks_refusal(cell.world_size, cell.shard_size):
             return ranks_refusal
-        declared = recipes().get(recipe)
+        declared = recipes().get(cell.recipe)
         if declared is None or not self.supports_recipe(declared):
-            return f"{self.name} has no {recipe} recipe: {self._why_no_other_recipe()}"
-        if missing := recipe_by_name(recipe).missing():
+            return f"{self.name} has no {cell.recipe} recipe: {self._why_no_other_recipe()}"
+        if missing := recipe_by_name(cell.recipe).missing():
             return missing
-        if checkpointing and not self.checkpointing:
+        if cell.checkpointing and not self.checkpointing:
             return f"{self.name} refuses activation checkpointing: {self.no_checkpointing_because}"
+        if cell.compile not in self.compile_modes:
+            return f"{self.name} refuses compile: {cell.compile}: {self.no_other_compile_because}"
+        if cell.compile == "model" and cell.checkpointing:
+            return _RECOMPUTED_INSIDE
         return None
 
     def ranks_refusal(self, world_size: int, shard_size: int | None = None) -> str | None:
@@ -88,6 +112,8 @@ class BackendInfo:
             limits.append(f"no recipe {' or '.join(lacking)}: {self._why_no_other_recipe()}")
         if not self.checkpointing:
             limits.append(f"no activation checkpointing: {self.no_checkpointing_because}")
+        if lacking := [mode for mode in get_args(CompileMode) if mode not in self.compile_modes]:
+            limits.append(f"no compile: {' or '.join(lacking)}: {self.no_other_compile_because}")
         return limits
 
     def _why_no_other_recipe(self) -> str:

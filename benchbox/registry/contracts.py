@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     Batch = dict[str, Tensor]
 
 AttentionKernel = Literal["eager", "sdpa", "flex", "native"]  # native: whatever the policy runs
+CompileMode = Literal["off", "blocks", "model"]  # what torch.compile compiles: nothing, each layer, the whole policy
 Mode = Literal["policy", "forward_dynamics", "inverse_dynamics", "joint"]  # what is given, and what is predicted
 NormalisationMode = Literal["identity", "mean_std", "min_max", "quantile"]
 
@@ -170,7 +171,10 @@ class Policy(Protocol):
     def __call__(self, batch: Batch, *, per_sample: bool = False) -> Losses: ...
 
     def layer_units(self) -> tuple[type[nn.Module], ...]:
-        """Classes at which to shard and to checkpoint."""
+        """Classes at which to shard, to checkpoint and to compile.
+
+        Where a layer decides in `forward` whether it is recomputed, its method `block` is what is recomputed and compiled.
+        """
 
     def batch_spec(self) -> BatchSpec: ...
 

@@ -150,6 +150,42 @@ class TowerFlops(TypedDict):
     recomputed: int
 
 
+class GraphBreak(TypedDict):
+    """A place at which torch.compile cut a function into several graphs."""
+
+    where: str  # file:line
+    reason: str
+    count: int
+
+
+class Recompilation(TypedDict):
+    """A function that torch.compile compiled again, and the guard that failed."""
+
+    function: str
+    reason: str
+
+
+class CompilationRecord(TypedDict):
+    """Work of torch.compile on one rank until the end of the measured steps.
+
+    A graph that was found in a cache on disk, which an earlier launch has written, was only loaded.
+    """
+
+    graphs: int  # of forward passes, each with its backward
+    graph_breaks: list[GraphBreak]
+    recompilations: list[Recompilation]
+    time_s: float  # of all compilations
+    from_cache: int  # graphs looked up and found
+    not_from_cache: int  # graphs looked up and not found
+    in_measured_steps: int  # compilations; the times of these steps are not those of training
+
+
+class Compilation(TypedDict):
+    """Work of torch.compile, by rank."""
+
+    per_rank: list[CompilationRecord]
+
+
 class Flops(TypedDict):
     """Floating-point operations of one step: the number counted, and the cost of each tower by formula.
 
@@ -315,6 +351,7 @@ class LaunchRecord(_LaterKeys):
     memory: Memory | None
     collectives: dict[str, CollectiveRecord] | None
     flops: Flops | None
+    compilation: NotRequired[Compilation | None]  # null where compile is off
     mfu: float | None  # model FLOPs utilisation, the lowest over ranks
     mfu_reason: str | None  # why mfu and hfu are null
     precision: Precision | None

@@ -65,6 +65,11 @@ def _peak_reserved(record: LaunchRecord) -> int | None:
     return memory["worst"]["reserved_peak_bytes"] if memory else None
 
 
+def _compile_time(record: LaunchRecord) -> float | None:
+    compilation = record.get("compilation")
+    return max(rank["time_s"] for rank in compilation["per_rank"]) if compilation else None
+
+
 def _final_loss(record: LaunchRecord) -> float | None:
     losses = record["loss"]
     return losses[-1] if losses else None
@@ -112,6 +117,14 @@ BUILT_IN_METRICS: dict[str, Metric] = {
             formula="most bytes the allocator took from the device after warm-up, on the rank that took most; null on CPU",
             read=_peak_reserved,
             launches="worst",
+        ),
+        Metric(
+            name="compile_time_s",
+            unit="s",
+            direction="lower",
+            formula="time that torch.compile took until the end of the measured steps, on the rank that took longest; null "
+            "where compile is off",
+            read=_compile_time,
         ),
         Metric(
             name="mfu",

@@ -12,6 +12,8 @@ STAGES = ("build", "compile_extension", "prepare", "warmup", "measure", "train",
 # Texts of the stages whose names do not say what takes so long.
 STAGE_TEXTS = {"compile_extension": "compiling DeepSpeed's CPU extension, once per environment"}
 
+COMPILATION = "torch.compile"  # in place of the phase in which a graph is compiled, in the state of a rank
+
 PHASES = ("data_wait", "forward", "backward", "clip", "optimizer", "zero_grad", "sync", "average")
 
 # Parts of a step of one rank. compute: its own work; core_wait: it was ready to run and had no core; rank_wait: it had arrived

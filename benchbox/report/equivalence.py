@@ -25,9 +25,9 @@ MIN_CHARTED_STEPS = 10  # fewer show no course
 MAX_TERMINAL_ROWS = 30  # with more cells, a terminal shows those that are not equivalent
 
 NOTE = (
-    "Cells that ask for the same training differ in backend, ranks, micro-batches, attention kernel or checkpointing: that "
-    "changes the order of sums and nothing else. Differences are relative to the reference, at the step where they are largest "
-    f"in units of the recipe's tolerance; the first {JUDGED_STEPS} steps are judged, warm-up steps included."
+    "Cells that ask for the same training differ in backend, ranks, micro-batches, attention kernel, checkpointing or "
+    "compilation: that changes the order of sums and nothing else. Differences are relative to the reference, at the step where "
+    f"they are largest in units of the recipe's tolerance; the first {JUDGED_STEPS} steps are judged, warm-up steps included."
 )
 HEADERS = ("cell", "verdict", "loss differs by", "gradient norm differs by", "reference", "why")
 

@@ -59,6 +59,7 @@ def _observed_cell(summary: CellSummary, record: LaunchRecord, observed: Observe
         *decoders,
         ("attention", cell["attention"], _attention(observed)),
         ("checkpointing", matrix_text(cell["checkpointing"]), _recomputed_modules(observed["checkpointed_modules"])),
+        *(("torch.compile", cell.get("compile", "off"), line) for line in _compilation(record)),
         ("parameters that train", cell.get("freeze"), _trainable_share(observed)),
         *weights,
         *settings,
@@ -97,6 +98,22 @@ def _attention(observed: ObservedRecord) -> str | None:
         return kernel
     calls = "; ".join("+".join(kernels) + f" in {site}" for site, kernels in sites.items())
     return f"{kernel} ({calls})"
+
+
+def _compilation(record: LaunchRecord) -> list[str]:
+    """Return what was compiled on the rank that took longest, and then one line for each graph break and recompilation."""
+    compilation = record.get("compilation")
+    if not compilation:
+        return []
+    longest = max(compilation["per_rank"], key=lambda rank: rank["time_s"])
+    looked_up = longest["from_cache"] + longest["not_from_cache"]
+    cache = f", {longest['from_cache']} of {looked_up} found in the cache" if looked_up else ""
+    late = f", {longest['in_measured_steps']} compilations in measured steps" if longest["in_measured_steps"] else ""
+    return [
+        f"{longest['graphs']} graphs, {quantity(longest['time_s'], 's')}{cache}{late}",
+        *(f"graph break at {entry['where']}: {entry['reason']} ({entry['count']})" for entry in longest["graph_breaks"]),
+        *(f"{entry['function']} was compiled again: {entry['reason']}" for entry in longest["recompilations"]),
+    ]
 
 
 def _settings(settings: Mapping[str, Setting]) -> str:

@@ -17,6 +17,7 @@ from benchbox.analysis.summary import (
     MAX_SPREAD,
     MISSING,
     ONE_LAUNCH,
+    RECOMPILED,
     CellSummary,
     label,
     matrix_text,
@@ -121,6 +122,8 @@ _MARK_NOTES = {
     HIGH_SPREAD: f"{HIGH_SPREAD}: the step times of the slowest and the fastest launch differ by more than {MAX_SPREAD:.0%} of "
     "the median launch's.",
     BUSY_HOST: f"{BUSY_HOST}: in a launch of the cell, {BUSY_FORMULA}.",
+    RECOMPILED: f"{RECOMPILED}: torch.compile compiled something in a measured step, so that these steps are not those of "
+    "training; more warm-up steps help, unless shapes change.",
 }
 
 

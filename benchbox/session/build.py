@@ -21,6 +21,7 @@ from benchbox.registry.backends import DEFAULT_SHARD_SIZE, backend_info
 from benchbox.registry.contracts import Axes
 from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.registry.recipes import recipe_by_name
+from benchbox.session.compilation import compile_policy
 from benchbox.session.construction import construct_policy
 from benchbox.session.step import Session
 
@@ -108,9 +109,7 @@ def build_session(
     """
     assert isinstance(policy, nn.Module)
     backend: Backend = backend_info(cell.backend).load()()
-    refusal = backend.capabilities.refusal(
-        world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing, shard_size=cell.shard_size
-    )
+    refusal = backend.capabilities.refusal(cell)
     if refusal is not None:
         raise UnsupportedError(refusal)
     backend.enter_stage = enter_stage
@@ -126,7 +125,12 @@ def build_session(
 
 
 def prepare_session(cell: Cell, policy: Policy, backend: Backend, loaded: LoadedWeights | None = None) -> Session:
-    """Let a backend shard a policy that is loaded and frozen, and build its optimizer; return the session that steps both."""
+    """Let a backend shard a policy that is loaded and frozen, and build its optimizer; return the session that steps both.
+
+    Raises:
+        UnsupportedError: the policy cannot be compiled in this way.
+    """
+    compile_policy(policy, cell.compile)
     shape = StepShape(
         batch=cell.batch,
         accumulation=cell.accumulation,

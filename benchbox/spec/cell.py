@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from benchbox.registry.contracts import AttentionKernel, Mode
+from benchbox.registry.contracts import AttentionKernel, CompileMode, Mode
 from benchbox.spec.datasets import DatasetSpec
 from benchbox.spec.optim import ADDED_LATER as ADDED_LATER
 from benchbox.spec.optim import OptimSpec as OptimSpec
@@ -99,6 +99,10 @@ class Cell:
         default="sdpa", metadata=about("How attention is computed; flex needs a GPU, native is whatever the policy runs.")
     )
     checkpointing: bool = field(default=False, metadata=about("Whether activations are recomputed in the backward pass."))
+    compile: CompileMode = field(
+        default="off",
+        metadata=about("What torch.compile compiles: off, blocks (each layer) or model (the whole policy).") | ADDED_LATER,
+    )
     recipe: RecipeName = field(default="bf16_master", metadata=about("The precision recipe."))
     freeze: FreezeName = field(
         default="full", metadata=about("Which parts of the policy train: full is all of it.") | ADDED_LATER

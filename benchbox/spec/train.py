@@ -194,7 +194,7 @@ def load_train(
         hint = "write data: {validation: 0.1}, or leave out validation.every"
         problems.append(Problem(source.where(("validation", "every")), "the data have no validation episodes", hint))
     info = backend_info(cell.backend)
-    if impossible := info.refusal(world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing):
+    if impossible := info.refusal(cell):
         problems.append(Problem(source.where(("backend",)), impossible))
     if problems:
         raise ConfigurationError(in_order(problems))

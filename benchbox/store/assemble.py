@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from benchbox.registry.launch_record import (
         CollectiveRecord,
+        Compilation,
         DataRecord,
         ErrorRecord,
         Flops,
@@ -87,6 +88,7 @@ def assemble_record(
         "memory": _memory(merged),
         "collectives": _collectives(merged),
         "flops": _flops(merged),
+        "compilation": _compilation(merged),
         "mfu": _lowest([result.get("mfu") for result in merged]),
         "hfu": _lowest([result.get("hfu") for result in merged]),
         "mfu_reason": next((result["mfu_reason"] for result in merged if result.get("mfu_reason")), None),
@@ -217,6 +219,11 @@ def _flops(ranks: Sequence[RankResult]) -> Flops | None:
         "reason": next((flops["reason"] for flops in flops_of_ranks if flops.get("reason")), None),
         "per_tower": _towers([flops.get("per_tower") for flops in flops_of_ranks]),
     }
+
+
+def _compilation(ranks: Sequence[RankResult]) -> Compilation | None:
+    per_rank = [compilation for result in ranks if (compilation := result.get("compilation")) is not None]
+    return {"per_rank": per_rank} if ranks and len(per_rank) == len(ranks) else None
 
 
 def _towers(formulas: Sequence[dict[str, TowerFlops] | None]) -> dict[str, TowerFlops] | None:

@@ -29,10 +29,10 @@ LATEST = "latest"
 MANIFEST = "checkpoint.json"
 _PREFIX, _PARTIAL, _REMOVED, _DAMAGED = "step-", ".partial-", ".removed-", "damaged-"
 _CHUNK_BYTES = 1 << 24
-# Fields of a cell that a resumed training may change: who shards, how a step is split over ranks and micro-batches, and whether
-# activations are recomputed. The samples of a step stay the same.
+# Fields of a cell that a resumed training may change: who shards, how a step is split over ranks and micro-batches, whether
+# activations are recomputed, what is compiled. The samples of a step stay the same.
 _SPLIT = ("batch", "accumulation", "world_size")
-_CHANGEABLE = {"backend", "shard_size", "checkpointing", *_SPLIT}
+_CHANGEABLE = {"backend", "shard_size", "checkpointing", "compile", *_SPLIT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import mmap
 import struct
 from typing import TYPE_CHECKING
 
-from benchbox.registry.phases import PHASES, STAGES, RankState
+from benchbox.registry.phases import COMPILATION, PHASES, STAGES, RankState
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,8 @@ _SLOT = struct.Struct("<bbqqd")  # stage, phase, step, of, since; -1 for none
 _SIZE = _COUNT.size + 2 * _SLOT.size
 
 _STAGE_NUMBERS = {stage: number for number, stage in enumerate(STAGES)}
-_PHASE_NUMBERS = {phase: number for number, phase in enumerate(PHASES)}
+_PHASES = (*PHASES, COMPILATION)
+_PHASE_NUMBERS = {phase: number for number, phase in enumerate(_PHASES)}
 
 
 class RankStateFile:
@@ -68,6 +69,6 @@ def read_rank_state(path: Path) -> RankState | None:
         STAGES[stage],
         None if step < 0 else step,
         None if of < 0 else of,
-        None if phase < 0 else PHASES[phase],
+        None if phase < 0 else _PHASES[phase],
         since,
     )

@@ -105,6 +105,7 @@ def _cell_of_one_process(trained: Cell, data: DataSpec) -> Cell:
         accumulation=1,
         shard_size=None,
         checkpointing=False,
+        compile="off",
         weights=None,  # those of the checkpoint are complete
         optim=replace(trained.optim, ema_decay=None, ema_warmup=False, spike=None),
         data=data,

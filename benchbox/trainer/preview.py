@@ -67,9 +67,7 @@ def preview_training(config: TrainConfig, policy_dirs: Sequence[Path]) -> Traini
         UnsupportedError: the backend, the device or the policy does not support the cell.
     """
     cell = config.cell
-    refusal = backend_info(cell.backend).refusal(
-        world_size=cell.world_size, recipe=cell.recipe, checkpointing=cell.checkpointing, shard_size=cell.shard_size
-    )
+    refusal = backend_info(cell.backend).refusal(cell)
     if refusal is not None:
         raise UnsupportedError(refusal)
     policy = build_cell_policy(cell, policy_dirs)

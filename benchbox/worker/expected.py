@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from benchbox.backends.observe import Observed
     from benchbox.observer.facts import SteppedTensor
+    from benchbox.registry.launch_record import CompilationRecord
     from benchbox.spec.cell import Cell
 
 
@@ -37,6 +38,16 @@ def check_backend(cell: Cell, observed: Observed) -> None:
         )
     if cell.freeze != "full" and observed.trainable_numel == observed.total_numel:
         raise MismatchError(f"requested freeze {cell.freeze}, observed that all {observed.total_numel} elements train")
+
+
+def check_compilation(cell: Cell, compilation: CompilationRecord | None) -> None:
+    """Compare a cell with what torch.compile did in its steps.
+
+    Raises:
+        MismatchError: nothing was compiled.
+    """
+    if cell.compile != "off" and (compilation is None or not compilation["graphs"]):
+        raise MismatchError(f"requested compile {cell.compile}, observed that nothing was compiled")
 
 
 def check_step(

@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from benchbox.audit.record import facts_file
 from benchbox.audit.subjects.session import observe_session
-from benchbox.errors import NonFiniteError
+from benchbox.errors import NonFiniteError, UnsupportedError
 from benchbox.measure.collective_times import CollectiveClock, enable_recording
+from benchbox.measure.compilation import CompilationWatch
 from benchbox.measure.environment import environment
 from benchbox.measure.host import HostWindow
 from benchbox.measure.memory import limit_memory, peak_memory, release_cached_memory, reset_peak_memory
@@ -26,7 +27,7 @@ from benchbox.session.construction import construction_of
 from benchbox.spec.cell import Cell, MeasureSpec
 from benchbox.store.files import write_json
 from benchbox.theory.flops import sum_costs, training_cost
-from benchbox.worker.expected import check_backend, check_step
+from benchbox.worker.expected import check_backend, check_compilation, check_step
 from benchbox.worker.reporting import Reporter
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
     Raises:
         MismatchError: what runs is not what was requested.
         NonFiniteError: a loss or gradient norm is not finite, and the step was not skipped.
+        UnsupportedError: a memory limit on a device without counters, where compiled code allocates unseen.
     """
     cell, spec = Cell.from_dict(job["cell"]), MeasureSpec(**job["measure"])
     reporter = Reporter(tracker, events)
@@ -71,9 +73,12 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         observed = session.backend.observe()
         check_backend(cell, observed)
         device = session.device
+        if cell.compile != "off" and spec.memory_limit is not None and device.type != "cuda":
+            raise UnsupportedError(f"a memory limit on a {device.type} counts tensors of operations: write compile: off")
 
         reporter.enter_stage("warmup", spec.warmup_steps)
-        with limit_memory(session.model, device, spec.memory_limit):
+        compilation = CompilationWatch(tracker, cell.compile)
+        with compilation, limit_memory(session.model, device, spec.memory_limit):
             warmup = _warm_up(session, stream, spec.warmup_steps, tracker, reporter)
         host = HostWindow(device)
         _synchronize_ranks(device)  # no rank begins its first step while another one still reads the host
@@ -81,7 +86,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
 
         reporter.enter_stage("measure", spec.steps)
         clock, collectives = PhaseClock(device), CollectiveClock(device)
-        with collectives:
+        with compilation.of_measured_steps(), collectives:
             measured = _run_steps(session, stream, spec.steps, CombinedInstrument(collectives, clock, tracker), reporter)
         times = clock.drain()
         host_use = host.close(rank)
@@ -121,6 +126,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
             "memory": device_memory,
             "collectives": None,
             "flops": None,
+            "compilation": compilation.record(),
             "mfu": None,
             "hfu": None,
             "mfu_reason": "the probe, which counts FLOPs, did not complete",
@@ -136,7 +142,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
 
         reporter.enter_stage("probe")
         _synchronize_ranks(device)  # a rank that failed here at once would end the others while they still write
-        probe = StepProbe(session.model, units, device)
+        probe = StepProbe(session.model, units, device, is_compiled=cell.compile != "off")
         facts = observe_session(session, stream, recipe_by_name(cell.recipe), probe, tracker)
         probed = probe.result()
         memory = device_memory or probed.memory
@@ -160,6 +166,7 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         write_json(Path(job["out"]) / facts_file(rank), facts.to_dict(), indent=None)
         write_json(result_file, complete, indent=None)
         # After writing, so that the record of a mismatch shows what was observed.
+        check_compilation(cell, timed["compilation"])
         check_step(
             cell,
             kernel=probed.attention_kernel,

@@ -107,7 +107,7 @@ def test_every_pair_of_values_occurs() -> None:
         covered = {(cell[axis], cell[second_axis]) for cell in COVER}
         missing = set(product(axes[axis], axes[second_axis])) - covered
         assert missing <= {("zero3", True)}, (axis, second_axis)
-    assert backend_info("zero3").refusal(world_size=2, recipe="fp32", checkpointing=True)
+    assert backend_info("zero3").refusal(tiny_cell(backend="zero3", recipe="fp32", checkpointing=True))
 
 
 @pytest.mark.parametrize("cell", in_tiers(CELLS, is_default), ids=lambda cell: "-".join(map(str, cell.values())))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import psutil
 
 from benchbox.launch.supervise.trace import Trace
+from benchbox.registry.phases import COMPILATION
 from benchbox.store.events import read_events
 from benchbox.store.rank_state import read_rank_state
 
@@ -125,6 +126,8 @@ def _hang_limit_s(job: Job, traces: Sequence[Trace]) -> float:
         return _EXIT_LIMIT_S
     if all(trace.state is None or trace.state.stage in _OPAQUE_STAGES for trace in traces):
         return math.inf
+    if any(trace.state is not None and trace.state.phase == COMPILATION for trace in traces):
+        return math.inf  # the others may wait for its collective
     return job.hang_after_s
 
 

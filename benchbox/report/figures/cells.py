@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from benchbox.analysis.summary import CellSummary
 
 MAX_PANELS = 12
-SERIES_FIELDS = ("backend", "recipe", "policy", "attention", "checkpointing", "order")  # the first that differs has the colours
+# The first that differs has the colours.
+SERIES_FIELDS = ("backend", "recipe", "policy", "attention", "checkpointing", "compile", "order")
 
 
 def by_task(summaries: Sequence[CellSummary], axes: Sequence[str]) -> dict[str, list[CellSummary]]:

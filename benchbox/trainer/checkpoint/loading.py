@@ -50,7 +50,7 @@ def load_policy(
         raise DataError(f"{checkpoint}: damaged checkpoint ({damage})")
     manifest = read_manifest(checkpoint)
     cell = Cell.from_dict(manifest.cell)
-    cell = replace(cell, attention="native" if cell.attention == "native" else attention, checkpointing=False)
+    cell = replace(cell, attention="native" if cell.attention == "native" else attention, checkpointing=False, compile="off")
     axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=False, mode=cell.data.mode)
     policy = construct_policy(cell, axes, torch.device("cpu"), policy_dirs)
     assert isinstance(policy, nn.Module)

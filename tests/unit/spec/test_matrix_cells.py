@@ -75,6 +75,7 @@ def test_every_field_of_a_cell_but_data_and_optim_can_be_an_axis(load, tmp_path)
         "cams": [1, 2],
         "attention": ["eager", "sdpa"],
         "checkpointing": ["false", "true"],
+        "compile": ["off", "blocks"],
         "recipe": ["fp32", "bf16_pure"],
         "freeze": ["full", "freeze_vision"],
         "weights": [tmp_path, tmp_path / "w.safetensors"],
@@ -86,7 +87,7 @@ def test_every_field_of_a_cell_but_data_and_optim_can_be_an_axis(load, tmp_path)
     assert set(values) == {field.name for field in fields(Cell)} - {"data", "optim"} == set(Point.model_fields)
     axes = "".join(f"  {name}: [{', '.join(map(str, options))}]\n" for name, options in values.items())
     cells = list(load("name: n\naxes:\n" + axes).cells())
-    assert len({cell.cell_id for cell in cells}) == len(cells) == 2**12
+    assert len({cell.cell_id for cell in cells}) == len(cells) == 2**13
 
 
 def test_aliases_stand_for_what_they_name(load):

@@ -1,0 +1,121 @@
+"""Observation of torch.compile on this rank: graphs, graph breaks, recompilations, and the time that compilation takes."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchbox.measure.phases import ProgressTracker
+    from benchbox.registry.contracts import CompileMode
+    from benchbox.registry.launch_record import CompilationRecord, GraphBreak, Recompilation
+
+_MAX_ENTRIES = 10_000  # that torch keeps of its compilations; 64 by default
+_INSTALLED = ("site-packages", "dist-packages")
+_CACHES = (("aot_autograd", "autograd_cache"), ("inductor", "fxgraph_cache"))
+
+
+class CompilationWatch:
+    """Watches torch.compile in its with blocks, and reports a compilation as the phase in which the rank is.
+
+    Args:
+        tracker: the state of the rank.
+        mode: with `off` nothing is watched, and torch.compile is not imported.
+    """
+
+    def __init__(self, tracker: ProgressTracker, mode: CompileMode) -> None:
+        self._tracker = tracker
+        self._is_off = mode == "off"
+        self._time_s = self._started_at = 0.0
+        self._compilations = self._in_measured_steps = 0
+        if not self._is_off:
+            from torch._dynamo import utils
+
+            utils.set_compilation_metrics_limit(_MAX_ENTRIES)
+
+    def __enter__(self) -> Self:
+        if not self._is_off:
+            from torch._dynamo.callback import callback_handler
+
+            callback_handler.register_start_callback(self._on_start)
+            callback_handler.register_end_callback(self._on_end)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_off:
+            from torch._dynamo.callback import callback_handler
+
+            callback_handler.remove_start_callback(self._on_start)
+            callback_handler.remove_end_callback(self._on_end)
+
+    @contextmanager
+    def of_measured_steps(self) -> Iterator[None]:
+        """Watch steps that should compile nothing."""
+        before = self._compilations
+        with self:
+            yield
+        self._in_measured_steps = self._compilations - before
+
+    def record(self) -> CompilationRecord | None:
+        """Return what was compiled; None if nothing should be."""
+        if self._is_off:
+            return None
+        from torch._dynamo import utils
+
+        graphs = utils.counters["stats"]["unique_graphs"]
+        return {
+            "graphs": graphs,
+            "graph_breaks": _graph_breaks(utils.graph_break_reasons),
+            "recompilations": _recompilations(utils.get_compilation_metrics()),
+            "time_s": self._time_s,
+            "from_cache": sum(utils.counters[group][f"{name}_hit"] for group, name in _CACHES),
+            "not_from_cache": sum(utils.counters[group][f"{name}_miss"] for group, name in _CACHES),
+            "in_measured_steps": self._in_measured_steps,
+        }
+
+    # Torch calls these at the start and the end of a compilation, and not for one inside another.
+
+    def _on_start(self, *_: Any) -> None:
+        self._started_at = time.perf_counter()
+        self._tracker.begin_compilation()
+
+    def _on_end(self, *_: Any) -> None:
+        self._compilations += 1
+        self._time_s += time.perf_counter() - self._started_at
+        self._tracker.end_compilation()
+
+
+def _graph_breaks(reasons: list[Any]) -> list[GraphBreak]:
+    """Return the places at which functions were cut into several graphs, each once."""
+    breaks: Counter[tuple[str, str]] = Counter()
+    for reason in reasons:
+        frame = reason.user_stack[-1] if reason.user_stack else None
+        where = f"{_short_path(frame.filename)}:{frame.lineno}" if frame else "unknown"
+        breaks[where, reason.reason.strip().partition("\n")[0]] += 1
+    return [{"where": where, "reason": reason, "count": count} for (where, reason), count in breaks.items()]
+
+
+def _recompilations(entries: list[Any]) -> list[Recompilation]:
+    """Return the functions that were compiled again, with the guard that failed."""
+    return [
+        {
+            "function": f"{entry.co_name} ({_short_path(entry.co_filename)}:{entry.co_firstlineno})",
+            "reason": entry.recompile_reason.strip().partition("\n")[0],
+        }
+        for entry in entries
+        if entry.recompile_reason and entry.co_filename  # backward graphs have no function of their own
+    ]
+
+
+def _short_path(file: str) -> str:
+    """Return the path of a source file from the folder of installed packages, or from the working directory."""
+    path = Path(file)
+    for folder in _INSTALLED:
+        if folder in path.parts:
+            return str(Path(*path.parts[path.parts.index(folder) + 1 :]))
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

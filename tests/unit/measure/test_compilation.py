@@ -1,0 +1,96 @@
+"""The work of torch.compile is observed: graphs, where they break, why functions are compiled again, and when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch._dynamo import utils
+
+from benchbox.measure.compilation import CompilationWatch
+from benchbox.measure.phases import ProgressTracker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    def forget() -> None:
+        torch.compiler.reset()
+        utils.counters.clear()
+        utils.graph_break_reasons.clear()
+        utils.clear_compilation_metrics()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.fixture
+def states() -> list[str | None]:
+    return []
+
+
+@pytest.fixture
+def watch(states: list[str | None]) -> CompilationWatch:
+    return CompilationWatch(ProgressTracker("warmup", lambda state: states.append(state.phase)), "blocks")
+
+
+def double(value: torch.Tensor) -> torch.Tensor:
+    return 2 * value
+
+
+def test_a_compilation_is_counted_timed_and_reported_as_the_phase_of_the_rank(
+    watch: CompilationWatch, states: list[str | None]
+) -> None:
+    compiled = torch.compile(double, backend="eager")
+    with watch:
+        compiled(torch.ones(2))
+        compiled(torch.ones(2))
+    record = watch.record()
+    assert record is not None
+    assert record["graphs"] == 1
+    assert record["time_s"] > 0
+    assert record["graph_breaks"] == record["recompilations"] == []
+    assert record["in_measured_steps"] == 0
+    assert states == [None, "torch.compile", None]
+
+
+def test_a_graph_break_has_a_place_and_a_reason(watch: CompilationWatch) -> None:
+    def broken(value: torch.Tensor) -> torch.Tensor:
+        value = value + 1
+        torch._dynamo.graph_break()
+        return value * 2
+
+    with watch:
+        torch.compile(broken, backend="eager")(torch.ones(2))
+    record = watch.record()
+    assert record is not None
+    assert record["graphs"] == 2
+    (entry,) = record["graph_breaks"]
+    line = broken.__code__.co_firstlineno + 2
+    assert entry["where"] == f"tests/unit/measure/test_compilation.py:{line}"
+    assert "graph_break" in entry["reason"]
+
+
+def test_a_compilation_in_a_measured_step_is_counted_with_the_guard_that_failed(watch: CompilationWatch) -> None:
+    compiled = torch.compile(double, backend="eager", dynamic=False)
+    with watch:
+        compiled(torch.ones(2))
+    compiled(torch.ones(5))  # outside: of a validation, say
+    with watch.of_measured_steps():
+        compiled(torch.ones(3))
+    record = watch.record()
+    assert record is not None
+    assert record["in_measured_steps"] == 1
+    assert [entry["function"].partition(" ")[0] for entry in record["recompilations"]] == ["double", "double"]
+    assert all("size" in entry["reason"] for entry in record["recompilations"])
+
+
+def test_nothing_is_watched_where_nothing_should_be_compiled() -> None:
+    watch = CompilationWatch(ProgressTracker(), "off")
+    with watch, watch.of_measured_steps():
+        torch.compile(double, backend="eager")(torch.ones(2))
+    assert watch.record() is None
