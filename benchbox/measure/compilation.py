@@ -94,7 +94,9 @@ def _graph_breaks(reasons: list[Any]) -> list[GraphBreak]:
     """Return the places at which functions were cut into several graphs, each once."""
     breaks: Counter[tuple[str, str]] = Counter()
     for reason in reasons:
-        frame = reason.user_stack[-1] if reason.user_stack else None
+        # The innermost line outside of torch, which calls hooks and wrappers of its own.
+        frames = [frame for frame in reason.user_stack if "torch" not in Path(frame.filename).parts] or reason.user_stack
+        frame = frames[-1] if frames else None
         where = f"{_short_path(frame.filename)}:{frame.lineno}" if frame else "unknown"
         breaks[where, reason.reason.strip().partition("\n")[0]] += 1
     return [{"where": where, "reason": reason, "count": count} for (where, reason), count in breaks.items()]

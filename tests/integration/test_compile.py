@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import Cell
 
 MEASURE = MeasureSpec(warmup_steps=2, steps=3, launches=1)
-# Rounding of float32 in another order of sums, after five steps.
+# Compiled code may add in another order: rounding of float32, after five steps.
 TOLERANCE = 1e-4
 RANKS = {"single": 1, "hsdp": 4, "fsdp1_hybrid": 4, "fsdp1_hybrid_grad_op": 4}
 DEFAULT = ("ddp", "fsdp2")
@@ -61,7 +61,6 @@ def test_a_compiled_policy_trains_as_the_same_one_without_it(launch: Any, backen
     assert compiled["status"] == "ok", compiled["error"]
     assert compiled["loss"] == pytest.approx(plain["loss"], rel=TOLERANCE)
     assert compiled["grad_norm"] == pytest.approx(plain["grad_norm"], rel=10 * TOLERANCE)
-    assert compiled["loss"] != plain["loss"], "compiled code adds in another order"
     for rank in compiled["compilation"]["per_rank"]:
         assert rank["graphs"] > 0
         assert rank["time_s"] > 0
