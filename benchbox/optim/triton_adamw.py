@@ -112,7 +112,7 @@ def _step(  # type: ignore[no-untyped-def]  # Triton reads annotations as types 
     tl.store(exp_avg_ptr + offsets, m, inside)
     tl.store(exp_avg_sq_ptr + offsets, v, inside)
     tl.store(master_ptr + offsets, p, inside)
-    # To the nearest bfloat16, ties to even. A conversion would do the same on a GPU, but cut digits off in Triton's interpreter.
+    # To the nearest bfloat16, ties to even. A conversion does the same on a GPU, but cuts digits off in the interpreter.
     bits = p.to(tl.uint32, bitcast=True)
     nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     tl.store(live_ptr + offsets, tl.where(p == p, nearest, 0x7FFF).to(tl.uint16), inside)

@@ -2,7 +2,8 @@
 
 Both sides train the same policy: sizes, weights, batch and hyperparameters of AdamW. Each runs in a process of its own, lerobot
 in its environment in `build/parity`; they take turns, round by round, so that what else the machine does hits both. Every
-variant of this side is compared with every variant of lerobot. Written to `reports/peers/`: `peers.md`, and all times in `peers.json`.
+variant of this side is compared with every variant of lerobot. Written to `reports/peers/`: `peers.md`, and all times in
+`peers.json`.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def build_peer(peer: Peer, attention: AttentionKernel) -> Policy:
     preset = values | {"model": values["model"] | {"backbone": backbone}}
     if peer.policy == "pi05":
         preset |= _FLOW_ONLY
-    build_policy(peer.policy, peer.size, Axes())  # makes its module importable
+    build_policy(peer.policy, peer.size, Axes())  # imports its module
     torch.manual_seed(0)
     policy = sys.modules[f"{PACKAGE}.{peer.policy}.policy"].build(preset, Axes(cams=CAMERAS, attention=attention))
     wake(policy, batch_of(policy, peer))

@@ -22,6 +22,7 @@ LEARNING_RATE = 1e-4
 
 
 def main(folder, variant):
+    answers, sys.stdout = sys.stdout, sys.stderr  # lerobot prints
     torch.set_num_threads(1)
     request = json.loads((folder / "request.json").read_text())
     name = request["policy"]
@@ -55,7 +56,7 @@ def main(folder, variant):
         return loss.detach(), marks
 
     first, _ = step()
-    print(json.dumps({"torch": torch.__version__, "losses": [float(first)]}), flush=True)
+    print(json.dumps({"torch": torch.__version__, "losses": [float(first)]}), file=answers, flush=True)
     phases = ("forward", "backward", "clip", "optimizer", "zero_grad")
     for line in sys.stdin:
         taken = [step() for _ in range(int(line))]
@@ -65,7 +66,7 @@ def main(folder, variant):
             "losses": [float(loss) for loss, _ in taken],
             "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
-        print(json.dumps(record), flush=True)
+        print(json.dumps(record), file=answers, flush=True)
 
 
 if __name__ == "__main__":
