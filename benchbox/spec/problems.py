@@ -89,7 +89,8 @@ def _problem(kind: str, loc: Keys, detail: Mapping[str, Any], source: Source) ->
             return Problem(source.where(loc[:-1]), f"{dotted_path(loc[:-1]) or 'the file'} needs the key {loc[-1]!r}")
         case "literal_error":
             words = re.findall(r"'([^']*)'", context["expected"])
-            return Problem(where, f"unknown {loc[-1]} {shorten(value)}", did_you_mean(str(value), words))
+            field = next(part for part in reversed(loc) if isinstance(part, str))  # a value of an axis has a number
+            return Problem(where, f"unknown {field} {shorten(value)}", did_you_mean(str(value), words))
         case "too_short" if context["min_length"] == 1:
             return Problem(where, f"{name} is empty", "give at least one value, or take the key out")
         case "too_short" | "too_long":

@@ -63,8 +63,6 @@ def test_a_step_moves_bytes_nearly_as_fast_as_a_copy_and_twice_as_fast_as_foreac
     foreach_s = seconds(optimizer(cuda, foreach=True).step)
     moved = BYTES_A_PARAMETER * elements / step_s
     with capsys.disabled():
-        print(
-            f"\nmasters: {moved / 1e12:.2f} TB/s, {moved / copied:.2f} of a copy; foreach {foreach_s / step_s:.2f} as long"
-        )
+        print(f"\nmasters: {moved / 1e12:.2f} TB/s, {moved / copied:.2f} of a copy; foreach {foreach_s / step_s:.2f} as long")
     assert moved >= OF_COPY * copied
     assert foreach_s >= OVER_FOREACH * step_s
