@@ -20,7 +20,7 @@ _BENCHBOX = Path(__file__).resolve().parent.parent
 
 # A launch imports nothing from these folders, and policies have a fingerprint of their own. Everything else counts: following
 # imports would miss backends, which are imported by a computed name.
-_NOT_IN_A_LAUNCH = {"_bundled", "analysis", "api", "cli", "plan", "report", "simulation"}
+_NOT_IN_A_LAUNCH = {"__main__.py", "_bundled", "analysis", "api", "cli", "plan", "report", "simulation"}
 
 
 @cache
