@@ -166,12 +166,9 @@ def _towers(rank: RankProfile) -> list[TowerProfile]:
 
 def _summary(phases: Iterable[PhaseProfile]) -> str | None:
     """Say how near the phases with products, and the optimizer, are to what this device can do."""
-    parts = []
-    for row in phases:
-        if row["share"] < _NOTABLE:
-            continue
-        if row["of_peak"] is not None:
-            parts.append(f"{row['phase']} runs at {row['of_peak']:.0%} of what this device can do in products")
-        elif row["phase"] == "optimizer" and row["of_copy"] is not None:
-            parts.append(f"the optimizer at {row['of_copy']:.0%} of what it can do in copies")
+    notable = [row for row in phases if row["share"] >= _NOTABLE]
+    products = [f"{row['phase']} at {row['of_peak']:.0%}" for row in notable if row["of_peak"] is not None]
+    copies = [row["of_copy"] for row in notable if row["phase"] == "optimizer" and row["of_copy"] is not None]
+    parts = [f"{' and '.join(products)} of what this device can do in products"] if products else []
+    parts += [f"the optimizer at {share:.0%} of what it can do in copies" for share in copies]
     return ", ".join(parts) or None

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
     from benchbox.store.peaks import MeasuredPeaks
 
+_NEAR = 0.01  # share of a peak below which work is not near to it
+
 
 class Attainment(TypedDict):
     """Rates of a piece of work, and their shares of the measured peaks. A share that is null has a reason."""
@@ -22,7 +24,7 @@ class Attainment(TypedDict):
     bytes_per_s: float
     of_copy: float | None  # of the rate of copies
     bytes_reason: str | None
-    bound: Literal["compute", "bytes"] | None  # the peak that it is nearer to
+    bound: Literal["compute", "bytes"] | None  # the peak that it is nearer to; null where it is near to none
 
 
 def attainment(
@@ -45,11 +47,9 @@ def attainment(
     of_peak, of_shapes, flops_reason = _shares_of_products(seconds, flops, peaks, missing)
     of_copy, bytes_reason = _share_of_copies(seconds, size, peaks, missing)
     bound: Literal["compute", "bytes"] | None = None
-    if of_peak is not None and peaks is not None:
+    if max(of_peak or 0.0, of_copy or 0.0) >= _NEAR:
         # Bytes above the rate of copies come from caches, and are no bound.
-        bound = "compute" if of_copy is None or of_peak >= of_copy else "bytes"
-    elif of_copy is not None and not total:
-        bound = "bytes"
+        bound = "compute" if of_peak is not None and (of_copy is None or of_peak >= of_copy) else "bytes"
     return {
         "flops": total,
         "flops_per_s": None if total is None else total / seconds,

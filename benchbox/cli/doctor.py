@@ -42,7 +42,8 @@ def doctor(
         bool, typer.Option("--links", help="Measure the links between ranks of this machine, for benchbox estimate.")
     ] = False,
     peaks: Annotated[
-        bool, typer.Option("--peaks", help="Measure what ranks reach in products, copies and all-reduces, for benchbox profile.")
+        bool,
+        typer.Option("--peaks", help="Measure what ranks reach in products, copies and all-reduces, for benchbox profile."),
     ] = False,
     ranks: Annotated[
         int | None,

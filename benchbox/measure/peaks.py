@@ -26,7 +26,7 @@ _REPETITION_S = 0.02  # calls are repeated for as long, so that ranks that start
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class CallTiming:
     """Seconds of one call on the slowest rank: the median of repetitions, and their interquartile range relative to it."""
 
     seconds: float
@@ -83,7 +83,7 @@ def all_reduce_rate(size: int, device: torch.device, limit_s: float) -> Measured
     return time_together(lambda: dist.all_reduce(buffer), device, limit_s).rate(size, [size])
 
 
-def time_together(call: Callable[[], object], device: torch.device, limit_s: float) -> Timing:
+def time_together(call: Callable[[], object], device: torch.device, limit_s: float) -> CallTiming:
     """Time a call that all ranks make at the same time, until its times are stable or `limit_s` has passed."""
     _repeat(call, 1, device)  # allocates, and chooses kernels
     calls = max(1, int(_REPETITION_S / max(_slowest([_repeat(call, 1, device)], device)[0], 1e-9)))
@@ -92,7 +92,7 @@ def time_together(call: Callable[[], object], device: torch.device, limit_s: flo
         seconds += _slowest([_repeat(call, calls, device) for _ in range(_ROUND)], device)
         if _spread(seconds) <= _STABLE or sum(seconds) * calls > limit_s:
             break
-    return Timing(median(seconds), _spread(seconds), len(seconds))
+    return CallTiming(median(seconds), _spread(seconds), len(seconds))
 
 
 def _repeat(call: Callable[[], object], calls: int, device: torch.device) -> float:
@@ -114,7 +114,7 @@ def _slowest(seconds: list[float], device: torch.device) -> list[float]:
         return seconds
     times = torch.tensor(seconds, dtype=torch.float64, device=device)
     dist.all_reduce(times, op=dist.ReduceOp.MAX)
-    return times.tolist()  # type: ignore[no-any-return]
+    return times.tolist()
 
 
 def _spread(seconds: list[float]) -> float:

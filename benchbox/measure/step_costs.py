@@ -156,4 +156,5 @@ def _mutable_arguments(operation: Any) -> frozenset[int | str]:
 
 def _touched_bytes(tensor: Tensor) -> int:
     """Return the bytes of the elements of a tensor, each once where it repeats them."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+    elements = math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or not size)
+    return min(elements * tensor.element_size(), tensor.untyped_storage().nbytes())

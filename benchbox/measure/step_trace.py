@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import record_function
 
 from benchbox.measure.phases import CallbackContext

@@ -102,7 +102,7 @@ class TowerTracker:
             return
         self._tower = tower
         if not in_backward():  # nodes of a recomputation are never run
-            self._sequence_starts.append(torch.autograd._get_sequence_nr())  # noqa: SLF001
+            self._sequence_starts.append(torch._C._autograd._get_sequence_nr())  # noqa: SLF001
             self._sequence_towers.append(tower)
         if not self._annotate:
             return

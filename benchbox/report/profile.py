@@ -57,7 +57,7 @@ def _lines(profile: Profile) -> Iterator[str]:
     yield ""
     steps = len(profile["ranks"][profile["rank"]]["profiled_step_s"])
     slower = profile["profiled_step_s"] / profile["step_s"]
-    yield f"the {OPERATORS} operations with the longest self time in {steps} profiled steps, {slower:.2f} times as long as timed ones"
+    yield f"longest operations by self time, in {steps} profiled steps; a profiled step takes {slower:.2f} times as long"
     yield from _aligned(
         [
             ("operation", "calls", "self time", "of steps"),

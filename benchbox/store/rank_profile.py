@@ -1,4 +1,4 @@
-"""The profile of one rank, `rank<r>.json` of a profile job. `benchbox.analysis.profile` makes one profile of those of all ranks."""
+"""The profile of one rank, `rank<r>.json` of a profile job. `benchbox.analysis.profile` joins those of all ranks."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import torch
-
 from benchbox.audit.record import facts_file
 from benchbox.audit.subjects.session import observe_session
 from benchbox.errors import NonFiniteError
@@ -32,13 +30,13 @@ from benchbox.worker.steps import run_steps, synchronize_ranks, warm_up
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
     from torch import Tensor
 
-    from benchbox.data.loading.loader import MicroBatchStream
-    from benchbox.measure.phases import Instrument, ProgressTracker
+    from benchbox.measure.phases import ProgressTracker
     from benchbox.registry.contracts import Batch, Policy
     from benchbox.registry.launch_record import TowerFlops, WeightsRecord
-    from benchbox.session import Session, StepResult
+    from benchbox.session import StepResult
     from benchbox.store.events import EventWriter
     from benchbox.store.rank_result import RankResult
     from benchbox.worker.job_file import MeasureJobFile

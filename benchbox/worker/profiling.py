@@ -128,9 +128,7 @@ def _trace_steps(
     return path, read_trace(events, towers, on_host=on_host)
 
 
-def _count_costs(
-    session: Session, roles: Mapping[str, Role], stream: MicroBatchStream, tracker: ProgressTracker
-) -> StepCosts:
+def _count_costs(session: Session, roles: Mapping[str, Role], stream: MicroBatchStream, tracker: ProgressTracker) -> StepCosts:
     """Take one step of which every operation is counted."""
     towers = TowerTracker(session.model, roles)
     costs = StepCosts(lambda: tracker.state.phase, towers)

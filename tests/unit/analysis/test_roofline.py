@@ -55,3 +55,7 @@ def test_without_peaks_rates_are_there_and_shares_are_null_with_the_reason() -> 
     assert (rates["flops_per_s"], rates["bytes_per_s"]) == (5.0, 10.0)
     assert [rates[key] for key in ("of_peak", "of_shapes", "of_copy", "bound")] == [None] * 4  # type: ignore[literal-required]
     assert rates["flops_reason"] == rates["bytes_reason"] == "not measured"
+
+
+def test_work_that_is_near_to_no_peak_has_no_bound() -> None:
+    assert attainment(1.0, {LARGE: int(0.5e9)}, int(0.05e9), made_up_peaks())["bound"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -111,7 +112,7 @@ def test_bytes_of_an_operation_are_what_it_reads_and_writes() -> None:
             target.copy_(x)  # reads the source only
             target.add_(x)  # reads both, writes the target
     counted = {phase: (sizes["read"], sizes["written"]) for phase, sizes in costs.bytes_by_phase().items()}
-    assert counted == {"forward": (8196, 4096), "backward": (48, 32), "optimizer": (4096 + 8192, 8192)}
+    assert counted == {"forward": (4100, 4096), "backward": (48, 32), "optimizer": (4096 + 8192, 8192)}
 
 
 def test_a_compiled_pass_that_is_no_operation_is_counted_by_its_tensors() -> None:
@@ -130,8 +131,8 @@ def test_times_of_a_trace_add_up_to_its_steps_and_towers_have_theirs() -> None:
     times = read_trace(profiler.events(), towers, on_host=True)
     assert len(times.step_s) == 2
     total = sum(sum(by_tower.values()) for by_tower in times.tower_s.values())
-    assert abs(total - sum(times.step_s)) < 1e-3 * total + 1e-5
-    assert sum(operator["self_s"] for operator in times.operators) == total
+    assert total == pytest.approx(sum(times.step_s), rel=1e-3)
+    assert sum(operator["self_s"] for operator in times.operators) == pytest.approx(total)
     for phase in ("forward", "backward"):
         assert {"vision", "expert"} <= times.tower_s[phase].keys()
     assert times.tower_s["optimizer"].keys() == {NO_TOWER}

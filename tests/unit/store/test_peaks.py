@@ -32,5 +32,5 @@ def test_a_damaged_file_is_an_error_with_the_command_that_measures_again() -> No
     write_peaks("a-machine", made_up_peaks())
     path = machine_file("peaks", "a-machine")
     path.write_text(path.read_text().replace('"threads": 1', '"threads": "one"'))
-    with pytest.raises(RecordError, match="threads: text, and a whole number is expected.*benchbox doctor --peaks"):
+    with pytest.raises(RecordError, match=r"threads: text, and a whole number is expected.*benchbox doctor --peaks"):
         read_peaks("a-machine")
