@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -39,6 +39,7 @@ class TowerProfile(TypedDict):
     share: float
     seconds: float
     flops: int
+    of_peak: float | None
 
 
 class Profile(TypedDict):
@@ -95,7 +96,7 @@ def build_profile(
         "profiled_step_s": fmean(slowest["profiled_step_s"]),
         "phases": phases,
         "fused_phases": slowest["fused_phases"],
-        "towers": _towers(slowest),
+        "towers": _towers(slowest, peaks),
         "operators": slowest["operators"],
         "profiled_s": sum(slowest["profiled_step_s"]),
         "recomputed_flops": slowest["recomputed_flops"],
@@ -105,7 +106,7 @@ def build_profile(
 
 
 def _rates(peaks: MeasuredPeaks) -> dict[str, Any]:
-    return {"matmul": peaks.matmul, "copy": peaks.copy, "all_reduce": peaks.all_reduce}
+    return {"matmul": peaks.matmul, "copy": peaks.copy, "update": peaks.update, "all_reduce": peaks.all_reduce}
 
 
 def _phases(rank: RankProfile, peaks: MeasuredPeaks | None, reason: str | None) -> list[PhaseProfile]:
@@ -138,7 +139,7 @@ def _phases(rank: RankProfile, peaks: MeasuredPeaks | None, reason: str | None) 
     return rows
 
 
-def _towers(rank: RankProfile) -> list[TowerProfile]:
+def _towers(rank: RankProfile, peaks: MeasuredPeaks | None) -> list[TowerProfile]:
     rows: list[TowerProfile] = []
     for phase in _SPLIT_PHASES:
         times = rank["tower_s"].get(phase, {})
@@ -146,19 +147,22 @@ def _towers(rank: RankProfile) -> list[TowerProfile]:
         if not profiled_s or phase not in rank["phases_s"]:
             continue
         phase_s = fmean(rank["phases_s"][phase])
-        flops: Counter[str] = Counter()
+        flops: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
         for product in rank["products"]:
             if product["phase"] == phase:
-                flops[product["tower"] or ""] += product["flops"]
+                flops[product["tower"] or ""][product["dtype"], product["shape"]] += product["flops"]
         for tower in sorted(times.keys() | flops.keys(), key=lambda name: (not name, -times.get(name, 0.0))):
             share = times.get(tower, 0.0) / profiled_s
+            seconds = share * phase_s
+            rates = attainment(seconds, flops[tower], 0, peaks) if seconds else None
             rows.append(
                 {
                     "tower": tower or NO_TOWER,
                     "phase": phase,
                     "share": share,
-                    "seconds": share * phase_s,
-                    "flops": flops[tower],
+                    "seconds": seconds,
+                    "flops": sum(flops[tower].values()),
+                    "of_peak": None if rates is None else rates["of_peak"],
                 }
             )
     return rows
@@ -168,7 +172,7 @@ def _summary(phases: Iterable[PhaseProfile]) -> str | None:
     """Say how near the phases with products, and the optimizer, are to what this device can do."""
     notable = [row for row in phases if row["share"] >= _NOTABLE]
     products = [f"{row['phase']} at {row['of_peak']:.0%}" for row in notable if row["of_peak"] is not None]
-    copies = [row["of_copy"] for row in notable if row["phase"] == "optimizer" and row["of_copy"] is not None]
+    copies = [row["of_memory"] for row in notable if row["phase"] == "optimizer" and row["of_memory"] is not None]
     parts = [f"{' and '.join(products)} of what this device can do in products"] if products else []
-    parts += [f"the optimizer at {share:.0%} of what it can do in copies" for share in copies]
+    parts += [f"the optimizer at {share:.0%} of what its memory can do" for share in copies]
     return ", ".join(parts) or None

@@ -22,7 +22,7 @@ class Attainment(TypedDict):
     flops_reason: str | None
     bytes: int
     bytes_per_s: float
-    of_copy: float | None  # of the rate of copies
+    of_memory: float | None  # of the highest rate of copies and updates in place
     bytes_reason: str | None
     bound: Literal["compute", "bytes"] | None  # the peak that it is nearer to; null where it is near to none
 
@@ -45,11 +45,11 @@ def attainment(
     """
     total = None if flops is None else sum(flops.values())
     of_peak, of_shapes, flops_reason = _shares_of_products(seconds, flops, peaks, missing)
-    of_copy, bytes_reason = _share_of_copies(seconds, size, peaks, missing)
+    of_memory, bytes_reason = _share_of_memory(seconds, size, peaks, missing)
     bound: Literal["compute", "bytes"] | None = None
-    if max(of_peak or 0.0, of_copy or 0.0) >= _NEAR:
-        # Bytes above the rate of copies come from caches, and are no bound.
-        bound = "compute" if of_peak is not None and (of_copy is None or of_peak >= of_copy) else "bytes"
+    if max(of_peak or 0.0, of_memory or 0.0) >= _NEAR:
+        # Bytes above the rate of memory come from caches, and are no bound.
+        bound = "compute" if of_peak is not None and (of_memory is None or of_peak >= of_memory) else "bytes"
     return {
         "flops": total,
         "flops_per_s": None if total is None else total / seconds,
@@ -58,7 +58,7 @@ def attainment(
         "flops_reason": flops_reason,
         "bytes": size,
         "bytes_per_s": size / seconds,
-        "of_copy": of_copy,
+        "of_memory": of_memory,
         "bytes_reason": bytes_reason,
         "bound": bound,
     }
@@ -88,12 +88,12 @@ def _shares_of_products(
     return least_s / seconds, least_by_shape_s / seconds, None
 
 
-def _share_of_copies(
+def _share_of_memory(
     seconds: float, size: int, peaks: MeasuredPeaks | None, missing: str | None
 ) -> tuple[float | None, str | None]:
     if peaks is None:
         return None, missing
-    share = size / seconds / peaks.copy["per_s"]
+    share = size / seconds / peaks.best_memory
     if share > 1:
-        return None, f"{share:.2f} of the rate of copies: operations find their operands in caches"
+        return None, f"{share:.2f} of the rate of memory: operations find their operands in caches"
     return share, None

@@ -5,6 +5,7 @@ import typer
 from benchbox.errors import ConfigurationError
 
 _EXIT_STOPPED = 130  # 128 + SIGINT
+_BUSY_SPREAD = 0.15
 
 
 def measure_and_keep_peaks(machine: str, ranks: int) -> None:
@@ -32,13 +33,16 @@ def measure_and_keep_peaks(machine: str, ranks: int) -> None:
         for dtype, rates in peaks.matmul.items()
         for name, rate in rates.items()
     ]
-    for name, collective in (("copy", peaks.copy), ("all-reduce", peaks.all_reduce)):
+    for name, collective in (("copy", peaks.copy), ("update in place", peaks.update), ("all-reduce", peaks.all_reduce)):
         if collective is not None:
             size = quantity(collective["size"][0], "bytes")
             rows.append((name, size, f"{quantity(collective['per_s'], 'bytes')}/s", collective))
     print(f"{'':<20}{'size':>24}{'of each rank':>16}{'spread':>10}")
     for name, size, text, rate in rows:
         print(f"{name:<20}{size:>24}{text:>16}{rate['spread']:>10.1%}")
+    worst = max(rate["spread"] for *_, rate in rows)
+    if worst > _BUSY_SPREAD:
+        print(f"warning: repetitions differ by up to {worst:.0%}: measure again when nothing else runs on this machine")
     for shape, meaning in SHAPE_CLASSES.items():
         print(f"{shape}: {meaning}; sizes are batch x rows x columns x inner" if shape == "large" else f"{shape}: {meaning}")
     print(f"{peaks.group}, torch {peaks.torch}; the median of the slowest rank, and the interquartile range of its repetitions")

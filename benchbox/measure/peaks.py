@@ -1,4 +1,4 @@
-"""Highest rates that this rank reaches while the other ranks do the same: matrix products, copies and all-reduces."""
+"""Highest rates that this rank reaches while the other ranks do the same: products, copies, updates and all-reduces."""
 
 from __future__ import annotations
 
@@ -73,6 +73,15 @@ def copy_rate(size: int, device: torch.device, limit_s: float) -> MeasuredRate:
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return time_together(lambda: target.copy_(source), device, limit_s).rate(2.0 * size, [size])
+
+
+def update_rate(size: int, device: torch.device, limit_s: float) -> MeasuredRate:
+    """Return bytes/s, read and written together, of updates in place of a buffer of `size` bytes, as optimizers do them.
+
+    They are faster than copies where a processor reads the memory that it is about to overwrite.
+    """
+    buffer = torch.ones(size // 4, device=device)
+    return time_together(lambda: buffer.mul_(1.0), device, limit_s).rate(2.0 * size, [size])
 
 
 def all_reduce_rate(size: int, device: torch.device, limit_s: float) -> MeasuredRate | None:

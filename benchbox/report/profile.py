@@ -39,7 +39,7 @@ def _lines(profile: Profile) -> Iterator[str]:
     yield ""
     yield from _aligned(
         [
-            ("tower", "phase", "time", "of phase", "FLOPs", "FLOP/s"),
+            ("tower", "phase", "time", "of phase", "FLOPs", "FLOP/s", "of peak"),
             *(
                 (
                     row["tower"],
@@ -48,6 +48,7 @@ def _lines(profile: Profile) -> Iterator[str]:
                     f"{row['share']:.1%}",
                     quantity(row["flops"], "FLOP") if row["flops"] else UNKNOWN,
                     f"{quantity(row['flops'] / row['seconds'], 'FLOP')}/s" if row["flops"] and row["seconds"] else UNKNOWN,
+                    _share(row["of_peak"]),
                 )
                 for row in profile["towers"]
             ),
@@ -70,7 +71,7 @@ def _lines(profile: Profile) -> Iterator[str]:
 
 
 def _phase_rows(profile: Profile) -> list[tuple[str, ...]]:
-    heads = ("phase", "time", "of step", "FLOP/s", "of peak", "of shapes", "bytes/s", "of copy", "nearer to")
+    heads = ("phase", "time", "of step", "FLOP/s", "of peak", "of shapes", "bytes/s", "of memory", "nearer to")
     return [
         heads,
         *(
@@ -82,7 +83,7 @@ def _phase_rows(profile: Profile) -> list[tuple[str, ...]]:
                 _share(row["of_peak"]),
                 _share(row["of_shapes"]),
                 f"{quantity(row['bytes_per_s'], 'bytes')}/s" if row["bytes"] else UNKNOWN,
-                _share(row["of_copy"]) if row["bytes"] else UNKNOWN,
+                _share(row["of_memory"]) if row["bytes"] else UNKNOWN,
                 row["bound"] or UNKNOWN if row["bytes"] or row["flops"] else UNKNOWN,
             )
             for row in profile["phases"]

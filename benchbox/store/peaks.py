@@ -26,6 +26,7 @@ class _Entry(TypedDict):
     threads: int
     matmul: dict[str, dict[str, MeasuredRate]]
     copy: MeasuredRate
+    update: MeasuredRate
     all_reduce: MeasuredRate | None
     torch: str
     measured_at: str
@@ -47,6 +48,7 @@ class MeasuredPeaks:
     threads: int  # of each rank
     matmul: dict[str, dict[str, MeasuredRate]]  # FLOP/s by dtype and class of shape
     copy: MeasuredRate  # bytes/s, read and written together
+    update: MeasuredRate  # bytes/s of updates in place, read and written together
     all_reduce: MeasuredRate | None  # bytes/s; null for one rank
     torch: str
     measured_at: str  # ISO 8601, UTC
@@ -60,6 +62,11 @@ class MeasuredPeaks:
     def best_matmul(self, dtype: str) -> float | None:
         """Return the highest FLOP/s of products in a dtype, over the classes of shape; None where it was not measured."""
         return max((rate["per_s"] for rate in self.matmul.get(dtype, {}).values()), default=None)
+
+    @property
+    def best_memory(self) -> float:
+        """Highest bytes/s, read and written together."""
+        return max(self.copy["per_s"], self.update["per_s"])
 
 
 def group_name(device: str, ranks: int, threads: int) -> str:

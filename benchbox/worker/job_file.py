@@ -39,7 +39,7 @@ class PeakSizes(TypedDict):
     """Sizes of what is measured on one kind of device."""
 
     matmul: Mapping[str, Sequence[int]]  # by class of shape: (batch, rows, columns, inner)
-    copy: int  # bytes
+    copy: int  # bytes, also of updates in place
     all_reduce: int  # bytes
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from benchbox.measure.peaks import all_reduce_rate, copy_rate, matmul_rates, peak_dtypes
+from benchbox.measure.peaks import all_reduce_rate, copy_rate, matmul_rates, peak_dtypes, update_rate
 from benchbox.store.files import write_json
 from benchbox.worker.group import join_group
 from benchbox.worker.reporting import Reporter
@@ -24,15 +24,18 @@ def measure_peaks(job: PeaksJobFile, rank: int, tracker: ProgressTracker, events
     reporter.enter_stage("build")
     device, _ = join_group()
     sizes, limit_s = job["sizes"][device.type], job["limit_s"]
-    reporter.enter_stage("measure", len(sizes["matmul"]) * len(peak_dtypes(device)) + 2)
+    reporter.enter_stage("measure", len(sizes["matmul"]) * len(peak_dtypes(device)) + 3)
     matmul = matmul_rates(sizes["matmul"], device, limit_s, reporter.report_progress)
     copy = copy_rate(sizes["copy"], device, limit_s)
+    reporter.report_progress()
+    update = update_rate(sizes["copy"], device, limit_s)
     reporter.report_progress()
     result = {
         "device": device.type,
         "threads": torch.get_num_threads(),
         "matmul": matmul,
         "copy": copy,
+        "update": update,
         "all_reduce": all_reduce_rate(sizes["all_reduce"], device, limit_s),
         "torch": str(torch.__version__),
     }

@@ -16,7 +16,7 @@ def test_flops_are_compared_with_the_highest_rate_and_with_that_of_their_shapes(
     assert rates["flops_per_s"] == 50e9
     assert rates["of_peak"] == pytest.approx(0.5)
     assert rates["of_shapes"] == pytest.approx(0.75)
-    assert rates["of_copy"] == pytest.approx(0.1)
+    assert rates["of_memory"] == pytest.approx(0.1)
     assert rates["bound"] == "compute"
 
 
@@ -27,13 +27,13 @@ def test_products_in_two_dtypes_count_each_by_its_own_peak() -> None:
 
 def test_work_without_products_is_bound_by_bytes() -> None:
     rates = attainment(1.0, {}, int(8.3e9), made_up_peaks())
-    assert (rates["of_copy"], rates["bound"], rates["of_peak"]) == (pytest.approx(0.83), "bytes", None)
+    assert (rates["of_memory"], rates["bound"], rates["of_peak"]) == (pytest.approx(0.83), "bytes", None)
     assert rates["flops_reason"] == "no products"
 
 
-def test_bytes_that_caches_deliver_have_no_share_of_the_rate_of_copies() -> None:
+def test_bytes_that_caches_deliver_have_no_share_of_the_rate_of_memory() -> None:
     rates = attainment(1.0, {LARGE: int(50e9)}, int(20e9), made_up_peaks())
-    assert rates["of_copy"] is None
+    assert rates["of_memory"] is None
     assert "caches" in (rates["bytes_reason"] or "")
     assert rates["bound"] == "compute"
 
@@ -53,7 +53,7 @@ def test_a_dtype_that_was_not_measured_has_no_share() -> None:
 def test_without_peaks_rates_are_there_and_shares_are_null_with_the_reason() -> None:
     rates = attainment(2.0, {LARGE: 10}, 20, None, "not measured")
     assert (rates["flops_per_s"], rates["bytes_per_s"]) == (5.0, 10.0)
-    assert [rates[key] for key in ("of_peak", "of_shapes", "of_copy", "bound")] == [None] * 4  # type: ignore[literal-required]
+    assert [rates[key] for key in ("of_peak", "of_shapes", "of_memory", "bound")] == [None] * 4  # type: ignore[literal-required]
     assert rates["flops_reason"] == rates["bytes_reason"] == "not measured"
 
 
