@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import asdict
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -89,7 +90,7 @@ def build_profile(
         "cell": cell,
         "machine": slowest["machine"],
         "group": group,
-        "peaks": None if peaks is None else {"torch": peaks.torch, "measured_at": peaks.measured_at, **_rates(peaks)},
+        "peaks": None if peaks is None else _peaks(peaks),
         "peaks_reason": reason,
         "rank": slowest["rank"],
         "step_s": fmean(slowest["step_s"]),
@@ -105,8 +106,8 @@ def build_profile(
     }
 
 
-def _rates(peaks: MeasuredPeaks) -> dict[str, Any]:
-    return {"matmul": peaks.matmul, "copy": peaks.copy, "update": peaks.update, "all_reduce": peaks.all_reduce}
+def _peaks(peaks: MeasuredPeaks) -> dict[str, Any]:
+    return {**asdict(peaks), "spread": peaks.spread}
 
 
 def _phases(rank: RankProfile, peaks: MeasuredPeaks | None, reason: str | None) -> list[PhaseProfile]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.quantities import UNKNOWN, quantity
+from benchbox.store.peaks import BUSY_SPREAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,6 +35,11 @@ def _lines(profile: Profile) -> Iterator[str]:
         yield reason
     if profile["summary"]:
         yield profile["summary"]
+    if profile["peaks"] and profile["peaks"]["spread"] > BUSY_SPREAD:
+        yield (
+            f"the peaks are uncertain: their repetitions differ by up to {profile['peaks']['spread']:.0%}; run benchbox doctor "
+            "--peaks again when nothing else runs on this machine"
+        )
     if profile["peaks_reason"]:
         yield f"shares of the peaks are unknown: {profile['peaks_reason']}"
     yield ""

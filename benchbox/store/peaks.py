@@ -10,6 +10,8 @@ from benchbox.store.machine_cache import read_measurements, write_measurements
 if TYPE_CHECKING:
     from pathlib import Path
 
+BUSY_SPREAD = 0.15  # beyond which peaks are uncertain
+
 
 class MeasuredRate(TypedDict):
     """A rate: the median of repetitions on the slowest rank."""
@@ -62,6 +64,12 @@ class MeasuredPeaks:
     def best_matmul(self, dtype: str) -> float | None:
         """Return the highest FLOP/s of products in a dtype, over the classes of shape; None where it was not measured."""
         return max((rate["per_s"] for rate in self.matmul.get(dtype, {}).values()), default=None)
+
+    @property
+    def spread(self) -> float:
+        """The largest spread of a rate that is compared with: a large one says that the machine did other work."""
+        rates = [rate for rates in self.matmul.values() for rate in rates.values()]
+        return max(rate["spread"] for rate in (*rates, self.copy, self.update))
 
     @property
     def best_memory(self) -> float:

@@ -125,7 +125,7 @@ def test_flops_of_towers_are_those_of_the_policys_formula(profile: Any) -> None:
 
 
 def test_towers_have_all_products_of_forward_and_what_none_has_is_shown(profile: Any) -> None:
-    """By FLOPs: in a step this small, ranks wait for one another in forward for as long as they compute."""
+    """Counted in FLOPs: in a step this small, ranks wait for one another in forward for as long as they compute."""
     for phase in ("forward", "backward"):
         rows = {row["tower"]: row for row in profile["towers"] if row["phase"] == phase}
         assert {"vision", "backbone", "expert", "none"} <= rows.keys()
