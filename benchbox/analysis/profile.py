@@ -172,7 +172,8 @@ def _towers(rank: RankProfile, peaks: MeasuredPeaks | None) -> list[TowerProfile
 def _summary(phases: Iterable[PhaseProfile]) -> str | None:
     """Say how near the phases with products, and the optimizer, are to what this device can do."""
     notable = [row for row in phases if row["share"] >= _NOTABLE]
-    products = [f"{row['phase']} at {row['of_peak']:.0%}" for row in notable if row["of_peak"] is not None]
+    reached = [(row["phase"], row["of_peak"]) for row in notable if row["of_peak"] is not None]
+    products = [f"{phase} {'' if number else 'runs '}at {share:.0%}" for number, (phase, share) in enumerate(reached)]
     copies = [row["of_memory"] for row in notable if row["phase"] == "optimizer" and row["of_memory"] is not None]
     parts = [f"{' and '.join(products)} of what this device can do in products"] if products else []
     parts += [f"the optimizer at {share:.0%} of what its memory can do" for share in copies]
