@@ -16,6 +16,7 @@ from benchbox.errors import EXIT_INTERNAL, EXIT_USAGE, BenchboxError
 VERBS = (
     "run",
     "plan",
+    "profile",
     "estimate",
     "audit",
     "train",

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from benchbox.cli.links import measure_and_keep
+from benchbox.cli.peaks import measure_and_keep_peaks
 from benchbox.errors import EXIT_CELL_FAILED, CellFailedError, ConfigurationError
 
 GIB = 1 << 30
@@ -40,22 +41,32 @@ def doctor(
     links: Annotated[
         bool, typer.Option("--links", help="Measure the links between ranks of this machine, for benchbox estimate.")
     ] = False,
+    peaks: Annotated[
+        bool,
+        typer.Option("--peaks", help="Measure what ranks reach in products, copies and all-reduces, for benchbox profile."),
+    ] = False,
     ranks: Annotated[
-        int | None, typer.Option("--ranks", metavar="N", help="With --links: ranks.", show_default="GPUs, or 2 on the CPU")
+        int | None,
+        typer.Option("--ranks", metavar="N", help="With --links or --peaks: ranks.", show_default="GPUs, or 2 on the CPU"),
     ] = None,
 ) -> None:
     """Check this machine. Exits with 3, as a run would, when something that every cell needs is missing.
 
     With --links, all-reduce, all-gather, reduce-scatter and broadcast of 1 KiB to 64 MiB are timed instead, and latency and
-    bandwidth are fitted to each. They are kept in the user's cache, by machine.
+    bandwidth are fitted to each. With --peaks, ranks that all work at once measure FLOP/s of matrix products by dtype and class
+    of shape, and bytes/s of copies and all-reduces. Both are kept in the user's cache, by machine.
     """
     from benchbox.measure.environment import environment
 
     machine = environment()
-    if ranks is not None and not links:
-        raise ConfigurationError("--ranks is for --links: the checks start no ranks")
-    if links:
-        measure_and_keep(machine["machine"], ranks or len(machine["devices"]) or 2)
+    if ranks is not None and not (links or peaks):
+        raise ConfigurationError("--ranks is for --links and --peaks: the checks start no ranks")
+    if links or peaks:
+        group = len(machine["devices"]) or 2 if ranks is None else ranks
+        if links:
+            measure_and_keep(machine["machine"], group)
+        if peaks:
+            measure_and_keep_peaks(machine["machine"], group)
         return
     if compile_extension and not machine["devices"]:
         _compile_extension()

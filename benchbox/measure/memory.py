@@ -100,7 +100,7 @@ class TensorStorageTracker:
         self.current_bytes = 0
         self._mode = OperationDispatchMode(self, *listeners)
         for root in roots:
-            for tensor in _plain_tensors([local_shard(root)]):
+            for tensor in plain_tensors([local_shard(root)]):
                 self._count(tensor.untyped_storage())
 
     @property
@@ -136,9 +136,9 @@ class TensorStorageTracker:
         self._arguments.clear()
 
     def on_operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        for tensor in _plain_tensors([*args, *kwargs.values()]):
+        for tensor in plain_tensors([*args, *kwargs.values()]):
             self._count_argument(tensor.untyped_storage())
-        for tensor in _plain_tensors([result]):
+        for tensor in plain_tensors([result]):
             self._count(tensor.untyped_storage())
         self._check_limit(operation)
 
@@ -180,7 +180,7 @@ class TensorStorageTracker:
         self.current_bytes -= size
 
 
-def _plain_tensors(values: Iterable[Any]) -> list[Tensor]:
+def plain_tensors(values: Iterable[Any]) -> list[Tensor]:
     """Return the tensors with memory in nested tuples, lists and dictionaries. `tree_leaves` takes three times as long."""
     tensors: list[Tensor] = []
     for value in values:
@@ -188,7 +188,7 @@ def _plain_tensors(values: Iterable[Any]) -> list[Tensor]:
             if not value.is_meta and value.layout is torch.strided:
                 tensors.append(value)
         elif isinstance(value, tuple | list):
-            tensors += _plain_tensors(value)
+            tensors += plain_tensors(value)
         elif isinstance(value, dict):
-            tensors += _plain_tensors(value.values())
+            tensors += plain_tensors(value.values())
     return tensors

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from itertools import starmap
 from typing import TYPE_CHECKING
 
 import torch
+from torch.profiler import record_function
 
 from benchbox.optim.native import AdamWJob, SquaresJob, library
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
 # Fewer elements are not worth a compilation, nor the start of threads.
 MIN_NATIVE_ELEMENTS = 2**22
 _JOB_ELEMENTS = 2**18  # per call: small enough to balance threads, large enough that the overhead of a call is negligible
+# Called by every pass with the tensors that it reads and those that it writes: passes are no operations, and no dispatch mode
+# sees them. While there are any, passes are annotated in traces of torch's profiler.
+pass_listeners: list[Callable[[Iterable[Tensor], Iterable[Tensor]], None]] = []
 # torch's kernels round the elements that do not fill a vector differently; tensors with such elements are left to torch.
 _VECTOR_ELEMENTS = 16
 
@@ -44,7 +49,8 @@ def sum_of_squares(functions: ctypes.CDLL, tensors: Sequence[Tensor]) -> float:
     """Return the sum of squares of bfloat16 tensors that `supports_native` accepts, independent of the number of threads."""
     ranges = [(tensor.data_ptr() + 2 * start, size // 2) for tensor in tensors for start, size in _job_ranges(tensor.numel())]
     jobs = (SquaresJob * len(ranges))(*starmap(SquaresJob, ranges))
-    functions.sum_of_squares(jobs, len(jobs), torch.get_num_threads())
+    with _announced("sum_of_squares", tensors, ()):
+        functions.sum_of_squares(jobs, len(jobs), torch.get_num_threads())
     return math.fsum(job.sum for job in jobs)
 
 
@@ -55,10 +61,30 @@ def step_adamw(functions: ctypes.CDLL, steps: Sequence[tuple[Sequence[Tensor], S
         pointers = [(tensor.data_ptr(), tensor.element_size()) for tensor in tensors]
         for start, size in _job_ranges(tensors[0].numel()):
             parts.append((*(pointer + start * width for pointer, width in pointers), size, *coefficients))
-    functions.adamw((AdamWJob * len(parts))(*starmap(AdamWJob, parts)), len(parts), torch.get_num_threads())
+    jobs = (AdamWJob * len(parts))(*starmap(AdamWJob, parts))
+    with _announced("adamw", *_read_and_written([tensors for tensors, _ in steps])):
+        functions.adamw(jobs, len(parts), torch.get_num_threads())
     # Autograd refuses a backward pass over weights written since the forward pass, but only torch's own operations inform it.
     for master, exp_avg, exp_avg_sq, _, live in (tensors for tensors, _ in steps):
         torch.autograd.graph.increment_version((master, exp_avg, exp_avg_sq, live))
+
+
+@contextmanager
+def _announced(name: str, read: Iterable[Tensor], written: Iterable[Tensor]) -> Iterator[None]:
+    if not pass_listeners:
+        yield
+        return
+    with record_function(f"benchbox::{name}"):
+        yield
+    for listener in pass_listeners:
+        listener(read, written)
+
+
+def _read_and_written(steps: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the tensors that a step of AdamW reads (all but the live weights) and those that it writes (all but gradients)."""
+    read = [tensor for *masters, gradient, _ in steps for tensor in (*masters, gradient)]
+    written = [tensor for *masters, _, live in steps for tensor in (*masters, live)]
+    return read, written
 
 
 def _job_ranges(elements: int) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-STAGES = ("build", "compile_extension", "prepare", "warmup", "measure", "train", "validate", "probe", "write")
+STAGES = ("build", "compile_extension", "prepare", "warmup", "measure", "profile", "train", "validate", "probe", "write")
 
 # Texts of the stages whose names do not say what takes so long.
 STAGE_TEXTS = {"compile_extension": "compiling DeepSpeed's CPU extension, once per environment"}
@@ -15,6 +15,8 @@ STAGE_TEXTS = {"compile_extension": "compiling DeepSpeed's CPU extension, once p
 COMPILATION = "torch.compile"  # in place of the phase in which a graph is compiled, in the state of a rank
 
 PHASES = ("data_wait", "forward", "backward", "clip", "optimizer", "zero_grad", "sync", "average")
+
+OUTSIDE_PHASES = "outside the phases"  # the part of a step that is in none of them
 
 # Parts of a step of one rank. compute: its own work; core_wait: it was ready to run and had no core; rank_wait: it had arrived
 # at a collective that another rank had not; transfer: all had arrived.

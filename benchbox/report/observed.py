@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from benchbox.analysis.quantities import UNKNOWN, quantity
 from benchbox.analysis.summary import CellSummary, label, matrix_text
 from benchbox.registry.weights import weights_text
+from benchbox.report.peak_share import share_of_peak
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from benchbox.registry.launch_record import CollectiveRecord, Flops, LaunchRecord, ObservedRecord, Setting
+    from benchbox.store.peaks import MeasuredPeaks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,17 +35,26 @@ class ObservedCell:
     observations: tuple[Observation, ...]
 
 
-def requested_and_observed(summaries: Sequence[CellSummary], axes: Sequence[str]) -> tuple[ObservedCell, ...]:
-    """Return the observations of every cell that has any."""
+def requested_and_observed(
+    summaries: Sequence[CellSummary], axes: Sequence[str], peaks: Mapping[str, MeasuredPeaks] | None = None
+) -> tuple[ObservedCell, ...]:
+    """Return the observations of every cell that has any. With peaks of the machine, by group of ranks, also shares of them."""
     return tuple(
-        _observed_cell(summary, summary.evidence, summary.observed, axes)
+        _observed_cell(summary, summary.evidence, summary.observed, axes, peaks or {})
         for summary in summaries
         if summary.evidence is not None and summary.observed is not None
     )
 
 
-def _observed_cell(summary: CellSummary, record: LaunchRecord, observed: ObservedRecord, axes: Sequence[str]) -> ObservedCell:
+def _observed_cell(
+    summary: CellSummary,
+    record: LaunchRecord,
+    observed: ObservedRecord,
+    axes: Sequence[str],
+    peaks: Mapping[str, MeasuredPeaks],
+) -> ObservedCell:
     cell = summary.cell
+    share = share_of_peak(summary, record, peaks)
     shards = [count for count in observed["shard_numel"] if count is not None]
     loss = summary.values["final_loss"]
     weights = [("published weights", cell["weights"], weights_text(observed.get("weights")))] if cell.get("weights") else []
@@ -69,6 +80,7 @@ def _observed_cell(summary: CellSummary, record: LaunchRecord, observed: Observe
         ("collectives in a step", None, _collectives(record["collectives"])),
         ("FLOPs of a step", None, _flops(record["flops"])),
         ("FLOPs by tower, by formula", None, _tower_flops(record["flops"])),
+        *([("forward and backward", None, share)] if share else []),
         ("final loss", None, quantity(None if loss is None else loss.value, "loss")),
     )
     return ObservedCell(

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from benchbox.report.charts import Chart
     from benchbox.report.curves import CurveChart
     from benchbox.report.figures.drawing import Drawing
+    from benchbox.store.peaks import MeasuredPeaks
     from benchbox.store.predictions import CellPrediction
     from benchbox.store.run import Run
 
@@ -135,6 +136,7 @@ def build_report(
     predictions: Mapping[str, CellPrediction] | None = None,
     unpredicted: Mapping[str, str] | None = None,
     memory_limit: int | None = None,
+    peaks: Mapping[str, MeasuredPeaks] | None = None,
 ) -> Report:
     """Build the report of a run.
 
@@ -144,6 +146,7 @@ def build_report(
         predictions: by cell id.
         unpredicted: why cells have no prediction, by cell id.
         memory_limit: bytes of a rank, which the answer must fit in.
+        peaks: measured on the machine of the records, by group of ranks.
     """
     predictions = predictions or {}
     summaries = summarize(run, records)
@@ -159,7 +162,7 @@ def build_report(
         (field, matrix_text(value)) for field, value in common.items() if value is not None and not isinstance(value, Mapping)
     )
     rows = table_rows(table_columns, summaries, comparisons)
-    observed = requested_and_observed(summaries, axes)
+    observed = requested_and_observed(summaries, axes, peaks)
     failures = tuple(list_failures(fitting, axes))
     skipped = [label(entry["cell"], varying_fields([example, entry["cell"]])) for entry in run.skipped]
     return Report(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchbox.analysis.baseline import slug
 from benchbox.report.html import render_html
 from benchbox.report.markdown import render_markdown, render_summary
 from benchbox.report.view import build_report
 from benchbox.store.files import write_text
+from benchbox.store.peaks import read_peaks
 from benchbox.store.predictions import read_predictions, read_unpredicted
 from benchbox.store.run import RunStore
 from benchbox.store.table import write_tables
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from benchbox.registry.launch_record import LaunchRecord
     from benchbox.report.view import Report
+    from benchbox.store.peaks import MeasuredPeaks
 
 
 FIGURES_FOLDER = "figures"  # beside report.md, which shows them
@@ -82,4 +85,15 @@ def _read_report(store: RunStore, records: Sequence[LaunchRecord], memory_limit:
         predictions=read_predictions(store.path),
         unpredicted=read_unpredicted(store.path),
         memory_limit=memory_limit,
+        peaks=_read_peaks(records),
     )
+
+
+def _read_peaks(records: Sequence[LaunchRecord]) -> dict[str, MeasuredPeaks]:
+    """Return the peaks that were measured on the machine of the records, if that is one.
+
+    Raises:
+        RecordError: their file is damaged.
+    """
+    machines = {str((record["environment"] or {}).get("machine")) for record in records}
+    return read_peaks(slug(machines.pop())) if len(machines) == 1 else {}

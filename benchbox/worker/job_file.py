@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 class MeasureJob(TypedDict):
@@ -32,6 +35,48 @@ class LinksJob(TypedDict):
     sizes: list[int]  # bytes
 
 
+class PeakSizes(TypedDict):
+    """Sizes of what is measured on one kind of device."""
+
+    matmul: Mapping[str, Sequence[int]]  # by class of shape: (batch, rows, columns, inner)
+    copy: int  # bytes, also of updates in place
+    all_reduce: int  # bytes
+
+
+class PeaksJob(TypedDict):
+    """Configuration of a job that measures the peaks of devices."""
+
+    kind: Literal["peaks"]
+    sizes: dict[str, PeakSizes]  # by kind of device
+    limit_s: float  # of the repetitions of one size
+
+
+class ProfileJob(TypedDict):
+    """Configuration of a job that profiles one cell."""
+
+    kind: Literal["profile"]
+    cell: dict[str, Any]  # Cell.to_dict()
+    warmup_steps: int
+    timed_steps: int
+    profiled_steps: int
+    traces: str  # folder of the traces
+    policy_dirs: list[str]
+
+
+class PeaksJobFile(PeaksJob):
+    """Contents of the job file of a measurement of peaks."""
+
+    out: str
+    launcher: int
+
+
+class ProfileJobFile(ProfileJob):
+    """Contents of the job file of a profile."""
+
+    out: str
+    launcher: int
+
+
 class LinksJobFile(LinksJob):
     """Contents of the job file of a measurement of links."""
 
@@ -53,5 +98,5 @@ class TrainJobFile(TrainJob):
     launcher: int
 
 
-JobConfig = MeasureJob | TrainJob | LinksJob
-JobFile = MeasureJobFile | TrainJobFile | LinksJobFile
+JobConfig = MeasureJob | TrainJob | LinksJob | PeaksJob | ProfileJob
+JobFile = MeasureJobFile | TrainJobFile | LinksJobFile | PeaksJobFile | ProfileJobFile

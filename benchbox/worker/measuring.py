@@ -7,9 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import torch
-import torch.distributed as dist
-
 from benchbox.audit.record import facts_file
 from benchbox.audit.subjects.session import observe_session
 from benchbox.errors import NonFiniteError, UnsupportedError
@@ -17,7 +14,7 @@ from benchbox.measure.collective_times import CollectiveClock, enable_recording
 from benchbox.measure.compilation import CompilationWatch
 from benchbox.measure.environment import environment
 from benchbox.measure.host import HostWindow
-from benchbox.measure.memory import limit_memory, peak_memory, release_cached_memory, reset_peak_memory
+from benchbox.measure.memory import limit_memory, peak_memory, reset_peak_memory
 from benchbox.measure.phases import CombinedInstrument, PhaseClock
 from benchbox.measure.probe import StepProbe
 from benchbox.registry.recipes import recipe_by_name
@@ -29,17 +26,18 @@ from benchbox.store.files import write_json
 from benchbox.theory.flops import sum_costs, training_cost
 from benchbox.worker.expected import check_backend, check_compilation, check_step
 from benchbox.worker.reporting import Reporter
+from benchbox.worker.steps import run_steps, synchronize_ranks, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
     from torch import Tensor
 
-    from benchbox.data.loading.loader import MicroBatchStream
-    from benchbox.measure.phases import Instrument, ProgressTracker
+    from benchbox.measure.phases import ProgressTracker
     from benchbox.registry.contracts import Batch, Policy
     from benchbox.registry.launch_record import TowerFlops, WeightsRecord
-    from benchbox.session import Session, StepResult
+    from benchbox.session import StepResult
     from benchbox.store.events import EventWriter
     from benchbox.store.rank_result import RankResult
     from benchbox.worker.job_file import MeasureJobFile
@@ -77,17 +75,27 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
             raise UnsupportedError(f"a memory limit on a {device.type} counts tensors of operations: write compile: off")
 
         reporter.enter_stage("warmup", spec.warmup_steps)
+<<<<<<< HEAD
         compilation = CompilationWatch(tracker, cell.compile)
         with compilation, limit_memory(session.model, device, spec.memory_limit):
             warmup = _warm_up(session, stream, spec.warmup_steps, tracker, reporter)
+=======
+        with limit_memory(session.model, device, spec.memory_limit):
+            warmup = warm_up(session, stream, spec.warmup_steps, tracker, reporter)
+>>>>>>> profile
         host = HostWindow(device)
-        _synchronize_ranks(device)  # no rank begins its first step while another one still reads the host
+        synchronize_ranks(device)  # no rank begins its first step while another one still reads the host
         reset_peak_memory(device)
 
         reporter.enter_stage("measure", spec.steps)
         clock, collectives = PhaseClock(device), CollectiveClock(device)
+<<<<<<< HEAD
         with compilation.of_measured_steps(), collectives:
             measured = _run_steps(session, stream, spec.steps, CombinedInstrument(collectives, clock, tracker), reporter)
+=======
+        with collectives:
+            measured = run_steps(session, stream, spec.steps, CombinedInstrument(collectives, clock, tracker), reporter)
+>>>>>>> profile
         times = clock.drain()
         host_use = host.close(rank)
         collective_times, collective_times_reason = collectives.result()
@@ -141,8 +149,13 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         write_json(result_file, timed, indent=None)  # before the probe, so that no failure of it costs the measurement
 
         reporter.enter_stage("probe")
+<<<<<<< HEAD
         _synchronize_ranks(device)  # a rank that failed here at once would end the others while they still write
         probe = StepProbe(session.model, units, device, is_compiled=cell.compile != "off")
+=======
+        synchronize_ranks(device)  # a rank that failed here at once would end the others while they still write
+        probe = StepProbe(session.model, units, device)
+>>>>>>> profile
         facts = observe_session(session, stream, recipe_by_name(cell.recipe), probe, tracker)
         probed = probe.result()
         memory = device_memory or probed.memory
@@ -176,26 +189,6 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         )
 
 
-def _warm_up(
-    session: Session, stream: MicroBatchStream, steps: int, instruments: Instrument, reporter: Reporter
-) -> list[StepResult]:
-    """Run the steps that are not timed, without the memory that construction left behind in the allocator."""
-    release_cached_memory(session.device)
-    results = _run_steps(session, stream, steps, instruments, reporter)
-    _synchronize_ranks(session.device)
-    return results
-
-
-def _run_steps(
-    session: Session, stream: MicroBatchStream, count: int, instruments: Instrument, reporter: Reporter
-) -> list[StepResult]:
-    results = []
-    for _ in range(count):
-        results.append(session.step(stream, instruments))
-        reporter.report_progress()
-    return results
-
-
 def _tower_flops(policy: Policy | None, micro_batches: list[Batch], device: torch.device) -> dict[str, TowerFlops] | None:
     """Return the cost of a step with these micro-batches on this rank, by tower; None if the policy (None) declares no cost.
 
@@ -209,14 +202,6 @@ def _tower_flops(policy: Policy | None, micro_batches: list[Batch], device: torc
         tower: {"forward": cost.forward, "backward": cost.backward, "recomputed": cost.recomputed}
         for tower, cost in costs.items()
     }
-
-
-def _synchronize_ranks(device: torch.device) -> None:
-    """Wait until this device has finished the warm-up, then for all ranks, so that they start measuring together."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    if dist.is_initialized():
-        dist.barrier()
 
 
 def _read_finite(name: str, results: Sequence[StepResult], value: Callable[[StepResult], Tensor]) -> list[float]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
-
 from benchbox.measure.links import COLLECTIVES, time_collectives
 from benchbox.store.files import write_json
+from benchbox.worker.group import join_group
 from benchbox.worker.reporting import Reporter
 
 if TYPE_CHECKING:
@@ -23,11 +20,7 @@ def measure_links(job: LinksJobFile, rank: int, tracker: ProgressTracker, events
     """Write `rank<r>.json`: the backend, and (bytes, seconds) by collective."""
     reporter = Reporter(tracker, events)
     reporter.enter_stage("build")
-    device, backend = torch.device("cpu"), "gloo"
-    if torch.cuda.is_available():
-        device, backend = torch.device("cuda", int(os.environ["LOCAL_RANK"])), "nccl"
-        torch.cuda.set_device(device)
-    dist.init_process_group(backend)
+    device, backend = join_group()
     reporter.enter_stage("measure", len(job["sizes"]) * len(COLLECTIVES))
     times = time_collectives(job["sizes"], device, reporter.report_progress)
     write_json(Path(job["out"]) / f"rank{rank}.json", {"backend": backend, "times": times}, indent=None)

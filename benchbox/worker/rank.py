@@ -95,6 +95,15 @@ def _run_job(job: JobFile, rank: int, tracker: ProgressTracker, events: EventWri
         from benchbox.worker.measuring_links import measure_links
 
         measure_links(job, rank, tracker, events)
+    elif job["kind"] == "peaks":
+        from benchbox.worker.measuring_peaks import measure_peaks
+
+        measure_peaks(job, rank, tracker, events)
+    elif job["kind"] == "profile":
+        from benchbox.worker.profiling import profile
+
+        _exempt_from_collection()
+        profile(job, rank, tracker, events)
     else:
         from benchbox.worker.measuring import measure
 

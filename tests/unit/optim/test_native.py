@@ -250,3 +250,19 @@ def test_small_policies_do_not_pay_for_a_compilation(monkeypatch: pytest.MonkeyP
     for step in range(2):
         step_both(*optimizers, step, 1.0)
     assert_same(*optimizers)
+
+
+@needs_compiler
+@pytest.mark.usefixtures("native_at_any_size")
+def test_compiled_passes_tell_listeners_the_tensors_that_they_read_and_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dispatch mode does not see the passes: 2 bytes per parameter for the norm, 28 for the step."""
+    parameter = nn.Parameter(torch.randn(64, 64).bfloat16())
+    optimizer = MasterWeightOptimizer([parameter], torch.optim.AdamW, fused=True)
+    counted: list[int] = []
+    listener = lambda read, written: counted.append(sum(tensor.nbytes for tensor in (*read, *written)))  # noqa: E731
+    for listeners in ([], [], [listener]):  # torch creates the state in the first step, and the second one begins with a trial
+        monkeypatch.setattr(passes, "pass_listeners", listeners)
+        parameter.grad = torch.randn(64, 64).bfloat16()
+        optimizer.clip_grad_norm_(1.0)
+        optimizer.step()
+    assert counted == [2 * 64 * 64, 28 * 64 * 64]

@@ -12,7 +12,8 @@ from benchbox.errors import NonFiniteError
 from benchbox.measure.phases import NONE
 from benchbox.session import StepResult
 from benchbox.session.build import copy_meta_policy
-from benchbox.worker.measuring import _read_finite, _tower_flops, _warm_up
+from benchbox.worker.measuring import _read_finite, _tower_flops
+from benchbox.worker.steps import warm_up
 from tests.support.ranks import tiny_cell
 
 
@@ -50,7 +51,7 @@ def test_memory_left_by_construction_is_released_before_the_warm_up_so_that_no_m
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append(f"synchronize {device}"))
     session = SimpleNamespace(device=torch.device("cuda", 1), step=lambda *_: calls.append("step"))
     reporter = SimpleNamespace(report_progress=lambda: None)
-    _warm_up(session, iter(()), 2, NONE, reporter)  # type: ignore[arg-type]
+    warm_up(session, iter(()), 2, NONE, reporter)  # type: ignore[arg-type]
     assert calls == ["empty_cache", "step", "step", "synchronize cuda:1"]
 
 

@@ -1,0 +1,180 @@
+"""The profile of a cell: times and rates by phase, tower and operation on the slowest rank, beside the measured peaks."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import asdict
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from benchbox import __version__
+from benchbox.analysis.roofline import Attainment, attainment
+from benchbox.registry.phases import OUTSIDE_PHASES, PHASES
+from benchbox.store.peaks import MeasuredPeaks, group_name
+from benchbox.store.record import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from benchbox.store.rank_profile import OperatorTime, RankProfile
+
+NO_TOWER = "none"
+_SPLIT_PHASES = ("forward", "backward")  # those whose operations belong to towers
+_NOTABLE = 0.01  # share of a step from which on the summary names a phase
+
+
+class PhaseProfile(Attainment):
+    """One phase of a mean step."""
+
+    phase: str
+    seconds: float
+    share: float  # of the step
+    collective_bytes: int
+
+
+class TowerProfile(TypedDict):
+    """One tower in forward or backward. `share` is that of the profiled steps; `seconds` is the same share of timed steps."""
+
+    tower: str
+    phase: str
+    share: float
+    seconds: float
+    flops: int
+    of_peak: float | None
+
+
+class Profile(TypedDict):
+    """Contents of `profile.json`."""
+
+    schema_version: int
+    benchbox_version: str
+    cell_id: str
+    cell: Mapping[str, Any]
+    machine: str
+    group: str  # of ranks, see `group_name`
+    peaks: dict[str, Any] | None
+    peaks_reason: str | None  # why they are null
+    rank: int  # the slowest, whose figures these are
+    step_s: float  # mean
+    profiled_step_s: float  # mean, under the profiler
+    phases: list[PhaseProfile]
+    fused_phases: dict[str, str]
+    towers: list[TowerProfile]
+    operators: list[OperatorTime]  # of the profiled steps, longest first
+    profiled_s: float  # of the profiled steps together
+    recomputed_flops: int
+    summary: str | None  # null without peaks
+    ranks: Sequence[RankProfile]
+
+
+def build_profile(
+    cell_id: str, cell: Mapping[str, Any], ranks: Sequence[RankProfile], measured: Mapping[str, MeasuredPeaks]
+) -> Profile:
+    """Return the profile of a cell from those of its ranks.
+
+    Args:
+        cell_id: of the cell.
+        cell: `Cell.to_dict()`.
+        ranks: in order.
+        measured: peaks of the machine, by group of ranks.
+    """
+    slowest = max(ranks, key=lambda rank: fmean(rank["step_s"]))
+    group = group_name(slowest["device"], len(ranks), slowest["threads"])
+    peaks = measured.get(group)
+    reason = None if peaks else f"no peaks were measured for {group}; run benchbox doctor --peaks --ranks {len(ranks)}"
+    phases = _phases(slowest, peaks, reason)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "benchbox_version": __version__,
+        "cell_id": cell_id,
+        "cell": cell,
+        "machine": slowest["machine"],
+        "group": group,
+        "peaks": None if peaks is None else _peaks(peaks),
+        "peaks_reason": reason,
+        "rank": slowest["rank"],
+        "step_s": fmean(slowest["step_s"]),
+        "profiled_step_s": fmean(slowest["profiled_step_s"]),
+        "phases": phases,
+        "fused_phases": slowest["fused_phases"],
+        "towers": _towers(slowest, peaks),
+        "operators": slowest["operators"],
+        "profiled_s": sum(slowest["profiled_step_s"]),
+        "recomputed_flops": slowest["recomputed_flops"],
+        "summary": None if peaks is None else _summary(phases),
+        "ranks": ranks,
+    }
+
+
+def _peaks(peaks: MeasuredPeaks) -> dict[str, Any]:
+    return {**asdict(peaks), "spread": peaks.spread}
+
+
+def _phases(rank: RankProfile, peaks: MeasuredPeaks | None, reason: str | None) -> list[PhaseProfile]:
+    """Return the phases in the order of a step, and what is outside of them where anything is."""
+    step_s = fmean(rank["step_s"])
+    seconds = {phase: fmean(rank["phases_s"][phase]) for phase in PHASES if phase in rank["phases_s"]}
+    seconds[OUTSIDE_PHASES] = max(step_s - sum(seconds.values()), 0.0)
+    rows: list[PhaseProfile] = []
+    for phase, phase_s in seconds.items():
+        if phase_s <= 0:
+            continue
+        sizes = rank["bytes"].get(phase, {"read": 0, "written": 0, "collectives": 0})
+        flops: Counter[tuple[str, str]] = Counter()
+        for product in rank["products"]:
+            if product["phase"] == phase:
+                flops[product["dtype"], product["shape"]] += product["flops"]
+        unknown = rank["flops_reason"]
+        rates = attainment(
+            phase_s, None if unknown else flops, sizes["read"] + sizes["written"], peaks, (peaks and unknown) or reason
+        )
+        rows.append(
+            {
+                "phase": phase,
+                "seconds": phase_s,
+                "share": phase_s / step_s,
+                "collective_bytes": sizes["collectives"],
+                **rates,
+            }
+        )
+    return rows
+
+
+def _towers(rank: RankProfile, peaks: MeasuredPeaks | None) -> list[TowerProfile]:
+    rows: list[TowerProfile] = []
+    for phase in _SPLIT_PHASES:
+        times = rank["tower_s"].get(phase, {})
+        profiled_s = sum(times.values())
+        if not profiled_s or phase not in rank["phases_s"]:
+            continue
+        phase_s = fmean(rank["phases_s"][phase])
+        flops: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+        for product in rank["products"]:
+            if product["phase"] == phase:
+                flops[product["tower"] or ""][product["dtype"], product["shape"]] += product["flops"]
+        for tower in sorted(times.keys() | flops.keys(), key=lambda name: (not name, -times.get(name, 0.0))):
+            share = times.get(tower, 0.0) / profiled_s
+            seconds = share * phase_s
+            rates = attainment(seconds, flops[tower], 0, peaks) if seconds else None
+            rows.append(
+                {
+                    "tower": tower or NO_TOWER,
+                    "phase": phase,
+                    "share": share,
+                    "seconds": seconds,
+                    "flops": sum(flops[tower].values()),
+                    "of_peak": None if rates is None else rates["of_peak"],
+                }
+            )
+    return rows
+
+
+def _summary(phases: Iterable[PhaseProfile]) -> str | None:
+    """Say how near the phases with products, and the optimizer, are to what this device can do."""
+    notable = [row for row in phases if row["share"] >= _NOTABLE]
+    reached = [(row["phase"], row["of_peak"]) for row in notable if row["of_peak"] is not None]
+    products = [f"{phase} {'' if number else 'runs '}at {share:.0%}" for number, (phase, share) in enumerate(reached)]
+    copies = [row["of_memory"] for row in notable if row["phase"] == "optimizer" and row["of_memory"] is not None]
+    parts = [f"{' and '.join(products)} of what this device can do in products"] if products else []
+    parts += [f"the optimizer at {share:.0%} of what its memory can do" for share in copies]
+    return ", ".join(parts) or None

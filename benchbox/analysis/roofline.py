@@ -1,0 +1,99 @@
+"""Distance of a piece of work from the measured peaks of its device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from benchbox.store.peaks import MeasuredPeaks
+
+_NEAR = 0.01  # share of a peak below which work is not near to it
+
+
+class Attainment(TypedDict):
+    """Rates of a piece of work, and their shares of the measured peaks. A share that is null has a reason."""
+
+    flops: int | None
+    flops_per_s: float | None
+    of_peak: float | None  # of the highest rate of products in the same dtypes
+    of_shapes: float | None  # of the rates of products in the same dtypes and classes of shape
+    flops_reason: str | None
+    bytes: int
+    bytes_per_s: float
+    of_memory: float | None  # of the highest rate of copies and updates in place
+    bytes_reason: str | None
+    bound: Literal["compute", "bytes"] | None  # the peak that it is nearer to; null where it is near to none
+
+
+def attainment(
+    seconds: float,
+    flops: Mapping[tuple[str, str], int] | None,
+    size: int,
+    peaks: MeasuredPeaks | None,
+    missing: str | None = None,
+) -> Attainment:
+    """Return the rates of work that took `seconds`, and their shares of the peaks.
+
+    Args:
+        seconds: of the work; more than 0.
+        flops: by dtype and class of shape; None if they are not known.
+        size: bytes that its operations read and write.
+        peaks: of the device; None if they were not measured.
+        missing: why FLOPs or peaks are not known.
+    """
+    total = None if flops is None else sum(flops.values())
+    of_peak, of_shapes, flops_reason = _shares_of_products(seconds, flops, peaks, missing)
+    of_memory, bytes_reason = _share_of_memory(seconds, size, peaks, missing)
+    bound: Literal["compute", "bytes"] | None = None
+    if max(of_peak or 0.0, of_memory or 0.0) >= _NEAR:
+        # Bytes above the rate of memory come from caches, and are no bound.
+        bound = "compute" if of_peak is not None and (of_memory is None or of_peak >= of_memory) else "bytes"
+    return {
+        "flops": total,
+        "flops_per_s": None if total is None else total / seconds,
+        "of_peak": of_peak,
+        "of_shapes": of_shapes,
+        "flops_reason": flops_reason,
+        "bytes": size,
+        "bytes_per_s": size / seconds,
+        "of_memory": of_memory,
+        "bytes_reason": bytes_reason,
+        "bound": bound,
+    }
+
+
+def _shares_of_products(
+    seconds: float, flops: Mapping[tuple[str, str], int] | None, peaks: MeasuredPeaks | None, missing: str | None
+) -> tuple[float | None, float | None, str | None]:
+    """Return the shares of the highest rate and of the rate for these shapes, and the reason where the former is unknown."""
+    if flops is None or peaks is None:
+        return None, None, missing
+    if not any(flops.values()):
+        return None, None, "no products"
+    least_s = least_by_shape_s = 0.0
+    for (dtype, shape), amount in flops.items():
+        best = peaks.best_matmul(dtype)
+        if best is None:
+            return None, None, f"the peaks have no products in {dtype}"
+        least_s += amount / best
+        of_shape = peaks.matmul[dtype].get(shape)
+        least_by_shape_s += amount / (best if of_shape is None else of_shape["per_s"])
+    if least_s > seconds:
+        reason = f"{least_s / seconds:.2f} of the peak is impossible: measure the peaks again on a quiet machine"
+        return None, None, reason
+    if least_by_shape_s > seconds:  # of each class one shape was measured, and others are faster
+        return least_s / seconds, None, "products of these shapes are faster than the measured ones of their classes"
+    return least_s / seconds, least_by_shape_s / seconds, None
+
+
+def _share_of_memory(
+    seconds: float, size: int, peaks: MeasuredPeaks | None, missing: str | None
+) -> tuple[float | None, str | None]:
+    if peaks is None:
+        return None, missing
+    share = size / seconds / peaks.best_memory
+    if share > 1:
+        return None, f"{share:.2f} of the rate of memory: operations find their operands in caches"
+    return share, None

@@ -1,0 +1,152 @@
+"""Highest rates that this rank reaches while the other ranks do the same: products, copies, updates and all-reduces."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from benchbox.store.peaks import MeasuredRate
+
+# float32 products of a GPU run in TF32 where that is allowed, and are no products in float32 then.
+TF32 = "tf32"
+_DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", TF32, "bfloat16", "float16")}
+
+_STABLE = 0.03  # spread of the repetitions at which no more are taken
+_ROUND, _MAX_ROUNDS = 5, 8
+_REPETITION_S = 0.02  # calls are repeated for as long, so that ranks that start a little apart still run together
+
+
+@dataclass(frozen=True, slots=True)
+class CallTiming:
+    """Seconds of one call on the slowest rank: the median of repetitions, and their interquartile range relative to it."""
+
+    seconds: float
+    spread: float
+    repetitions: int
+
+    def rate(self, amount: float, size: Sequence[int]) -> MeasuredRate:
+        """Return the rate of a call that does `amount` of work; `size` describes the call."""
+        return {"per_s": amount / self.seconds, "spread": self.spread, "repetitions": self.repetitions, "size": list(size)}
+
+
+def peak_dtypes(device: torch.device) -> tuple[str, ...]:
+    """Return the dtypes whose products are measured on a device."""
+    return _DTYPES["cuda" if device.type == "cuda" else "cpu"]
+
+
+def matmul_rates(
+    sizes: Mapping[str, Sequence[int]], device: torch.device, limit_s: float, on_size: Callable[[], None]
+) -> dict[str, dict[str, MeasuredRate]]:
+    """Return FLOP/s of one rank by dtype and class of shape, 2 FLOPs for each multiply-add.
+
+    Args:
+        sizes: by class, (batch, rows, columns, inner) of the products.
+        limit_s: repetitions of one size end after about as long.
+        on_size: called after each size of each dtype.
+    """
+    rates: dict[str, dict[str, MeasuredRate]] = {}
+    for dtype in peak_dtypes(device):
+        rates[dtype] = {}
+        for name, (batch, rows, columns, inner) in sizes.items():
+            storage = torch.float32 if dtype == TF32 else getattr(torch, dtype)
+            left = torch.randn(batch, rows, inner, device=device).to(storage)
+            right = torch.randn(batch, inner, columns, device=device).to(storage)
+            out = torch.empty(batch, rows, columns, device=device, dtype=storage)
+            with _tf32(dtype == TF32):
+                timing = time_together(_product(left, right, out), device, limit_s)
+            rates[dtype][name] = timing.rate(2.0 * batch * rows * columns * inner, sizes[name])
+            on_size()
+    return rates
+
+
+def copy_rate(size: int, device: torch.device, limit_s: float) -> MeasuredRate:
+    """Return bytes/s, read and written together, of copies between two buffers of `size` bytes on this rank."""
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return time_together(lambda: target.copy_(source), device, limit_s).rate(2.0 * size, [size])
+
+
+def update_rate(size: int, device: torch.device, limit_s: float) -> MeasuredRate:
+    """Return bytes/s, read and written together, of updates in place of a buffer of `size` bytes, as optimizers do them.
+
+    They are faster than copies where a processor reads the memory that it is about to overwrite.
+    """
+    buffer = torch.ones(size // 4, device=device)
+    return time_together(lambda: buffer.mul_(1.0), device, limit_s).rate(2.0 * size, [size])
+
+
+def all_reduce_rate(size: int, device: torch.device, limit_s: float) -> MeasuredRate | None:
+    """Return bytes/s of all-reduces of `size` bytes, or None for one rank."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    buffer = torch.zeros(size // 4, device=device)
+    return time_together(lambda: dist.all_reduce(buffer), device, limit_s).rate(size, [size])
+
+
+def time_together(call: Callable[[], object], device: torch.device, limit_s: float) -> CallTiming:
+    """Time a call that all ranks make at the same time, until its times are stable or `limit_s` has passed."""
+    _repeat(call, 1, device)  # allocates, and chooses kernels
+    calls = max(1, int(_REPETITION_S / max(_slowest([_repeat(call, 1, device)], device)[0], 1e-9)))
+    seconds: list[float] = []
+    for _ in range(_MAX_ROUNDS):
+        seconds += _slowest([_repeat(call, calls, device) for _ in range(_ROUND)], device)
+        if _spread(seconds) <= _STABLE or sum(seconds) * calls > limit_s:
+            break
+    return CallTiming(median(seconds), _spread(seconds), len(seconds))
+
+
+def _repeat(call: Callable[[], object], calls: int, device: torch.device) -> float:
+    """Return the seconds of one of `calls` calls that begin when all ranks are ready."""
+    _finish(device)
+    if dist.is_initialized():
+        dist.barrier()
+        _finish(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    _finish(device)
+    return (time.perf_counter() - start) / calls
+
+
+def _slowest(seconds: list[float], device: torch.device) -> list[float]:
+    """Return the times of the slowest rank, the same on all ranks, so that all of them take as many repetitions."""
+    if not dist.is_initialized():
+        return seconds
+    times = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(times, op=dist.ReduceOp.MAX)
+    return times.tolist()
+
+
+def _spread(seconds: list[float]) -> float:
+    low, middle, high = quantiles(seconds, n=4)
+    return (high - low) / middle
+
+
+def _product(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Callable[[], object]:
+    if left.shape[0] > 1:
+        return lambda: torch.bmm(left, right, out=out)
+    return lambda: torch.mm(left[0], right[0], out=out[0])
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

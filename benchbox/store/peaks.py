@@ -1,0 +1,98 @@
+"""Measured peaks of this machine, kept in the user's cache: what one rank reaches while the others do the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
+
+from benchbox.store.machine_cache import read_measurements, write_measurements
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BUSY_SPREAD = 0.15  # beyond which peaks are uncertain
+
+
+class MeasuredRate(TypedDict):
+    """A rate: the median of repetitions on the slowest rank."""
+
+    per_s: float  # FLOP or bytes
+    spread: float  # interquartile range of the repetitions, relative to their median
+    repetitions: int
+    size: list[int]  # (batch, rows, columns, inner) of products; bytes of copies and all-reduces
+
+
+class _Entry(TypedDict):
+    device: str
+    ranks: int
+    threads: int
+    matmul: dict[str, dict[str, MeasuredRate]]
+    copy: MeasuredRate
+    update: MeasuredRate
+    all_reduce: MeasuredRate | None
+    torch: str
+    measured_at: str
+    benchbox_version: str
+
+
+class _PeaksFile(TypedDict):
+    schema_version: int
+    machine: str
+    groups: dict[str, _Entry]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPeaks:
+    """Rates of one rank of a group on one machine."""
+
+    device: str  # cpu or cuda
+    ranks: int
+    threads: int  # of each rank
+    matmul: dict[str, dict[str, MeasuredRate]]  # FLOP/s by dtype and class of shape
+    copy: MeasuredRate  # bytes/s, read and written together
+    update: MeasuredRate  # bytes/s of updates in place, read and written together
+    all_reduce: MeasuredRate | None  # bytes/s; null for one rank
+    torch: str
+    measured_at: str  # ISO 8601, UTC
+    benchbox_version: str
+
+    @property
+    def group(self) -> str:
+        """Name of the group of ranks, by which its peaks are kept."""
+        return group_name(self.device, self.ranks, self.threads)
+
+    def best_matmul(self, dtype: str) -> float | None:
+        """Return the highest FLOP/s of products in a dtype, over the classes of shape; None where it was not measured."""
+        return max((rate["per_s"] for rate in self.matmul.get(dtype, {}).values()), default=None)
+
+    @property
+    def spread(self) -> float:
+        """The largest spread of a rate that is compared with: a large one says that the machine did other work."""
+        rates = [rate for rates in self.matmul.values() for rate in rates.values()]
+        return max(rate["spread"] for rate in (*rates, self.copy, self.update))
+
+    @property
+    def best_memory(self) -> float:
+        """Highest bytes/s, read and written together."""
+        return max(self.copy["per_s"], self.update["per_s"])
+
+
+def group_name(device: str, ranks: int, threads: int) -> str:
+    """Return the name of a group of ranks: `2 cpu ranks with 1 thread`. Threads say nothing about GPUs."""
+    group = f"{ranks} {device} rank{'s' if ranks > 1 else ''}"
+    return group if device == "cuda" else f"{group} with {threads} thread{'s' if threads > 1 else ''}"
+
+
+def read_peaks(machine: str) -> dict[str, MeasuredPeaks]:
+    """Return the measured peaks of a machine by group of ranks (see `group_name`); empty when none were measured.
+
+    Raises:
+        RecordError: the file is damaged.
+    """
+    entries = read_measurements("peaks", machine, field="groups", file_type=_PeaksFile, remedy="benchbox doctor --peaks")
+    return {name: MeasuredPeaks(**entry) for name, entry in entries.items()}
+
+
+def write_peaks(machine: str, peaks: MeasuredPeaks) -> Path:
+    """Keep the peaks of a group of ranks beside those of other groups, and return the path of the file."""
+    return write_measurements("peaks", machine, field="groups", measurements={**read_peaks(machine), peaks.group: peaks})

@@ -1,0 +1,53 @@
+"""The profile of one rank, `rank<r>.json` of a profile job. `benchbox.analysis.profile` joins those of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class ProductCost(TypedDict):
+    """FLOPs of the matrix products in one step that agree in phase, tower, dtype and class of shape."""
+
+    phase: str
+    tower: str | None  # null where no tower can be named
+    dtype: str  # of the factors
+    shape: str  # class
+    flops: int
+
+
+class PhaseBytes(TypedDict):
+    """Bytes of the operations of a phase in one step."""
+
+    read: int
+    written: int
+    collectives: int  # of the larger of input and output; not in the others
+
+
+class OperatorTime(TypedDict):
+    """Operations of one name in the profiled steps."""
+
+    name: str
+    calls: int
+    self_s: float  # without the operations that they call
+
+
+class RankProfile(TypedDict):
+    """Profile of one rank."""
+
+    rank: int
+    device: str  # cpu or cuda
+    threads: int
+    machine: str
+    torch: str
+    step_s: list[float]  # timed steps, without the profiler
+    phases_s: dict[str, list[float]]  # the same steps
+    fused_phases: dict[str, str]  # phase -> why it has no time of its own
+    profiled_step_s: list[float]  # steps under the profiler
+    tower_s: dict[str, dict[str, float]]  # phase -> tower -> time in the profiled steps; the tower "" is none
+    operators: list[OperatorTime]  # longest first
+    products: list[ProductCost]  # of one step
+    recomputed_flops: int
+    flops_reason: str | None  # why the products are not complete
+    bytes: dict[str, PhaseBytes]  # of one step, by phase
+    trace: str  # file name
+    environment: dict[str, Any]

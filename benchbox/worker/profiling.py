@@ -1,0 +1,147 @@
+"""The `profile` job of a rank: time steps, trace further steps, count the costs of one more, and write the results."""
+
+from __future__ import annotations
+
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as torch_profile
+
+from benchbox.measure.environment import environment
+from benchbox.measure.phases import CombinedInstrument, PhaseClock
+from benchbox.measure.step_costs import StepCosts
+from benchbox.measure.step_trace import TraceInstrument, read_trace
+from benchbox.measure.towers import TowerTracker
+from benchbox.observer.hooks.dispatch import OperationDispatchMode
+from benchbox.optim.passes import pass_listeners
+from benchbox.session import build_session
+from benchbox.session.build import build_cell_policy, open_cell_data
+from benchbox.spec.cell import Cell
+from benchbox.store.files import write_json
+from benchbox.worker.expected import check_backend
+from benchbox.worker.reporting import Reporter
+from benchbox.worker.steps import run_steps, synchronize_ranks, warm_up
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from torch import Tensor
+
+    from benchbox.data.loading.loader import MicroBatchStream
+    from benchbox.measure.phases import ProgressTracker
+    from benchbox.measure.step_trace import TraceTimes
+    from benchbox.registry.contracts import Role
+    from benchbox.session import Session
+    from benchbox.store.events import EventWriter
+    from benchbox.store.rank_profile import RankProfile
+    from benchbox.worker.job_file import ProfileJobFile
+
+_LARGE_TRACE_EVENTS = 100_000  # of which a trace is compressed
+
+
+def profile(job: ProfileJobFile, rank: int, tracker: ProgressTracker, events: EventWriter) -> None:
+    """Write `rank<r>.json`, the profile of this rank, and its trace.
+
+    The profiler slows steps down, so the times of steps and phases are those of steps before it.
+
+    Raises:
+        MismatchError: what runs is not what was requested.
+    """
+    cell = Cell.from_dict(job["cell"])
+    reporter = Reporter(tracker, events)
+    reporter.enter_stage("build")
+    policy = build_cell_policy(cell, [Path(directory) for directory in job["policy_dirs"]])
+    roles = policy.parameter_roles()
+    with closing(open_cell_data(cell, policy, rank)) as stream:
+        reporter.enter_stage("prepare")
+        session = build_session(cell, policy, stream.statistics, reporter.enter_stage)
+        check_backend(cell, session.backend.observe())
+
+        reporter.enter_stage("warmup", job["warmup_steps"])
+        warm_up(session, stream, job["warmup_steps"], tracker, reporter)
+
+        reporter.enter_stage("measure", job["timed_steps"])
+        clock = PhaseClock(session.device)
+        run_steps(session, stream, job["timed_steps"], CombinedInstrument(clock, tracker), reporter)
+        times = clock.drain()
+
+        reporter.enter_stage("profile", job["profiled_steps"] + 1)
+        path, traced = _trace_steps(session, roles, stream, job["profiled_steps"], Path(job["traces"]), rank, tracker, reporter)
+
+        reporter.enter_stage("probe")
+        synchronize_ranks(session.device)
+        costs = _count_costs(session, roles, stream, tracker)
+
+        reporter.enter_stage("write")
+        machine = environment()
+        is_compiled = cell.attention == "flex" and session.device.type == "cuda"
+        result: RankProfile = {
+            "rank": rank,
+            "device": session.device.type,
+            "threads": torch.get_num_threads(),
+            "machine": machine["machine"],
+            "torch": machine["torch"],
+            "step_s": times.step_s,
+            "phases_s": times.phases_s,
+            "fused_phases": session.backend.fused_phases,
+            "profiled_step_s": traced.step_s,
+            "tower_s": traced.tower_s,
+            "operators": traced.operators,
+            "products": costs.products(),
+            "recomputed_flops": costs.recomputed_flops,
+            "flops_reason": "FlexAttention runs compiled, and its products are not seen" if is_compiled else None,
+            "bytes": costs.bytes_by_phase(),
+            "trace": path.name,
+            "environment": machine,
+        }
+        write_json(Path(job["out"]) / f"rank{rank}.json", result, indent=None)
+
+
+def _trace_steps(
+    session: Session,
+    roles: Mapping[str, Role],
+    stream: MicroBatchStream,
+    steps: int,
+    folder: Path,
+    rank: int,
+    tracker: ProgressTracker,
+    reporter: Reporter,
+) -> tuple[Path, TraceTimes]:
+    """Take steps under torch's profiler, and return the path of their trace and its times."""
+    on_host = session.device.type == "cpu"
+    activities = [ProfilerActivity.CPU] if on_host else [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with torch_profile(activities=activities):  # the first step under a profiler pays for its initialisation
+        run_steps(session, stream, 1, tracker, reporter)
+    synchronize_ranks(session.device)
+    towers = TowerTracker(session.model, roles, annotate=True)
+    instruments = CombinedInstrument(tracker, TraceInstrument())
+    with torch_profile(activities=activities) as profiler, towers, _listening(lambda *_: None):
+        run_steps(session, stream, steps, instruments, reporter)
+        if not on_host:
+            torch.cuda.synchronize(session.device)
+    events = profiler.events() or []
+    path = folder / f"trace-rank{rank}.json{'.gz' if len(events) > _LARGE_TRACE_EVENTS else ''}"
+    profiler.export_chrome_trace(str(path))
+    return path, read_trace(events, towers, on_host=on_host)
+
+
+def _count_costs(session: Session, roles: Mapping[str, Role], stream: MicroBatchStream, tracker: ProgressTracker) -> StepCosts:
+    """Take one step of which every operation is counted."""
+    towers = TowerTracker(session.model, roles)
+    costs = StepCosts(lambda: tracker.state.phase, towers)
+    with towers, _listening(costs.on_pass), OperationDispatchMode(costs):
+        session.step(stream, tracker)
+    return costs
+
+
+@contextmanager
+def _listening(listener: Callable[[Iterable[Tensor], Iterable[Tensor]], None]) -> Iterator[None]:
+    """Let a listener receive compiled passes of optimizers inside the with block."""
+    pass_listeners.append(listener)
+    try:
+        yield
+    finally:
+        pass_listeners.remove(listener)
