@@ -75,27 +75,17 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
             raise UnsupportedError(f"a memory limit on a {device.type} counts tensors of operations: write compile: off")
 
         reporter.enter_stage("warmup", spec.warmup_steps)
-<<<<<<< HEAD
         compilation = CompilationWatch(tracker, cell.compile)
         with compilation, limit_memory(session.model, device, spec.memory_limit):
-            warmup = _warm_up(session, stream, spec.warmup_steps, tracker, reporter)
-=======
-        with limit_memory(session.model, device, spec.memory_limit):
             warmup = warm_up(session, stream, spec.warmup_steps, tracker, reporter)
->>>>>>> profile
         host = HostWindow(device)
         synchronize_ranks(device)  # no rank begins its first step while another one still reads the host
         reset_peak_memory(device)
 
         reporter.enter_stage("measure", spec.steps)
         clock, collectives = PhaseClock(device), CollectiveClock(device)
-<<<<<<< HEAD
         with compilation.of_measured_steps(), collectives:
-            measured = _run_steps(session, stream, spec.steps, CombinedInstrument(collectives, clock, tracker), reporter)
-=======
-        with collectives:
             measured = run_steps(session, stream, spec.steps, CombinedInstrument(collectives, clock, tracker), reporter)
->>>>>>> profile
         times = clock.drain()
         host_use = host.close(rank)
         collective_times, collective_times_reason = collectives.result()
@@ -149,13 +139,8 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         write_json(result_file, timed, indent=None)  # before the probe, so that no failure of it costs the measurement
 
         reporter.enter_stage("probe")
-<<<<<<< HEAD
-        _synchronize_ranks(device)  # a rank that failed here at once would end the others while they still write
-        probe = StepProbe(session.model, units, device, is_compiled=cell.compile != "off")
-=======
         synchronize_ranks(device)  # a rank that failed here at once would end the others while they still write
-        probe = StepProbe(session.model, units, device)
->>>>>>> profile
+        probe = StepProbe(session.model, units, device, is_compiled=cell.compile != "off")
         facts = observe_session(session, stream, recipe_by_name(cell.recipe), probe, tracker)
         probed = probe.result()
         memory = device_memory or probed.memory

@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
 from benchbox.measure.environment import environment
+from benchbox.measure.compilation import CompilationWatch
 from benchbox.measure.phases import CombinedInstrument, PhaseClock
 from benchbox.measure.step_costs import StepCosts
 from benchbox.measure.step_trace import TraceInstrument, read_trace
@@ -61,7 +62,8 @@ def profile(job: ProfileJobFile, rank: int, tracker: ProgressTracker, events: Ev
         check_backend(cell, session.backend.observe())
 
         reporter.enter_stage("warmup", job["warmup_steps"])
-        warm_up(session, stream, job["warmup_steps"], tracker, reporter)
+        with CompilationWatch(tracker, cell.compile):
+            warm_up(session, stream, job["warmup_steps"], tracker, reporter)
 
         reporter.enter_stage("measure", job["timed_steps"])
         clock = PhaseClock(session.device)

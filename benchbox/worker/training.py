@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchbox.measure.compilation import CompilationWatch
 from benchbox.measure.phases import CombinedInstrument
 from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import build_session
@@ -106,6 +107,7 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
             contexts.callback(audit.close)
         stop = contexts.enter_context(closing(AgreedStop(lambda: signals.requested is not None, group)))
         signals.defer()
+        contexts.enter_context(CompilationWatch(tracker, cell.compile))  # a rank that compiles is not stuck
         reporter.enter_stage("train", config.steps - start)
         completed = run_loop(
             session,
