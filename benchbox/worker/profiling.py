@@ -10,8 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from benchbox.measure.environment import environment
 from benchbox.measure.compilation import CompilationWatch
+from benchbox.measure.environment import environment
 from benchbox.measure.phases import CombinedInstrument, PhaseClock
 from benchbox.measure.step_costs import StepCosts
 from benchbox.measure.step_trace import TraceInstrument, read_trace
