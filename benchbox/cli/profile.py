@@ -48,12 +48,15 @@ def profile(
     """
     from rich.console import Console
 
+    from benchbox.cli.report import check_folder
     from benchbox.cli.statistics import prepare_statistics
     from benchbox.launch.process import make_launcher
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.launch.profiling import FILE, profile_cell
     from benchbox.report.profile import render_profile
 
+    if out is not None:
+        check_folder(out)
     if cell is None:
         name, selected, measure, policy_dirs = _cell_of_matrix(source, sets, policy_dirs, only)
     else:
@@ -92,6 +95,8 @@ def _cell_of_matrix(
     from benchbox.plan import join_expressions, plan
     from benchbox.spec import load_matrix, parse_overrides
 
+    if (matrix / "run.json").is_file():
+        raise ConfigurationError(Problem(str(matrix), "is a run", "name one of its cells by --cell ID"))
     loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
     planned = skip_beyond_capacity(plan(loaded, join_expressions(only)))
     if not planned.cells:

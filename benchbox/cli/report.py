@@ -49,12 +49,12 @@ def report(
     if out is not None and len(set(names)) < len(names):
         raise ConfigurationError("two of these runs have the same folder name: --out cannot hold both, report them one by one")
     if out is not None:
-        _check_folder(out)
+        check_folder(out)
     console = Console()
     if figures is not None or summary:
         for path, name in zip(paths, names, strict=True):
             if figures is not None:
-                _check_folder(figures)
+                check_folder(figures)
                 for file in write_figures(path, figures / name if len(paths) > 1 else figures, memory_limit):
                     say(console, str(file))
             if summary:
@@ -72,7 +72,7 @@ def report(
                 say(console, str(file))
 
 
-def _check_folder(out: Path) -> None:
+def check_folder(out: Path) -> None:
     """Raise ConfigurationError if a folder cannot be created there because a file is in the way."""
     from benchbox.errors import ConfigurationError, Problem
 

@@ -170,12 +170,14 @@ def test_without_peaks_shares_are_null_and_the_reason_names_the_command(profile:
     [
         (["profile", "backends"], "11 cells are selected, and one is profiled"),
         (["profile", "backends", "--only", "backend=zero9"], "no cell has backend zero9"),
+        (["profile", str(PUBLISHED)], "name one of its cells by --cell ID"),
         (["profile", str(PUBLISHED), "--cell", "zzz"], "has no such cell"),
         (["profile", str(PUBLISHED), "--cell", "0", "--set", "batch=1"], "--set and --only are for a matrix"),
+        (["profile", "backends", "--only", "backend=ddp", "--out", str(ROOT / "pyproject.toml")], "pyproject.toml is a file"),
         (["doctor", "--peaks", "--ranks", "0"], "at least one rank"),
     ],
 )
-def test_input_that_names_no_single_cell_is_refused_in_one_line(arguments: list[str], message: str) -> None:
+def test_bad_input_is_refused_in_one_line(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, arguments)
     assert message in str(result.exception)
     assert getattr(result.exception, "exit_code", None) == 2
