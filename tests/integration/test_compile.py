@@ -26,7 +26,8 @@ MEASURE = MeasureSpec(warmup_steps=2, steps=3, launches=1)
 # Compiled code may add in another order: rounding of float32, after five steps.
 TOLERANCE = 1e-4
 RANKS = {"single": 1, "hsdp": 4, "fsdp1_hybrid": 4, "fsdp1_hybrid_grad_op": 4}
-DEFAULT = ("ddp", "fsdp2")
+# The first compiles for the others, which find its graphs in the cache: two ranks would compile everything twice.
+DEFAULT = ("single", "ddp", "fsdp2")
 
 pytestmark = pytest.mark.ranks
 
