@@ -47,5 +47,5 @@ def share_of_peak(summary: CellSummary, record: LaunchRecord, peaks: Mapping[str
         return None
     return (
         f"{quantity(rate, 'FLOP')}/s on each rank, {rate / best:.0%} of the {quantity(best, 'FLOP')}/s that {recipe.compute} "
-        "products reach here (benchbox doctor --peaks)"
+        "products reach on this machine (benchbox doctor --peaks)"
     )
