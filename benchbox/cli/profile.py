@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _EXIT_STOPPED = 130  # 128 + SIGINT
 _MOST_LISTED = 4
+_FILE = "profile.json"
 
 
 def register(app: typer.Typer) -> None:
@@ -48,12 +49,15 @@ def profile(
     """
     from rich.console import Console
 
+    from benchbox.analysis.profile import build_profile
     from benchbox.cli.report import check_folder
     from benchbox.cli.statistics import prepare_statistics
     from benchbox.launch.process import make_launcher
     from benchbox.launch.process.signals import stop_on_signals
-    from benchbox.launch.profiling import FILE, profile_cell
+    from benchbox.launch.profiling import profile_cell
     from benchbox.report.profile import render_profile
+    from benchbox.store.files import write_json
+    from benchbox.store.peaks import read_peaks
 
     if out is not None:
         check_folder(out)
@@ -67,7 +71,7 @@ def profile(
     folder = out or Path("runs") / f"{name}-profile" / selected.cell_id
     print(f"profiling {_describe(selected)}", flush=True)
     with stop_on_signals() as stop:
-        profiled = profile_cell(
+        ranks = profile_cell(
             selected,
             measure,
             profiled_steps=steps,
@@ -76,10 +80,12 @@ def profile(
             policy_dirs=policy_dirs,
             stop=stop,
         )
-    if profiled is None:
+    if ranks is None:
         raise typer.Exit(_EXIT_STOPPED)
+    profiled = build_profile(selected.cell_id, selected.to_dict(), ranks, read_peaks(ranks[0]["machine"]))
+    write_json(folder / _FILE, profiled)
     print(render_profile(profiled))
-    print(f"{folder / FILE}, and for ui.perfetto.dev: {', '.join(str(folder / rank['trace']) for rank in profiled['ranks'])}")
+    print(f"{folder / _FILE}, and for ui.perfetto.dev: {', '.join(str(folder / rank['trace']) for rank in profiled['ranks'])}")
 
 
 def _cell_of_matrix(

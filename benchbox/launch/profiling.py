@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from benchbox.analysis.profile import build_profile
 from benchbox.errors import CellFailedError
 from benchbox.launch.job import Job
 from benchbox.launch.supervise.group import ignore_progress, run_group
-from benchbox.store.files import read_json, write_json
-from benchbox.store.peaks import read_peaks
+from benchbox.store.files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from benchbox.analysis.profile import Profile
     from benchbox.launch.job import Launcher
     from benchbox.launch.supervise.trace import Trace
     from benchbox.spec.cell import Cell, MeasureSpec
     from benchbox.store.rank_profile import RankProfile
 
-FILE = "profile.json"
-RANKS_FOLDER = "ranks"  # beside it: job, events and logs of the ranks
+RANKS_FOLDER = "ranks"  # job, events and logs of the ranks, beside the traces
 
 
 def profile_cell(
@@ -35,8 +31,8 @@ def profile_cell(
     policy_dirs: Sequence[Path] = (),
     on_progress: Callable[[Sequence[Trace]], None] = ignore_progress,
     stop: Callable[[], bool],
-) -> Profile | None:
-    """Profile a cell, write `profile.json` and the traces of all ranks into `folder`, and return the profile.
+) -> list[RankProfile] | None:
+    """Profile a cell, write the traces of all ranks into `folder`, and return the profiles of all ranks.
 
     None if `stop` ended it.
 
@@ -46,7 +42,6 @@ def profile_cell(
 
     Raises:
         CellFailedError: the steps did not end ok.
-        RecordError: the file of the peaks is damaged.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for trace in folder.glob("trace-rank*.json*"):
@@ -74,7 +69,4 @@ def profile_cell(
         location = "" if error["rank"] is None else f" rank {error['rank']}"
         location += "" if error["phase"] is None else f" phase {error['phase']}"
         raise CellFailedError(f"{outcome.status}{location}: {error['type']}: {error['message']}; logs: {job.folder}")
-    ranks = [cast("RankProfile", read_json(job.result(rank))) for rank in range(cell.world_size)]
-    profile = build_profile(cell.cell_id, cell.to_dict(), ranks, read_peaks(ranks[0]["machine"]))
-    write_json(folder / FILE, profile)
-    return profile
+    return [cast("RankProfile", read_json(job.result(rank))) for rank in range(cell.world_size)]
