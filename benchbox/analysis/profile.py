@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import asdict
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from benchbox import __version__
 from benchbox.analysis.roofline import Attainment, attainment
+from benchbox.registry.host_load import busy_reasons
 from benchbox.registry.phases import OUTSIDE_PHASES, PHASES
+from benchbox.store.host_state import merge_host_state
 from benchbox.store.peaks import MeasuredPeaks, group_name
 from benchbox.store.record import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from benchbox.registry.launch_record import HostState, LaunchRecord
     from benchbox.store.rank_profile import OperatorTime, RankProfile
+    from benchbox.store.rank_result import RankResult
 
 NO_TOWER = "none"
 _SPLIT_PHASES = ("forward", "backward")  # those whose operations belong to towers
@@ -64,6 +68,8 @@ class Profile(TypedDict):
     profiled_s: float  # of the profiled steps together
     recomputed_flops: int
     summary: str | None  # null without peaks
+    host: HostState | None  # while steps were timed
+    busy_host: list[str]  # why the times deserve less trust
     ranks: Sequence[RankProfile]
 
 
@@ -83,6 +89,7 @@ def build_profile(
     peaks = measured.get(group)
     reason = None if peaks else f"no peaks were measured for {group}; run benchbox doctor --peaks --ranks {len(ranks)}"
     phases = _phases(slowest, peaks, reason)
+    host = merge_host_state(cast("Sequence[RankResult]", ranks))
     return {
         "schema_version": SCHEMA_VERSION,
         "benchbox_version": __version__,
@@ -102,6 +109,8 @@ def build_profile(
         "profiled_s": sum(slowest["profiled_step_s"]),
         "recomputed_flops": slowest["recomputed_flops"],
         "summary": None if peaks is None else _summary(phases),
+        "host": host,
+        "busy_host": list(busy_reasons(cast("LaunchRecord", {"host": host}))),
         "ranks": ranks,
     }
 

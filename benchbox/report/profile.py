@@ -40,6 +40,8 @@ def _lines(profile: Profile) -> Iterator[str]:
             f"the peaks are uncertain: their repetitions differ by up to {profile['peaks']['spread']:.0%}; run benchbox doctor "
             "--peaks again when nothing else runs on this machine"
         )
+    if profile["busy_host"]:
+        yield f"warning: busy host while steps were timed: {'; '.join(profile['busy_host'])}: times are too long"
     if profile["peaks_reason"]:
         yield f"shares of the peaks are unknown: {profile['peaks_reason']}"
     yield ""

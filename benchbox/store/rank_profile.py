@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+
+if TYPE_CHECKING:
+    from benchbox.store.rank_result import RankHost
 
 
 class ProductCost(TypedDict):
@@ -42,6 +45,8 @@ class RankProfile(TypedDict):
     step_s: list[float]  # timed steps, without the profiler
     phases_s: dict[str, list[float]]  # the same steps
     fused_phases: dict[str, str]  # phase -> why it has no time of its own
+    samples: int  # in these steps
+    host: NotRequired[RankHost]  # in these steps
     profiled_step_s: list[float]  # steps under the profiler
     tower_s: dict[str, dict[str, float]]  # phase -> tower -> time in the profiled steps; the tower "" is none
     operators: list[OperatorTime]  # longest first

@@ -12,6 +12,7 @@ from torch.profiler import profile as torch_profile
 
 from benchbox.measure.compilation import CompilationWatch
 from benchbox.measure.environment import environment
+from benchbox.measure.host import HostWindow
 from benchbox.measure.phases import CombinedInstrument, PhaseClock
 from benchbox.measure.step_costs import StepCosts
 from benchbox.measure.step_trace import TraceInstrument, read_trace
@@ -66,9 +67,10 @@ def profile(job: ProfileJobFile, rank: int, tracker: ProgressTracker, events: Ev
             warm_up(session, stream, job["warmup_steps"], tracker, reporter)
 
         reporter.enter_stage("measure", job["timed_steps"])
-        clock = PhaseClock(session.device)
-        run_steps(session, stream, job["timed_steps"], CombinedInstrument(clock, tracker), reporter)
-        times = clock.drain()
+        host, clock = HostWindow(session.device), PhaseClock(session.device)
+        synchronize_ranks(session.device)  # no rank begins its first step while another one still reads the host
+        timed = run_steps(session, stream, job["timed_steps"], CombinedInstrument(clock, tracker), reporter)
+        times, host_use = clock.drain(), host.close(rank)
 
         reporter.enter_stage("profile", job["profiled_steps"] + 1)
         path, traced = _trace_steps(session, roles, stream, job["profiled_steps"], Path(job["traces"]), rank, tracker, reporter)
@@ -89,6 +91,8 @@ def profile(job: ProfileJobFile, rank: int, tracker: ProgressTracker, events: Ev
             "step_s": times.step_s,
             "phases_s": times.phases_s,
             "fused_phases": session.backend.fused_phases,
+            "samples": sum(step.samples for step in timed),
+            "host": host_use,
             "profiled_step_s": traced.step_s,
             "tower_s": traced.tower_s,
             "operators": traced.operators,

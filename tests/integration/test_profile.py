@@ -155,6 +155,19 @@ def test_with_peaks_phases_with_products_have_their_share_and_the_text_says_it(p
     assert "trace-rank1.json" in text
 
 
+def test_a_profile_that_was_measured_on_a_busy_host_says_so(profile: Any) -> None:
+    ranks = profile["ranks"]
+    assert all(rank["host"]["cpu_s"] > 0 for rank in ranks)
+    counters = {**ranks[0]["host"]["counters"], "window_s": 10.0, "cores": 2, "busy_s": 15.0, "steal_s": 0.0}
+    shared = [{**ranks[0], "host": {**ranks[0]["host"], "cpu_s": 5.0, "counters": counters}}]
+    shared.append({**ranks[1], "host": {**ranks[1]["host"], "cpu_s": 5.0}})
+    busy = build_profile(profile["cell_id"], profile["cell"], shared, {})
+    assert busy["busy_host"] == ["other processes used 25% of the CPU time"]
+    assert "other processes used 25% of the CPU time" in render_profile(busy)
+    counters["busy_s"] = 10.0
+    assert build_profile(profile["cell_id"], profile["cell"], shared, {})["busy_host"] == []
+
+
 def test_without_peaks_shares_are_null_and_the_reason_names_the_command(profile: Any) -> None:
     unmeasured = build_profile(profile["cell_id"], profile["cell"], profile["ranks"], {})
     for row in unmeasured["phases"]:
