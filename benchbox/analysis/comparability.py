@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from benchbox.analysis.adam_state import adam_dtypes
@@ -200,7 +201,7 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
             return f"{_name(summary, axis)} is {summary.status}{divergence}"
     assert subject.evidence is not None
     assert reference.evidence is not None
-    for name, read in _controlled_values(axis).items():
+    for name, read in _controlled_values(frozenset(axis)).items():
         subject_value, reference_value = read(subject.evidence), read(reference.evidence)
         if name in _ADDED_ENVIRONMENT and None in (subject_value, reference_value):
             continue
@@ -227,7 +228,8 @@ def environment_differences(
     return differences
 
 
-def _controlled_values(axis: Collection[str]) -> dict[str, Callable[[LaunchRecord], Any]]:
+@cache
+def _controlled_values(axis: frozenset[str]) -> dict[str, Callable[[LaunchRecord], Any]]:
     """Return readers of the observed values, by name, that must be equal on both sides whatever was requested."""
     readers: dict[str, Callable[[LaunchRecord], Any]] = {"measured steps": lambda record: record["steps"]}
     if "attention" not in axis:

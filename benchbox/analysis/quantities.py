@@ -45,6 +45,6 @@ def significant(value: float, digits: int = 3) -> str:
         return "0"
     if not 1e-4 <= abs(value) < 1e9:
         return f"{value:.{digits - 1}e}"
-    rounded = float(f"{value:.{digits - 1}e}")
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
-    return f"{rounded:.{decimals}f}"
+    rounded = f"{value:.{digits - 1}e}"
+    decimals = max(0, digits - 1 - int(rounded.partition("e")[2]))
+    return f"{float(rounded):.{decimals}f}"

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ class Spread:
     launches: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, which have no room for what is computed once
 class CellSummary:
     """One cell over its launches. Metrics come from the launches that ended ok, and are None when there is none."""
 
@@ -51,7 +52,7 @@ class CellSummary:
     equivalence: Equivalence | None = None  # how it trains beside the other cells; None before that is judged
     beyond_memory: bool = False  # a batch of a walk that is known not to fit, beside one that does: no failure
 
-    @property
+    @cached_property
     def ok(self) -> tuple[LaunchRecord, ...]:
         return tuple(record for record in self.records if record["status"] == "ok")
 
@@ -70,7 +71,7 @@ class CellSummary:
         """Return whether every planned launch ran and ended as it should: ok, or beyond memory at the end of a walk."""
         return self.beyond_memory or (self.status == "ok" and len(self.ok) >= self.planned)
 
-    @property
+    @cached_property
     def evidence(self) -> LaunchRecord | None:
         """The record that shows what ran: that of the latest ok launch, else of the latest that observed anything."""
         observed = [record for record in self.records if record["observed"]]
@@ -241,11 +242,22 @@ def metric_words(metric: Metric, records: Iterable[LaunchRecord]) -> str:
 
 def varying_fields(cells: Iterable[CellDict]) -> tuple[str, ...]:
     """Return the fields in which cells differ, in the order of the cell."""
-    texts: dict[str, set[str]] = defaultdict(set)
+    first: dict[str, Any] = {}
+    varying: set[str] = set()
     for cell in cells:
         for key, value in cell.items():
-            texts[key].add(json.dumps(value, sort_keys=True))
-    return tuple(key for key, values in texts.items() if len(values) > 1)
+            if key not in varying and not _is_equal(first.setdefault(key, value), value):
+                varying.add(key)
+    return tuple(key for key in first if key in varying)
+
+
+def _is_equal(value: Any, other: Any) -> bool:
+    """Return whether two values are written alike in JSON: unlike in Python, `1`, `1.0` and `true` differ."""
+    if value is other:
+        return True
+    if type(value) is type(other) and isinstance(value, str | int | float):
+        return bool(value == other)
+    return json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def label(cell: CellDict, fields: Iterable[str]) -> str:
@@ -255,8 +267,12 @@ def label(cell: CellDict, fields: Iterable[str]) -> str:
 
 def matrix_text(value: Any) -> str:
     """Return a value of a cell as it is written in a matrix."""
+    if isinstance(value, str):
+        return value
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return str(value)
     if isinstance(value, Mapping):
         return ",".join(f"{key}={matrix_text(item)}" for key, item in value.items())
     return "null" if value is None else str(value)

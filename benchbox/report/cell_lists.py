@@ -26,14 +26,13 @@ class CellLists:
 
     def __init__(self, cells: Sequence[CellDict], axes: Sequence[str]) -> None:
         self._count = len(cells)
-        self._masks: dict[str, dict[str, int]] = {}  # axis -> value -> the cells that have it, one bit for each position
-        for axis in axes:
-            positions: dict[str, bytearray] = {}
-            for position, cell in enumerate(cells):
-                bits = positions.setdefault(matrix_text(cell.get(axis)), bytearray(len(cells) // 8 + 1))
-                bits[position // 8] |= 1 << position % 8
-            self._masks[axis] = {value: int.from_bytes(bits, "little") for value, bits in positions.items()}
         self._rows = [[(axis, matrix_text(cell.get(axis))) for axis in axes] for cell in cells]
+        self._masks: dict[str, dict[str, int]] = {}  # axis -> value -> the cells that have it, one bit for each position
+        for index, axis in enumerate(axes):
+            positions: dict[str, list[int]] = {}
+            for position, row in enumerate(self._rows):
+                positions.setdefault(row[index][1], []).append(position)
+            self._masks[axis] = {value: _bits(members, self._count) for value, members in positions.items()}
 
     def text(self, positions: Collection[int]) -> str:
         """Return the cells at `positions` as clauses joined by `; `. A cell is in the list if all conditions of a clause hold.

@@ -134,11 +134,14 @@ def layout_chart(
     per_unit = (width - left - _text_width((entry.text for entry in entries), LONGEST_TEXT)) / longest
     groups = []
     y = 0.0
-    for name in dict.fromkeys(entry.group for entry in entries):
+    members: dict[str, list[BarData]] = {}
+    for entry in entries:
+        members.setdefault(entry.group, []).append(entry)
+    for name, group in members.items():
         head = y + GROUP_HEAD - 9 if name else y
         y += GROUP_HEAD if name else 6
         bars = []
-        for entry in (entry for entry in entries if entry.group == name):
+        for entry in group:
             bars.append(_bar(entry, left, y, per_unit))
             y += ROW_HEIGHT
         groups.append(BarGroup(y=head, name=name, bars=tuple(bars)))

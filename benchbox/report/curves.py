@@ -75,10 +75,12 @@ def draw_curves(summaries: Sequence[CellSummary], axes: Sequence[str]) -> tuple[
 def _draw(
     summaries: Sequence[CellSummary], axes: Sequence[str], key: Literal["loss", "grad_norm"], title: str, description: str
 ) -> CurveChart | None:
-    courses = [(label(summary.cell, axes), list(summary.ok[0][key] or ())) for summary in summaries if summary.ok]
-    courses = [(name, values) for name, values in courses if len(values) >= MIN_STEPS]
+    measured = [summary for summary in summaries if summary.ok and len(summary.ok[0][key] or ()) >= MIN_STEPS]
+    if len(measured) > MAX_CURVES:
+        return None
+    courses = [(label(summary.cell, axes), list(summary.ok[0][key] or ())) for summary in measured]
     numbers = [value for _, values in courses for value in values if value is not None]
-    if not numbers or len(courses) > MAX_CURVES or max(numbers) <= 0:
+    if not numbers or max(numbers) <= 0:
         return None
     highest, steps = max(numbers), max(len(values) for _, values in courses)
     y_values = nice_ticks(highest)

@@ -22,8 +22,15 @@ _COLOURS = 9
 NOTICEABLE_WAIT = 0.1  # of a step, for data
 
 
-def draw_charts(summaries: Sequence[CellSummary], axes: Sequence[str], compared: Sequence[str]) -> tuple[Chart, ...]:
-    """Draw every chart that has something to show. Cells that differ only in `compared` form a group, one colour for each."""
+def draw_charts(
+    summaries: Sequence[CellSummary], axes: Sequence[str], compared: Sequence[str], max_cells: int
+) -> tuple[Chart, ...]:
+    """Draw every chart that has something to show. Cells that differ only in `compared` form a group, one colour for each.
+
+    Bars of more than `max_cells` cells cannot be read, so there are none.
+    """
+    if len(summaries) > max_cells:
+        return ()
     layout = _Layout(summaries, axes, compared)
     charts = (_throughput(summaries, layout), _memory(summaries, layout), _phases(summaries, layout))
     return tuple(chart for chart in charts if chart is not None)
@@ -105,8 +112,6 @@ def _memory(summaries: Sequence[CellSummary], layout: _Layout) -> Chart | None:
 def _phases(summaries: Sequence[CellSummary], layout: _Layout) -> Chart | None:
     entries = []
     names: list[str] = []
-    fused: dict[str, list[str]] = {}
-    waits: dict[str, list[tuple[str, float]]] = {}  # remedy -> (cell, share of the step)
     for summary in summaries:
         phases, step = summary.phases(), summary.mean_step_s()
         names += [phase for phase in phases if phase not in names]
@@ -116,11 +121,6 @@ def _phases(summaries: Sequence[CellSummary], layout: _Layout) -> Chart | None:
         ]
         if step is not None and (outside := step - sum(phases.values())) > 0.005 * step:
             parts.append(BarPart(value=outside, colour="rest", title=f"outside the phases {quantity(outside, 's')}"))
-        for record in summary.ok[:1]:
-            for phase, reason in record["fused_phases"].items():
-                fused.setdefault(f"{phase} has no time of its own: {reason}", []).append(layout.name(summary))
-        if step is not None and (wait := phases.get("data_wait", 0.0)) > NOTICEABLE_WAIT * step:
-            waits.setdefault(_wait_remedy(summary.cell["data"]), []).append((layout.name(summary), wait / step))
         text = summary.status if step is None else f"{quantity(step, 's')}{_flag(summary)}"
         entries.append(
             BarData(group=layout.group(summary), name=layout.name(summary), parts=tuple(parts), spread=None, text=text)
@@ -134,10 +134,30 @@ def _phases(summaries: Sequence[CellSummary], layout: _Layout) -> Chart | None:
         scale=1e-3,
         width=FULL,
         legend=[LegendEntry(colour=_phase_colour(phase), text=phase) for phase in order],
-        notes=[
-            *(f"{', '.join(dict.fromkeys(cells))}: {reason}." for reason, cells in fused.items()),
-            *map(_wait_note, waits, waits.values()),
-        ],
+        notes=_phase_notes(summaries, layout),
+    )
+
+
+def phase_notes(summaries: Sequence[CellSummary], axes: Sequence[str], compared: Sequence[str]) -> tuple[str, ...]:
+    """Return what must be read with the times of the phases: which have no time of their own, and which cells wait for data."""
+    return _phase_notes(summaries, _Layout(summaries, axes, compared))
+
+
+def _phase_notes(summaries: Sequence[CellSummary], layout: _Layout) -> tuple[str, ...]:
+    fused: dict[str, list[str]] = {}
+    waits: dict[str, list[tuple[str, float]]] = {}  # remedy -> (cell, share of the step)
+    for summary in summaries:
+        for record in summary.ok[:1]:
+            for phase, reason in record["fused_phases"].items():
+                fused.setdefault(f"{phase} has no time of its own: {reason}", []).append(layout.name(summary))
+        if not any("data_wait" in (record["phases_s"] or ()) for record in summary.ok):
+            continue
+        step, wait = summary.mean_step_s(), summary.phases()["data_wait"]
+        if step is not None and wait > NOTICEABLE_WAIT * step:
+            waits.setdefault(_wait_remedy(summary.cell["data"]), []).append((layout.name(summary), wait / step))
+    return (
+        *(f"{', '.join(dict.fromkeys(cells))}: {reason}." for reason, cells in fused.items()),
+        *map(_wait_note, waits, waits.values()),
     )
 
 

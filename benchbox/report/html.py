@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from benchbox.report import charts, equivalence, ranks
 from benchbox.report.embedded import card_data, compress_data, table_data, table_style
+from benchbox.report.garbage_collection import paused_garbage_collection
 
 if TYPE_CHECKING:
     from benchbox.report.view import Report
@@ -20,6 +21,7 @@ MAX_CARDS = 12  # pairs or tasks that are shown at once
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
+@paused_garbage_collection()
 def render_html(report: Report) -> str:
     """Render the report as HTML. Only our own script may run."""
     script = (_TEMPLATES / "cells.js").read_text(encoding="utf-8")

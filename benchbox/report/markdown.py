@@ -102,7 +102,7 @@ def _lines(report: Report, most: int | None) -> Iterator[str]:
         right=[column.name for column in columns if column.number],
         most=most,
     )
-    for note in [*report.table.notes, *(note for chart in report.charts for note in chart.notes if chart.key == "phases")]:
+    for note in [*report.table.notes, *report.phase_notes]:
         yield from ("", escape(note))
     if report.equivalence:
         yield from ("", "## Equivalence", "", f"{report.equivalence.summary} {equivalence.NOTE}", "")
@@ -128,6 +128,13 @@ def _lines(report: Report, most: int | None) -> Iterator[str]:
     yield from ("", "## Method", "", escape(report.sampling), "")
     method = [[metric.name, metric.formula, metric.launches, metric.unit, metric.better] for metric in report.method]
     yield from table_lines(["metric", "of one launch", "of a cell", "unit", "better"], method, most=most)
+    if report.differences:
+        yield from ("", "## Environment differences", "", escape(report.differences.summary))
+        if report.differences.mixed:
+            yield from ("", f"**Launches of one cell differ in {escape(', '.join(report.differences.mixed))}.**")
+        if report.differences.rows:
+            yield ""
+            yield from table_lines(report.differences.headers, report.differences.rows, most=most)
     if report.environment:
         yield from ("", "## Environment", "")
         yield from table_lines(["", ""], [list(entry) for entry in report.environment], most=most)

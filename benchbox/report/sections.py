@@ -65,9 +65,8 @@ class MethodRow:
     launches: str
 
 
-def list_findings(summaries: Sequence[CellSummary], axes: Sequence[str]) -> tuple[FindingView, ...]:
+def list_findings(summaries: Sequence[CellSummary], axes: Sequence[str], cell_lists: CellLists) -> tuple[FindingView, ...]:
     """Return the findings of all cells; one that fired in several cells is listed once, with its cells."""
-    cell_lists = CellLists([summary.cell for summary in summaries], axes)
     cells_by_finding: dict[tuple[str, ...], dict[int, str]] = {}  # finding -> position of the cell -> the cell
     for position, summary in enumerate(summaries):
         for finding in summary.precision["findings"] if summary.precision else []:
@@ -116,10 +115,13 @@ def _failure(record: LaunchRecord, cell: str) -> Failure:
     )
 
 
-def group_failures(failures: Sequence[Failure], summaries: Sequence[CellSummary], axes: Sequence[str]) -> tuple[Failure, ...]:
+def group_failures(
+    failures: Sequence[Failure], summaries: Sequence[CellSummary], axes: Sequence[str], cell_lists: CellLists
+) -> tuple[Failure, ...]:
     """Return one failure for all launches with equal status and message: their cells in short, without tracebacks."""
+    if not failures:
+        return ()
     positions = {label(summary.cell, axes): position for position, summary in enumerate(summaries)}
-    cell_lists = CellLists([summary.cell for summary in summaries], axes)
     groups: dict[tuple[str, str], list[Failure]] = {}
     for failure in failures:
         groups.setdefault((failure.status, failure.message), []).append(failure)
@@ -145,6 +147,8 @@ def group_skipped(
         cells: that were not skipped.
         labels: of the skipped cells.
     """
+    if not skipped:
+        return ()
     every = [entry["cell"] for entry in skipped] + [*cells]
     cell_lists = CellLists(every, varying_fields(every))
     positions: dict[str, list[int]] = {}
@@ -155,24 +159,19 @@ def group_skipped(
     )
 
 
-def list_environment(summaries: Sequence[CellSummary]) -> tuple[tuple[str, str], ...]:
-    """Return the environment of all ok launches by key; several values where launches differ."""
-    values_by_key: dict[str, list[str]] = {}
-    for summary in summaries:
-        for record in summary.ok:
-            for key, value in flatten_text(record["environment"] or {}):
-                values = values_by_key.setdefault(key, [])
-                if value not in values:
-                    values.append(value)
-    return tuple((key, " | ".join(values)) for key, values in values_by_key.items())
-
-
 def flatten_text(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Return nested values as one level of text with dotted keys, such as `optim.lr`."""
     return tuple(
-        (key, UNKNOWN if value is None else value if isinstance(value, str) else json.dumps(value))
+        (key, UNKNOWN if value is None else value if isinstance(value, str) else _number_text(value))
         for key, value in flatten(values).items()
     )
+
+
+def _number_text(value: Any) -> str:
+    """Return a number or a list as JSON, the most frequent ones in the fastest way."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int) else json.dumps(value)
 
 
 def list_methods() -> tuple[MethodRow, ...]:

@@ -65,5 +65,5 @@ def print_table(run_path: Path, console: Console, *, memory_limit: int | None = 
         say(console, f"{failure.status}: {failure.cell} ({failure.where or 'no launch'}): {message}", style="red")
     for cell, reason in report.skipped:
         say(console, f"skipped: {cell}: {reason}", style="dim")
-    for note in [*report.table.notes, *(note for chart in report.charts for note in chart.notes if chart.key == "phases")]:
+    for note in [*report.table.notes, *report.phase_notes]:
         say(console, note, style="dim")

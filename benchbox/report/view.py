@@ -28,11 +28,19 @@ from benchbox.registry.host_load import BUSY_FORMULA
 from benchbox.registry.statuses import DIVERGED
 from benchbox.report.answer import AnswerBox, answer_boxes
 from benchbox.report.cards import CellCard, cell_cards
+from benchbox.report.cell_lists import CellLists
 from benchbox.report.columns import CellValue, Column, columns, table_rows
 from benchbox.report.curves import draw_curves
-from benchbox.report.drawings import MEMORY_SOURCES, draw_charts
+from benchbox.report.drawings import MEMORY_SOURCES, draw_charts, phase_notes
+from benchbox.report.environment import (
+    EnvironmentDifferences,
+    environment_differences,
+    environment_texts,
+    list_environment,
+)
 from benchbox.report.equivalence import EquivalencePanel, equivalence_panel
 from benchbox.report.figures import drawings
+from benchbox.report.garbage_collection import paused_garbage_collection
 from benchbox.report.headline import Headline, build_headline
 from benchbox.report.observed import ObservedCell, requested_and_observed
 from benchbox.report.precision import PrecisionGrid, precision_grid
@@ -44,7 +52,6 @@ from benchbox.report.sections import (
     flatten_text,
     group_failures,
     group_skipped,
-    list_environment,
     list_failures,
     list_findings,
     list_methods,
@@ -92,7 +99,8 @@ class Report:
     table: Table
     cards: tuple[CellCard, ...]  # a cell each, in the order of the table
     figures: tuple[Drawing, ...]
-    charts: tuple[Chart, ...]
+    charts: tuple[Chart, ...]  # none of a large run
+    phase_notes: tuple[str, ...]  # to be read with the times of the phases
     curves: tuple[CurveChart, ...]
     equivalence: EquivalencePanel | None  # only of a run with cells that ask for the same training
     precision: PrecisionGrid | None  # only of a run that compares recipes
@@ -106,6 +114,7 @@ class Report:
     skipped: tuple[tuple[str, str], ...]  # cell, reason
     skipped_groups: tuple[tuple[str, str], ...]  # cells in short, reason
     environment: tuple[tuple[str, str], ...]
+    differences: EnvironmentDifferences | None  # of environments; None where none was recorded
     method: tuple[MethodRow, ...]
     sampling: str
     chain_head: str | None  # of the plan and the records; null for records that predate the chain
@@ -128,6 +137,7 @@ _MARK_NOTES = {
 }
 
 
+@paused_garbage_collection()
 def build_report(
     run: Run,
     records: Iterable[LaunchRecord],
@@ -162,6 +172,8 @@ def build_report(
         (field, matrix_text(value)) for field, value in common.items() if value is not None and not isinstance(value, Mapping)
     )
     rows = table_rows(table_columns, summaries, comparisons)
+    cell_lists = CellLists([summary.cell for summary in summaries], axes)
+    environments = environment_texts(summaries)
     observed = requested_and_observed(summaries, axes, peaks)
     failures = tuple(list_failures(fitting, axes))
     skipped = [label(entry["cell"], varying_fields([example, entry["cell"]])) for entry in run.skipped]
@@ -184,20 +196,22 @@ def build_report(
             notes=_table_notes(summaries, comparisons),
         ),
         figures=drawings(fitting, axes, walks),
-        charts=draw_charts(fitting, axes, tuple(run.reference)),
+        charts=draw_charts(fitting, axes, tuple(run.reference), MAX_PLAIN_CARDS),
+        phase_notes=phase_notes(fitting, axes, tuple(run.reference)),
         curves=draw_curves(summaries, axes),
         equivalence=equivalence_panel(summaries, axes),
         precision=precision_grid(summaries, axes),
         ranks=rank_section(summaries, axes),
         theory=theory_section(predictions, summaries, axes, unpredicted or {}),
-        findings=list_findings(summaries, axes),
+        findings=list_findings(summaries, axes, cell_lists),
         audited=sum(bool(summary.precision) for summary in summaries),
         observed=observed,
         failures=failures,
-        failure_groups=group_failures(failures, summaries, axes),
+        failure_groups=group_failures(failures, summaries, axes, cell_lists),
         skipped=tuple(zip(skipped, (entry["reason"] for entry in run.skipped), strict=True)),
         skipped_groups=group_skipped(run.skipped, [*run.cells.values()], skipped),
-        environment=list_environment(summaries),
+        environment=list_environment(environments),
+        differences=environment_differences(environments, cell_lists),
         method=list_methods(),
         sampling=_sampling(run),
         chain_head=chain_head,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchbox import __version__
-from benchbox.report.comparison.view import COLUMNS, NUMBERS, method_sentence, row_texts, summary_sentences
+from benchbox.report.comparison.view import COLUMNS, NO_DIFFERENCES, NUMBERS, method_sentence, row_texts, summary_sentences
 from benchbox.report.html import render_template
 
 if TYPE_CHECKING:
@@ -30,5 +30,7 @@ def render_html(comparison: RunComparison) -> str:
             for key, title, changes in groups
             if changes
         ],
+        differences=comparison.differences,
+        no_differences=NO_DIFFERENCES,
         method=method_sentence(comparison),
     )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("cell", "metric", "base", "head", "head / base", "verdict")
 NUMBERS = ("base", "head", "head / base")
+NO_DIFFERENCES = "The two sides differ in nothing of their environment that both have recorded and that must be equal."
 
 
 def row_texts(change: Change) -> tuple[str, ...]:

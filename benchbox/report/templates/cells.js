@@ -120,6 +120,11 @@
       update();
     }
 
+    function valuesOf(row) {
+      const number = numberOf.get(row);
+      return [number + 1, ...columns.map((column, index) => (column.number ? column.keys[number] ?? null : valueOf(row, index)))];
+    }
+
     // Controls
     const counter = element("p", { role: "status", class: "counter" });
     const search = element("input", { type: "search", id: "cells-search", autocomplete: "off" });
@@ -153,6 +158,14 @@
     menu("Columns", columns.map((column, index) => [` ${column.name}`, { column: index }, (isOn) => {
       if (isOn) view.hidden.delete(index); else view.hidden.add(index);
     }]));
+    for (const [title, file, type, textOf] of [
+      ["Download CSV", "cells.csv", "text/csv", () => csvOf(columns, matches.map(valuesOf))],
+      ["Download JSON", "cells.json", "application/json", () => jsonOf(columns, matches.map(valuesOf))],
+    ]) {
+      const button = element("button", { type: "button", title: "Cells that match; in seconds, bytes and samples per second" }, title);
+      button.addEventListener("click", async () => download(file, type, await textOf()));
+      tools.append(button);
+    }
     const reset = element("button", { type: "button" }, "Show all");
     reset.addEventListener("click", () => { history.replaceState(null, "", "#cells?"); restore(); });
     tools.append(reset, counter);
@@ -176,6 +189,39 @@
     addEventListener("hashchange", () => { if (location.hash.startsWith("#cells?")) restore(); else openFromAddress(); });
     addEventListener("beforeprint", () => attach(matches.length));
     restore();
+  }
+
+  // Downloads: made in the page, so that they need no network.
+  function download(file, type, text) {
+    const link = element("a", { href: URL.createObjectURL(new Blob([text], { type })), download: file });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  }
+
+  function csvOf(columns, lines) {
+    const quoted = (value) => (/[",\r\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value ?? "");
+    return [["cell", ...columns.map((column) => column.name)], ...lines].map((line) => `${line.map(quoted).join(",")}\r\n`).join("");
+  }
+
+  // Values of the table, and everything of the cards: observations, phases, ranks, census, launches, configuration.
+  async function jsonOf(columns, lines) {
+    if (document.getElementById("card-data")) cards ??= await read("card-data");
+    const cells = lines.map(([number, ...values]) => {
+      const [title, command, groups] = cards ? cards[number - 1] : readCard(document.getElementById(`cell-${number}`));
+      const facts = groups.map(([name, entries]) => [name, entries.map(([key, text, remark]) => ({ name: key, text, remark }))]);
+      return { cell: number, title, command, values: Object.fromEntries(columns.map(({ name }, index) => [name, values[index]])),
+        facts: Object.fromEntries(facts) };
+    });
+    return JSON.stringify({ title: document.querySelector("h1").textContent, cells }, null, 1);
+  }
+
+  function readCard(card) {
+    const groups = [...card.querySelectorAll("table")].map((table) => [table.caption.textContent, [...table.rows].map((row) => {
+      const remark = row.cells[1].querySelector("small")?.textContent ?? "";
+      const text = row.cells[1].firstChild;
+      return [row.cells[0].textContent.trim(), text && text.nodeType === Node.TEXT_NODE ? text.textContent.trim() : "", remark];
+    })]);
+    return [card.dataset.title, card.querySelector(".command").textContent, groups];
   }
 
   // Cards
