@@ -86,11 +86,11 @@ def _is_mixed(values: Mapping[str, Sequence[int]]) -> bool:
 
 
 def _rows(key: str, values: Mapping[str, Sequence[int]], cell_lists: CellLists) -> list[tuple[str, ...]]:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (key, value, str(len(positions)), cell_lists.text(set(positions)))
         for value, positions in list(values.items())[:MAX_VALUES]
     ]
     if len(values) > MAX_VALUES:
-        others = [positions for positions in values.values()][MAX_VALUES:]
+        others = list(values.values())[MAX_VALUES:]
         rows.append((key, f"{len(others)} more values", str(sum(map(len, others))), cell_lists.text(set().union(*others))))
     return rows
