@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import csv
 import importlib.util
+import io
+import json
 import re
 import shlex
 from pathlib import Path
@@ -120,6 +123,54 @@ def test_a_card_opens_on_demand_and_its_command_can_be_copied(page):
     assert page.evaluate("window.copied") == command
     titles = page.evaluate("[...document.querySelectorAll('#cell-9 caption')].map(caption => caption.textContent)")
     assert {"Measured", "Observed beside requested", "Launches", "Configuration"} < set(titles)
+
+
+def downloaded(page, title):
+    """Return file name and text of what a button of the table gives to the browser to save."""
+    page.evaluate(
+        "window.saved = null;"
+        " URL.createObjectURL = blob => {blob.text().then(text => {window.saved = text}); return 'blob:none'};"
+        " HTMLAnchorElement.prototype.click = function () {window.file = this.download};"
+        f" [...document.querySelectorAll('#cells-tools button')].find(b => b.textContent === '{title}').click()"
+    )
+    wait_until(page, "window.saved !== null")
+    return page.evaluate("window.file"), page.evaluate("window.saved")
+
+
+def test_matching_cells_are_downloaded_as_csv_and_json_without_a_request(page):
+    tick(page, "backend", "zero2 ")
+    requests = len(page.requests())
+    file, text = downloaded(page, "Download CSV")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert file == "cells.csv"
+    assert {row["backend"] for row in rows} == {"zero2"}
+    assert len(rows) == 80
+    with (PUBLISHED / "table.csv").open() as stream:
+        measured = [row for row in csv.DictReader(stream) if row["backend"] == "zero2"]
+    speeds = [float(row["samples/s"]) for row in rows if row["samples/s"]]
+    assert speeds == pytest.approx([float(row["global_samples_per_s"]) for row in measured], rel=1e-5)
+    file, text = downloaded(page, "Download JSON")
+    cells = json.loads(text)["cells"]
+    assert file == "cells.json"
+    assert [cell["values"]["samples/s"] for cell in cells] == speeds
+    assert cells[0]["command"].startswith("benchbox run")
+    assert "backend" in {fact["name"] for fact in cells[0]["facts"]["Configuration"]}
+    assert len(page.requests()) == requests
+
+
+def test_a_small_page_gives_the_same_json_from_its_cards(browser, tmp_path):
+    run, records = published_cells(3)
+    report = build_report(run, records)
+    path = tmp_path / "report.html"
+    path.write_text(render_html(report), encoding="utf-8")
+    show(browser, path)
+    wait_until(browser, READY)
+    cells = json.loads(downloaded(browser, "Download JSON")[1])["cells"]
+    assert [cell["title"] for cell in cells] == [card.title for card in report.cards]
+    configuration = {fact["name"]: fact["text"] for fact in cells[0]["facts"]["Configuration"]}
+    assert configuration["backend"] == records[0]["cell"]["backend"]
+    rows = {group.title: group.rows for group in report.cards[0].groups}["Launches"]
+    assert [(fact["name"], fact["text"], fact["remark"]) for fact in cells[0]["facts"]["Launches"]] == list(rows)
 
 
 def test_header_and_first_column_stay_in_view(page):
