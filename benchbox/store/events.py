@@ -13,6 +13,7 @@ from benchbox.errors import RecordError
 from benchbox.store.files import replace_non_finite
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 
@@ -51,16 +52,29 @@ class EventWriter:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._rank = rank
         self._lock = Lock()
+        self._finished = False
 
     def write(self, event: str, **fields: Any) -> None:
         """Append `{"t": now, "monotonic_s": ..., "rank": r, "event": event, **fields}`; what JSON cannot represent is text.
 
+        Nothing is written after the last event.
+
         Raises:
             OSError: the line cannot be written. No part of it is in the file.
         """
+        self._write(event, fields, is_last=False)
+
+    def write_last(self, event: str) -> None:
+        """Append the last event: what other threads write later is dropped."""
+        self._write(event, {}, is_last=True)
+
+    def _write(self, event: str, fields: Mapping[str, Any], *, is_last: bool) -> None:
         common = {"t": time.time(), "monotonic_s": time.monotonic(), "rank": self._rank, "event": event}
         line = json.dumps({**common, **replace_non_finite(fields)}, default=str).encode() + b"\n"
         with self._lock:
+            if self._finished:
+                return
+            self._finished = is_last
             if (written := os.write(self._descriptor, line)) < len(line):  # a full disk takes a part of it
                 os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -65,7 +65,7 @@ def run_rank(job_file: str) -> NoReturn:
         events.write("error", **description)
         traceback.print_exc()
         _exit_at_once(1)  # destroying the process group may hang when another rank has died
-    events.write("done")
+    events.write_last("done")
     _skip_torch_finalizers()
     atexit._run_exitfuncs()  # noqa: SLF001 (no public name; an auditor in this process writes its report there)
     _exit_at_once(0)

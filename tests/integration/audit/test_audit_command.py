@@ -147,6 +147,11 @@ def test_losses_weights_and_random_numbers_are_bit_for_bit_those_of_the_command_
     assert results(audited(launcher).stderr) == results(alone.stdout) != []
 
 
+def without_leaks(text):
+    """Return text without the list of objects that Triton leaks in any process: its addresses and order differ between runs."""
+    return re.sub(r"nanobind: leaked .*?refleaks\.html\n?", "", text, flags=re.DOTALL)
+
+
 def test_objects_that_the_observer_cannot_read_change_neither_output_nor_exit_code(run):
     """Its script steps complex, sparse and absent tensors, forgets its state, trains in threads and forks, and makes errors of
     warnings."""
@@ -155,7 +160,7 @@ def test_objects_that_the_observer_cannot_read_change_neither_output_nor_exit_co
     assert alone.returncode == 5, alone.stderr
     audited = run(*AUDIT, "--steps", "6", "--", *command)
     assert audited.stdout.startswith(alone.stdout)
-    assert audited.stderr.startswith(alone.stderr)
+    assert without_leaks(audited.stderr).startswith(without_leaks(alone.stderr))
     assert audited.returncode == 3
     assert "error: the command failed: exit code 5" in audited.stderr
 

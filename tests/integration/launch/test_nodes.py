@@ -34,6 +34,7 @@ data: synthetic
 measure: {warmup_steps: 1, steps: 3, launches: 1}
 """
 LIMIT_S = 240.0
+NODE_TIMEOUT_S = "45"  # on a busy machine, two commands may reach their run this far apart
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def start_nodes(hosts: tuple[Host, Host], folder: Path, attempt: str) -> list[su
     processes = []
     for rank, host in enumerate(hosts):
         settings = {"NNODES": "2", "NODE_RANK": str(rank), "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29517"}
-        command = [sys.executable, "-m", "benchbox.cli.app", "run", "nodes.yaml", "--out", "run", "--node-timeout", "15"]
+        command = [sys.executable, "-m", "benchbox.cli.app", "run", "nodes.yaml", "--out", "run", "--node-timeout", NODE_TIMEOUT_S]
         if attempt == "again":
             command += [f"--{name.lower().replace('_', '-')}={value}" for name, value in settings.items()]
             settings = {}

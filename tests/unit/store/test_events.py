@@ -78,6 +78,15 @@ def test_threads_of_a_rank_never_write_into_each_others_lines(tmp_path):
     assert len(read_events(path)[0]) == 800
 
 
+def test_a_heartbeat_that_comes_after_the_last_event_is_dropped(tmp_path):
+    """A rank is done before the thread of its heartbeats ends, and `benchbox verify` expects the last event to be `done`."""
+    writer = EventWriter(tmp_path / "events.jsonl", 0)
+    writer.write("heartbeat", stage="measure")
+    writer.write_last("done")
+    writer.write("heartbeat", stage="measure")
+    assert [event["event"] for event in read_events(tmp_path / "events.jsonl")[0]] == ["heartbeat", "done"]
+
+
 def test_numbers_that_json_cannot_represent_are_null_and_other_objects_are_text(tmp_path):
     path = tmp_path / "events.jsonl"
     EventWriter(path, 0).write("error", value=float("nan"), where=tmp_path)
