@@ -29,14 +29,15 @@ def find_processes(job_id: str, *, session: int | None = None) -> list[psutil.Pr
     Args:
         job_id: value of `JOB_VARIABLE` in the environment that a process was started with.
         session: id of the session of a forked group. The system shows the environment of the server for forked processes, but
-            they are in the session of their leader; programs that they start are found by either.
+            they are in the session of their leader; programs that they start are found by either. The leader has the same id,
+            and is found before it has started the session.
     """
     processes = []
     for process in psutil.process_iter():
         try:
             if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            in_session = session is not None and os.getsid(process.pid) == session
+            in_session = session is not None and session in (process.pid, os.getsid(process.pid))
             if in_session or process.environ().get(JOB_VARIABLE) == job_id:
                 processes.append(process)
         except (psutil.Error, ProcessLookupError, PermissionError):
