@@ -250,6 +250,7 @@ def test_axe_finds_no_serious_or_moderate_fault(browser, tmp_path, theme, width)
     assert [fault for fault in faults if fault[0] != "minor"] == []
 
 
+@pytest.mark.exhaustive
 def test_ten_thousand_cells_are_filtered_in_the_page(browser, tmp_path):
     run, records = published_cells(10_000)
     path = tmp_path / "report.html"

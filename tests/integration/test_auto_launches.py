@@ -16,10 +16,10 @@ from benchbox.store.run import RunStore
 pytestmark = pytest.mark.ranks
 
 POLICY = Path(__file__).parents[2] / "reports" / "noise" / "policies" / "delayed" / "policy.py"
-# Steps of one size take five times as long: no noise of a machine hides that difference.
+# Steps of one size take twice as long: no noise of a machine hides that difference.
 PRESETS = """
 fast: {size: tiny, delay: 0.0}
-slow: {size: tiny, delay: 4.0}
+slow: {size: tiny, delay: 1.0}
 """
 MATRIX = """
 name: auto

@@ -27,7 +27,7 @@ CELLS = [
     for ranks in (4 if info.hybrid else 2, 8, 64, 1024)
     if name != "single"
 ]
-DEFAULT = {("fsdp2", 8), ("zero2", 64)}
+DEFAULT = {("fsdp2", 8), ("zero2", 8)}
 
 MATRIX = """\
 name: large

@@ -34,7 +34,7 @@ data: synthetic
 measure: {warmup_steps: 1, steps: 3, launches: 1}
 """
 LIMIT_S = 240.0
-NODE_TIMEOUT_S = "45"  # on a busy machine, two commands may reach their run this far apart
+NODE_TIMEOUT_S = "30"  # on a busy machine, two commands may reach their run this far apart
 
 
 @pytest.fixture(scope="module")
