@@ -55,7 +55,8 @@ def start_nodes(hosts: tuple[Host, Host], folder: Path, attempt: str) -> list[su
     processes = []
     for rank, host in enumerate(hosts):
         settings = {"NNODES": "2", "NODE_RANK": str(rank), "MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29517"}
-        command = [sys.executable, "-m", "benchbox.cli.app", "run", "nodes.yaml", "--out", "run", "--node-timeout", NODE_TIMEOUT_S]
+        command = [sys.executable, "-m", "benchbox.cli.app", "run", "nodes.yaml", "--out", "run"]
+        command += ["--node-timeout", NODE_TIMEOUT_S]
         if attempt == "again":
             command += [f"--{name.lower().replace('_', '-')}={value}" for name, value in settings.items()]
             settings = {}
