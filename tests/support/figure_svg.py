@@ -27,7 +27,9 @@ class DrawnBar(NamedTuple):
 
 def placed_texts(svg: str) -> list[PlacedText]:
     """Return the texts from top to bottom, and from left to right in a line."""
-    pattern = r'<text style="[^"]*" (?:x="([\d.-]+)" y="([\d.-]+)"|transform="translate\(([\d.-]+) ([\d.-]+)\)")[^>]*>([^<]*)</text>'
+    pattern = (
+        r'<text style="[^"]*" (?:x="([\d.-]+)" y="([\d.-]+)"|transform="translate\(([\d.-]+) ([\d.-]+)\)")[^>]*>([^<]*)</text>'
+    )
     texts = [
         PlacedText(float(x or line_x), float(y or line_y), unescape(text))
         for x, y, line_x, line_y, text in re.findall(pattern, svg)
@@ -48,7 +50,9 @@ def drawn_bars(svg: str) -> list[DrawnBar]:
             r'<pattern id="([^"]+)"[^>]*>\s*<rect [^>]*fill="var\(--(\w+)\)"/>\s*<path d="([^"]+)"', svg
         )
     }
-    pattern = r'<path d="([^"]+?z)\s*" style="fill: (?:var\(--(\w+)\)|url\(#([^)]+)\)); stroke: var\(--card\); stroke-width: 0.6'
+    pattern = (
+        r'<path d="([^"]+?z)\s*" style="fill: (?:var\(--(\w+)\)|url\(#([^)]+)\)); stroke: var\(--card\); stroke-width: 0.6'
+    )
     bars = []
     for path, colour, key in re.findall(pattern, svg):
         points = numbers(path)

@@ -21,7 +21,7 @@ ROW = 0.22  # height of a bar with the gap below it, in inches
 NAME_WIDTH = 26  # characters in a line of a name
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """A part of a bar, in the unit of the axis. `colour` is a name of `Palette.named`."""
 
     name: str
@@ -39,7 +39,7 @@ class Bar:
 
     group: str
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[BarPart, ...]
     text: str
     spread: tuple[float, float] | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.quantities import quantity
-from benchbox.report.figures.bars import Bar, Part, bar_drawing
+from benchbox.report.figures.bars import Bar, BarPart, bar_drawing
 from benchbox.report.figures.cells import BarNames, launches_note
 from benchbox.report.figures.drawing import byte_scale
 
@@ -35,7 +35,7 @@ def drawings(cells: ReportCells) -> Iterator[Drawing]:
     bars = []
     for summary, kinds in zip(cells.summaries, peaks, strict=True):
         colours = {"allocated": names.colour(summary), "reserved": "neutral"}
-        parts = tuple(Part(kind, value / scale, colours[kind], quantity(value, "bytes")) for kind, value in kinds.items())
+        parts = tuple(BarPart(kind, value / scale, colours[kind], quantity(value, "bytes")) for kind, value in kinds.items())
         text = " / ".join(part.text for part in parts) + launches_note(summary) if parts else summary.status
         bars.append(Bar(group=names.group(summary), name=names.name(summary), parts=parts, text=text))
     has_reserved = any(len(kinds) == 2 for kinds in peaks)

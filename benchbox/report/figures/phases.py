@@ -1,4 +1,4 @@
-"""Where a step of every cell goes, by phase."""
+"""Time of a step by phase, of every cell."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.quantities import quantity
 from benchbox.registry.phases import OUTSIDE_PHASES, PHASES
-from benchbox.report.figures.bars import Bar, Part, bar_drawing
+from benchbox.report.figures.bars import Bar, BarPart, bar_drawing
 from benchbox.report.figures.cells import BarNames, launches_note
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ def drawings(cells: ReportCells) -> Iterator[Drawing]:
     )
 
 
-def _parts(summary: CellSummary, step: float | None) -> tuple[Part, ...]:
+def _parts(summary: CellSummary, step: float | None) -> tuple[BarPart, ...]:
     seconds = dict(summary.phases())
     if step is not None and (outside := step - sum(seconds.values())) > NOTICEABLE_REMAINDER * step:
         seconds[OUTSIDE_PHASES] = outside
     return tuple(
-        Part(phase, 1e3 * value, f"p{PHASES.index(phase)}" if phase in PHASES else "neutral", quantity(value, "s"))
+        BarPart(phase, 1e3 * value, f"p{PHASES.index(phase)}" if phase in PHASES else "neutral", quantity(value, "s"))
         for phase, value in seconds.items()
     )
 

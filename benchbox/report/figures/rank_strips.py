@@ -1,4 +1,4 @@
-"""Where a step of each rank goes: a strip for every rank."""
+"""Time of a step by what a rank does in it: a strip for every rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from benchbox.analysis.quantities import quantity
 from benchbox.analysis.stragglers import describe_ranks, mean_split
 from benchbox.analysis.summary import label
-from benchbox.report.figures.bars import Bar, Part, bar_drawing
+from benchbox.report.figures.bars import Bar, BarPart, bar_drawing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,7 +46,7 @@ def _strips(summary: CellSummary, split: dict[str, list[float]], axes: Sequence[
     group = label(summary.cell, axes)
     for rank in range(len(split["compute"])):
         seconds = {part: split[part][rank] for part in PARTS}
-        parts = tuple(Part(*_named(part, value), quantity(value, "s")) for part, value in seconds.items())
+        parts = tuple(BarPart(*_named(part, value), quantity(value, "s")) for part, value in seconds.items())
         yield Bar(group=group, name=f"rank {rank}", parts=parts, text=quantity(sum(seconds.values()), "s"))
 
 

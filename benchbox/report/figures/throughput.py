@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.quantities import quantity
-from benchbox.report.figures.bars import Bar, Part, bar_drawing
+from benchbox.report.figures.bars import Bar, BarPart, bar_drawing
 from benchbox.report.figures.cells import BarNames, launches_note
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def drawings(cells: ReportCells) -> Iterator[Drawing]:
             Bar(
                 group=names.group(summary),
                 name=name,
-                parts=() if spread is None else (Part(name, spread.value, names.colour(summary), text),),
+                parts=() if spread is None else (BarPart(name, spread.value, names.colour(summary), text),),
                 text=text if spread is None else text + launches_note(summary),
                 spread=None if spread is None else (spread.low, spread.high),
             )

@@ -8,9 +8,9 @@ import pytest
 
 from benchbox.analysis.summary import summarize
 from benchbox.registry.phases import STEP_PARTS
-from benchbox.report.markdown import render_markdown
 from benchbox.report.figures.cells import ReportCells
 from benchbox.report.figures.rank_strips import MAX_STRIPS, PARTS, drawings
+from benchbox.report.markdown import render_markdown
 from benchbox.report.ranks import rank_section
 from benchbox.report.view import build_report
 from tests.support.example_run import CELL, example_record, example_run

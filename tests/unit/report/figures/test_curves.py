@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_heights_are_proportional_to_values_and_steps_are_evenly_spaced():
     bottom, unit = first[0][1], (first[0][1] - first[-1][1]) / norms[-1]
     assert [(bottom - y) / unit for _, y in first] == pytest.approx(norms, abs=0.02)
     assert [(bottom - y) / unit for _, y in second[:2]] == pytest.approx([3.0, 4.0], abs=0.02)
-    gaps = [after[0] - before[0] for before, after in zip(first, first[1:], strict=False)]
+    gaps = [after[0] - before[0] for before, after in pairwise(first)]
     assert gaps == pytest.approx([gaps[0]] * len(gaps), abs=0.03)
 
 
