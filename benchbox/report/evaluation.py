@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchbox import __version__
 from benchbox.errors import RecordError
-from benchbox.report.html import render_template
+from benchbox.report.figures.curves import curve_drawing
+from benchbox.report.html import page_figures, render_template
 from benchbox.report.markdown import escape
 from benchbox.store.files import read_json, write_text
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from benchbox.report.curves import CurveChart
+    from benchbox.report.figures.curves import Curve
+    from benchbox.report.figures.drawing import Drawing
 
 RECORD = "evaluation.json"
 _METHOD = (
@@ -57,13 +59,13 @@ class EvaluationRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
-    """Everything that the page shows. `paragraphs` say what was found; charts show the trainings."""
+    """Everything that the page shows. `paragraphs` say what was found; figures show the trainings."""
 
     title: str
     rows: tuple[EvaluationRow, ...]
     version: str
     paragraphs: tuple[str, ...] = ()
-    charts: tuple[CurveChart, ...] = ()
+    figures: tuple[Drawing, ...] = ()
     method: str = _METHOD
 
 
@@ -78,6 +80,19 @@ def build_evaluation_report(folders: Sequence[Path]) -> EvaluationReport:
     return EvaluationReport(title=f"Closed loop: {', '.join(envs)}", rows=rows, version=__version__)
 
 
+def training_drawing(key: str, title: str, description: str, curves: Sequence[Curve]) -> Drawing:
+    """Return the figure of curves of trainings over a common axis of steps, from zero up to the highest value.
+
+    Raises:
+        ValueError: there is no positive value, or no step after 0.
+    """
+    steps = max((step for curve in curves for step in curve.steps), default=0)
+    highest = max((value for curve in curves for value in curve.values if value is not None), default=0)
+    if steps <= 0 or highest <= 0:
+        raise ValueError(f"{title}: nothing to draw")
+    return curve_drawing(curves, key=key, title=title, description=description, section="trainings")
+
+
 def write_evaluation(folders: Sequence[Path], out: Path) -> Path:
     """Write `evaluation.html` and `evaluation.md` into `out`, and return the path of the page."""
     return write_evaluation_report(build_evaluation_report(folders), out, "evaluation")
@@ -86,13 +101,13 @@ def write_evaluation(folders: Sequence[Path], out: Path) -> Path:
 def write_evaluation_report(report: EvaluationReport, out: Path, name: str) -> Path:
     """Write a report as `<name>.html` and `<name>.md` into `out`, and return the path of the page."""
     page = out / f"{name}.html"
-    write_text(page, render_template("evaluation.html.j2", report=report))
+    write_text(page, render_template("evaluation.html.j2", report=report, figures=page_figures(report.figures)))
     write_text(out / f"{name}.md", render_markdown(report))
     return page
 
 
 def render_markdown(report: EvaluationReport) -> str:
-    """Render the report as Markdown, without charts and stills."""
+    """Render the report as Markdown, without figures and stills."""
     lines = [f"# {escape(report.title)}", ""]
     for paragraph in report.paragraphs:
         lines += [escape(paragraph), ""]

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from benchbox.report import charts, equivalence, ranks
+from benchbox.report import equivalence, ranks
 from benchbox.report.embedded import card_data, compress_data, table_data, table_style
 from benchbox.report.garbage_collection import paused_garbage_collection
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from benchbox.report.figures.drawing import Drawing
     from benchbox.report.view import Report
 
 MAX_CARDS = 12  # pairs or tasks that are shown at once
@@ -28,7 +31,7 @@ def render_html(report: Report) -> str:
     return render_template(
         "report.html.j2",
         report=report,
-        figures=[(drawing, Markup(drawing.svg())) for drawing in report.figures],  # noqa: S704  (matplotlib escapes texts)
+        figures=page_figures(report.figures),
         equivalence=equivalence,
         ranks=ranks,
         MAX_CARDS=MAX_CARDS,
@@ -40,8 +43,13 @@ def render_html(report: Report) -> str:
     )
 
 
+def page_figures(drawings: Iterable[Drawing]) -> list[tuple[Drawing, Markup]]:
+    """Draw figures as elements of a page."""
+    return [(drawing, Markup(drawing.svg())) for drawing in drawings]  # noqa: S704  (matplotlib escapes texts)
+
+
 def render_template(name: str, **values: Any) -> str:
-    """Render a page of `templates/`, with the style and the geometry of charts that all pages share. All input is escaped."""
+    """Render a page of `templates/`, with the style that all pages share. All input is escaped."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -49,11 +57,5 @@ def render_template(name: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["n"] = format_coordinate
     style = Markup((_TEMPLATES / "style.css").read_text(encoding="utf-8"))  # noqa: S704  (our own file, not input)
-    return environment.get_template(name).render(style=style, geometry=charts, **values)
-
-
-def format_coordinate(value: float) -> str:
-    """Return a coordinate of a drawing with two decimals at most."""
-    return f"{value:.2f}".rstrip("0").rstrip(".")
+    return environment.get_template(name).render(style=style, **values)

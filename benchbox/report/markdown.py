@@ -84,7 +84,7 @@ def _lines(report: Report, most: int | None) -> Iterator[str]:
     if headline.refused:
         yield from ("", "Not compared with the reference:", "")
         yield from _cut([f"- {escape(reason)}" for reason in headline.refused], most)
-    for drawing in report.figures:
+    for drawing in report.overview_figures:
         yield from ("", f"![{escape(drawing.title)}](figures/{drawing.key}.svg)")
     if report.walks:
         yield from ("", "## Largest batches", "", escape(report.walks.summary), "")

@@ -30,8 +30,6 @@ from benchbox.report.answer import AnswerBox, answer_boxes
 from benchbox.report.cards import CellCard, cell_cards
 from benchbox.report.cell_lists import CellLists
 from benchbox.report.columns import CellValue, Column, columns, table_rows
-from benchbox.report.curves import draw_curves
-from benchbox.report.drawings import MEMORY_SOURCES, draw_charts, phase_notes
 from benchbox.report.environment import (
     EnvironmentDifferences,
     environment_differences,
@@ -39,7 +37,10 @@ from benchbox.report.environment import (
     list_environment,
 )
 from benchbox.report.equivalence import EquivalencePanel, equivalence_panel
-from benchbox.report.figures import drawings
+from benchbox.report.figures import report_drawings
+from benchbox.report.figures.cells import ReportCells
+from benchbox.report.figures.memory import memory_sources
+from benchbox.report.figures.phases import phase_notes
 from benchbox.report.garbage_collection import paused_garbage_collection
 from benchbox.report.headline import Headline, build_headline
 from benchbox.report.observed import ObservedCell, requested_and_observed
@@ -64,8 +65,6 @@ if TYPE_CHECKING:
 
     from benchbox.analysis.comparability import Comparison
     from benchbox.registry.launch_record import CellDict, LaunchRecord
-    from benchbox.report.charts import Chart
-    from benchbox.report.curves import CurveChart
     from benchbox.report.figures.drawing import Drawing
     from benchbox.store.peaks import MeasuredPeaks
     from benchbox.store.predictions import CellPrediction
@@ -98,10 +97,8 @@ class Report:
     axes: tuple[str, ...]  # fields in which cells differ
     table: Table
     cards: tuple[CellCard, ...]  # a cell each, in the order of the table
-    figures: tuple[Drawing, ...]
-    charts: tuple[Chart, ...]  # none of a large run
+    figures: tuple[Drawing, ...]  # of all sections; no bars of a large run
     phase_notes: tuple[str, ...]  # to be read with the times of the phases
-    curves: tuple[CurveChart, ...]
     equivalence: EquivalencePanel | None  # only of a run with cells that ask for the same training
     precision: PrecisionGrid | None  # only of a run that compares recipes
     ranks: RankSection | None  # only of a run with several ranks on one host
@@ -118,6 +115,11 @@ class Report:
     method: tuple[MethodRow, ...]
     sampling: str
     chain_head: str | None  # of the plan and the records; null for records that predate the chain
+
+    @property
+    def overview_figures(self) -> tuple[Drawing, ...]:
+        """Return the figures that Markdown shows: those that its tables do not replace."""
+        return tuple(drawing for drawing in self.figures if drawing.section == "figures")
 
     @property
     def is_large(self) -> bool:
@@ -165,6 +167,7 @@ def build_report(
     comparisons = compare_with_reference(summaries, run.reference, named_axes, criteria)
     walks = certificates(run, summaries)
     fitting = [summary for summary in summaries if not summary.beyond_memory]
+    cells = ReportCells(summaries=fitting, axes=axes, walks=walks, compared=tuple(run.reference), max_bars=MAX_PLAIN_CARDS)
     table_columns = columns(axes, summaries, compared=bool(run.reference), predictions=predictions)
     example: CellDict = next(iter(run.cells.values()), {})
     common = {field: value for field, value in example.items() if field not in axes}
@@ -195,10 +198,8 @@ def build_report(
             rows=rows,
             notes=_table_notes(summaries, comparisons),
         ),
-        figures=drawings(fitting, axes, walks),
-        charts=draw_charts(fitting, axes, tuple(run.reference), MAX_PLAIN_CARDS),
-        phase_notes=phase_notes(fitting, axes, tuple(run.reference)),
-        curves=draw_curves(summaries, axes),
+        figures=report_drawings(cells),
+        phase_notes=phase_notes(cells),
         equivalence=equivalence_panel(summaries, axes),
         precision=precision_grid(summaries, axes),
         ranks=rank_section(summaries, axes),
@@ -274,9 +275,8 @@ def _counts(run: Run, summaries: Sequence[CellSummary]) -> tuple[tuple[str, int]
 
 def _table_notes(summaries: Sequence[CellSummary], comparisons: Mapping[str, Comparison]) -> tuple[str, ...]:
     memories = [record["memory"] for summary in summaries for record in summary.ok if record["memory"]]
-    sources = dict.fromkeys(memory["source"] for memory in memories)
     reasons = dict.fromkeys(memory["reason"] for memory in memories if memory["reason"])
-    notes = [f"Memory source {source}: {MEMORY_SOURCES.get(source, 'an unknown source')}." for source in sources]
+    notes = [f"Memory source {text}." for text in memory_sources(summaries)]
     notes += [f"Peak reserved is unknown: {reason}." for reason in reasons]
     if skipped := [record for summary in summaries for record in summary.ok if record.get("skipped_steps")]:
         cells = len({record["cell_id"] for record in skipped})

@@ -58,7 +58,7 @@ def write_reports(
     html, markdown = folder / "report.html", folder / "report.md"
     write_text(html, render_html(report))
     write_text(markdown, render_markdown(report))
-    for drawing in report.figures:
+    for drawing in report.overview_figures:
         drawing.save_svg(folder / FIGURES_FOLDER)
     csv, parquet = write_tables(records, folder)
     return ReportPaths(html=html, markdown=markdown, csv=csv, parquet=parquet, records=packed)

@@ -16,8 +16,14 @@ import torch
 from safetensors.torch import load_file
 
 from benchbox.analysis.proportion import wilson_interval
-from benchbox.report.evaluation import EvaluationReport, EvaluationRow, build_evaluation_report, write_evaluation_report
-from benchbox.report.evaluation_charts import TrainingCurve, draw_training_curves
+from benchbox.report.evaluation import (
+    EvaluationReport,
+    EvaluationRow,
+    build_evaluation_report,
+    training_drawing,
+    write_evaluation_report,
+)
+from benchbox.report.figures.curves import Curve
 from benchbox.store.files import read_json, write_json
 from benchbox.trainer.checkpoint import load_policy
 
@@ -137,14 +143,14 @@ def build_report(trainings: list[dict[str, Any]]) -> EvaluationReport:
             *(HERE / "findings.txt").read_text(encoding="utf-8").strip().splitlines(),
             *(describe(training) for training in trainings),
         ),
-        charts=(
-            draw_training_curves(
+        figures=(
+            training_drawing(
                 "loss",
                 "Loss by step",
                 f"Flow matching loss, mean of {WINDOW} steps.",
                 tuple(loss_curve(training) for training in trainings),
             ),
-            draw_training_curves(
+            training_drawing(
                 "changed",
                 "Weights that have moved, by step",
                 "Share of the bfloat16 weights that differ from the pretrained ones, in %.",
@@ -190,16 +196,17 @@ def pool(rows: list[EvaluationRow]) -> EvaluationRow:
     )
 
 
-def loss_curve(training: dict[str, Any]) -> TrainingCurve:
+def loss_curve(training: dict[str, Any]) -> Curve:
     """Return the losses, each in the middle of its window."""
-    points = tuple(((index + 0.5) * WINDOW, loss) for index, loss in enumerate(training["loss_means"]))
-    return TrainingCurve(name=title(training), points=points)
+    losses = training["loss_means"]
+    return Curve(title(training), [(index + 0.5) * WINDOW for index in range(len(losses))], losses)
 
 
-def change_curve(training: dict[str, Any]) -> TrainingCurve:
+def change_curve(training: dict[str, Any]) -> Curve:
     """Return the shares of changed weights in percent."""
-    points = tuple((change["step"], 100 * change["changed"]) for change in training["weights"])
-    return TrainingCurve(name=title(training), points=((0, 0.0), *points))
+    changes = training["weights"]
+    shares = [100 * change["changed"] for change in changes]
+    return Curve(title(training), [0, *(change["step"] for change in changes)], [0.0, *shares])
 
 
 def main() -> None:

@@ -26,6 +26,8 @@ def browser():
         yield chromium
 
 
+BARS = "[...{root}.querySelectorAll('path')].filter(path => path.style.strokeWidth === '0.6')"
+
 MATRIX = """
 name: page
 policy: pi05
@@ -85,10 +87,10 @@ def test_every_cell_has_a_row_and_every_chart_has_bars(page, run):
     cells = len(RunStore(run).run().cells)
     assert page.evaluate("document.querySelectorAll('#cells-table tbody tr').length") == cells
     charts = page.evaluate(
-        "[...document.querySelectorAll('.charts svg')].map(svg => [svg.getBoundingClientRect().width,"
-        " svg.getBoundingClientRect().height, svg.querySelectorAll('rect').length])"
+        "['throughput', 'memory', 'phases'].map(key => document.querySelector(`#figure-${key} svg`)).map("
+        "svg => [svg.getBoundingClientRect().width, svg.getBoundingClientRect().height,"
+        f" {BARS.format(root='svg')}.length])"
     )
-    assert len(charts) == 3
     for width, height, bars in charts:
         assert width > 300
         assert height > 40
@@ -98,7 +100,7 @@ def test_every_cell_has_a_row_and_every_chart_has_bars(page, run):
 def test_no_bar_or_label_leaves_its_chart(page):
     outside = page.evaluate(
         "[...document.querySelectorAll('figure svg')].flatMap(svg => {const box = svg.getBoundingClientRect();"
-        " return [...svg.querySelectorAll('rect:not(clipPath *), text')]"
+        f" return [...{BARS.format(root='svg')}, ...svg.querySelectorAll('text')]"
         ".filter(item => {const rect = item.getBoundingClientRect();"
         " return rect.left < box.left - 1 || rect.right > box.right + 1 || rect.bottom > box.bottom + 1;})"
         ".map(item => item.textContent)})"
@@ -116,15 +118,17 @@ def test_text_and_bars_stand_out_from_what_is_behind_them(page):
         "(() => {const style = (query, property) => {const element = document.querySelector(query);"
         " return element && getComputedStyle(element)[property]};"
         " return {page: style('body', 'backgroundColor'), card: style('figure', 'backgroundColor'),"
-        " ink: style('body', 'color'), soft: style('.soft', 'color'), text: style('.charts svg text', 'fill'),"
-        " tick: style('figure svg .tick', 'fill'), ok: style('[data-status=ok]', 'color'),"
-        " bars: [...document.querySelectorAll('figure svg rect:not(.rest, clipPath *)')]"
-        ".map(bar => getComputedStyle(bar).fill)}})()"
+        " ink: style('body', 'color'), soft: style('.soft', 'color'), ok: style('[data-status=ok]', 'color'),"
+        " texts: [...document.querySelectorAll('figure svg text')].map(text => getComputedStyle(text).fill),"
+        f" bars: {BARS.format(root='document')}.map(bar => getComputedStyle(bar).fill)}}}})()"
     )
-    for text in ("ink", "soft", "ok", "text", "tick"):
-        for behind in ("page", "card"):
-            assert contrast(colours[text], colours[behind]) >= 4.5, (text, behind, colours)
-    for bar in set(colours["bars"]):
+    for behind in ("page", "card"):
+        for text in {colours["ink"], colours["soft"], colours["ok"], *colours["texts"]}:
+            assert contrast(text, colours[behind]) >= 4.5, (text, behind)
+    assert len(set(colours["texts"])) > 1
+    bars = {bar for bar in colours["bars"] if not bar.startswith("url")}
+    assert bars
+    for bar in bars:
         assert contrast(bar, colours["card"]) >= 2.5, (bar, colours["card"])
 
 
@@ -174,5 +178,7 @@ def test_without_scripts_the_page_is_complete(page, run, tmp_path):
         html = page.call("DOM.getOuterHTML", nodeId=page.call("DOM.getDocument")["root"]["nodeId"])["outerHTML"]
     finally:
         page.call("Emulation.setScriptExecutionDisabled", value=False)
-    assert html.count("<svg") == 3 + html.count('class="figure"')
+    for key in ("throughput", "memory", "phases"):
+        assert f'<figure id="figure-{key}"' in html
+    assert html.count("<svg") == html.count('class="figure"') == html.count("<figure") >= 3
     assert "<button" not in html

@@ -9,33 +9,33 @@ from benchbox.report.figures.cells import MAX_PANELS, by_task, series_field, ser
 from benchbox.report.figures.drawing import MARKERS, Drawing, add_legend, new_figure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from matplotlib.figure import Figure
 
     from benchbox.analysis.certificates import Certificate
-    from benchbox.analysis.summary import CellSummary
+    from benchbox.report.figures.cells import ReportCells
     from benchbox.report.figures.drawing import Palette
 
 KEY = "batches"
 
 
-def drawing(summaries: Sequence[CellSummary], axes: Sequence[str], walks: Sequence[Certificate]) -> Drawing | None:
-    """Return the figure, one panel for each task and set-up but the series; None for a run without walks."""
-    shown = [walk for walk in walks if any(throughput(cell) is not None for cell in walk.batches)]
+def drawings(cells: ReportCells) -> Iterator[Drawing]:
+    """Yield the figure, one panel for each task and set-up but the series, of a run with walks."""
+    shown = [walk for walk in cells.walks if any(throughput(cell) is not None for cell in walk.batches)]
     if not shown:
-        return None
-    field = series_field(axes)
-    context = [name for name in axes if name != "batch"]
+        return
+    field = series_field(cells.axes)
+    context = [name for name in cells.axes if name != "batch"]
     panels: dict[str, list[Certificate]] = {}
     for walk in shown:
-        task = next(iter(by_task([walk.batches[0]], axes)))
+        task = next(iter(by_task([walk.batches[0]], cells.axes)))
         name = setup_name(walk.batches[0], context, field)
         panels.setdefault(", ".join(filter(None, (task, name))), []).append(walk)
     if len(panels) > MAX_PANELS:
-        return None
-    names = series_values(summaries, field)
-    return Drawing(
+        return
+    names = series_values(cells.summaries, field)
+    yield Drawing(
         key=KEY,
         title="Throughput over the batch of a rank",
         description="Every batch that was tried. A ring is the fastest batch of a walk, a cross the first that does not fit. "

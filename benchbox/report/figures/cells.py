@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.answers import SETUP_FIELDS
@@ -10,11 +11,51 @@ from benchbox.analysis.summary import label
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchbox.analysis.certificates import Certificate
     from benchbox.analysis.summary import CellSummary
 
 MAX_PANELS = 12
 # The first that differs has the colours.
 SERIES_FIELDS = ("backend", "recipe", "policy", "attention", "checkpointing", "compile", "order")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportCells:
+    """Cells of a report that its figures show, without those that do not fit into memory."""
+
+    summaries: Sequence[CellSummary]
+    axes: Sequence[str]  # fields in which cells differ
+    walks: Sequence[Certificate] = ()  # certificates, of a run that searches the largest batch
+    compared: Sequence[str] = ()  # fields of the reference
+    max_bars: int
+
+    @property
+    def are_too_many_for_bars(self) -> bool:
+        """Return whether bars of all cells could not be read."""
+        return len(self.summaries) > self.max_bars
+
+
+class BarNames:
+    """Group, name and colour of the bar of every cell. Cells that differ only in the compared fields form a group."""
+
+    def __init__(self, cells: ReportCells) -> None:
+        self._series = [field for field in cells.compared if field in cells.axes] or list(cells.axes[:1])
+        self._context = [field for field in cells.axes if field not in self._series]
+        self._names = list(dict.fromkeys(map(self.name, cells.summaries)))
+
+    def group(self, summary: CellSummary) -> str:
+        return label(summary.cell, self._context) if self._context else ""
+
+    def name(self, summary: CellSummary) -> str:
+        return label(summary.cell, self._series).removeprefix("backend=")
+
+    def colour(self, summary: CellSummary) -> str:
+        return f"s{self._names.index(self.name(summary))}"
+
+
+def launches_note(summary: CellSummary) -> str:
+    """Return the note beside a number of a cell in which not every launch ended ok."""
+    return "" if summary.complete else f" ({len(summary.ok)}/{summary.planned} ok)"
 
 
 def by_task(summaries: Sequence[CellSummary], axes: Sequence[str]) -> dict[str, list[CellSummary]]:

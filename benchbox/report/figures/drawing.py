@@ -1,31 +1,43 @@
-"""A figure before it is drawn, and what turns it into SVG for a page or into files for a paper."""
+"""A figure before it is drawn, its colours, and the files that it is written into."""
 
 from __future__ import annotations
 
-import io
-import re
-from contextlib import contextmanager
 from dataclasses import dataclass
-from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from benchbox.report.figures.svg import figure_svg, page_element, settings, themed_file
 from benchbox.store.files import write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Section = Literal["figures", "charts", "ranks", "equivalence", "trainings", "trend"]
+
+WIDE, HALF = 10.4, 5.2  # inches: a figure that has the width of a page, or half of it
 MARKERS = "osD^vPX*<>"
-HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++")
+# Of the colours that lie side by side in one bar, so that greyscale suffices to tell them apart. Only lines: the circles of
+# matplotlib's dotted hatches are 200 kB of SVG.
+HATCHES = {
+    "p0": "----",
+    "p1": "",
+    "p2": "////",
+    "p3": "xxxx",
+    "p4": "\\\\\\\\",
+    "p5": "++++",
+    "p6": "||||",
+    "p7": "xx",
+    "neutral": "//",
+}
 DPI = 200  # of PNG files
 
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """Colours of a figure. Series are told apart by markers too, so that greyscale suffices."""
+    """Colours of a figure. Series are told apart by markers and parts by hatches too, so that greyscale suffices."""
 
     ink: str
     soft: str
@@ -33,14 +45,25 @@ class Palette:
     card: str
     accent: str
     bad: str
+    ok: str
+    neutral: str
     series: tuple[str, ...]
+    parts: tuple[str, ...]  # of a step
 
     def of(self, index: int) -> str:
         """Return the colour of a series."""
         return self.series[index % len(self.series)]
 
+    def named(self, name: str) -> str:
+        """Return a colour by its name in the page's style: `s0` and so on of a series, `p0` of a part, or of a field."""
+        if name[1:].isdigit():
+            return self.of(int(name[1:])) if name[0] == "s" else self.parts[int(name[1:])]
+        colour: str = getattr(self, name)
+        return colour
 
-# The colours of Okabe and Ito (2008), which people with any colour vision tell apart, but their yellow, which is lost on white.
+
+# The colours of Okabe and Ito (2008), which people with any colour vision tell apart, but their yellow, which is lost on white;
+# of parts also a grey and an indigo.
 PRINT = Palette(
     ink="#000000",
     soft="#4d4d4d",
@@ -48,15 +71,21 @@ PRINT = Palette(
     card="#ffffff",
     accent="#0072b2",
     bad="#d55e00",
+    ok="#009e73",
+    neutral="#b3b3b3",
     series=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"),
+    parts=("#8c8c8c", "#56b4e9", "#0072b2", "#e69f00", "#cc79a7", "#332288", "#d55e00", "#009e73"),
 )
 # Stand-ins for variables of the page's style, which differ in light and dark.
-_VARIABLES = {
-    f"#0101{number:02x}": f"var(--{name})"
-    for number, name in enumerate(("ink", "soft", "line", "card", "accent", "bad", *(f"s{index}" for index in range(9))))
-}
-_INK, _SOFT, _LINE, _CARD, _ACCENT, _BAD, *_SERIES = _VARIABLES
-PAGE = Palette(ink=_INK, soft=_SOFT, line=_LINE, card=_CARD, accent=_ACCENT, bad=_BAD, series=tuple(_SERIES))
+_NAMES = ("ink", "soft", "line", "card", "accent", "bad", "ok", "neutral")
+_SERIES, _PARTS = tuple(f"s{index}" for index in range(9)), tuple(f"p{index}" for index in range(8))
+_COLOURS = {name: f"#0101{number:02x}" for number, name in enumerate((*_NAMES, *_SERIES, *_PARTS))}
+_VARIABLES = {colour: f"var(--{name})" for name, colour in _COLOURS.items()}
+PAGE = Palette(
+    **{name: _COLOURS[name] for name in _NAMES},
+    series=tuple(_COLOURS[name] for name in _SERIES),
+    parts=tuple(_COLOURS[name] for name in _PARTS),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +96,27 @@ class Drawing:
     title: str
     description: str
     draw: Callable[[Palette], Figure]
+    section: Section = "figures"  # of the page
+    is_wide: bool = True
+    values: str = ""  # all of them as text, for readers who do not see the figure
+    notes: tuple[str, ...] = ()  # sentences that must be read with it
 
     def svg(self) -> str:
         """Return an `<svg>` element with the colours and the font of a page, and with text as text."""
-        with _settings(self.key):
-            return _element(_svg(self.draw(PAGE)), self)
+        description = " ".join(filter(None, (self.description, self.values, *self.notes)))
+        with settings(self.key):
+            return page_element(figure_svg(self.draw(PAGE)), self.key, self.title, description, _VARIABLES)
+
+    def themed_svg(self) -> str:
+        """Return a complete SVG file with text as text, for light and dark pages."""
+        return themed_file(self.svg())
 
     def save_svg(self, folder: Path) -> Path:
         """Write KEY.svg into a folder, in colours for white paper."""
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.key}.svg"
-        with _settings(self.key):
-            write_text(path, _svg(self.draw(PRINT)))
+        with settings(self.key):
+            write_text(path, figure_svg(self.draw(PRINT)))
         return path
 
     def save(self, folder: Path) -> list[Path]:
@@ -87,53 +125,12 @@ class Drawing:
         from matplotlib.backends.backend_pdf import FigureCanvasPdf
 
         paths = [self.save_svg(folder), folder / f"{self.key}.pdf", folder / f"{self.key}.png"]
-        with _settings(self.key):
+        with settings(self.key):
             figure = self.draw(PRINT)
             FigureCanvasPdf(figure).print_pdf(paths[1], metadata={"CreationDate": None, "Producer": None, "Creator": None})
             FigureCanvasAgg(figure)
             figure.savefig(paths[2], dpi=DPI, metadata={"Software": None})
         return paths
-
-
-@contextmanager
-def _settings(key: str) -> Iterator[None]:
-    """Set what makes a drawing independent of the user's configuration, and its bytes of the time."""
-    import matplotlib as mpl
-
-    with mpl.rc_context(), mpl.rc_context({"font.family": "sans-serif"}):
-        mpl.rcdefaults()
-        mpl.rcParams.update(
-            {"svg.fonttype": "none", "svg.hashsalt": key, "font.size": 10, "axes.unicode_minus": False, "pdf.fonttype": 42}
-        )
-        yield
-
-
-def _svg(figure: Figure) -> str:
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-
-    stream = io.BytesIO()
-    metadata: dict[str, Any] = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    FigureCanvasSVG(figure).print_svg(stream, metadata=metadata)
-    return stream.getvalue().decode()
-
-
-def _element(svg: str, drawing: Drawing) -> str:
-    """Return only the element, with ids of its own, the fonts and colours of the page, and its description."""
-    key = drawing.key
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)  # of groups, which nothing refers to
-    svg = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{key}-", svg)
-    svg = re.sub(r"font: ([0-9.]+px) [^;\"]+", r"font-size: \1; font-family: inherit", svg)
-    for colour, variable in _VARIABLES.items():
-        svg = svg.replace(colour, variable)
-    opening, _, rest = svg.partition(">")
-    opening = re.sub(r' (width|height)="[0-9.]+pt"', "", opening)
-    title, description = escape(drawing.title), escape(drawing.description)
-    named = f'role="img" aria-labelledby="{key}-title {key}-description" class="figure"'
-    texts = f'<title id="{key}-title">{title}</title><desc id="{key}-description">{description}</desc>'
-    return f"{opening} {named}>{texts}{rest}".rstrip()
 
 
 def new_figure(palette: Palette, rows: int = 1, columns: int = 1, *, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
@@ -155,9 +152,17 @@ def new_figure(palette: Palette, rows: int = 1, columns: int = 1, *, size: tuple
 
 def add_legend(figure: Figure, palette: Palette, handles: Sequence[Any]) -> None:
     """Add a legend of all panels above them."""
-    legend = figure.legend(handles=list(handles), loc="outside upper left", ncols=4, frameon=False, fontsize=9)
+    labels = [handle.get_label() for handle in handles]
+    columns = legend_columns(labels, figure.get_figwidth())
+    legend = figure.legend(handles=list(handles), loc="outside upper left", ncols=columns, frameon=False, fontsize=9)
     for text in legend.get_texts():
         text.set_color(palette.ink)
+
+
+def legend_columns(labels: Sequence[str], width: float) -> int:
+    """Return how many columns of a legend with these labels a figure has room for. `width` is in inches."""
+    points = max(map(len, labels), default=0) * 5.2 + 44  # a generous character of the font, and the handle
+    return min(max(1, int(72 * width // points)), max(1, len(labels)))
 
 
 def byte_scale(largest: float) -> tuple[float, str]:

@@ -11,12 +11,12 @@ from benchbox.report.figures.cells import throughput
 from benchbox.report.figures.drawing import Drawing, new_figure
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from matplotlib.figure import Figure
 
-    from benchbox.analysis.certificates import Certificate
     from benchbox.analysis.summary import CellSummary
+    from benchbox.report.figures.cells import ReportCells
     from benchbox.report.figures.drawing import Palette
 
 KEY = "heat_map"
@@ -25,20 +25,19 @@ COLUMN_FIELDS = ("backend", "batch", "recipe", "policy")
 MAX_ROWS, MAX_COLUMNS = 120, 16
 
 
-def drawing(summaries: Sequence[CellSummary], axes: Sequence[str], walks: Sequence[Certificate]) -> Drawing | None:
-    """Return the figure of a run with more than 40 cells that vary in two fields at least."""
-    del walks
-    across = next((field for field in COLUMN_FIELDS if field in axes), None)
-    down = [field for field in axes if across is not None and not _follows(summaries, field, across)]
-    if len(summaries) < MIN_CELLS or across is None or not down:
-        return None
+def drawings(cells: ReportCells) -> Iterator[Drawing]:
+    """Yield the figure of a run with more than 40 cells that vary in two fields at least."""
+    across = next((field for field in COLUMN_FIELDS if field in cells.axes), None)
+    down = [field for field in cells.axes if across is not None and not _follows(cells.summaries, field, across)]
+    if len(cells.summaries) < MIN_CELLS or across is None or not down:
+        return
     table: dict[str, dict[str, CellSummary]] = {}
-    for summary in summaries:
+    for summary in cells.summaries:
         table.setdefault(label(summary.cell, down), {})[label(summary.cell, [across]).removeprefix(f"{across}=")] = summary
     columns = list(dict.fromkeys(name for row in table.values() for name in row))
     if len(table) > MAX_ROWS or len(columns) > MAX_COLUMNS:
-        return None
-    return Drawing(
+        return
+    yield Drawing(
         key=KEY,
         title=f"Samples/s by {across}, relative to the fastest of each row",
         description="The stronger the colour, the faster; numbers are samples/s. Hatched fields with a word did not end ok, "

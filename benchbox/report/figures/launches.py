@@ -11,12 +11,11 @@ from benchbox.report.figures.cells import series_field, series_of, series_values
 from benchbox.report.figures.drawing import MARKERS, Drawing, new_figure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from matplotlib.figure import Figure
 
-    from benchbox.analysis.certificates import Certificate
-    from benchbox.analysis.summary import CellSummary
+    from benchbox.report.figures.cells import ReportCells
     from benchbox.report.figures.drawing import Palette
 
 KEY = "launches"
@@ -31,19 +30,18 @@ class Row(NamedTuple):
     series: int
 
 
-def drawing(summaries: Sequence[CellSummary], axes: Sequence[str], walks: Sequence[Certificate]) -> Drawing | None:
-    """Return the figure of the cells with three launches or more; None without one, or with too many to be read."""
-    del walks
-    metric, field = metric_by_name("step_time_s"), series_field(axes)
-    names = series_values(summaries, field)
+def drawings(cells: ReportCells) -> Iterator[Drawing]:
+    """Yield the figure of the cells with three launches or more, unless there are too many to be read."""
+    metric, field = metric_by_name("step_time_s"), series_field(cells.axes)
+    names = series_values(cells.summaries, field)
     rows = []
-    for summary in summaries:
+    for summary in cells.summaries:
         values = [1e3 * value for value in summary.by_launch(metric).values()]
         if len(values) >= MIN_LAUNCHES:
-            rows.append(Row(label(summary.cell, axes), values, names.index(series_of(summary, field))))
+            rows.append(Row(label(summary.cell, cells.axes), values, names.index(series_of(summary, field))))
     if not rows or len(rows) > MAX_CELLS:
-        return None
-    return Drawing(
+        return
+    yield Drawing(
         key=KEY,
         title="Step time of every launch (ms)",
         description="A mark is a launch: the median of its steps on the slowest rank. The line is the median of the launches. "

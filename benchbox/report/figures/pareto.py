@@ -11,12 +11,12 @@ from benchbox.report.figures.cells import MAX_PANELS, by_task, series_field, ser
 from benchbox.report.figures.drawing import MARKERS, Drawing, add_legend, byte_scale, new_figure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from matplotlib.figure import Figure
 
-    from benchbox.analysis.certificates import Certificate
     from benchbox.analysis.summary import CellSummary
+    from benchbox.report.figures.cells import ReportCells
     from benchbox.report.figures.drawing import Palette
 
 KEY = "pareto"
@@ -33,16 +33,16 @@ class Point(NamedTuple):
     is_right: bool  # no error of the precision audit
 
 
-def drawing(summaries: Sequence[CellSummary], axes: Sequence[str], walks: Sequence[Certificate]) -> Drawing | None:
-    """Return the figure, one panel for each task; None when a task is not chosen among several set-ups."""
-    del walks
-    field = series_field(axes)
-    panels = {task: points(cells, axes, field) for task, cells in by_task(summaries, axes).items()}
+def drawings(cells: ReportCells) -> Iterator[Drawing]:
+    """Yield the figure, one panel for each task, of a run that has a task with several set-ups."""
+    field = series_field(cells.axes)
+    tasks = by_task(cells.summaries, cells.axes)
+    panels = {task: points(members, cells.axes, field) for task, members in tasks.items()}
     panels = {task: found for task, found in panels.items() if len(found) >= MIN_POINTS}
     if not panels or len(panels) > MAX_PANELS:
-        return None
-    names = series_values(summaries, field)
-    return Drawing(
+        return
+    names = series_values(cells.summaries, field)
+    yield Drawing(
         key=KEY,
         title="Throughput against peak memory",
         description="Up and to the left is better. The line joins the set-ups that no other one beats in both, named by "

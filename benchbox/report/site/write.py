@@ -10,7 +10,7 @@ from benchbox import __version__
 from benchbox.analysis.inference import RELEVANT
 from benchbox.analysis.quantities import UNKNOWN, quantity
 from benchbox.report.html import render_template
-from benchbox.report.site.chart import draw_trend
+from benchbox.report.site.chart import trend_drawing
 from benchbox.report.site.sources import read_sources
 from benchbox.report.site.view import (
     CHANGE_COLUMNS,
@@ -99,7 +99,7 @@ def _trend_view(trend: Trend, key: str) -> dict[str, Any]:
     return {
         "key": key,
         "metric": trend.metric,
-        "svg": Markup(draw_trend(trend, key)) if drawn else None,  # noqa: S704  (drawn here, with our own texts and commits)
+        "svg": Markup(trend_drawing(trend, key).svg()) if drawn else None,  # noqa: S704  (matplotlib escapes texts)
         "sentence": f"{last} in {'the only run' if runs == 1 else f'all {runs} runs'}." if is_constant else f"{last} now.",
         "points": [(point_texts(point, trend.metric), point) for point in trend.points],
     }

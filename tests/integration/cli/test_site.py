@@ -151,7 +151,7 @@ def test_the_pages_fit_and_load_nothing_else(benchbox, history, scheme):
             assert page.errors() == []
             assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
             colours.add(page.evaluate("getComputedStyle(document.body).color"))
-        stroke = page.evaluate("getComputedStyle(document.querySelector('svg.trend path[style*=\"--accent\"]')).stroke")
+        stroke = page.evaluate("getComputedStyle(document.querySelector('svg.figure path[style*=\"--accent\"]')).stroke")
         accent = {"light": "rgb(31, 95, 208)", "dark": "rgb(138, 180, 255)"}[scheme]
         assert stroke == accent, "the chart has the colours of the page"
         assert len(colours) == 1

@@ -66,7 +66,7 @@ def test_a_dry_run_prints_the_plan_the_groups_and_the_schedule_and_trains_nothin
     backbone, head = re.findall(r"\|(.*)\|  (\S+) \.\. 1\.00e-03 \.\. \S+$", result.stdout, re.MULTILINE)
     assert (backbone[0][:10], backbone[1]) == (" " * 10, "0.00e+00")
     assert (head[0][:4].strip() != "", head[1]) == (True, "2.00e-04")
-    assert drawing.read_text().count('class="curve"') == 2
+    assert drawing.read_text().count("stroke-width: 1.5") == 4, "two curves and their keys in the legend"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rates.svg", "trial.yaml"]
 
 

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
+import pytest
+
 from benchbox.analysis.summary import summarize
-from benchbox.report.equivalence import MAX_CHARTED_GROUPS, MAX_TERMINAL_ROWS, equivalence_panel
+from benchbox.report.equivalence import MAX_TERMINAL_ROWS, equivalence_panel
+from benchbox.report.figures.cells import ReportCells
+from benchbox.report.figures.differences import MAX_GROUPS, drawings
 from tests.support.example_run import CELL, example_record, example_run
+from tests.support.figure_svg import curve_points, texts_of
 
 STEPS = 12
 SINGLE = replace(CELL, backend="single", world_size=1, batch=4)
 
 
-def panel(*cells_and_losses, axes=("backend",)):
-    """Return the panel of cells with the given losses in every step."""
+def summaries_of(*cells_and_losses):
+    """Return cells with the given losses in every step."""
     records = [example_record(cell) | {"loss": losses, "grad_norm": [1.0] * len(losses)} for cell, losses in cells_and_losses]
     cells = {record["cell_id"]: record["cell"] for record in records}
     run = replace(example_run([CELL]), cells=cells, reference={"backend": "single"})
-    return equivalence_panel(summarize(run, records), axes)
+    return summarize(run, records)
+
+
+def panel(*cells_and_losses, axes=("backend",)):
+    return equivalence_panel(summaries_of(*cells_and_losses), axes)
+
+
+def figures(*cells_and_losses, axes=("backend",)):
+    return list(drawings(ReportCells(summaries=summaries_of(*cells_and_losses), axes=axes, max_bars=40)))
 
 
 def test_a_row_names_difference_step_tolerance_and_reference():
@@ -37,26 +49,34 @@ def test_a_row_names_difference_step_tolerance_and_reference():
     )
 
 
-def test_charts_show_differences_on_a_logarithmic_scale_below_the_tolerance():
+def test_figures_show_differences_on_a_logarithmic_scale_below_the_tolerance():
     base = [2.0] * STEPS
-    charts = panel((SINGLE, base), (CELL, [2.0 + 0.02 * 0.1 ** (step % 3) for step in range(STEPS)])).charts
-    loss, norm = charts
-    assert [chart.key for chart in charts] == ["equivalence-0-loss", "equivalence-0-grad_norm"]
-    curve, tolerance = loss.curves
-    assert (curve.name, tolerance.name) == ("backend=ddp world_size=2 batch=2", "tolerance")
-    heights = [loss.bottom - float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", curve.path)]
-    assert heights[0] - heights[1] - (heights[1] - heights[2]) < 0.2, "every power of ten has the same height"
-    assert heights[0] > heights[1] > heights[2] > 0
-    (no_difference, _) = norm.curves
-    assert {float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", no_difference.path)} == {norm.bottom}
+    loss, norm = figures((SINGLE, base), (CELL, [2.0 + 0.02 * 0.1 ** (step % 3) for step in range(STEPS)]))
+    assert [figure.key for figure in (loss, norm)] == ["equivalence-0-loss", "equivalence-0-grad_norm"]
+    svg = loss.svg()
+    texts = texts_of(svg)
+    assert texts[:2] == ["backend=ddp world_size=2 batch=2", "tolerance"]
+    assert "Difference of the loss by step" in texts
+    (points,) = curve_points(svg, "s0")
+    heights = [-y for _, y in points]
+    assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.1), "powers of ten have the same height"
+    assert heights[0] > heights[1] > heights[2]
+    (limit,) = curve_points(svg, "bad")
+    assert limit[-1][1] < points[-3][1], "the tolerance of the last steps is above a difference of 1%"
+    assert "stroke-dasharray" in svg
+    (flat,) = curve_points(norm.svg(), "s0")
+    lowest = max(y for part in curve_points(norm.svg(), "bad") for _, y in part)
+    assert {y for _, y in flat} == {max(y for _, y in flat)}, "no difference lies on the axis"
+    assert flat[0][1] > lowest
 
 
-def test_few_steps_and_many_groups_have_no_charts():
-    assert panel((SINGLE, [2.0] * 5), (CELL, [2.0] * 5)).charts == ()
-    seeds = [replace(cell, seed=seed) for seed in range(MAX_CHARTED_GROUPS + 1) for cell in (SINGLE, CELL)]
-    report = panel(*((cell, [2.0] * STEPS) for cell in seeds), axes=("backend", "seed"))
-    assert report.charts == ()
-    assert len(report.rows) == len(seeds)
+def test_few_steps_and_many_groups_have_no_figures():
+    assert figures((SINGLE, [2.0] * 5), (CELL, [2.0] * 5)) == []
+    seeds = [replace(cell, seed=seed) for seed in range(MAX_GROUPS + 1) for cell in (SINGLE, CELL)]
+    losses = [(cell, [2.0] * STEPS) for cell in seeds]
+    assert figures(*losses, axes=("backend", "seed")) == []
+    assert len(figures(*losses[:-2], axes=("backend", "seed"))) == 2 * MAX_GROUPS
+    assert len(panel(*losses, axes=("backend", "seed")).rows) == len(seeds)
 
 
 def test_a_terminal_shows_only_diverged_cells_of_a_large_run():

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchbox.report.evaluation import build_evaluation_report, write_evaluation_report
-from benchbox.report.evaluation_charts import TrainingCurve, draw_training_curves
+from benchbox.report.evaluation import build_evaluation_report, training_drawing, write_evaluation_report
+from benchbox.report.figures.curves import Curve
+from tests.support.figure_svg import curve_points, texts_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,31 +39,29 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 def test_a_report_shows_evaluations_side_by_side_with_findings_and_curves(folders: list[Path], tmp_path: Path) -> None:
-    curve = TrainingCurve(name="bf16_pure", points=((0, 2.0), (100, 1.0)))
-    chart = draw_training_curves("loss", "Loss by step", "Means of 50 steps.", (curve,))
-    report = replace(build_evaluation_report(folders), paragraphs=("Masters <matter>.",), charts=(chart,))
+    figure = training_drawing("loss", "Loss by step", "Means of 50 steps.", [Curve("bf16_pure", [0, 100], [2.0, 1.0])])
+    report = replace(build_evaluation_report(folders), paragraphs=("Masters <matter>.",), figures=(figure,))
     page = write_evaluation_report(report, tmp_path, "report")
     html, markdown = page.read_text(), (tmp_path / "report.md").read_text()
     assert "Masters &lt;matter&gt;." in html
     assert "bf16_pure ends at 1." in html
-    assert chart.curves[0].path in html
+    assert figure.svg() in html
     assert "bf16\\_master, lr 0.0001, seed 1 | metaworld/reach-v3 | 3 of 4 | 75% |" in markdown
     assert "bf16\\_pure, lr 0.0001, seed 1 | metaworld/reach-v3 | 0 of 4 | 0% |" in markdown
     assert "Masters \\<matter\\>." in markdown
 
 
 def test_curves_share_an_axis_of_steps_and_begin_at_zero() -> None:
-    short = TrainingCurve(name="short", points=((0, 4.0), (50, 2.0)))
-    long = TrainingCurve(name="long", points=((0, 0.0), (100, 1.0)))
-    chart = draw_training_curves("loss", "Loss", "Of both.", (short, long))
-    (_, short_end), (start, _) = (
-        [tuple(map(float, point.split())) for point in curve.path[1:].split("L")] for curve in chart.curves
-    )
-    middle = chart.left + (chart.width - chart.left - 20) / 2
-    assert short_end == pytest.approx((middle, (8 + chart.bottom) / 2), abs=0.1)
-    assert start == pytest.approx((chart.left, chart.bottom), abs=0.1)
+    curves = [Curve("short", [0, 50], [4.0, 2.0]), Curve("long", [0, 100], [0.0, 1.0])]
+    svg = training_drawing("loss", "Loss", "Of both.", curves).svg()
+    (short,), (long,) = curve_points(svg, "s0"), curve_points(svg, "s1")
+    assert short[0][0] == long[0][0]
+    assert short[1][0] - short[0][0] == pytest.approx((long[1][0] - long[0][0]) / 2, abs=0.05)
+    bottom, unit = long[0][1], long[0][1] - long[1][1]
+    assert [(bottom - y) / unit for _, y in short] == pytest.approx([4.0, 2.0], abs=0.01)
+    assert {"short", "long", "0", "100", "step", "Loss"} <= set(texts_of(svg))
 
 
 def test_curves_without_values_are_refused() -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
-        draw_training_curves("loss", "Loss", "Of none.", (TrainingCurve(name="a", points=((0, 0.0),)),))
+        training_drawing("loss", "Loss", "Of none.", [Curve("a", [0], [0.0])])

@@ -8,10 +8,13 @@ import pytest
 
 from benchbox.analysis.summary import summarize
 from benchbox.registry.phases import STEP_PARTS
+from benchbox.report.figures.cells import ReportCells
+from benchbox.report.figures.rank_strips import MAX_STRIPS, PARTS, drawings
 from benchbox.report.markdown import render_markdown
-from benchbox.report.ranks import MAX_STRIPS, rank_section
+from benchbox.report.ranks import rank_section
 from benchbox.report.view import build_report
 from tests.support.example_run import CELL, example_record, example_run
+from tests.support.figure_svg import drawn_bars, texts_of
 
 ZERO = replace(CELL, backend="zero2")
 
@@ -33,14 +36,29 @@ def section(*cells_and_splits):
     return rank_section(summarize(*run_and_records(*cells_and_splits)), ["backend"])
 
 
-def test_the_slow_rank_of_one_cell_is_named_and_every_rank_has_a_strip():
+def figures(*cells_and_splits):
+    summaries = summarize(*run_and_records(*cells_and_splits))
+    return list(drawings(ReportCells(summaries=summaries, axes=["backend"], max_bars=40)))
+
+
+def test_the_slow_rank_of_one_cell_is_named():
     ranks = section((CELL, split(0.05)), (ZERO, split()))
     assert ranks.sentences == ("backend=ddp: rank 1 computed 100% longer than the others: 50.0 ms a step.",)
-    assert [group.name for group in ranks.chart.groups] == ["backend=ddp", "backend=zero2"]
-    bars = ranks.chart.groups[0].bars
-    assert [bar.name for bar in bars] == ["rank 0", "rank 1"]
-    lengths = [sum(segment.width for segment in bar.segments) for bar in bars]
-    assert lengths[0] == pytest.approx(lengths[1]), "ranks end a step together"
+
+
+def test_every_rank_has_a_strip_whose_parts_have_colours_hatches_and_a_legend():
+    (figure,) = figures((CELL, split(0.05)), (ZERO, split()))
+    svg = figure.svg()
+    shown = [text for text in texts_of(svg) if text.startswith(("backend", "rank"))]
+    assert shown == ["backend=ddp", "rank 0", "rank 1", "backend=zero2", "rank 0", "rank 1"]
+    assert {name for name, _ in PARTS.values()} <= set(texts_of(svg))
+    bars = drawn_bars(svg)
+    first, second = bars[: len(PARTS)], bars[len(PARTS) : 2 * len(PARTS)]
+    assert [bar.colour for bar in first] == [colour for _, colour in PARTS.values()]
+    assert len({bar.hatch for bar in first}) == len(PARTS)
+    assert first[-1].right == pytest.approx(second[-1].right), "ranks end a step together"
+    assert (second[1].right - second[1].left) == pytest.approx(2 * (first[1].right - first[1].left), rel=0.01)
+    assert "backend=ddp rank 1: 120 ms (waiting for data 5.00 ms, own work 100 ms" in figure.values
 
 
 def test_the_sentences_stand_in_the_markdown_too():
@@ -51,8 +69,10 @@ def test_the_sentences_stand_in_the_markdown_too():
 
 def test_of_many_cells_only_those_with_a_sentence_are_drawn():
     cells = [(replace(CELL, seed=seed), split(0.05 if seed == 3 else 0.0)) for seed in range(MAX_STRIPS)]
-    assert [len(group.bars) for group in section(*cells).chart.groups] == [2]
+    (figure,) = figures(*cells)
+    assert [text for text in texts_of(figure.svg()) if text.startswith("rank")] == ["rank 0", "rank 1"]
 
 
 def test_records_without_a_split_have_no_section():
     assert section((CELL, None)) is None
+    assert figures((CELL, None)) == []

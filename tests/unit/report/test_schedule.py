@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from benchbox.report.schedule import draw_bars, draw_svg
+from tests.support.figure_svg import curve_points, texts_of
 
 RATES = [0.0, 0.0, 0.001, 0.5, 1.0, 1.0]
 
@@ -22,22 +25,37 @@ def test_bars_of_many_steps_have_the_width() -> None:
 
 
 def test_a_figure_is_well_formed_themed_and_has_the_same_bytes_every_time() -> None:
-    text = draw_svg({"a < b": RATES, "head": [1.0] * 6}, "Rates & steps")
-    assert text == draw_svg({"a < b": RATES, "head": [1.0] * 6}, "Rates & steps")
+    rates = {"a < b": RATES, "head": [1.0] * 6}
+    text = draw_svg(rates, "Rates & steps")
+    assert text == draw_svg(rates, "Rates & steps")
     root = ET.fromstring(text)
-    paths = [path for path in root.iter("{http://www.w3.org/2000/svg}path") if path.get("class") == "curve"]
-    assert [path[0].text for path in paths] == ["a < b", "head"]
-    assert "prefers-color-scheme: dark" in text
+    assert root.find("{http://www.w3.org/2000/svg}title").text == "Rates & steps"
+    assert texts_of(text)[:2] == ["a < b", "head"]
+    light, dark = text.split("prefers-color-scheme: dark")
+    for variable in set(re.findall(r"var\((--\w+)\)", text)):
+        assert f"{variable}: #" in light
+        assert f"{variable}: #" in dark, "the file has the colours of both themes"
+    assert not re.findall(r"#[0-9a-f]{6}\b", text.partition("</style>")[2])
 
 
-@pytest.mark.parametrize("steps", [1, 5000])
+def test_a_schedule_without_any_rate_is_drawn_flat() -> None:
+    (points,) = curve_points(draw_svg({"frozen": [0.0] * 9}, "Rates"), "s0")
+    assert len({y for _, y in points}) == 1
+
+
+@pytest.mark.parametrize("steps", [2, 5000])
 def test_a_jump_from_0_is_drawn_upright_however_many_steps_there_are(steps: int) -> None:
     """Few points are drawn of many steps, and those beside the jump always are."""
-    frozen = [0.0] * steps + [1.0] * steps
-    path = draw_svg({"backbone": frozen}, "Rates").split('class="curve"')[1].split('d="')[1].split('"')[0]
-    heights = [float(point.split()[1]) for point in path[1:].split("L")]
-    assert len(heights) < 700
-    assert heights == sorted(heights, reverse=True)
-    xs = [float(point.split()[0]) for point in path[1:].split("L")]
-    jump = next(index for index, height in enumerate(heights) if height != heights[0])
-    assert xs[jump] - xs[jump - 1] == pytest.approx(628 / (2 * steps - 1), abs=0.11)
+    (points,) = curve_points(draw_svg({"backbone": [0.0] * steps + [1.0] * steps}, "Rates"), "s0")
+    assert len(points) < 700
+    jump = next(index for index, (_, y) in enumerate(points) if y != points[0][1])
+    assert [y for _, y in points] == pytest.approx([points[0][1]] * jump + [points[-1][1]] * (len(points) - jump), abs=0.2)
+    width = points[-1][0] - points[0][0]
+    assert width > 600
+    assert points[jump][0] - points[jump - 1][0] == pytest.approx(width / (2 * steps - 1), abs=0.2)
+
+
+def test_a_schedule_of_100000_steps_is_a_small_file() -> None:
+    steps = 100_000
+    text = draw_svg({"all": [0.5 * (1 + math.cos(math.pi * step / steps)) for step in range(steps)]}, "Rates")
+    assert len(text) < 40_000

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from benchbox.registry.metrics import metrics
+from benchbox.registry.phases import PHASES
 from benchbox.report.view import build_report
 from benchbox.spec.cell import DataSpec
 from tests.support.example_run import CELL, OOM, example_record, example_run, write_example
+from tests.support.figure_svg import drawn_bars, texts_of
 
 FSDP, ZERO = replace(CELL, backend="fsdp1_full"), replace(CELL, backend="zero2")
 
@@ -22,6 +24,10 @@ def report_of(*cells_and_records, **changes):
     records = [record for part in cells_and_records for record in part]
     cells = {record["cell_id"]: record["cell"] for record in records}
     return build_report(replace(example_run([CELL], **changes), cells=cells), records)
+
+
+def figure(report, key):
+    return next(drawing for drawing in report.figures if drawing.key == key)
 
 
 def column(report, name):
@@ -95,7 +101,7 @@ def test_host_memory_is_never_called_device_memory(example):
     assert "peak reserved" not in [column.name for column in example.table.columns]
     assert any(note.endswith("not device memory.") for note in example.table.notes)
     assert any(note.startswith("Peak reserved is unknown: ") for note in example.table.notes)
-    memory = next(chart for chart in example.charts if chart.key == "memory")
+    memory = figure(example, "memory")
     assert memory.notes == (
         "tensor_storage: bytes of live tensor storage on the host, from a separate untimed step: not device memory.",
     )
@@ -105,10 +111,13 @@ def test_device_memory_shows_reserved_bytes_behind_allocated_ones(tmp_path):
     store = write_example(tmp_path, cuda=True)
     report = build_report(store.run(), store.records())
     assert column(report, "peak reserved")[0] == "180 MiB"
-    memory = next(chart for chart in report.charts if chart.key == "memory")
-    behind, front = memory.groups[0].bars[0].segments
-    assert (behind.colour, behind.title, front.title) == ("rest", "reserved 180 MiB", "allocated 160 MiB")
-    assert behind.width > front.width
+    memory = figure(report, "memory")
+    assert "fsdp1_full: 160 MiB / 180 MiB (allocated 160 MiB, reserved 180 MiB)." in memory.values
+    behind, front = drawn_bars(memory.svg())[:2]
+    assert (behind.colour, front.colour, front.hatch) == ("neutral", "s0", "")
+    assert behind.hatch
+    assert behind.right > front.right
+    assert {"reserved", "160 MiB / 180 MiB"} <= set(texts_of(memory.svg()))
 
 
 def test_flops_are_shown_as_counted_and_by_tower_according_to_the_formula(example):
@@ -133,11 +142,13 @@ def test_utilisation_has_columns_where_a_peak_is_known(example, tmp_path):
 
 
 def test_a_fused_phase_is_declared(example):
-    phases = next(chart for chart in example.charts if chart.key == "phases")
+    phases = figure(example, "phases")
     assert phases.notes == ("zero2: clip has no time of its own: DeepSpeed clips inside its optimizer step.",)
-    fsdp, zero = phases.groups[0].bars
-    assert [segment.title.split()[0] for segment in fsdp.segments].count("clip") == 1
-    assert [segment.title.split()[0] for segment in zero.segments].count("clip") == 0
+    clip = f"p{PHASES.index('clip')}"
+    fsdp, zero = drawn_bars(phases.svg())[:7], drawn_bars(phases.svg())[7:13]
+    assert len({bar.y for bar in fsdp}) == len({bar.y for bar in zero}) == 1
+    assert [bar.colour for bar in fsdp].count(clip) == 1
+    assert [bar.colour for bar in zero].count(clip) == 0
 
 
 def test_a_cell_that_waits_for_data_names_the_command_that_shows_why():
@@ -149,7 +160,7 @@ def test_a_cell_that_waits_for_data_names_the_command_that_shows_why():
             waits[rank] = [w + 0.5 * f for w, f in zip(wait, forward, strict=True)]
             phases["forward"]["per_rank"][rank] = [0.5 * f for f in forward]
     report = report_of(records)
-    (note,) = next(chart for chart in report.charts if chart.key == "phases").notes
+    (note,) = figure(report, "phases").notes
     assert note.endswith(
         "data_wait is 20% of a step; benchbox data bench my/data shows where the time goes and recommends data.workers."
     )
@@ -159,10 +170,11 @@ def test_time_outside_the_phases_is_drawn_not_hidden():
     records = launches(ZERO)
     for record in records:
         del record["phases_s"]["optimizer"]
-    phases = next(chart for chart in report_of(records).charts if chart.key == "phases")
-    remainder = phases.groups[0].bars[0].segments[-1]
-    assert remainder.title.startswith("outside the phases ")
-    assert remainder.colour == "rest"
+    phases = figure(report_of(records), "phases")
+    remainder = drawn_bars(phases.svg())[-1]
+    assert remainder.colour == "neutral"
+    assert remainder.right - remainder.left > 10
+    assert "outside the phases" in texts_of(phases.svg()), "the legend names it"
 
 
 def test_a_failure_has_rank_phase_and_traceback_and_stays_in_the_charts_without_a_bar(example):
@@ -170,9 +182,11 @@ def test_a_failure_has_rank_phase_and_traceback_and_stays_in_the_charts_without_
     assert (failure.status, failure.where) == ("oom", "launch 1, rank 1, backward")
     assert failure.message == "OutOfMemoryError: tried to allocate 2.00 GiB"
     assert "torch.OutOfMemoryError" in failure.details
-    bars = [bar for chart in example.charts for group in chart.groups for bar in group.bars if bar.text == "oom"]
-    assert len(bars) == 3
-    assert not any(bar.segments for bar in bars)
+    for key, bars_of_cell in (("throughput", 1), ("memory", 1), ("phases", 6)):
+        svg = figure(example, key).svg()
+        assert texts_of(svg).count("oom") == 1
+        assert len({bar.y for bar in drawn_bars(svg)}) == 7, "the eighth cell has a word and no bar"
+        assert len(drawn_bars(svg)) >= 7 * bars_of_cell
     assert dict(example.counts) == {"cells": 8, "ok": 7, "failed": 1, "skipped": 1}
 
 
@@ -185,7 +199,7 @@ def test_times_of_a_launch_that_failed_after_its_steps_are_no_figure_and_the_fai
     assert {failure.message for failure in report.failures} == {
         "OutOfMemoryError: tried to allocate 2.00 GiB (the probe did not complete)"
     }
-    assert not any(bar.segments for chart in report.charts for group in chart.groups for bar in group.bars)
+    assert report.figures == ()
 
 
 def test_a_cell_that_was_skipped_says_why(example):
@@ -195,8 +209,8 @@ def test_a_cell_that_was_skipped_says_why(example):
 def test_an_incomplete_cell_is_not_shown_as_ok():
     report = report_of(launches(ZERO)[:1])
     assert column(report, "status") == ["incomplete (1/2 ok)"]
-    bar = report.charts[0].groups[0].bars[0]
-    assert bar.text.endswith("(1/2 ok)")
+    texts = texts_of(figure(report, "throughput").svg())
+    assert any(text.endswith("samples/s (1/2 ok)") for text in texts)
 
 
 def test_requested_values_are_shown_beside_observed_ones(example):
@@ -262,7 +276,7 @@ def test_an_environment_that_changed_between_launches_shows_both():
 
 def test_a_run_of_failures_and_a_run_that_has_not_begun_still_have_a_report():
     failed = report_of([example_record(status="crash", error=OOM)])
-    assert failed.charts == failed.observed == failed.environment == ()
+    assert failed.figures == failed.observed == failed.environment == ()
     assert column(failed, "status") == ["crash (0/2 ok)"]
     begun = build_report(example_run([CELL]), [])
     assert column(begun, "status") == ["missing"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,7 @@ def test_a_set_up_with_wrong_precision_is_no_candidate():
 
 
 def test_a_run_of_walks_has_the_batches_and_launches_of_its_set_ups(walks):
-    assert list(walks) == ["pareto", "batches", "launches"]
+    assert list(walks) == ["pareto", "batches", "launches", "throughput", "memory", "phases", "ranks"]
     svg = walks["batches"].svg()
     for text in ("cams=1, attention=eager checkpointing=no", "does not fit", "batch of a rank"):
         assert f">{text}<" in svg
@@ -76,17 +77,25 @@ def test_many_cells_are_a_map_in_which_failures_have_a_word_and_a_hatch():
     assert "<pattern" in svg
 
 
-@pytest.mark.parametrize("key", ["pareto", "batches", "launches"])
+@pytest.mark.parametrize("key", ["pareto", "batches", "launches", "throughput", "memory", "phases", "ranks"])
 def test_a_page_gets_text_as_text_and_no_colour_of_its_own(walks, key):
     svg = walks[key].svg()
     assert "<text" in svg
     assert not re.findall(r"#[0-9a-f]{6}\b", svg)
+    assert set(re.findall(r"font-family: ([^;\"]+)", svg)) == {"inherit"}
     assert not re.findall(r'(?:xlink:)?href="(?!#)', svg), "nothing is loaded"
     assert svg.startswith("<svg")
     assert f'aria-labelledby="{key}-title {key}-description"' in svg
     ids = re.findall(r'\bid="([^"]+)"', svg)
     assert len(ids) == len(set(ids))
     assert all(name.startswith(f"{key}-") for name in ids)
+
+
+def test_a_page_scrolls_rather_than_shrinking_labels_and_does_not_magnify_them(walks):
+    for key, width in (("throughput", 374.4), ("phases", 748.8)):
+        low, high = re.search(r'style="min-width: (\d+)px; max-width: (\d+)px"', walks[key].svg()).groups()
+        assert 8 * float(low) / width >= 10, "pixels of the smallest labels"
+        assert 10 * float(high) / width <= 16.1, "pixels of the largest"
 
 
 def test_names_of_cells_are_escaped():
@@ -102,7 +111,8 @@ def test_files_have_the_same_bytes_in_every_process(tmp_path):
     for name in ("one", "two"):
         command = [sys.executable, "-c", code, str(REPORTS / "backends"), str(tmp_path / name)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert done.stdout.split() == ["pareto.svg", "pareto.pdf", "pareto.png"]
+        keys = ("pareto", "throughput", "memory", "phases", "equivalence-0-loss", "equivalence-0-grad_norm")
+        assert done.stdout.split() == [f"{key}.{suffix}" for key in keys for suffix in ("svg", "pdf", "png")]
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
 
@@ -119,6 +129,49 @@ def test_the_first_colours_of_print_are_apart_in_greyscale_from_white_and_black_
         assert (1.05) / (luminance(colour) + 0.05) > 2, f"{colour} on white"
     values = sorted(luminance(colour) for colour in PRINT.series)
     assert all(later - earlier > 0.01 for earlier, later in pairwise(values))
+
+
+# Machado, Oliveira and Fernandes (2009), severity 1: linear RGB as people without one kind of cones see it.
+COLOUR_BLINDNESS = {
+    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+}
+
+
+def seen(colour, matrix):
+    """Return the linear RGB of a colour as it is seen."""
+    parts = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return [sum(weight * part for weight, part in zip(row, linear, strict=True)) for row in matrix]
+
+
+def page_colours(theme, prefix):
+    style = (Path(__file__).parents[4] / "benchbox/report/templates/style.css").read_text(encoding="utf-8")
+    root = re.findall(r":root \{(.*?)\}", style, flags=re.DOTALL)[theme]
+    return [re.search(rf"--{prefix}{number}: (#\w+)", root)[1] for number in range(6)]
+
+
+@pytest.mark.parametrize("blindness", COLOUR_BLINDNESS)
+@pytest.mark.parametrize(
+    "colours",
+    [PRINT.series, *(page_colours(theme, prefix) for theme in (0, 1) for prefix in "sp")],
+    ids=["print", "light series", "light parts", "dark series", "dark parts"],
+)
+def test_the_first_colours_differ_for_the_colour_blind(colours, blindness):
+    matrix = COLOUR_BLINDNESS[blindness]
+    for one, other in combinations(colours[:6], 2):
+        distance = math.dist(*([max(part, 0) ** (1 / 2.2) for part in seen(colour, matrix)] for colour in (one, other)))
+        assert distance > 0.1, (one, other)
+
+
+def test_more_cells_than_bars_can_show_have_none():
+    """The page says where their values are, and Markdown shows only the figures that its tables do not replace."""
+    store = RunStore(REPORTS / "policies_full")
+    report = build_report(store.run(), list(store.records()))
+    assert not {"throughput", "memory", "phases"} & {drawing.key for drawing in report.figures}
+    few = build_report(RunStore(REPORTS / "backends").run(), list(RunStore(REPORTS / "backends").records()))
+    assert [drawing.key for drawing in few.overview_figures] == ["pareto"]
+    assert {"throughput", "memory", "phases"} <= {drawing.key for drawing in few.figures}
 
 
 def test_a_run_without_launches_has_no_figures():
