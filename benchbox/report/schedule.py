@@ -25,5 +25,13 @@ def draw_svg(rates: Mapping[str, Sequence[float]], title: str) -> str:
     """Draw the rates of every step by the name of their curve, as a complete SVG file for light and dark pages."""
     curves = [Curve(name, range(len(values)), values) for name, values in rates.items()]
     description = "Learning rate of every parameter group over the steps of the training."
-    drawing = curve_drawing(curves, key="schedule", title=title, description=description, section="trainings", is_wide=True)
+    drawing = curve_drawing(
+        curves,
+        key="schedule",
+        title=title,
+        description=description,
+        section="trainings",
+        is_wide=True,
+        label="learning rate",
+    )
     return drawing.themed_svg()

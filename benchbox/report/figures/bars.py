@@ -85,7 +85,7 @@ def _bar_text(bar: Bar) -> str:
 def _draw(
     bars: Sequence[Bar], label: str, width: float, legend: Sequence[tuple[str, str]], is_layered: bool, palette: Palette
 ) -> Figure:
-    from matplotlib.patches import Patch
+    from matplotlib.patches import Patch, Rectangle
     from matplotlib.transforms import blended_transform_factory
 
     positions, names, headings = [], [], []
@@ -106,17 +106,18 @@ def _draw(
     for bar, position in zip(bars, positions, strict=True):
         end = 0.0
         for part in sorted(bar.parts, key=lambda part: -part.value) if is_layered else bar.parts:
-            panel.barh(
-                position,
+            rectangle = Rectangle(  # panel.barh takes a quarter more time for 40 cells
+                (0 if is_layered else end, position - 0.36),
                 part.value,
-                left=0 if is_layered else end,
-                height=0.72,
-                color=palette.named(part.colour),
+                0.72,
+                facecolor=palette.named(part.colour),
                 edgecolor=palette.card,
                 hatch=HATCHES.get(part.colour),
                 linewidth=0.6,
                 clip_on=False,
             )
+            rectangle.set_in_layout(False)
+            panel.add_artist(rectangle)
             end = max(end, part.value) if is_layered else end + part.value
         if bar.spread is not None and bar.spread[0] < bar.spread[1]:
             panel.plot(bar.spread, (position, position), color=palette.ink, linewidth=1.2, marker="|", clip_on=False)

@@ -38,8 +38,13 @@ def curve_drawing(
     section: Section,
     is_wide: bool = False,
     is_logarithmic: bool = False,
+    label: str | None = None,
 ) -> Drawing:
-    """Return the figure of curves from zero upwards, or on a logarithmic scale on whose lower end zero is drawn."""
+    """Return the figure of curves from zero upwards, or on a logarithmic scale on whose lower end zero is drawn.
+
+    Args:
+        label: of the axis of values, in place of a title that is too long for it.
+    """
     ends = []
     for curve in curves:
         end = next((value for value in reversed(curve.values) if value is not None), None)
@@ -48,7 +53,7 @@ def curve_drawing(
         key=key,
         title=title,
         description=description,
-        draw=partial(_draw, curves, title, WIDE if is_wide else HALF, is_logarithmic),
+        draw=partial(_draw, curves, label or title, WIDE if is_wide else HALF, is_logarithmic),
         section=section,
         is_wide=is_wide,
         values=" ".join(ends),
@@ -82,6 +87,7 @@ def _draw(curves: Sequence[Curve], label: str, width: float, is_logarithmic: boo
         lines.append(line)
     if is_logarithmic:
         panel.set_yscale("log")
+        panel.yaxis.set_major_formatter(lambda value, _: f"1e{round(math.log10(value))}")
         panel.minorticks_off()
         panel.set_ylim(low, high)
     else:

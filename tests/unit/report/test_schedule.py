@@ -31,6 +31,7 @@ def test_a_figure_is_well_formed_themed_and_has_the_same_bytes_every_time() -> N
     root = ET.fromstring(text)
     assert root.find("{http://www.w3.org/2000/svg}title").text == "Rates & steps"
     assert texts_of(text)[:2] == ["a < b", "head"]
+    assert "learning rate" in texts_of(text), "the title is too long for the axis"
     light, dark = text.split("prefers-color-scheme: dark")
     for variable in set(re.findall(r"var\((--\w+)\)", text)):
         assert f"{variable}: #" in light
