@@ -76,8 +76,8 @@ def test_a_rank_whose_samples_are_slow_waits_for_data(launcher, tmp_path) -> Non
 
 @pytest.mark.skipif(psutil.cpu_count() < 2, reason="two ranks need a core each")
 def test_a_rank_whose_core_is_busy_waits_for_it(launcher, tmp_path) -> None:
-    """Beside other work both ranks lack their cores, none may be behind, and rank 0 computes longer where both cores are threads
-    of one: then another launch is taken, up to five.
+    """Beside other work both ranks lack their cores and none may be behind, and rank 0 computes longer where both cores are
+    threads of one: then another launch is taken, up to five.
     """
     named = []
     with busy_core(1):
