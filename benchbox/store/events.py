@@ -65,7 +65,11 @@ class EventWriter:
         self._write(event, fields, is_last=False)
 
     def write_last(self, event: str) -> None:
-        """Append the last event: what other threads write later is dropped."""
+        """Append the last event: what other threads write later is dropped.
+
+        Raises:
+            OSError: the line cannot be written, and events that follow still can.
+        """
         self._write(event, {}, is_last=True)
 
     def _write(self, event: str, fields: Mapping[str, Any], *, is_last: bool) -> None:
@@ -74,10 +78,10 @@ class EventWriter:
         with self._lock:
             if self._finished:
                 return
-            self._finished = is_last
             if (written := os.write(self._descriptor, line)) < len(line):  # a full disk takes a part of it
                 os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._finished = is_last
 
     def close(self) -> None:
         os.close(self._descriptor)

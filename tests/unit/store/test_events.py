@@ -33,10 +33,12 @@ def test_an_event_of_which_a_full_disk_takes_a_part_is_not_in_the_file_and_later
         "resource.setrlimit(resource.RLIMIT_FSIZE, (300, resource.RLIM_INFINITY))\n"
         "try: writer.write('progress', text='x' * 400)\n"
         "except OSError as error: print(error.strerror)\n"
+        "try: writer.write_last('x' * 400)\n"
+        "except OSError as error: print(error.strerror)\n"
         "writer.write('done')\n"
     )
     done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
-    assert done.stdout == "No space left on device\n"
+    assert done.stdout == "No space left on device\n" * 2
     assert [event["event"] for event in read_events(path)[0]] == ["done"]
 
 
