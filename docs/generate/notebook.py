@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,8 +126,9 @@ def build_notebook() -> dict[str, Any]:
     for number, (kind, source) in enumerate(CELLS):
         make = nbformat.v4.new_markdown_cell if kind == "markdown" else nbformat.v4.new_code_cell
         notebook.cells.append(make(source, id=f"cell-{number}"))
-    manager = AsyncKernelManager(kernel_name="python3", transport="ipc")  # sockets in files: no port, no network
-    NotebookClient(notebook, km=manager, timeout=120, resources={"metadata": {"path": str(ROOT)}}).execute()
+    with TemporaryDirectory() as sockets:  # files instead of ports: no network
+        manager = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/kernel")
+        NotebookClient(notebook, km=manager, timeout=120, resources={"metadata": {"path": str(ROOT)}}).execute()
     for cell in notebook.cells:
         cell.metadata = {}
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"], "language_info": {"name": "python"}}

@@ -19,7 +19,8 @@ def test_the_committed_notebook_is_what_its_cells_give_today(tmp_path):
         pytest.importorskip(library, reason=f"{library} executes the notebook: pip install -e '.[dev]'")
     written = tmp_path / "python.ipynb"
     command = [sys.executable, ROOT / "docs" / "generate" / "notebook.py", written]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    subprocess.run(command, check=True, capture_output=True, timeout=300, cwd=tmp_path)
+    assert list(tmp_path.iterdir()) == [written], "the sockets of the kernel are left where the command ran"
     assert json.loads(written.read_text()) == json.loads(NOTEBOOK.read_text()), "docs/python.ipynb is outdated: run `make docs`"
 
 
