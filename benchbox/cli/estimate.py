@@ -1,6 +1,7 @@
 """`benchbox estimate`: memory, communication and time by theory, before anything runs or beside what was measured."""
 
 import json
+import os
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -102,9 +103,10 @@ def _simulate(cell: "Cell", policy_dirs: "Sequence[Path]") -> "Simulation | str"
     """Return the simulation of a cell, or why there is none."""
     from benchbox.errors import UnsupportedError
     from benchbox.estimation.simulation import simulate
+    from benchbox.launch.process.environment import host_variables
 
     try:
-        return simulate(cell, policy_dirs)
+        return simulate(cell, policy_dirs, {**os.environ, **host_variables(os.environ)})
     except UnsupportedError as error:
         return str(error)
 

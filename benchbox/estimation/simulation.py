@@ -14,7 +14,7 @@ from benchbox.registry.backends import backend_info
 from benchbox.theory.sharding import MODELS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from benchbox.spec.cell import Cell
@@ -43,8 +43,14 @@ class Simulation:
         return lines
 
 
-def simulate(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Simulation:
+def simulate(cell: Cell, policy_dirs: Sequence[Path] = (), environment: Mapping[str, str] | None = None) -> Simulation:
     """Run `prepare` and a step of the backend as rank 0 of `cell.world_size`, in a process without other ranks.
+
+    Args:
+        cell: of any number of ranks.
+        policy_dirs: folders in which its policy is searched for.
+        environment: all variables of that process, those of this one by default. DeepSpeed compiles its extension in a process
+            in which TORCH_EXTENSIONS_DIR is not that of the ranks.
 
     Raises:
         UnsupportedError: the backend, or this policy with it, cannot be simulated; the message says why.
@@ -57,9 +63,8 @@ def simulate(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Simulation:
         raise UnsupportedError(refusal)
     request = {"cell": cell.to_dict(), "policy_dirs": [str(folder.resolve()) for folder in policy_dirs]}
     command = [sys.executable, "-m", "benchbox.estimation.simulated_rank"]
-    result = subprocess.run(
-        command, input=json.dumps(request), capture_output=True, text=True, env=dict(os.environ), check=False
-    )
+    variables = dict(os.environ if environment is None else environment)
+    result = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, env=variables, check=False)
     if result.returncode:
         reason = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1].removeprefix("[rank0]: ")
         raise UnsupportedError(f"the step of {cell.policy} on {cell.backend} cannot be simulated: {reason:.200}")

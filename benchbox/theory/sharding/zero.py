@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from benchbox.theory.communication import bucket_limit
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 class Zero12Model(MemoryModel):
     """Flat replicated parameters, partitioned masters and moments.
 
-    Both have a bucket for gradients from the first one in a backward on. ZeRO-2 moves them into it as they appear, and keeps of
-    what is reduced its own partition. ZeRO-1 keeps all gradients until backward has ended, and reduces them then.
+    Both have a bucket for gradients from the first one in a backward on. ZeRO-2 moves them into it as they appear, and copies
+    of what is reduced those of its own partition. ZeRO-1 keeps all gradients until backward has ended, and reduces them then.
     """
 
     def __init__(self, structure: Structure, timeline: Timeline, setup: CellSetup) -> None:
@@ -26,12 +27,30 @@ class Zero12Model(MemoryModel):
             zero_group_numel((self.numel(number) for number in numbers), setup.world_size)
             for numbers in structure.groups.values()
         ]
-        self._in_bucket = 0
-        self._partitioned = False
+        self._in_bucket = 0  # elements
+        self._has_copied = False  # in this micro-step
+        self._copied_bytes = self._copied_numel * setup.live_size
 
     @property
     def _partition_numel(self) -> int:
         return sum(self._padded) // self.setup.world_size
+
+    @property
+    def _copied_numel(self) -> int:
+        """Elements of the gradients that a rank copies from the bucket, the most of any rank.
+
+        They are those of whole parameters, also of those that are only in part in its partition
+        (deepspeed.runtime.zero.stage_1_and_2, `copy_grads_in_partition`).
+        """
+        copied: Counter[int] = Counter()
+        for padded, numbers in zip(self._padded, self.structure.groups.values(), strict=True):
+            partition, start = padded // self.setup.world_size, 0
+            for number in numbers:
+                end = start + self.numel(number)
+                for rank in range(start // partition, (end - 1) // partition + 1):
+                    copied[rank] += end - start
+                start = end
+        return max(copied.values(), default=0)
 
     def _store(self) -> None:
         setup, frozen = self.setup, self.structure.numel - self.structure.trained_numel
@@ -49,24 +68,38 @@ class Zero12Model(MemoryModel):
             self.ledger.add("reduction", bucket_limit(self.structure) * self.setup.live_size)
         if self.setup.backend == "zero2":
             self.ledger.pass_through("gradients", size)  # until it is moved into the bucket
+            self._move_into_bucket(number)
         elif self.micro_step:
             self.ledger.pass_through("gradients", size)
         else:
             self.ledger.add("gradients", size)
 
     def _end_backward(self) -> None:
-        setup, ledger = self.setup, self.ledger
-        partition = self._partition_numel * setup.live_size
-        if setup.backend == "zero2":
-            ledger.add("gradients", partition)
-            if self._partitioned:
-                ledger.add("gradients", -partition)
-            self._partitioned = True
-            ledger.clear("reduction")
-        elif self.is_boundary:
-            ledger.clear("gradients")  # moved into the bucket, as they are reduced
-            ledger.add("gradients", partition)
-            ledger.clear("reduction")
+        if self.setup.backend == "zero1" and not self.is_boundary:
+            return
+        if self.setup.backend == "zero1":
+            for number in (number for numbers in self.structure.groups.values() for number in numbers):
+                self._move_into_bucket(number)
+                self.ledger.add("gradients", -self.numel(number) * self.setup.live_size)
+        self._reduce()
+        if self.micro_step and self.setup.backend == "zero2":  # added to those of earlier micro-steps
+            self.ledger.add("gradients", -self._copied_bytes)
+        self._has_copied = False
+        self.ledger.clear("reduction")
+
+    def _move_into_bucket(self, number: int) -> None:
+        numel = self.numel(number)
+        if self._in_bucket and self._in_bucket + numel > bucket_limit(self.structure):
+            self._reduce()
+        self._in_bucket += numel
+
+    def _reduce(self) -> None:
+        """Reduce the gradients in the bucket: flattened, which copies them; then those of the partition are copied from it."""
+        self.ledger.pass_through("reduction", self._in_bucket * self.setup.live_size)
+        self._in_bucket = 0
+        if not self._has_copied:
+            self.ledger.add("gradients", self._copied_bytes)
+            self._has_copied = True
 
     def _finish(self) -> None:
         """Step group by group: its gradients are flattened, and cast to the dtype of the masters."""
@@ -79,7 +112,7 @@ class Zero12Model(MemoryModel):
                 ledger.add("workspace", numel * setup.stepped_size)
                 ledger.add("workspace", -numel * setup.stepped_size)
             ledger.add("workspace", -numel * setup.live_size)
-            ledger.add("gradients", -numel * setup.live_size)
+        ledger.clear("gradients")  # one tensor for all groups
 
 
 class Zero3Model(MemoryModel):

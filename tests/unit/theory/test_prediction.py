@@ -121,3 +121,36 @@ def test_without_ranks_there_is_no_communication():
 
 def test_flops_are_those_of_all_micro_steps():
     assert predicted("ddp", accumulation=3).model_flops == 21
+
+
+def zero_without_activations(backend, world_size):
+    timeline = replace(TIMELINE, events=tuple(event for event in TIMELINE.events if event.kind not in ("allocate", "free")))
+    return predict(STRUCTURE, timeline, CellSetup(backend=backend, world_size=world_size, masters=False))
+
+
+# By each of four ranks: bf16 parameters, masters and moments of a quarter, the batch.
+STORED = 2 * NUMEL + 12 * NUMEL // 4 + 100
+
+
+@pytest.mark.parametrize("backend", ["zero1", "zero2"])
+def test_zero_flattens_the_gradients_in_its_bucket_to_reduce_them(backend):
+    estimate = zero_without_activations(backend, 4)
+    assert estimate.peak_bytes == STORED + 2 * NUMEL + 2 * NUMEL
+    assert estimate.components["reduction"] == (4 * NUMEL if backend == "zero2" else 2 * NUMEL)
+
+
+def test_a_full_bucket_of_zero2_is_reduced_beside_the_gradients_that_the_rank_has_copied(monkeypatch):
+    """A bucket of 1100 elements takes one layer. Rank 2 has parts of both layers, and copies both."""
+    monkeypatch.setattr("benchbox.theory.communication.DEEPSPEED_BUCKET", 1100)
+    estimate = zero_without_activations("zero2", 4)
+    assert estimate.components["gradients"] == 2 * 2048
+    assert estimate.components["reduction"] == 2 * 1100 + 2 * 1024
+    assert estimate.peak_bytes == STORED + 2 * 2048 + 2 * 1100 + 2 * 1024
+
+
+def test_zero2_steps_beside_the_gradients_of_all_parameters_that_are_in_part_its_own():
+    """The second of two ranks has 1280 elements, of two layers of 1024 each."""
+    estimate = zero_without_activations("zero2", 2)
+    assert estimate.moment == "optimizer"
+    assert estimate.components["gradients"] == 2 * 2048
+    assert estimate.components["workspace"] == 6 * 1280
