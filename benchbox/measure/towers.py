@@ -10,7 +10,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import record_function
 
-from benchbox.observer.hooks.dispatch import in_backward
+from benchbox.observer.hooks.dispatch import in_backward, is_recomputing
 from benchbox.observer.introspect.names import unwrapped_modules
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class TowerTracker:
 
     def current(self) -> str | None:
         """Return the tower for which the running operation runs; None for none."""
-        if in_backward() and not (torch.is_grad_enabled() and self._tower is not None):
+        if in_backward() and not (is_recomputing() and self._tower is not None):
             node: Any = torch._C._current_autograd_node()  # noqa: SLF001 (torch has no public function for this)
             return None if node is None else self.tower_of_node(node._sequence_nr())  # noqa: SLF001
         return self._tower

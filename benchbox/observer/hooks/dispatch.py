@@ -81,9 +81,12 @@ def operation_name(operation: Any) -> str:
 def is_recomputing() -> bool:
     """Return whether the running operation repeats a forward inside the backward pass, as activation checkpointing does.
 
-    Backward itself runs with gradients disabled; a repeated forward enables them again.
+    Backward itself runs with gradients disabled; a repeated forward enables them again. The forward of a custom
+    `autograd.Function`, as of DeepSpeed's linear layer under ZeRO-3, disables them once more, and forward-mode gradients with
+    them, which backward leaves enabled. A Function that another one's backward calls is therefore taken for a repeated forward.
     """
-    return in_backward() and torch.is_grad_enabled()
+    in_function_forward = not torch._C._is_fwd_grad_enabled()  # noqa: SLF001 (torch has no public function for this)
+    return in_backward() and (torch.is_grad_enabled() or in_function_forward)
 
 
 def in_backward() -> bool:

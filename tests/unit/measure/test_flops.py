@@ -53,6 +53,32 @@ def test_recomputed_work_is_separated_from_that_of_the_model():
     assert (recomputed.total - recomputed.recomputed, recomputed.recomputed) == (6 * product, 2 * product)
 
 
+class ShardedLinear(torch.autograd.Function):
+    """A linear layer as a Function of its own, as DeepSpeed puts one under ZeRO-3."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.T, x.T @ gradient
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_work_that_a_function_repeats_is_recomputed_and_that_of_its_backward_is_not(reentrant):
+    weight, x = torch.ones(16, 16, requires_grad=True), torch.ones(8, 16, requires_grad=True)
+
+    def block(x):
+        return ShardedLinear.apply(x, weight).square()
+
+    counter = count_flops(lambda: checkpoint(block, x, use_reentrant=reentrant))
+    product = 2 * 8 * 16 * 16
+    assert (counter.total, counter.recomputed) == (4 * product, product)
+
+
 def test_utilisation_of_a_known_device_is_work_over_time_over_peak():
     """Recomputation counts as work of the hardware and not of the model."""
     quarter = int(DEVICE_PEAKS[H200] / 4)
