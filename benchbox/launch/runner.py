@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 
     from benchbox.launch.job import Launcher
     from benchbox.launch.progress import Progress
+    from benchbox.registry.launch_record import LaunchRecord
     from benchbox.spec.cell import Cell, MeasureSpec
     from benchbox.store.run import RunStore
 
 # Another launch of the same cell would end the same way, so the cell is not launched again within one invocation.
 _NON_RETRYABLE = ("unsupported", "mismatch", "oom")
+# So would that of a cell which failed in the same way this often in a row. One failure may be of the machine.
+_SAME_FAILURES = 3
 
 
 @dataclass(slots=True)
@@ -28,7 +31,7 @@ class RunSummary:
 
     reused: int = 0  # an ok record existed
     executed: int = 0
-    skipped: int = 0  # an earlier launch of the same cell ended with a non-retryable status
+    skipped: int = 0  # another launch of the cell would end as its earlier ones
     remaining: int = 0  # the user stopped before they had ended
     failed_cells: set[str] = field(default_factory=set)  # ids of cells with a launch that did not end ok
     stopped: bool = False
@@ -73,7 +76,7 @@ def run_matrix(
     """
     pending = pending_launches(launches, measure, store, policy_dirs, fresh=fresh)
     summary = RunSummary(reused=pending.reused)
-    non_retryable: dict[str, str] = {}  # cell id -> status
+    failures = _Failures()
     with progress.display(list(launches), pending.launches, pending.notes):
         for index, (cell, launch) in enumerate(pending.launches):
             if stop():
@@ -84,11 +87,11 @@ def run_matrix(
                 summary.out_of_time = True
                 summary.remaining = len(pending.launches) - index
                 break
-            if cell.cell_id in non_retryable:
+            if cell.cell_id in failures.hopeless:
                 # A record that an earlier run stored here is no longer true of this cell.
                 store.remove_record(cell.cell_id, launch)
                 summary.skipped += 1
-                progress.launch_skipped(cell, launch, non_retryable[cell.cell_id])
+                progress.launch_skipped(cell, launch, failures.hopeless[cell.cell_id])
                 continue
             progress.launch_started(cell, launch)
             record = launch_cell(
@@ -110,6 +113,22 @@ def run_matrix(
             summary.executed += 1
             if record["status"] != "ok":
                 summary.failed_cells.add(cell.cell_id)
-            if record["status"] in _NON_RETRYABLE:
-                non_retryable[cell.cell_id] = record["status"]
+            failures.add(record)
     return summary
+
+
+class _Failures:
+    """Failures of the cells of one invocation. `hopeless` has the status of those that another launch would not change."""
+
+    def __init__(self) -> None:
+        self.hopeless: dict[str, str] = {}  # cell id -> status
+        self._last: dict[str, tuple[str, str, int]] = {}  # cell id -> status, type of error, how often in a row
+
+    def add(self, record: LaunchRecord) -> None:
+        cell_id, status = record["cell_id"], record["status"]
+        kind = record["error"]["type"] if record["error"] else ""
+        *last, times = self._last.get(cell_id, ("", "", 0))
+        times = times + 1 if last == [status, kind] else 1
+        self._last[cell_id] = (status, kind, times)
+        if status in _NON_RETRYABLE or (status != "ok" and times == _SAME_FAILURES):
+            self.hopeless[cell_id] = status

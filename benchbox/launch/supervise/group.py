@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from benchbox.errors import RecordError
 from benchbox.launch.supervise.desync import add_positions
 from benchbox.launch.supervise.outcome import classify_outcome, unreadable_events
-from benchbox.launch.supervise.stacks import collect_stacks
+from benchbox.launch.supervise.stacks import collect_stacks, shorten_files
 from benchbox.launch.supervise.watch import watch
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from benchbox.launch.job import Job, Launcher
     from benchbox.launch.supervise.outcome import Outcome
     from benchbox.launch.supervise.trace import Trace
+    from benchbox.registry.launch_record import ErrorRecord
 
 _TAIL_BYTES = 2000
 _FULL_BYTES = 1 << 16
@@ -66,7 +67,7 @@ def run_group(
         job.remove_empty_stacks()
     outcome = classify_outcome(ending, group.failures(), stacks=stacks, log_tail=_read_tail(job.group_log))
     outcome = add_positions(outcome, job, ending.traces, stacks)
-    return _name_node(_name_full_disk(outcome, job), job)
+    return _shorten_tracebacks(_name_node(_name_full_disk(outcome, job), job))
 
 
 def _name_full_disk(outcome: Outcome, job: Job) -> Outcome:
@@ -84,6 +85,15 @@ def _name_node(outcome: Outcome, job: Job) -> Outcome:
     if error is None or error["rank"] is None or job.nnodes == 1:
         return outcome
     return replace(outcome, error={**error, "message": f"{error['message']} (on node {job.node_of(error['rank'])})"})
+
+
+def _shorten_tracebacks(outcome: Outcome) -> Outcome:
+    if outcome.error is None:
+        return outcome
+    error: ErrorRecord = {**outcome.error, "traceback": shorten_files(outcome.error["traceback"])}
+    if positions := error.get("ranks"):
+        error["ranks"] = [{**position, "stack": shorten_files(position["stack"])} for position in positions]
+    return replace(outcome, error=error)
 
 
 def _read_tail(path: Path) -> str:

@@ -1,14 +1,18 @@
-"""Stack dumps of stuck ranks, and their last collectives, requested before the group is ended."""
+"""Stack dumps of stuck ranks, and their last collectives, requested before the group is ended; files in tracebacks."""
 
 from __future__ import annotations
 
+import re
 import signal
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import benchbox
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from benchbox.launch.job import Job, RankGroup
     from benchbox.launch.supervise.trace import Trace
@@ -19,6 +23,7 @@ _POLL_S = 0.05
 _SETTLED_S = 0.2  # without growth of a dump, after which it is complete
 # faulthandler writes the threads one by one, and that which received the signal, the main thread, as the last.
 _LAST_THREAD = "Current thread 0x"
+_FILE = re.compile(r'(?<=File ")/[^"\n]+(?=")')
 
 
 def collect_stacks(job: Job, group: RankGroup, traces: Sequence[Trace]) -> dict[int, str]:
@@ -52,3 +57,20 @@ def _read_complete(files: Mapping[int, Path]) -> dict[int, str]:
             break
         time.sleep(_POLL_S)
     return stacks
+
+
+def shorten_files(traceback: str | None) -> str | None:
+    """Return a traceback whose files are named from the folder they are imported from, or from the working directory.
+
+    Records are published: `torch/nn/modules/module.py` names the file, and its absolute path whoever measured.
+    """
+    if traceback is None:
+        return None
+    folders = {Path(benchbox.__file__).parents[1], Path.cwd(), *map(Path, filter(None, sys.path))}
+
+    def shorten(match: re.Match[str]) -> str:
+        file = Path(match[0])
+        names = [str(file.relative_to(folder)) for folder in folders if file.is_relative_to(folder)]
+        return min(names, key=len, default=match[0])
+
+    return _FILE.sub(shorten, traceback)

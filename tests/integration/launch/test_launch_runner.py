@@ -4,12 +4,13 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from benchbox.launch.progress import ConsoleProgress
-from benchbox.launch.runner import RunSummary, run_matrix
+from benchbox.launch.runner import RunSummary, _Failures, run_matrix
 from benchbox.spec.cell import Cell, MeasureSpec
 from benchbox.store.run import RunStore
 from tests.support.launchers import MEASURE, DirectLauncher, cell
@@ -108,6 +109,26 @@ def test_a_cell_that_would_end_the_same_is_launched_once_an_invocation(bench: Be
     assert (summary.executed, summary.skipped) == (1, 2)
     assert bench.statuses() == ["unsupported 1 unsupported"]
     assert bench.run(UNSUPPORTED, launches=3).executed == 1
+
+
+def test_a_cell_that_fails_three_times_in_a_row_in_the_same_way_is_not_launched_again(bench: Bench) -> None:
+    summary = bench.run(BROKEN, HEALTHY, launches=5)
+    assert [launch for size, launch in bench.launcher.started if size == "dies_at_import"] == [1, 2, 3]
+    assert (summary.executed, summary.skipped) == (8, 2)
+    assert "[7/10] size=dies_at_import #4 not run: it would end crash too" in bench.text
+    assert bench.statuses() == [f"dies_at_import {n} crash" for n in (1, 2, 3)] + [f"healthy {n} ok" for n in range(1, 6)]
+
+
+def test_a_failure_of_another_kind_begins_the_count_again() -> None:
+    failures = _Failures()
+    record: Any = {"cell_id": "a", "status": "crash", "error": {"type": "RuntimeError"}}
+    for kind in ("RuntimeError", "RuntimeError", "Killed", "RuntimeError", "RuntimeError"):
+        failures.add({**record, "error": {"type": kind}})
+    for status in ("ok", "crash", "crash"):
+        failures.add({**record, "status": status, "error": None if status == "ok" else {"type": "RuntimeError"}})
+    assert failures.hopeless == {}
+    failures.add(record)
+    assert failures.hopeless == {"a": "crash"}
 
 
 def test_a_stopped_run_is_resumed_where_it_stopped(bench: Bench) -> None:

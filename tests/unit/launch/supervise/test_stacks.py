@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from benchbox.launch.supervise.stacks import _read_complete
+import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from benchbox.launch.supervise.stacks import _read_complete, shorten_files
 
 OTHER = 'Thread 0x00007f2e810f66c0 (most recent call first):\n  File "threading.py", line 629 in wait\n\n'
 MAIN = 'Current thread 0x00007f2e9af2d740 (most recent call first):\n  File "policy.py", line 12 in forward\n'
@@ -38,3 +38,18 @@ def test_a_rank_that_writes_nothing_is_not_waited_for_without_end(tmp_path: Path
     files[0].write_text(OTHER + MAIN)
     files[1].touch()
     assert _read_complete(files) == {0: OTHER + MAIN, 1: ""}
+
+
+def test_files_are_named_from_the_folder_of_their_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folders of packages, also one in another, the working directory, and benchbox's own; other files stay as they are."""
+    packages = Path(pytest.__file__).parents[1]
+    monkeypatch.setattr(sys, "path", ["", str(packages.parent), str(packages)])
+    monkeypatch.chdir(tmp_path)
+    files = {
+        packages / "torch" / "nn" / "functional.py": "torch/nn/functional.py",
+        tmp_path / "policies" / "mine" / "policy.py": "policies/mine/policy.py",
+        Path(sys.modules["benchbox"].__file__ or "").parent / "worker" / "rank.py": "benchbox/worker/rank.py",
+        Path("/elsewhere/it s/policy.py"): "/elsewhere/it s/policy.py",
+    }
+    frame = '  File "{}", line 7, in forward\n    x = "/a/b"\n'
+    assert shorten_files("".join(map(frame.format, files))) == "".join(map(frame.format, files.values()))
