@@ -247,7 +247,7 @@ def _environment_reader(key: str) -> Callable[[LaunchRecord], Any]:
     def read(record: LaunchRecord) -> Any:
         value = (record["environment"] or {}).get(key)
         # A variable that is null is not set, as one that an older record does not list.
-        return {name: item for name, item in value.items() if item is not None} if isinstance(value, Mapping) else value
+        return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
 
     return read
 

@@ -77,12 +77,12 @@ def estimate_effect(
         differences = np.array([math.log(subject[number] / reference[number]) for number in rounds])
         shifts, method = _shifts_of_rounds(differences), "exchanged rounds"
         means = (differences[:, None] + differences[None, :]) / 2
-        estimate = float(np.median(means[np.triu_indices(len(rounds))]))
+        estimate = _median(means[np.triu_indices(len(rounds))])
         counts = (len(rounds), len(rounds))
     else:
         ours, theirs = (np.log(list(values.values())) for values in (subject, reference))
         shifts, method = _shifts_of_launches(ours, theirs), "exchanged launches"
-        estimate = float(np.median(ours[:, None] - theirs[None, :]))
+        estimate = _median((ours[:, None] - theirs[None, :]).ravel())
         counts = (len(ours), len(theirs))
     exchanges = len(shifts) + 1  # those that exchange nothing included
     rank = math.floor(alpha / 2 * exchanges)
@@ -94,6 +94,12 @@ def estimate_effect(
         not_below = 1 + int(np.count_nonzero(shifts >= -1e-12))
         p = min(1.0, 2 * min(not_above, not_below) / exchanges)
     return Effect(ratio=math.exp(estimate), low=low, high=high, p=p, launches=counts, method=method)  # type: ignore[arg-type]
+
+
+def _median(values: np.ndarray) -> float:
+    """Return the median as `np.median` does, which takes ten times as long for the few values of most pairs."""
+    ordered = np.sort(values)
+    return float(ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
 def _shifts_of_rounds(differences: np.ndarray) -> np.ndarray:

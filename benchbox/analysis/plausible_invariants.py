@@ -98,7 +98,9 @@ def _worst_memory(record: LaunchRecord) -> Iterable[str] | None:
         if value != (max(peak_bytes) if len(peak_bytes) == len(of_ranks) else None):
             messages.append(f"the worst {name} peak is {value}, and the ranks have {of_ranks}")
     sizes = allocated if worst["reserved_peak_bytes"] is None else reserved
-    if not messages and sizes[worst["rank"]] != max(size or 0 for size in sizes):
+    largest = worst["allocated_peak_bytes"] if worst["reserved_peak_bytes"] is None else worst["reserved_peak_bytes"]
+    rank = worst["rank"]
+    if not messages and (rank is not None if largest is None else rank is None or sizes[rank] != largest):
         messages.append(f"rank {worst['rank']} is named as the worst, and the ranks have {sizes}")
     return messages
 

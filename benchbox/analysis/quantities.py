@@ -45,6 +45,5 @@ def significant(value: float, digits: int = 3) -> str:
         return "0"
     if not 1e-4 <= abs(value) < 1e9:
         return f"{value:.{digits - 1}e}"
-    rounded = f"{value:.{digits - 1}e}"
-    decimals = max(0, digits - 1 - int(rounded.partition("e")[2]))
-    return f"{float(rounded):.{decimals}f}"
+    text = f"{value:#.{digits}g}"
+    return f"{float(text):.0f}" if "e" in text or text[-1] == "." else text

@@ -96,13 +96,35 @@ def describe_ranks(summary: CellSummary) -> str | None:
         examples = [s for s in stragglers if s is not None and (s.rank, s.part) == (rank, part)]
         launches = "" if count == len(records) else f", in {count} of {len(records)} launches"
         return _sentence(examples) + launches
+    waiting = find_waiting(summary)
+    return str(waiting) if waiting else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """The wait of all ranks of a cell at their collectives: for which part, and its share of their steps."""
+
+    part: str  # transfer | rank_wait
+    share: float
+
+    @property
+    def awaited(self) -> str:
+        """Return the words for it."""
+        return "transfers" if self.part == "transfer" else "one another"
+
+    def __str__(self) -> str:
+        text = f"the ranks wait for {self.awaited}: {self.share:.0%} of the step"
+        return text if self.part == "transfer" else f"{text}, and no rank is always the last"
+
+
+def find_waiting(summary: CellSummary) -> Waiting | None:
+    """Return what all ranks wait for, if that is a noticeable share of the step: transfers before one another."""
     split = mean_split(summary)
     step_s = sum(fmean(times) for times in split.values())
-    shares = {part: fmean(split[part]) / step_s for part in ("transfer", "rank_wait")} if step_s else {}
-    if shares.get("transfer", 0.0) >= NOTICEABLE:
-        return f"the ranks wait for transfers: {shares['transfer']:.0%} of the step"
-    if shares.get("rank_wait", 0.0) >= NOTICEABLE:
-        return f"the ranks wait for one another: {shares['rank_wait']:.0%} of the step, and no rank is always the last"
+    for part in ("transfer", "rank_wait"):
+        share = fmean(split[part]) / step_s if step_s and part in split else 0.0
+        if share >= NOTICEABLE:
+            return Waiting(part=part, share=share)
     return None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean, median
@@ -17,6 +16,8 @@ from benchbox.registry.phases import PHASES
 from benchbox.registry.statuses import DIVERGED, STATUSES
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
     from benchbox.analysis.equivalence import Equivalence
     from benchbox.registry.launch_record import CellDict, ErrorRecord, LaunchRecord, ObservedRecord, Precision, StepTime
     from benchbox.store.run import Run
@@ -111,8 +112,9 @@ class CellSummary:
             return dict(self.launch_values.get(metric.name, {}))
         return _values_by_launch(metric, self.ok)
 
+    @cached_property
     def phases(self) -> dict[str, float]:
-        """Return seconds of each phase in a mean step of the slowest rank, mean over launches, in the order of the step.
+        """Seconds of each phase in a mean step of the slowest rank, mean over launches, in the order of the step.
 
         Means, not medians: they add up to the mean step (`mean_step_s`).
         """
@@ -255,27 +257,31 @@ def _is_equal(value: Any, other: Any) -> bool:
     """Return whether two values are written alike in JSON: unlike in Python, `1`, `1.0` and `true` differ."""
     if value is other:
         return True
-    if type(value) is type(other) and isinstance(value, str | int | float):
+    if type(value) is type(other) and isinstance(value, (str, int, float)):
         return bool(value == other)
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(_is_equal(item, other[key]) for key, item in value.items())
+    if isinstance(value, list) and isinstance(other, list):
+        return len(value) == len(other) and all(map(_is_equal, value, other))
     return json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
 def label(cell: CellDict, fields: Iterable[str]) -> str:
     """Return a cell as text, by the given fields: `backend=zero2 cams=4`."""
-    return " ".join(f"{field}={matrix_text(cell.get(field))}" for field in fields) or f"backend={cell['backend']}"
+    return " ".join([f"{field}={matrix_text(cell.get(field))}" for field in fields]) or f"backend={cell['backend']}"
 
 
 def matrix_text(value: Any) -> str:
     """Return a value of a cell as it is written in a matrix."""
     if isinstance(value, str):
         return value
+    if value is None:
+        return "null"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int | float):
-        return str(value)
-    if isinstance(value, Mapping):
-        return ",".join(f"{key}={matrix_text(item)}" for key, item in value.items())
-    return "null" if value is None else str(value)
+    if isinstance(value, dict):
+        return ",".join([f"{key}={matrix_text(item)}" for key, item in value.items()])
+    return str(value)
 
 
 def _step_time(record: LaunchRecord) -> StepTime:

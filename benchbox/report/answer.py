@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from benchbox.analysis.answers import SETUP_FIELDS, answers
 from benchbox.analysis.inference import ONE_TEST, Criteria
 from benchbox.analysis.quantities import quantity
-from benchbox.analysis.summary import label
+from benchbox.analysis.summary import BUSY_HOST, RECOMPILED, label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from benchbox.analysis.summary import CellSummary
 
 Level = Literal["ok", "warning", "bad"]
+
+# Marks of the fastest set-up that neither an interval nor the number of launches shows.
+_DOUBTS = {BUSY_HOST: "It was measured on a busy host.", RECOMPILED: "It compiled in measured steps."}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,7 @@ def _lines(answer: Answer, axes: Sequence[str], memory_limit: int | None, criter
         return (AnswerLine(text=f"No answer: {reason}.", level="bad"),)
     return (
         AnswerLine(text=_fastest_text(answer, answer.fastest, axes, limit), level="ok"),
-        _settled_line(answer, axes, 100 * criteria.relevant),
+        _with_doubts(_settled_line(answer, axes, 100 * criteria.relevant), answer.fastest),
         _precision_line(answer, answer.fastest, axes),
     )
 
@@ -104,6 +107,11 @@ def _settled_line(answer: Answer, axes: Sequence[str], relevant: float) -> Answe
         interval = f"{nearest.effect.low:.2f}x to {nearest.effect.high:.2f}x" if nearest.effect.low is not None else "unknown"
         text = f"Not settled against {name}{others}: {nearest.effect.ratio:.2f}x its samples/s, {interval}."
     return AnswerLine(text=text, level="warning")
+
+
+def _with_doubts(line: AnswerLine, fastest: CellSummary) -> AnswerLine:
+    doubts = [_DOUBTS[mark] for mark in fastest.marks if mark in _DOUBTS]
+    return AnswerLine(text=" ".join([line.text, *doubts]), level="warning") if doubts else line
 
 
 def _precision_line(answer: Answer, fastest: CellSummary, axes: Sequence[str]) -> AnswerLine:

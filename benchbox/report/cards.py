@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -92,7 +91,7 @@ def _groups(
                 for entry in observed.observations
             ),
         )
-    phases = summary.phases() if summary.ok else {}
+    phases = summary.phases if summary.ok else {}
     yield CardGroup(
         title="Phases of a mean step, slowest rank",
         rows=tuple((name, quantity(seconds, "s"), "") for name, seconds in phases.items()),
@@ -120,14 +119,13 @@ def _ranks(record: LaunchRecord) -> Iterator[tuple[str, str, str]]:
 
 def _census(record: LaunchRecord) -> Iterator[tuple[str, str, str]]:
     """Yield elements and bytes by kind of tensor, with their dtype and device."""
-    elements: Counter[tuple[str, str]] = Counter()
-    sizes: Counter[tuple[str, str]] = Counter()
+    sizes: dict[tuple[str, str, str], tuple[int, int]] = {}
     for entry in record["precision"]["census"] if record["precision"] else ():
-        key = (str(entry["kind"]), f"{entry['dtype']} on {entry['device']}")
-        elements[key] += entry["elements"]
-        sizes[key] += entry["bytes"]
-    for (kind, dtype), count in elements.items():
-        yield kind, f"{dtype}: {count:,} elements", quantity(sizes[kind, dtype], "bytes")
+        key = (entry["kind"], entry["dtype"], entry["device"])
+        elements, size = sizes.get(key, (0, 0))
+        sizes[key] = elements + entry["elements"], size + entry["bytes"]
+    for (kind, dtype, device), (elements, size) in sizes.items():
+        yield kind, f"{dtype} on {device}: {elements:,} elements", quantity(size, "bytes")
 
 
 def _launch(record: LaunchRecord) -> tuple[str, str, str]:

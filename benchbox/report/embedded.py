@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import gzip
-import json
 import re
 from typing import TYPE_CHECKING, Any
+
+from pydantic_core import to_json
 
 from benchbox.analysis.quantities import UNKNOWN
 
@@ -19,8 +20,7 @@ _FACETS = ("status", "attention kernel", "Adam state", "findings")
 
 def compress_data(data: Any) -> str:
     """Return data as base64 of gzip-compressed JSON. Equal data give equal text."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode("ascii")
+    return base64.b64encode(gzip.compress(to_json(data), compresslevel=6, mtime=0)).decode("ascii")
 
 
 def table_data(report: Report) -> dict[str, Any]:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from benchbox.analysis.comparability import Comparison
+    from benchbox.analysis.summary import CellSummary
+    from benchbox.report.cell_lists import CellLists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,18 +29,39 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """All comparisons of a run. `sentences` sum up the cards, `compared` says what pairs share, `refused` lists the rest."""
+    """All comparisons of a run. `sentences` sum up the cards, `compared` says what pairs share.
+
+    `refused` has a line for every reason for which cells were not compared, `refused_cells` of them in all.
+    """
 
     sentences: tuple[str, ...]
     compared: str
     cards: tuple[Card, ...]
     refused: tuple[str, ...]
+    refused_cells: int
 
 
-def build_headline(comparisons: Mapping[str, Comparison], axes: Sequence[str]) -> Headline:
-    """Build the headline of a run from its comparisons. `axes` are the fields that vary."""
+def build_headline(
+    comparisons: Mapping[str, Comparison], axes: Sequence[str], cell_ids: Sequence[str], cell_lists: CellLists
+) -> Headline:
+    """Build the headline of a run from its comparisons, by cell id.
+
+    Args:
+        axes: fields that vary.
+        cell_ids, cell_lists: of all cells of the run, in the same order.
+    """
     shown = [comparison for comparison in comparisons.values() if comparison.ratio is not None]
-    refused = [comparison for comparison in comparisons.values() if comparison.ratio is None]
+    positions = {cell_id: position for position, cell_id in enumerate(cell_ids)}
+    refused: dict[str, list[CellSummary]] = defaultdict(list)
+    for comparison in comparisons.values():
+        if comparison.ratio is None:
+            refused[str(comparison.reason)].append(comparison.subject)
+
+    def cells_text(summaries: Sequence[CellSummary]) -> str:
+        if len(summaries) == 1:
+            return label(summaries[0].cell, axes)
+        return cell_lists.text([positions[summary.cell_id] for summary in summaries])
+
     by_pair: dict[tuple[str, str], list[Comparison]] = defaultdict(list)
     for comparison in shown:
         by_pair[_pair_names(comparison)].append(comparison)
@@ -47,7 +70,8 @@ def build_headline(comparisons: Mapping[str, Comparison], axes: Sequence[str]) -
         sentences=tuple(_sentence(*pair, pairs) for pair, pairs in by_pair.items()),
         compared=f"Pairs differ in {axis} and in nothing else, requested or observed." if shown else "",
         cards=tuple(_card(comparison, axes) for comparison in shown),
-        refused=tuple(f"{label(comparison.subject.cell, axes)}: {comparison.reason}" for comparison in refused),
+        refused=tuple(f"{cells_text(summaries)}: {reason}" for reason, summaries in refused.items()),
+        refused_cells=sum(map(len, refused.values())),
     )
 
 

@@ -32,7 +32,7 @@ def share_of_peak(summary: CellSummary, record: LaunchRecord, peaks: Mapping[str
     if flops is None or observed is None or recipe is None or not has_optimizer_apart:
         return None
     model, recomputed = flops["model_flops_per_step"], flops.get("recomputed_flops_per_step")
-    times = summary.phases() if summary.ok else {}
+    times = summary.phases if summary.ok else {}
     if model is None or recomputed is None or not all(phase in times for phase in _PHASES):
         return None
     device, ranks = observed["device"][0].partition(":")[0], summary.cell["world_size"]

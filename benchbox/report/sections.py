@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +172,9 @@ def _number_text(value: Any) -> str:
     """Return a number or a list as JSON, the most frequent ones in the fastest way."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value) if isinstance(value, int) else json.dumps(value)
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return repr(value)
+    return json.dumps(value)
 
 
 def list_methods() -> tuple[MethodRow, ...]:

@@ -189,7 +189,7 @@ def build_report(
         fixed=fixed,
         settings=flatten_text({field: value for field, value in common.items() if isinstance(value, Mapping)}),
         answers=answer_boxes(summaries, axes, memory_limit=memory_limit, criteria=criteria),
-        headline=build_headline(_comparable(run, comparisons), axes),
+        headline=build_headline(_comparable(run, comparisons), axes, [summary.cell_id for summary in summaries], cell_lists),
         walks=walk_section(walks, compare_best_batches(walks, run.reference, named_axes, criteria), axes),
         axes=axes,
         cards=cell_cards(run, summaries, axes, table_columns, rows, {cell.cell_id: cell for cell in observed}),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.answers import SETUP_FIELDS
-from benchbox.analysis.summary import label
+from benchbox.analysis.summary import label, matrix_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MAX_PANELS = 12
 # The first that differs has the colours.
+_DOT = " \N{MIDDLE DOT} "
 SERIES_FIELDS = ("backend", "recipe", "policy", "attention", "checkpointing", "compile", "order")
 
 
@@ -51,6 +52,16 @@ class BarNames:
 
     def colour(self, summary: CellSummary) -> str:
         return f"s{self._names.index(self.name(summary))}"
+
+
+def row_heading(fields: Sequence[str]) -> str:
+    """Return what the parts of `row_name` are."""
+    return f"rows: {_DOT.join(fields)}"
+
+
+def row_name(summary: CellSummary, fields: Sequence[str]) -> str:
+    """Return the values of a cell, without the names of the fields: half as long as a label, for figures of many rows."""
+    return _DOT.join(matrix_text(summary.cell.get(field)) for field in fields)
 
 
 def launches_note(summary: CellSummary) -> str:

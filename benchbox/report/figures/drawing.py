@@ -150,6 +150,13 @@ def new_figure(palette: Palette, rows: int = 1, columns: int = 1, *, size: tuple
     return figure, panels
 
 
+def name_rows(figure: Figure, panel: Axes, palette: Palette, heading: str, names: Sequence[str]) -> None:
+    """Give a panel one tick with a name for every row, the first at the top, and say above them what the names are."""
+    panel.set_yticks(range(len(names)), list(names), fontsize=8)
+    panel.set_ylim(len(names) - 0.5, -0.5)
+    figure.suptitle(heading, x=0, ha="left", fontsize=8, color=palette.soft)
+
+
 def add_legend(figure: Figure, palette: Palette, handles: Sequence[Any]) -> None:
     """Add a legend of all panels above them."""
     labels = [handle.get_label() for handle in handles]

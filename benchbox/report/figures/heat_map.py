@@ -6,9 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.quantities import significant
-from benchbox.analysis.summary import label
-from benchbox.report.figures.cells import throughput
-from benchbox.report.figures.drawing import Drawing, new_figure
+from benchbox.analysis.summary import matrix_text
+from benchbox.report.figures.cells import row_heading, row_name, throughput
+from benchbox.report.figures.drawing import Drawing, name_rows, new_figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ def drawings(cells: ReportCells) -> Iterator[Drawing]:
         return
     table: dict[str, dict[str, CellSummary]] = {}
     for summary in cells.summaries:
-        table.setdefault(label(summary.cell, down), {})[label(summary.cell, [across]).removeprefix(f"{across}=")] = summary
+        table.setdefault(row_name(summary, down), {})[row_name(summary, [across])] = summary
     columns = list(dict.fromkeys(name for row in table.values() for name in row))
     if len(table) > MAX_ROWS or len(columns) > MAX_COLUMNS:
         return
@@ -42,20 +42,20 @@ def drawings(cells: ReportCells) -> Iterator[Drawing]:
         title=f"Samples/s by {across}, relative to the fastest of each row",
         description="The stronger the colour, the faster; numbers are samples/s. Hatched fields with a word did not end ok, "
         "empty ones were not planned. The table of cells has the same numbers.",
-        draw=partial(_draw, table, columns),
+        draw=partial(_draw, row_heading(down), table, columns),
     )
 
 
 def _follows(summaries: Sequence[CellSummary], field: str, across: str) -> bool:
     """Return whether every value of `across` has one value of the field, as a backend may have one number of ranks."""
-    pairs = {(label(summary.cell, [across]), label(summary.cell, [field])) for summary in summaries}
+    pairs = {(matrix_text(summary.cell.get(across)), matrix_text(summary.cell.get(field))) for summary in summaries}
     return len(pairs) == len({value for value, _ in pairs})
 
 
-def _draw(table: Mapping[str, Mapping[str, CellSummary]], columns: Sequence[str], palette: Palette) -> Figure:
+def _draw(heading: str, table: Mapping[str, Mapping[str, CellSummary]], columns: Sequence[str], palette: Palette) -> Figure:
     from matplotlib.patches import Rectangle
 
-    figure, (panel,) = new_figure(palette, size=(10.4, 1.2 + 0.22 * len(table)))
+    figure, (panel,) = new_figure(palette, size=(10.4, 1.4 + 0.22 * len(table)))
     panel.grid(visible=False)
     for row, cells in enumerate(table.values()):
         best = max((speed for cell in cells.values() if (speed := throughput(cell))), default=1.0)
@@ -72,9 +72,8 @@ def _draw(table: Mapping[str, Mapping[str, CellSummary]], columns: Sequence[str]
                 text = significant(speed)
             panel.text(column, row, text, ha="center", va="center", fontsize=7.5, color=palette.ink)
     panel.set_xlim(-0.5, len(columns) - 0.5)
-    panel.set_ylim(len(table) - 0.5, -0.5)
     panel.set_xticks(range(len(columns)), columns, fontsize=8)
     panel.xaxis.tick_top()
-    panel.set_yticks(range(len(table)), list(table), fontsize=7.5)
+    name_rows(figure, panel, palette, heading, list(table))
     panel.spines[["left", "bottom"]].set_visible(False)
     return figure

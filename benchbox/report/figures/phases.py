@@ -43,7 +43,7 @@ def drawings(cells: ReportCells) -> Iterator[Drawing]:
 
 
 def _parts(summary: CellSummary, step: float | None) -> tuple[BarPart, ...]:
-    seconds = dict(summary.phases())
+    seconds = dict(summary.phases)
     if step is not None and (outside := step - sum(seconds.values())) > NOTICEABLE_REMAINDER * step:
         seconds[OUTSIDE_PHASES] = outside
     return tuple(
@@ -63,7 +63,7 @@ def phase_notes(cells: ReportCells) -> tuple[str, ...]:
                 fused.setdefault(f"{phase} has no time of its own: {reason}", []).append(names.name(summary))
         if not any("data_wait" in (record["phases_s"] or ()) for record in summary.ok):
             continue
-        step, wait = summary.mean_step_s(), summary.phases()["data_wait"]
+        step, wait = summary.mean_step_s(), summary.phases["data_wait"]
         if step is not None and wait > NOTICEABLE_WAIT * step:
             waits.setdefault(_wait_remedy(summary.cell["data"]), []).append((names.name(summary), wait / step))
     return (

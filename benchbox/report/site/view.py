@@ -64,9 +64,10 @@ class MatrixPage:
         compared = sum(len(trend.points) > 1 for trend in self.trends)
         texts = {"worse": "for the worse", "better": "for the better", "drift": "drift of the machine within a commit"}
         changes = ", ".join(f"{verdicts[verdict]} {text}" for verdict, text in texts.items() if verdicts[verdict]) or "none"
+        runs = "1 run" if len(self.measurements) == 1 else f"{len(self.measurements)} runs and baselines"
         return (
-            f"{len(self.measurements)} runs and baselines of {len(self.cells)} cells on {self.machine}; {compared} of "
-            f"{len(self.trends)} trends have two runs or more. Changes: {changes}."
+            f"{runs} of {len(self.cells)} cells on {self.machine}; {compared} of {len(self.trends)} trends have two runs "
+            f"or more. Changes: {changes}."
         )
 
     @property

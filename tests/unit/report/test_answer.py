@@ -42,6 +42,16 @@ def test_the_fastest_is_settled_when_launches_show_every_other_one_to_be_slower(
     assert precision == ("ok", "Precision is right: the audit has no error, EDQ 1.000.")
 
 
+def test_what_is_settled_on_a_busy_host_says_so():
+    def change(cell, record):
+        host = {"other_cpu_share": 0.4 if cell is ZERO2 else 0.0, "steal_share": 0.0}
+        return record | {"host": {"hosts": [host], "devices": []}}
+
+    summaries = summaries_of({CELL: 0.25, ZERO2: 0.2, FSDP2: 0.3}, change=change)
+    text = "Settled: 7 launches of each show every other one to be slower. It was measured on a busy host."
+    assert box(summaries)[1] == ("warning", text)
+
+
 def test_a_near_rival_is_named_with_the_interval():
     """Faster by less than what is relevant, in launches that scatter by more."""
 

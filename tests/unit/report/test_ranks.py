@@ -11,7 +11,7 @@ from benchbox.registry.phases import STEP_PARTS
 from benchbox.report.figures.cells import ReportCells
 from benchbox.report.figures.rank_strips import MAX_STRIPS, PARTS, drawings
 from benchbox.report.markdown import render_markdown
-from benchbox.report.ranks import rank_section
+from benchbox.report.ranks import MAX_WAITS, rank_section
 from benchbox.report.view import build_report
 from tests.support.example_run import CELL, example_record, example_run
 from tests.support.figure_svg import drawn_bars, texts_of
@@ -71,6 +71,34 @@ def test_of_many_cells_only_those_with_a_sentence_are_drawn():
     cells = [(replace(CELL, seed=seed), split(0.05 if seed == 3 else 0.0)) for seed in range(MAX_STRIPS)]
     (figure,) = figures(*cells)
     assert [text for text in texts_of(figure.svg()) if text.startswith("rank")] == ["rank 0", "rank 1"]
+
+
+def test_of_many_cells_that_stand_out_those_that_wait_most_are_drawn_in_their_order():
+    cells = [(replace(CELL, seed=seed), split(0.05 + 0.01 * (seed % 3))) for seed in range(MAX_STRIPS)]
+    (figure,) = drawings(ReportCells(summaries=summarize(*run_and_records(*cells)), axes=["seed"], max_bars=40))
+    shown = [int(text.removeprefix("seed=")) for text in texts_of(figure.svg()) if text.startswith("seed=")]
+    assert len(shown) == MAX_STRIPS // 2
+    assert shown == sorted(shown)
+    waits_most = [seed for seed in range(MAX_STRIPS) if seed % 3 == 2]
+    assert set(waits_most) < set(shown)
+    assert all(seed % 3 == 1 for seed in set(shown) - set(waits_most))
+
+
+def test_of_many_cells_whose_ranks_wait_for_the_same_there_is_one_sentence():
+    def waiting(seconds):
+        value = split()
+        return value | {"transfer": {"per_rank": [[seconds] * 12] * 2}}
+
+    cells = [(replace(CELL, seed=seed), waiting(0.03 + 0.01 * seed)) for seed in range(MAX_WAITS)]
+    summaries = summarize(*run_and_records(*cells, (ZERO, split(0.05))))
+    sentences = rank_section(summaries, ["backend", "seed"]).sentences
+    assert len(sentences) == MAX_WAITS + 1
+    assert sentences[1] == "backend=ddp seed=0: the ranks wait for transfers: 33% of the step."
+    more = summarize(*run_and_records(*cells, (replace(CELL, seed=99), waiting(0.24)), (ZERO, split(0.05))))
+    assert rank_section(more, ["backend", "seed"]).sentences == (
+        "backend=zero2 seed=0: rank 1 computed 100% longer than the others: 50.0 ms a step.",
+        "In 9 cells the ranks wait for transfers: 33% to 80% of the step, most in backend=ddp seed=99.",
+    )
 
 
 def test_records_without_a_split_have_no_section():

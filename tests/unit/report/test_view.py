@@ -55,6 +55,12 @@ def test_a_headline_says_what_was_compared(example):
     }
 
 
+def test_cells_that_are_not_compared_for_one_reason_have_one_line():
+    report = report_of(launches(FSDP), launches(replace(FSDP, batch=8)), launches(replace(ZERO, attention="eager")))
+    assert report.headline.refused == ("attention=sdpa (2 of 3 cells): no cell differs from it in backend only",)
+    assert report.headline.refused_cells == 2
+
+
 def test_cells_that_differ_in_more_have_no_headline():
     report = report_of(launches(FSDP), launches(replace(ZERO, attention="eager")))
     assert report.headline.sentences == report.headline.cards == ()

@@ -69,12 +69,27 @@ def test_many_cells_are_a_map_in_which_failures_have_a_word_and_a_hatch():
         return record | {"status": "oom"} if record["cell"]["policy"] == "pi0" else record
 
     figures = figures_of("policies_full", fail)
-    assert list(figures) == ["heat_map"]
+    assert list(figures) == ["heat_map", "ranks"]
     svg = figures["heat_map"].svg()
     failed = [record for record in RunStore(REPORTS / "policies_full").records() if record["cell"]["policy"] == "pi0"]
     assert svg.count(">oom<") == len(failed) > 10
     assert "url(#heat_map-" in svg, "of the pattern of a hatch"
     assert "<pattern" in svg
+
+
+@pytest.mark.parametrize(
+    ("run", "key", "heading", "names"),
+    [
+        ("fsdp_vs_zero2", "launches", "backend · batch · cams · attention · checkpointing", r"\w+ · \d+ · [14] · \w+ · \w+"),
+        ("policies_full", "heat_map", "policy · cams · attention · checkpointing", r"pi\w+ · [14] · \w+ · \w+"),
+    ],
+)
+def test_rows_have_short_names_and_their_fields_are_said_once(run, key, heading, names):
+    """On a telephone, names that repeat the fields would leave no room for what is measured."""
+    texts = re.findall(r">([^<>\n]+)</text>", figures_of(run)[key].svg())
+    assert f"rows: {heading}" in texts
+    assert len([text for text in texts if re.fullmatch(names, text)]) >= 8
+    assert not any("=" in text for text in texts)
 
 
 @pytest.mark.parametrize("key", ["pareto", "batches", "launches", "throughput", "memory", "phases", "ranks"])
@@ -109,9 +124,10 @@ def test_files_have_the_same_bytes_in_every_process(tmp_path):
         "print(*(path.name for path in write_figures(Path(sys.argv[1]), Path(sys.argv[2]))))"
     )
     for name in ("one", "two"):
-        command = [sys.executable, "-c", code, str(REPORTS / "backends"), str(tmp_path / name)]
+        command = [sys.executable, "-c", code, str(REPORTS / "busy_host"), str(tmp_path / name)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        keys = ("pareto", "throughput", "memory", "phases", "equivalence-0-loss", "equivalence-0-grad_norm")
+        keys = ["pareto", "launches", "throughput", "memory", "phases", "ranks"]
+        keys += [f"equivalence-{group}-{quantity}" for group in (0, 1) for quantity in ("loss", "grad_norm")]
         assert done.stdout.split() == [f"{key}.{suffix}" for key in keys for suffix in ("svg", "pdf", "png")]
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
