@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -85,6 +87,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         _variables.difference_update([name for name in os.environ if name.startswith("PYTEST_XDIST_")])
     else:
         _variables.update(os.environ)
+    # Every full garbage collection, also those that tests ask for, would visit all test items and all that they import.
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # or libraries report that their objects leaked
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -119,9 +119,12 @@ class Peak(TypedDict):
 
 
 class WorstPeak(Peak):
-    """The largest figures over ranks, and the rank that needed most (by reserved bytes where they are known)."""
+    """The largest figures over ranks, and the rank that needed most (by reserved bytes where they are known).
 
-    rank: int
+    The rank is null where a rank's peak is unknown.
+    """
+
+    rank: int | None
 
 
 class Memory(TypedDict):

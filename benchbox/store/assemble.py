@@ -183,7 +183,8 @@ def _memory(ranks: Sequence[RankResult]) -> Memory | None:
     allocated = _largest([peak["allocated_peak_bytes"] for peak in peaks])
     reserved = _largest([peak["reserved_peak_bytes"] for peak in peaks])
     sizes = [peak["allocated_peak_bytes"] if reserved is None else peak["reserved_peak_bytes"] for peak in peaks]
-    worst = max(range(len(peaks)), key=lambda rank: sizes[rank] or 0)
+    largest = allocated if reserved is None else reserved
+    worst = None if largest is None else sizes.index(largest)
     merged: Memory = {
         "source": memories[0]["source"],
         "reason": memories[0].get("reason"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import RecordError
@@ -12,6 +11,7 @@ from benchbox.registry.metrics import metrics
 from benchbox.store.files import atomic_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     import pandas as pd
@@ -26,12 +26,16 @@ _OBSERVED = ("backend", "sharding", "attention_kernel", "checkpointed_modules", 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested mappings as one level with dotted keys: `data.kind`, `optim.lr`."""
     fields: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            fields |= {f"{key}.{inner}": item for inner, item in flatten(value).items()}
-        else:
-            fields[key] = value
+    _flatten_into(fields, values, "")
     return fields
+
+
+def _flatten_into(fields: dict[str, Any], values: Mapping[str, Any], prefix: str) -> None:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            _flatten_into(fields, value, f"{prefix}{key}.")
+        else:
+            fields[prefix + key] = value
 
 
 def launch_table(records: Iterable[LaunchRecord]) -> pd.DataFrame:

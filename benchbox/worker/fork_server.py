@@ -40,6 +40,8 @@ _THREADED_MODULES = ("numpy", "scipy.special", "pyarrow")
 
 # What a rank imports until the end of its first steps, lazy imports of torch and accelerate included.
 _PRELOADED_MODULES = (
+    # Before torch: pydantic searches all modules that are imported for the sources of its models.
+    "benchbox.spec",
     "torch",
     "torch._dynamo",
     "torch.distributed.algorithms.ddp_comm_hooks",

@@ -133,6 +133,7 @@ def test_an_out_of_memory_is_a_failed_allocation_of_the_system(faults: Any) -> N
     error = records(folder / "runs" / "faults")["out_of_memory 0"]["error"]
     assert "DefaultCPUAllocator: can't allocate memory" in error["message"]
     assert "activations.append" in error["traceback"]
+    assert 'File "benchbox/session/step.py"' in error["traceback"]
 
 
 def test_a_desync_names_the_collective_of_every_rank_its_stack_and_the_calls_before(faults: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ import pytest
 from benchbox.analysis.stragglers import find_straggler
 from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.warm import ForkServerLauncher
-from benchbox.registry.host_load import may_be_busy
 from benchbox.registry.phases import STEP_PARTS
 from benchbox.spec.cell import MeasureSpec
 from tests.support.ranks import tiny_cell
@@ -45,9 +45,15 @@ def launch(launcher: ForkServerLauncher, folder: Path, size: str, backend: str =
 
 @contextmanager
 def busy_core(core: int) -> Iterator[None]:
-    """Keep a core busy with several processes, so that it shows on a machine that is busy as well."""
+    """Keep a core busy with several processes, so that it shows on a machine that is busy as well.
+
+    Linux may divide a core among sessions before processes (`sched_autogroup`): with one session for all, they would get no
+    more than the rank.
+    """
     spin = f"import os; os.sched_setaffinity(0, [{core}]); print('spinning', flush=True)\nwhile True: pass"
-    processes = [subprocess.Popen([sys.executable, "-S", "-c", spin], stdout=subprocess.PIPE) for _ in range(6)]
+    processes = [
+        subprocess.Popen([sys.executable, "-S", "-c", spin], stdout=subprocess.PIPE, start_new_session=True) for _ in range(6)
+    ]
     try:
         for process in processes:
             assert process.stdout.readline() == b"spinning\n"
@@ -76,22 +82,19 @@ def test_a_rank_whose_samples_are_slow_waits_for_data(launcher, tmp_path) -> Non
 
 @pytest.mark.skipif(psutil.cpu_count() < 2, reason="two ranks need a core each")
 def test_a_rank_whose_core_is_busy_waits_for_it(launcher, tmp_path) -> None:
-    """Beside other work both ranks lack their cores and none may be behind, and rank 0 computes longer where both cores are
-    threads of one: then another launch is taken, up to five.
-    """
-    named = []
     with busy_core(1):
-        while len(named) < 5 and (1, "core_wait") not in named:
-            straggler = find_straggler(launch(launcher, tmp_path / str(len(named)), "busy_core")["step_split_s"])
-            named.append(straggler and (straggler.rank, straggler.part))
-    assert named[-1] == (1, "core_wait"), named
+        straggler = find_straggler(launch(launcher, tmp_path, "busy_core")["step_split_s"])
+    assert straggler is not None
+    assert (straggler.rank, straggler.part) == (1, "core_wait")
 
 
 def test_no_rank_is_named_among_equal_ones(launcher, tmp_path) -> None:
-    """On a host that is busy with other work, a rank may rightly be named for the core that it lacked."""
-    record = launch(launcher, tmp_path, "balanced")
-    straggler = find_straggler(record["step_split_s"])
-    assert straggler is None or (straggler.part == "core_wait" and may_be_busy(record))
+    """A virtual core may be slower than the other for a launch or two, and the rank on it is rightly named: 10 of 50 launches
+    on an idle virtual machine. Not in five launches that follow one another.
+    """
+    stragglers = (find_straggler(launch(launcher, tmp_path / str(number), "balanced")["step_split_s"]) for number in range(5))
+    named = list(takewhile(lambda straggler: straggler is not None, stragglers))
+    assert len(named) < 5, named
 
 
 def test_the_parts_of_a_step_add_up_to_it(launcher, tmp_path) -> None:

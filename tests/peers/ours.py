@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import sys
 from itertools import repeat
 
@@ -44,8 +43,7 @@ def main(name: str, variant: str) -> None:
     for line in sys.stdin:
         losses = [session.step(batches, clock).loss for _ in range(int(line))]
         times = clock.drain()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        record = {"step_s": times.step_s, "phases_s": times.phases_s, "losses": [float(loss) for loss in losses], "rss": peak}
+        record = {"step_s": times.step_s, "phases_s": times.phases_s, "losses": [float(loss) for loss in losses]}
         print(json.dumps(record), flush=True)
 
 

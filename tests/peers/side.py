@@ -51,7 +51,7 @@ class Side:
         stream = cast("IO[str]", self._process.stdin)
         stream.write(f"{steps}\n")
         stream.flush()
-        self._turns.append(self._read())
+        self._turns.append(self._read() | {"rss": self._peak_resident_bytes()})
 
     def end(self) -> None:
         """End the process, if it runs."""
@@ -62,6 +62,12 @@ class Side:
     def result(self) -> dict[str, Any]:
         """Return everything that the process wrote."""
         return {"name": self._name, "variant": self._variant, **self._ready, "turns": self._turns}
+
+    def _peak_resident_bytes(self) -> int:
+        """Return the peak of the process's own memory. Its `ru_maxrss` would be at least that of the process that forked it."""
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
 
     def _read(self) -> dict[str, Any]:
         line = cast("IO[str]", self._process.stdout).readline()

@@ -6,7 +6,6 @@ backward, clip, the optimizer of the policy's preset, and clearing the gradients
 
 import importlib
 import json
-import resource
 import sys
 import time
 from pathlib import Path
@@ -64,7 +63,6 @@ def main(folder, variant):
             "step_s": [marks[-1] - marks[0] for _, marks in taken],
             "phases_s": {phase: [marks[i + 1] - marks[i] for _, marks in taken] for i, phase in enumerate(phases)},
             "losses": [float(loss) for loss, _ in taken],
-            "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
         print(json.dumps(record), file=answers, flush=True)
 

@@ -7,6 +7,7 @@ from statistics import median
 
 import pytest
 
+from benchbox.analysis.plausible_invariants import _worst_memory
 from benchbox.registry.launch_record import LaunchRecord
 from benchbox.registry.metrics import metrics
 from benchbox.store.assemble import assemble_record
@@ -110,6 +111,16 @@ def test_the_worst_rank_is_headlined_and_neither_peak_hides_behind_the_other():
     ranks[1]["memory"] |= {"allocated_peak_bytes": 100 * MIB, "reserved_peak_bytes": 400 * MIB}
     worst = assemble(ranks)["memory"]["worst"]
     assert worst == {"rank": 1, "allocated_peak_bytes": 300 * MIB, "reserved_peak_bytes": 400 * MIB}
+
+
+def test_no_rank_is_the_worst_where_a_peak_is_unknown():
+    ranks = [rank_result(CELL, rank) for rank in range(2)]
+    ranks[1]["memory"]["allocated_peak_bytes"] = None
+    record = assemble(ranks)
+    assert record["memory"]["worst"] == {"rank": None, "allocated_peak_bytes": None, "reserved_peak_bytes": None}
+    assert not list(_worst_memory(record))
+    record["memory"]["worst"]["rank"] = 0
+    assert list(_worst_memory(record)) == ["rank 0 is named as the worst, and the ranks have [157286400, None]"]
 
 
 def test_unreserved_host_memory_stays_unknown_with_its_reason():

@@ -40,7 +40,7 @@ def change(value: Any, path: str, item: object) -> Any:
         ("step_time_s.per_rank.0.2", None, "step_time_s.per_rank[0][2]: null, and a number is expected"),
         ("phases_s.forward", [0.1], "phases_s.forward: a list, and an object is expected"),
         ("memory.worst", 5, "memory.worst: a whole number, and an object is expected"),
-        ("memory.worst.rank", True, "memory.worst.rank: true or false, and a whole number is expected"),
+        ("memory.worst.rank", True, "memory.worst.rank: true or false, and a whole number or null is expected"),
         ("precision.findings", {}, "precision.findings: an object, and a list is expected"),
         ("precision.census.0.bytes", 0.5, "precision.census[0].bytes: a number, and a whole number is expected"),
         ("collectives.all_reduce.count", "3", "collectives.all_reduce.count: text, and a whole number is expected"),
