@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from benchbox.store.predictions import CellPrediction
 
+MAX_ROWS = 40  # the table of cells has the predictions of every cell
+
 HEADERS = ("cell", "quantity", "predicted", "measured", "error", "verdict", "residual")
 NOTE = (
     "Predicted from a trace of the step on fake tensors, without the measurements. Memory is confirmed within "
@@ -23,10 +26,11 @@ NOTE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TheorySection:
-    """Rows of text under `HEADERS`, and the numbers of verdicts in words."""
+    """Rows of text under `HEADERS`, the numbers of verdicts in words, and a sentence about rows left out, or nothing."""
 
     rows: tuple[tuple[str, ...], ...]
     counts: str
+    left_out: str
     note: str = NOTE
     headers: tuple[str, ...] = HEADERS
 
@@ -37,22 +41,35 @@ def theory_section(
     axes: Sequence[str],
     unpredicted: Mapping[str, str],
 ) -> TheorySection | None:
-    """Return the section, or None for a run without predictions. `unpredicted` says why cells have none."""
-    rows: list[tuple[str, ...]] = []
+    """Return the section, or None for a run without predictions. `unpredicted` says why cells have none.
+
+    Of more than `MAX_ROWS` rows it has the first by rank: those that are not confirmed, then the largest errors.
+    """
+    rows: list[tuple[tuple[bool, float], tuple[str, ...]]] = []
     verdicts: dict[str, int] = {}
     for summary in summaries:
         if summary.beyond_memory:
             continue
         if reason := unpredicted.get(summary.cell_id):
-            rows.append((label(summary.cell, axes), "all", UNKNOWN, UNKNOWN, UNKNOWN, "not predicted", reason))
+            texts = ("all", UNKNOWN, UNKNOWN, UNKNOWN, "not predicted", reason)
+            rows.append(((False, -math.inf), (label(summary.cell, axes), *texts)))
         prediction = predictions.get(summary.cell_id)
         for entry in () if prediction is None else reconcile(prediction, summary):
-            rows.append((label(summary.cell, axes), *_texts(entry)))
+            rank = (entry.verdict == "confirmed", -math.inf if entry.error is None else -abs(entry.error))
+            rows.append((rank, (label(summary.cell, axes), *_texts(entry))))
             name = f"{entry.quantity} {entry.verdict}"
             verdicts[name] = verdicts.get(name, 0) + 1
     if not rows:
         return None
-    return TheorySection(rows=tuple(rows), counts=", ".join(f"{name}: {count}" for name, count in sorted(verdicts.items())))
+    left_out = ""
+    if len(rows) > MAX_ROWS:
+        left_out = (
+            f"Of {len(rows)} rows, {MAX_ROWS} are shown: first what is not confirmed, then the largest errors. "
+            "The table of cells has the predictions of every cell."
+        )
+        rows = sorted(rows, key=lambda row: row[0])[:MAX_ROWS]
+    counts = ", ".join(f"{name}: {count}" for name, count in sorted(verdicts.items()))
+    return TheorySection(rows=tuple(texts for _, texts in rows), counts=counts, left_out=left_out)
 
 
 def _texts(entry: Reconciliation) -> tuple[str, ...]:

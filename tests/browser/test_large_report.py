@@ -22,6 +22,7 @@ from tests.support.large_runs import PUBLISHED, published_cells
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 CELLS = 680
+PAGE_HEIGHT = 190 / 25.4 * 96  # CSS pixels of A4 landscape between its margins
 COUNTER = "document.querySelector('.counter').textContent"
 READY = "!document.getElementById('cells-tools').hidden"
 COLUMN = "[...document.querySelectorAll('#cells-table thead th')].findIndex(th => th.textContent === '{name}')"
@@ -210,6 +211,9 @@ def test_paper_has_every_cell_with_the_columns_that_matter_on_few_pages(page, tm
             )
             > 10
         )
+    heights = page.evaluate("[...document.querySelectorAll('figure')].map(figure => figure.getBoundingClientRect().height)")
+    assert heights
+    assert max(heights) <= PAGE_HEIGHT
     page.call("Emulation.setEmulatedMedia", media="")
     document = page.call("Page.printToPDF", preferCSSPageSize=True)["data"]
     pages = len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(document)))

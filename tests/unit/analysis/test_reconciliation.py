@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchbox.analysis.reconciliation import reconcile
 from benchbox.analysis.summary import summarize
 from benchbox.errors import RecordError
 from benchbox.report.markdown import render_markdown
+from benchbox.report.theory import MAX_ROWS
 from benchbox.report.view import build_report
 from benchbox.report.write import write_reports
 from benchbox.store.predictions import read_predictions, write_predictions
@@ -93,6 +96,25 @@ def test_a_report_shows_predictions_in_columns_and_a_section(record):
     assert report.theory is not None
     assert "refuted" in render_markdown(report).partition("## Theory")[2]
     assert build_report(run, [record]).theory is None
+
+
+def test_of_many_predictions_the_section_has_first_those_that_fail_and_then_the_largest_errors(record):
+    cells = [replace(CELL, seed=seed) for seed in range(MAX_ROWS)]
+    records = [record | {"cell_id": cell.cell_id, "cell": cell.to_dict(), "config": cell.to_dict()} for cell in cells]
+    peak = record["memory"]["worst"]["allocated_peak_bytes"]
+    peaks = [peak] * (MAX_ROWS - 2) + [round(peak * 1.02), 2 * peak]
+    predictions = {
+        cell.cell_id: prediction_of(record, peak_bytes=bytes_) for cell, bytes_ in zip(cells[1:], peaks[1:], strict=True)
+    }
+    section = build_report(
+        example_run(cells), records, predictions=predictions, unpredicted={cells[0].cell_id: "no formula for it"}
+    ).theory
+    assert section is not None
+    assert len(section.rows) == MAX_ROWS
+    assert [row[5] for row in section.rows] == ["not predicted", "refuted"] + ["confirmed"] * (MAX_ROWS - 2)
+    assert section.rows[2][4] == "+2.00%"
+    assert section.left_out.startswith(f"Of {2 * MAX_ROWS - 1} rows, {MAX_ROWS} are shown")
+    assert f"peak memory confirmed: {MAX_ROWS - 2}" in section.counts
 
 
 def test_a_cell_without_a_prediction_has_the_reason_in_its_row(record):
