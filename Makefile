@@ -29,14 +29,15 @@ perf: $(VENV)/.installed-dev
 	$(MEASURE_RATIOS)
 	$(CHECK_RATIOS) || { $(MEASURE_RATIOS) && $(CHECK_RATIOS); }
 
-# Measure that baseline anew by several runs of the tests, on an idle machine: they give the spread that the check allows.
+# Measure that baseline anew by several runs of the tests, on an idle machine: they give the spread that the check allows. With
+# ADD=FILE, a baseline that stays true, its runs are kept beside the new ones: those of one day alone show too little of the spread.
 RUNS := 7
 perf-baseline: $(VENV)/.installed-dev
 	rm -rf build/perf-runs && mkdir -p build/perf-runs
 	for run in $$(seq $(RUNS)); do \
 		$(BIN)/python -m pytest tests/perf --benchmark-json build/perf-runs/$$run.json || exit 1; \
 	done
-	$(BIN)/benchbox baseline promote build/perf-runs/*.json
+	$(BIN)/benchbox baseline promote $(ADD) build/perf-runs/*.json
 
 # Style, types, import directions, names and docstrings.
 lint: $(VENV)/.installed-dev

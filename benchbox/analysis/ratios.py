@@ -4,6 +4,9 @@ The allowed deviation comes from the spread of the runs. For logarithms of a rat
 baseline, the mean of m further runs lies within t(1 - alpha / k, n - 1) * s * sqrt(1 / m + 1 / n) of the baseline's mean with
 probability 1 - alpha, on one side and for k ratios together (a prediction interval: Hahn, Journal of the American Statistical
 Association 64, 1969; k ratios by Bonferroni). Where both sides have several runs, s is pooled over them.
+
+The formula takes runs as independent. Those of one afternoon on one host are closer to one another than to those of another day
+or of another host of the same name, so a baseline that is to hold there needs runs of several days.
 """
 
 from __future__ import annotations
@@ -48,16 +51,17 @@ class RatioJudgement:
 
 
 def merge_runs(runs: Sequence[Benchmarks]) -> Benchmarks:
-    """Return runs of the same tests on one machine as the content of a baseline.
+    """Return runs of the same tests on one machine, some of them perhaps in a baseline already, as the content of a baseline.
 
     Raises:
         RecordError: they are too few, of several machines, one of them is given twice, or they differ in their ratios.
     """
-    if len(runs) < MIN_RUNS:
-        raise RecordError(f"{len(runs)} runs of the tests show too little of their spread: a baseline needs {MIN_RUNS} or more")
-    if len(machines := {run.machine for run in runs}) > 1:
-        raise RecordError(f"these files were measured on several machines: {', '.join(sorted(machines))}")
     started = [time for run in runs for time in run.started_at]
+    if len(started) < MIN_RUNS:
+        counted = f"{len(started)} runs of the tests show too little of their spread"
+        raise RecordError(f"{counted}: a baseline needs {MIN_RUNS} or more")
+    if len(machines := {slug(run.machine) for run in runs}) > 1:
+        raise RecordError(f"these files were measured on several machines: {', '.join(sorted(machines))}")
     if len(set(started)) < len(started):
         raise RecordError("two of these files are of the same run of the tests")
     by_run = [{(ratio.test, ratio.name): ratio for ratio in run.ratios} for run in runs]

@@ -150,7 +150,8 @@ def promote(
 ) -> None:
     """Make a run the baseline of its matrix on its machine. Refused (exit code 4) unless every planned launch ended ok.
 
-    Of pytest-benchmark, name the JSON files of five or more runs of the tests: their spread says what chance may do.
+    Of pytest-benchmark, name the JSON files of five or more runs of the tests: their spread says what chance may do. An earlier
+    baseline among the files counts as the runs that it was made of.
     """
     from benchbox.analysis.baseline import machine_of, make_baseline, slug
     from benchbox.analysis.summary import summarize

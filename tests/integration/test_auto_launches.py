@@ -15,18 +15,19 @@ from benchbox.store.run import RunStore
 
 pytestmark = pytest.mark.ranks
 
-POLICY = Path(__file__).parents[2] / "reports" / "noise" / "policies" / "delayed" / "policy.py"
-# Steps of one size take seven times as long. Twice was not enough: one launch under load overlaps, and 7 must not.
+POLICY = Path(__file__).parents[2] / "reports" / "noise" / "policies" / "waiting" / "policy.py"
+# Steps wait for a timer, which other tests on the machine do not disturb as they would a computation.
 PRESETS = """
-fast: {size: tiny, delay: 0.0}
-slow: {size: tiny, delay: 6.0}
+fast: {wait_s: 0.1}
+slow: {wait_s: 0.4}
 """
 MATRIX = """
 name: auto
-policy: delayed
+policy: waiting
 backend: single
 world_size: 1
 data: synthetic
+recipe: fp32
 axes:
   size: [fast, slow]
   batch: {search: max, start: 2, at_most: 2}
@@ -40,9 +41,9 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunStore, str, s
     """Return the run directory, and the output of a command without time and of the one that continues it."""
     folder = tmp_path_factory.mktemp("auto")
     (folder / "auto.yaml").write_text(MATRIX)
-    (folder / "policies" / "delayed").mkdir(parents=True)
-    shutil.copy(POLICY, folder / "policies" / "delayed")
-    (folder / "policies" / "delayed" / "presets.yaml").write_text(PRESETS)
+    (folder / "policies" / "waiting").mkdir(parents=True)
+    shutil.copy(POLICY, folder / "policies" / "waiting")
+    (folder / "policies" / "waiting" / "presets.yaml").write_text(PRESETS)
     command = [sys.executable, "-m", "benchbox.cli.app", "run", str(folder / "auto.yaml"), "--out", str(folder / "run")]
     command += ["--policy-dir", str(folder / "policies")]
     outputs = []

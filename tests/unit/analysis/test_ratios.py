@@ -114,6 +114,23 @@ def test_a_baseline_needs_several_complete_runs_of_one_machine(runs, message):
         merge_runs(runs)
 
 
+def test_runs_of_another_day_widen_a_baseline_by_the_difference_of_the_days(tmp_path):
+    path = tmp_path / "perf.json"
+    write_benchmarks_baseline(path, replace(baseline(), machine="the-host"))
+    first_day = replace(read_benchmarks(path), machine="the-host")
+    second_day = [replace(run_of_tests(seed, slower=1.3), machine="The Host") for seed in range(20, 23)]
+    both = merge_runs([first_day, *second_day])
+    assert len(both.started_at) == MIN_RUNS + 3
+    assert [len(ratio.values) for ratio in both.ratios] == [MIN_RUNS + 3] * 20
+    head = replace(run_of_tests(99, slower=1.3), machine="the-host")
+    assert judge_ratios(first_day, head)[0].verdict == "regression"
+    assert [judgement.verdict for judgement in judge_ratios(both, head)] == ["neutral"] * 20
+    worse = replace(run_of_tests(99, slower=3.0), machine="the-host")
+    assert judge_ratios(both, worse)[0].verdict == "regression"
+    with pytest.raises(RecordError, match="same run"):
+        merge_runs([both, second_day[0]])
+
+
 def test_a_comparison_names_the_ratios_and_refuses_unknown_ones():
     comparison = compare_benchmarks(baseline(), run_of_tests(99, slower=1.4), names=("old", "new"), metrics=["a_over_b"])
     assert comparison.counts == {"regression": 1, "neutral": 19}
