@@ -64,21 +64,34 @@ def read_column(path: Path, name: str, feature: Mapping[str, Any]) -> np.ndarray
         DataError: the file is missing or damaged, or its values are missing or do not have the shape of the feature.
     """
     column = read_table(path, [name]).column(name).combine_chunks()
-    if feature["dtype"] == "string":
+    is_text = feature["dtype"] == "string"
+    if is_text:
         if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_null(column.type)):
             raise DataError(f"{path}: column {name!r} holds {column.type} with other values than texts, which are expected")
-        column = column.cast(pa.string()).fill_null("")
-    if column.null_count:
+    elif column.null_count:
         row = column.is_null().index(True).as_py()
         raise DataError(f"{path}: column {name!r} has no value in row {row}")
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or pa.types.is_fixed_size_list(column.type):
-        values = column.flatten().to_numpy(zero_copy_only=False)
+        values = _to_numpy(column.flatten())
+    elif is_text:
+        values = np.array([text or "" for text in column.to_pylist()], dtype=object)
     else:
-        values = column.to_numpy(zero_copy_only=False)
+        values = _to_numpy(column)
     if values.size != len(column) * int(np.prod(feature["shape"])):
         raise DataError(f"{path}: the values of {name!r} do not have the shape {feature['shape']} given in info.json")
     expected, kinds = ("whole numbers", "iu") if name in INDICES else ("numbers", "biuf")
-    if feature["dtype"] != "string" and values.dtype.kind not in kinds:
+    if not is_text and values.dtype.kind not in kinds:
         raise DataError(f"{path}: column {name!r} holds {column.type} with other values than {expected}, which are expected")
     rows: np.ndarray = values.reshape(len(column), int(np.prod(feature["shape"])))
     return rows.astype(np.float32) if name in (STATE, ACTION) else rows
+
+
+def _to_numpy(array: pa.Array) -> np.ndarray:
+    """Return the values of an array, numbers without a copy.
+
+    Where `Array.to_numpy` can be avoided, it is: it imports pandas, in every rank.
+    """
+    if array.null_count == 0 and (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
+        return np.from_dlpack(array)
+    values: np.ndarray = array.to_numpy(zero_copy_only=False)
+    return values
