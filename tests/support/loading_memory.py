@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from contextlib import closing
 
 import psutil
@@ -19,10 +20,23 @@ from benchbox.spec.cell import DataSpec
 
 BATCH, WORKERS = 8, 2
 QUARTERS = 4
+WARM_UP_EPOCHS = 2
+IDLE_S = 0.5
+
+
+def wait_until_idle(processes: list[psutil.Process]) -> None:
+    """Wait until processes have used no CPU time for a while: workers whose queues are full."""
+    used_s = None
+    while used_s != (used_s := [sum(process.cpu_times()[:2]) for process in processes]):
+        time.sleep(IDLE_S)
 
 
 def memory_by_quarters(root: str, buffer: int) -> list[float]:
-    """Return the MiB at the quarters of the second epoch, with pages that processes share counted once."""
+    """Return the MiB at the quarters of the third epoch, with pages that processes share counted once.
+
+    Queues are full, there and at the quarters before: how many blocks wait in them otherwise depends on how fast the machine is
+    at that moment. At some block of the second epoch each worker takes 40 MiB more, once in its life.
+    """
     data = DataSpec(kind="lerobot", path=root, workers=WORKERS, buffer=buffer)
     with torch.device("meta"):
         spec = build_policy("pi05", "full", Axes(cams=2)).batch_spec()
@@ -31,12 +45,15 @@ def memory_by_quarters(root: str, buffer: int) -> list[float]:
         assert stream.samples_per_epoch is not None
         quarter = stream.samples_per_epoch // BATCH // QUARTERS
         used_mib = []
-        for step in range(1, 2 * QUARTERS * quarter + 1):
+        for step in range(1, (WARM_UP_EPOCHS + 1) * QUARTERS * quarter + 1):
             next(stream)
-            if step > QUARTERS * quarter and step % quarter == 0:
-                processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-                assert len(processes) == 1 + WORKERS, "the workers live over epochs"
-                used_mib.append(sum(process.memory_full_info().pss for process in processes) / 2**20)
+            if step % quarter:
+                continue
+            workers = psutil.Process().children(recursive=True)
+            assert len(workers) == WORKERS, "the workers live over epochs"
+            wait_until_idle(workers)
+            if step > WARM_UP_EPOCHS * QUARTERS * quarter:
+                used_mib.append(sum(process.memory_full_info().pss for process in (psutil.Process(), *workers)) / 2**20)
     return used_mib
 
 
