@@ -79,7 +79,7 @@ class ParameterChunk:
         """Return a view of the live weights of this chunk, in the shape of its master."""
         parameter = self.parameter.detach()
         # `view`, never `reshape`: after a change of the memory layout `reshape` would copy, and rounding into it would be lost.
-        return self._slice(parameter if self.start is None else parameter.view(-1))
+        return self.slice(parameter if self.start is None else parameter.view(-1))
 
     def round_into_live(self) -> None:
         self.live().copy_(self.master)
@@ -99,10 +99,11 @@ class ParameterChunk:
 
     def select(self, tensor: Tensor) -> Tensor:
         """Return the elements of this chunk from a tensor in the shape of the parameter."""
-        return tensor if self.start is None else self._slice(tensor.reshape(-1))
+        return tensor if self.start is None else self.slice(tensor.reshape(-1))
 
-    def _slice(self, tensor: Tensor) -> Tensor:
-        return tensor if self.start is None else tensor[self.start : self.start + self.master.numel()]
+    def slice(self, tensor: Tensor) -> Tensor:
+        """Return a view of the elements of this chunk in a flat tensor of the parameter's elements, or all of a whole one."""
+        return tensor if self.start is None else tensor.narrow(0, self.start, self.master.numel())
 
 
 def build_masters(parameters: Sequence[Tensor], masters: Sequence[Tensor] | None) -> list[Tensor]:

@@ -31,42 +31,55 @@ static inline uint16_t round_to_bfloat16(float value) {
 
 extern void GOMP_parallel(void (*function)(void *), void *data, unsigned threads, unsigned flags);
 
+/* Jobs are structs that begin with their number of elements, and are cut into parts of PART_ELEMENTS (set by native.py), the last
+ * one shorter. The threads take the parts of all jobs in order. Cut here and not in Python: at 50 M parameters that saves 0.8 ms
+ * of 20 (measured). */
 typedef struct {
-    void (*run)(void *job);
-    char *jobs;
+    void (*run)(const void *job, size_t start, size_t end, double *result);
+    const char *jobs;
     size_t job_bytes, count, next;
+    double *results; /* one for each part, or NULL */
 } queue;
 
-static void run_jobs(void *data) {
-    queue *jobs = data;
-    size_t index;
-    while ((index = __atomic_fetch_add(&jobs->next, 1, __ATOMIC_RELAXED)) < jobs->count)
-        jobs->run(jobs->jobs + index * jobs->job_bytes);
+static void run_parts(void *data) {
+    queue *parts = data;
+    size_t job = 0, first = 0; /* the part with which `job` begins: a thread takes rising numbers, and searches from there on */
+    for (;;) {
+        size_t part = __atomic_fetch_add(&parts->next, 1, __ATOMIC_RELAXED), elements = 0;
+        for (; job < parts->count; job++) {
+            memcpy(&elements, parts->jobs + job * parts->job_bytes, sizeof elements);
+            size_t of_job = (elements + PART_ELEMENTS - 1) / PART_ELEMENTS;
+            if (part - first < of_job) break;
+            first += of_job;
+        }
+        if (job == parts->count) return;
+        size_t start = (part - first) * PART_ELEMENTS, end = start + PART_ELEMENTS;
+        if (end > elements) end = elements;
+        parts->run(parts->jobs + job * parts->job_bytes, start, end, parts->results ? parts->results + part : NULL);
+    }
 }
 
-static void run_on_threads(queue jobs, unsigned threads) {
-    if (threads == 1) run_jobs(&jobs);
-    else GOMP_parallel(run_jobs, &jobs, threads, 0);
+static void run_on_threads(queue parts, unsigned threads) {
+    if (threads == 1) run_parts(&parts);
+    else GOMP_parallel(run_parts, &parts, threads, 0);
 }
 
 typedef struct {
-    const uint32_t *pairs;
     size_t count;
-    double sum;
+    const uint16_t *values;
 } squares_job;
 
 /* Numbers of elements; a LINE of float32 fills a line of the cache. Without prefetches a processor waits for memory at the ends of
  * rows and pages: they make the sum of squares 1.4 times and the step 1.15 times as fast (measured). */
 enum { LINE = 16, LANES = 2 * LINE, ROW = 16 * LANES, BLOCK = 4 * LINE, AHEAD = 1024 };
 
-/* Sum the squares of an even number of bfloat16 values, two per element of `pairs`. Squares are exact in float32. In each row,
- * each of 64 float32 accumulators adds up 16 squares, so it rounds at most 16 times, by at most 2^-24 of its sum: the relative
- * error is below 1e-6. All further sums are in double. */
-static void sum_squares(void *data) {
-    squares_job *job = data;
-    const uint32_t *restrict pairs = job->pairs;
+/* Sum the squares of an even number of bfloat16 values, read in pairs. Squares are exact in float32. In each row, each of 64 float32
+ * accumulators adds up 16 squares, so it rounds at most 16 times, by at most 2^-24 of its sum: the relative error is below 1e-6.
+ * All further sums are in double. */
+static void sum_squares(const void *data, size_t start, size_t end_value, double *sum) {
+    const uint32_t *restrict pairs = (const uint32_t *)(((const squares_job *)data)->values + start);
     double sums[LANES] = {0.0}, total = 0.0;
-    size_t whole = job->count - job->count % LANES;
+    size_t count = (end_value - start) / 2, whole = count - count % LANES;
     for (size_t row = 0; row < whole; row += ROW) {
         size_t end = row + ROW < whole ? row + ROW : whole;
         float low[LANES] = {0.0f}, high[LANES] = {0.0f};
@@ -83,23 +96,24 @@ static void sum_squares(void *data) {
 #pragma omp simd
         for (size_t lane = 0; lane < LANES; lane++) sums[lane] += (double)low[lane] + (double)high[lane];
     }
-    for (size_t i = whole; i < job->count; i++) {
+    for (size_t i = whole; i < count; i++) {
         double low_value = from_bits(pairs[i] << 16), high_value = from_bits(pairs[i] & 0xffff0000u);
         total += low_value * low_value + high_value * high_value;
     }
     for (size_t lane = 0; lane < LANES; lane++) total += sums[lane];
-    job->sum = total;
+    *sum = total;
 }
 
-void sum_of_squares(squares_job *jobs, size_t count, unsigned threads) {
-    run_on_threads((queue){sum_squares, (char *)jobs, sizeof *jobs, count, 0}, threads);
+/* Write the sum of each part to `sums`: what they add up to does not depend on the number of threads. */
+void sum_of_squares(const squares_job *jobs, size_t count, double *sums, unsigned threads) {
+    run_on_threads((queue){sum_squares, (const char *)jobs, sizeof *jobs, count, 0, sums}, threads);
 }
 
 typedef struct {
+    size_t count;
     float *master, *exp_avg, *exp_avg_sq;
     const uint16_t *gradient;
     uint16_t *live;
-    size_t count;
     float divisor, decay, one_minus_beta1, beta2, one_minus_beta2, bias_correction2_sqrt, epsilon, step_size;
 } adamw_job;
 
@@ -108,13 +122,14 @@ typedef struct {
  *
  * decay = 1 - lr * weight_decay; one_minus_beta1 = 1 - beta1; one_minus_beta2 = 1 - beta2; step_size = lr / (1 - beta1^step);
  * bias_correction2_sqrt = sqrt(1 - beta2^step). */
-static void step_adamw(void *data) {
-    const adamw_job job = *(adamw_job *)data;
+static void step_adamw(const void *data, size_t start, size_t end_element, double *unused) {
+    (void)unused;
+    const adamw_job job = *(const adamw_job *)data;
     float *restrict master = job.master, *restrict exp_avg = job.exp_avg, *restrict exp_avg_sq = job.exp_avg_sq;
     const uint16_t *restrict gradient = job.gradient;
     uint16_t *restrict live = job.live;
-    for (size_t row = 0; row < job.count; row += BLOCK) {
-        size_t end = row + BLOCK < job.count ? row + BLOCK : job.count;
+    for (size_t row = start; row < end_element; row += BLOCK) {
+        size_t end = row + BLOCK < end_element ? row + BLOCK : end_element;
         for (size_t ahead = row + AHEAD / 2; ahead < row + AHEAD / 2 + BLOCK; ahead += LINE) {
             __builtin_prefetch(master + ahead, 1);
             __builtin_prefetch(exp_avg + ahead, 1);
@@ -137,6 +152,6 @@ static void step_adamw(void *data) {
     }
 }
 
-void adamw(adamw_job *jobs, size_t count, unsigned threads) {
-    run_on_threads((queue){step_adamw, (char *)jobs, sizeof *jobs, count, 0}, threads);
+void adamw(const adamw_job *jobs, size_t count, unsigned threads) {
+    run_on_threads((queue){step_adamw, (const char *)jobs, sizeof *jobs, count, 0, NULL}, threads);
 }

@@ -18,7 +18,16 @@ import torch
 _log = logging.getLogger(__name__)
 
 COMPILERS = ("cc", "gcc", "clang")
-_FLAGS = ("-O3", "-fno-math-errno", "-ffp-contract=off", "-fopenmp-simd", "-shared", "-fPIC")
+PART_ELEMENTS = 2**18  # of which threads take one after another: few enough that they end together, many enough to cost nothing
+_FLAGS = (
+    "-O3",
+    "-fno-math-errno",
+    "-ffp-contract=off",
+    "-fopenmp-simd",
+    "-shared",
+    "-fPIC",
+    f"-DPART_ELEMENTS={PART_ELEMENTS}",
+)
 # By torch's name of the CPU capability: the instruction sets that torch's own kernels use. On other processors a fused
 # multiply-add may be a function call.
 VECTOR_FLAGS = {
@@ -86,24 +95,25 @@ def _run(command: list[str]) -> str:
 
 
 class SquaresJob(ctypes.Structure):
-    """Consecutive bfloat16 values, two per element of `pairs`; `sum` is the result."""
+    """An even number of consecutive bfloat16 values."""
 
-    _fields_ = (("pairs", ctypes.c_void_p), ("count", ctypes.c_size_t), ("sum", ctypes.c_double))
+    _fields_ = (("count", ctypes.c_size_t), ("values", ctypes.c_void_p))
 
 
 class AdamWJob(ctypes.Structure):
     """Consecutive elements of one step of AdamW, with its coefficients."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("master", "exp_avg", "exp_avg_sq", "gradient", "live")),
         ("count", ctypes.c_size_t),
+        *((name, ctypes.c_void_p) for name in ("master", "exp_avg", "exp_avg_sq", "gradient", "live")),
         *((name, ctypes.c_float) for name in ("divisor", "decay", "one_minus_beta1", "beta2", "one_minus_beta2")),
         *((name, ctypes.c_float) for name in ("bias_correction2_sqrt", "epsilon", "step_size")),
     )
 
 
 def _declare_types(functions: ctypes.CDLL) -> ctypes.CDLL:
-    for function, job in ((functions.sum_of_squares, SquaresJob), (functions.adamw, AdamWJob)):
-        function.argtypes = [ctypes.POINTER(job), ctypes.c_size_t, ctypes.c_uint]
-        function.restype = None
+    sums = ctypes.POINTER(ctypes.c_double)
+    functions.sum_of_squares.argtypes = [ctypes.POINTER(SquaresJob), ctypes.c_size_t, sums, ctypes.c_uint]
+    functions.adamw.argtypes = [ctypes.POINTER(AdamWJob), ctypes.c_size_t, ctypes.c_uint]
+    functions.sum_of_squares.restype = functions.adamw.restype = None
     return functions

@@ -44,14 +44,14 @@ def step_in_one_pass(
     if not _supports_options(group):
         return chunks
     chunks = list(chunks)
-    supported = {id(chunk): tensors for chunk in chunks if (tensors := _collect_tensors(inner, chunk)) is not None}
-    step = _step_of(group, list(supported.values()))
+    supported, remaining = _collect_tensors(inner, chunks)
+    step = _step_of(group, [tensors for _, tensors in supported])
     if step is None:
         return chunks
-    step_counts = [inner.state[chunk.master]["step"] for chunk in chunks if id(chunk) in supported]
+    step_counts = [step_count for step_count, _ in supported]
     torch._foreach_add_(step_counts, 1)
     step(step_counts, divisor)
-    return [chunk for chunk in chunks if id(chunk) not in supported]
+    return remaining
 
 
 def _step_of(group: dict[str, Any], tensors: list[StepTensors]) -> Callable[[list[Tensor], Tensor | None], None] | None:
@@ -69,8 +69,9 @@ def _step_on_cpu(
     functions: ctypes.CDLL, group: dict[str, Any], tensors: list[StepTensors], step_counts: list[Tensor], divisor: Tensor | None
 ) -> None:
     divisor_value = 1.0 if divisor is None else divisor.item()
-    coefficients = [(divisor_value, *_coefficients(group, count.item())) for count in step_counts]
-    step_adamw(functions, list(zip(tensors, coefficients, strict=True)))
+    steps = [count.item() for count in step_counts]
+    coefficients = {step: (divisor_value, *_coefficients(group, step)) for step in set(steps)}
+    step_adamw(functions, [(chunk, coefficients[step]) for chunk, step in zip(tensors, steps, strict=True)])
 
 
 def _step_on_gpu(group: dict[str, Any], tensors: list[StepTensors], step_counts: list[Tensor], divisor: Tensor | None) -> None:
@@ -98,24 +99,46 @@ def _supports_options(group: dict[str, Any]) -> bool:
     )
 
 
-def _collect_tensors(inner: Optimizer, chunk: ParameterChunk) -> StepTensors | None:
-    """Return master, moments, gradient and live weights of a chunk, or None if the pass does not support them."""
-    full_gradient, state = chunk.parameter.grad, inner.state.get(chunk.master)
-    # torch creates the initial state. A chunk of a gradient with another memory layout would be a copy of the full gradient.
-    if full_gradient is None or not is_dense(full_gradient) or not state:
+def _collect_tensors(
+    inner: Optimizer, chunks: Iterable[ParameterChunk]
+) -> tuple[list[tuple[Tensor, StepTensors]], list[ParameterChunk]]:
+    """Return step count and tensors of each chunk that the pass supports, and the other chunks.
+
+    All that is known of a parameter is found out once, not for each chunk: after a backward pass nothing of this is in a cache,
+    and it took 0.8 ms beside 17 ms of the pass itself.
+    """
+    supported, remaining = [], []
+    full: dict[int, tuple[Tensor, Tensor] | None] = {}
+    for chunk in chunks:
+        key = id(chunk.parameter)
+        if key not in full:
+            full[key] = _gradient_and_live(chunk.parameter)
+        pair, state = full[key], inner.state.get(chunk.master)
+        # torch creates the initial state.
+        if pair is None or not state or not _supports_masters(masters := (chunk.master, state["exp_avg"], state["exp_avg_sq"])):
+            remaining.append(chunk)
+        else:
+            supported.append((state["step"], (*masters, chunk.slice(pair[0]), chunk.slice(pair[1]))))
+    return supported, remaining
+
+
+def _gradient_and_live(parameter: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return gradient and live weights of a parameter, flat, or None if the pass does not support them.
+
+    A chunk of a gradient with another memory layout would be a copy of the full gradient.
+    """
+    gradient, live = parameter.grad, parameter.detach()
+    if gradient is None or not gradient.dtype == live.dtype == torch.bfloat16 or not (is_dense(gradient) and is_dense(live)):
         return None
-    masters = chunk.master, state["exp_avg"], state["exp_avg_sq"]
-    gradient, live = chunk.select(full_gradient), chunk.live()
-    is_supported = (
-        all(tensor.dtype == torch.float32 for tensor in masters)
-        and live.dtype == gradient.dtype == torch.bfloat16
-        and (supports_native if live.device.type == "cpu" else _are_dense)(*masters, gradient, live)
-    )
-    return (*masters, gradient, live) if is_supported else None
+    return gradient.view(-1), live.view(-1)
 
 
-def _are_dense(*tensors: Tensor) -> bool:
-    return all(map(is_dense, tensors))
+def _supports_masters(tensors: tuple[Tensor, ...]) -> bool:
+    on_cpu = tensors[0].device.type == "cpu"
+    for tensor in tensors:
+        if tensor.dtype != torch.float32 or not (supports_native(tensor) if on_cpu else is_dense(tensor)):
+            return False
+    return True
 
 
 def _coefficients(group: dict[str, Any], step: float) -> tuple[float, ...]:

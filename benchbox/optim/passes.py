@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from contextlib import contextmanager
-from itertools import starmap
 from typing import TYPE_CHECKING
 
 import torch
 from torch.profiler import record_function
 
-from benchbox.optim.native import AdamWJob, SquaresJob, library
+from benchbox.optim.native import PART_ELEMENTS, AdamWJob, SquaresJob, library
 
 if TYPE_CHECKING:
-    import ctypes
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
 # Fewer elements are not worth a compilation, nor the start of threads.
 MIN_NATIVE_ELEMENTS = 2**22
-_JOB_ELEMENTS = 2**18  # per call: small enough to balance threads, large enough that the overhead of a call is negligible
 # Called by every pass with the tensors that it reads and those that it writes: passes are no operations, and no dispatch mode
 # sees them. While there are any, passes are annotated in traces of torch's profiler.
 pass_listeners: list[Callable[[Iterable[Tensor], Iterable[Tensor]], None]] = []
@@ -33,11 +31,9 @@ def native_functions(elements: int) -> ctypes.CDLL | None:
     return library() if elements >= MIN_NATIVE_ELEMENTS else None
 
 
-def supports_native(*tensors: Tensor) -> bool:
-    """Return whether the compiled functions accept these tensors: contiguous on the CPU, with a whole number of vectors."""
-    return all(
-        tensor.device.type == "cpu" and is_dense(tensor) and tensor.numel() % _VECTOR_ELEMENTS == 0 for tensor in tensors
-    )
+def supports_native(tensor: Tensor) -> bool:
+    """Return whether the compiled functions accept this tensor: contiguous on the CPU, with a whole number of vectors."""
+    return tensor.device.type == "cpu" and is_dense(tensor) and tensor.numel() % _VECTOR_ELEMENTS == 0
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -47,37 +43,34 @@ def is_dense(tensor: Tensor) -> bool:
 
 def sum_of_squares(functions: ctypes.CDLL, tensors: Sequence[Tensor]) -> float:
     """Return the sum of squares of bfloat16 tensors that `supports_native` accepts, independent of the number of threads."""
-    ranges = [(tensor.data_ptr() + 2 * start, size // 2) for tensor in tensors for start, size in _job_ranges(tensor.numel())]
-    jobs = (SquaresJob * len(ranges))(*starmap(SquaresJob, ranges))
-    with _announced("sum_of_squares", tensors, ()):
-        functions.sum_of_squares(jobs, len(jobs), torch.get_num_threads())
-    return math.fsum(job.sum for job in jobs)
+    counts = [tensor.numel() for tensor in tensors]
+    jobs = (SquaresJob * len(tensors))(*map(SquaresJob, counts, [tensor.data_ptr() for tensor in tensors]))
+    sums = (ctypes.c_double * sum(-(-count // PART_ELEMENTS) for count in counts))()
+    with _announced("sum_of_squares", lambda: (tensors, ())):
+        functions.sum_of_squares(jobs, len(jobs), sums, torch.get_num_threads())
+    return math.fsum(sums)
 
 
 def step_adamw(functions: ctypes.CDLL, steps: Sequence[tuple[Sequence[Tensor], Sequence[float]]]) -> None:
     """Step each (master, exp_avg, exp_avg_sq, gradient, live weight) with its coefficients, in the order of `native.c`."""
-    parts = []
-    for tensors, coefficients in steps:
-        pointers = [(tensor.data_ptr(), tensor.element_size()) for tensor in tensors]
-        for start, size in _job_ranges(tensors[0].numel()):
-            parts.append((*(pointer + start * width for pointer, width in pointers), size, *coefficients))
-    jobs = (AdamWJob * len(parts))(*starmap(AdamWJob, parts))
-    with _announced("adamw", *_read_and_written([tensors for tensors, _ in steps])):
-        functions.adamw(jobs, len(parts), torch.get_num_threads())
+    jobs = (AdamWJob * len(steps))(
+        *[AdamWJob(tensors[0].numel(), *map(torch.Tensor.data_ptr, tensors), *coefficients) for tensors, coefficients in steps]
+    )
+    with _announced("adamw", lambda: _read_and_written([tensors for tensors, _ in steps])):
+        functions.adamw(jobs, len(jobs), torch.get_num_threads())
     # Autograd refuses a backward pass over weights written since the forward pass, but only torch's own operations inform it.
-    for master, exp_avg, exp_avg_sq, _, live in (tensors for tensors, _ in steps):
-        torch.autograd.graph.increment_version((master, exp_avg, exp_avg_sq, live))
+    torch.autograd.graph.increment_version([tensor for (*masters, _, live), _ in steps for tensor in (*masters, live)])
 
 
 @contextmanager
-def _announced(name: str, read: Iterable[Tensor], written: Iterable[Tensor]) -> Iterator[None]:
+def _announced(name: str, read_and_written: Callable[[], tuple[Iterable[Tensor], Iterable[Tensor]]]) -> Iterator[None]:
     if not pass_listeners:
         yield
         return
     with record_function(f"benchbox::{name}"):
         yield
     for listener in pass_listeners:
-        listener(read, written)
+        listener(*read_and_written())
 
 
 def _read_and_written(steps: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
@@ -85,8 +78,3 @@ def _read_and_written(steps: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], 
     read = [tensor for *masters, gradient, _ in steps for tensor in (*masters, gradient)]
     written = [tensor for *masters, _, live in steps for tensor in (*masters, live)]
     return read, written
-
-
-def _job_ranges(elements: int) -> list[tuple[int, int]]:
-    """Return (start, size) of every job of a tensor."""
-    return [(start, min(_JOB_ELEMENTS, elements - start)) for start in range(0, elements, _JOB_ELEMENTS)]

@@ -196,6 +196,56 @@ def test_gradients_laid_out_otherwise_are_left_to_torch_in_little_memory(native_
 
 @needs_compiler
 @pytest.mark.usefixtures("native_at_any_size")
+def test_parameters_of_several_chunks_are_those_of_torchs_fused_adamw_bit_for_bit(native_counts: list[int]) -> None:
+    """The last chunk is a short one; each has its own place in the gradient and in the live weights."""
+    shape, generator = (3, 2**20 - 2**16), torch.Generator().manual_seed(0)
+    start = torch.randn(shape, generator=generator)
+    live, full = nn.Parameter(start.bfloat16()), nn.Parameter(start.clone())
+    ours = MasterWeightOptimizer([live], torch.optim.AdamW, masters=[start.clone()], **OPTIONS)
+    theirs = torch.optim.AdamW([full], **OPTIONS)
+    for _ in range(3):
+        live.grad = torch.randn(shape, generator=generator).bfloat16()
+        full.grad = live.grad.float()
+        ours.step()
+        theirs.step()
+    assert native_counts == [3, 3]
+    assert torch.equal(ours.masters[0], full)
+    assert torch.equal(live, full.bfloat16())
+
+
+@needs_compiler
+@pytest.mark.usefixtures("native_at_any_size")
+@pytest.mark.parametrize("start", [torch.ones(64, 32), torch.ones(32, 64).bfloat16().T], ids=["float32", "transposed"])
+def test_live_weights_of_another_dtype_or_layout_are_left_to_torch(native_counts: list[int], start: Tensor) -> None:
+    live, full = nn.Parameter(start.clone()), nn.Parameter(start.float().contiguous())
+    ours, theirs = MasterWeightOptimizer([live], **OPTIONS), torch.optim.AdamW([full], **OPTIONS)
+    for step in range(3):
+        full.grad = torch.randn(start.shape, generator=torch.Generator().manual_seed(step)).bfloat16().float()
+        live.grad = full.grad.to(start.dtype)
+        ours.step()
+        theirs.step()
+    assert native_counts == []
+    assert torch.equal(ours.masters[0], full)
+    assert torch.equal(live, full.to(start.dtype))
+
+
+@needs_compiler
+@pytest.mark.usefixtures("native_at_any_size")
+def test_moments_of_another_dtype_are_left_to_torch_which_refuses_them(native_counts: list[int]) -> None:
+    """Read as float32 they would be numbers of nothing, and the last ones beyond the end of their memory."""
+    live = nn.Parameter(torch.ones(64, 32, dtype=torch.bfloat16))
+    optimizer = MasterWeightOptimizer([live], **OPTIONS)
+    live.grad = torch.ones_like(live)
+    optimizer.step()
+    state = optimizer.state[optimizer.masters[0]]
+    state["exp_avg_sq"] = state["exp_avg_sq"].bfloat16()
+    with pytest.raises(RuntimeError, match="expected scalar type Float"):
+        optimizer.step()
+    assert native_counts == []
+
+
+@needs_compiler
+@pytest.mark.usefixtures("native_at_any_size")
 def test_a_pass_that_rounds_otherwise_than_this_torch_is_not_used(
     monkeypatch: pytest.MonkeyPatch, native_counts: list[int]
 ) -> None:
