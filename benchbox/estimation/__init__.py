@@ -1,4 +1,4 @@
-"""Estimates of a cell before it runs: the policy is traced on fake tensors, and `benchbox.theory` computes the rest."""
+"""Estimates of a cell before it runs: a step of the policy is traced, and `benchbox.theory` computes the rest."""
 
 from benchbox.estimation.estimate import Estimator, estimate
 

@@ -1,4 +1,6 @@
-"""Trace of forward and backward on fake tensors: every activation that is born and dies, and when which gradient is complete.
+"""Trace of forward and backward: every activation that is born and dies, and when which gradient is complete.
+
+On fake tensors, which need no memory, or on real ones, which take less time where a policy is small.
 
 Nothing is derived from the architecture of a policy: the operations that would run are dispatched, autograd saves what it
 would save, checkpointing recomputes what it would recompute, and storages are counted as they are while a step is probed
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class _Recorder(TorchDispatchMode):
-    """Records the births and deaths of storages. Operations on real tensors alone run for real."""
+    """Records the births and deaths of storages. Beside fake tensors, operations on real tensors alone run for real."""
 
     supports_higher_order_operators = True
 
@@ -107,7 +109,7 @@ def list_tensors(values: Iterable[Any]) -> list[Tensor]:
 def trace_step(
     policy: nn.Module,
     batch: Batch,
-    mode: FakeTensorMode,
+    mode: FakeTensorMode | nullcontext[None],
     *,
     units: Mapping[nn.Module, str],
     calls: Mapping[nn.Module, str],
@@ -116,8 +118,8 @@ def trace_step(
     """Trace forward and backward of one micro-batch.
 
     Args:
-        policy: on fake tensors of `mode`, in the dtypes in which it computes.
-        batch: real, or fake where it is large.
+        policy: on fake tensors of `mode`, or on real ones without it, in the dtypes in which it computes.
+        batch: real, or fake where it is large and the policy is.
         units: name of each sharded module.
         calls: name of each module.
         autocast: dtype of autocast, if the recipe has it.

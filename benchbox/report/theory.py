@@ -19,7 +19,7 @@ MAX_ROWS = 40  # the table of cells has the predictions of every cell
 
 HEADERS = ("cell", "quantity", "predicted", "measured", "error", "verdict", "residual")
 NOTE = (
-    "Predicted from a trace of the step on fake tensors, without the measurements. Memory is confirmed within "
+    "Predicted from a trace of one step of one process, without the measurements. Memory is confirmed within "
     f"{MEMORY_TOLERANCE:.0%}; communication when every call and every byte is as predicted."
 )
 

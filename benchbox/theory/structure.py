@@ -1,6 +1,6 @@
 """Description of a policy for the formulas: its parameters, and the order of what a step does with them.
 
-`benchbox.estimation` reads both from a policy on fake tensors. Nothing here imports torch.
+`benchbox.estimation` reads both from a policy and its step. Nothing here imports torch.
 """
 
 from __future__ import annotations

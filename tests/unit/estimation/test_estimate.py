@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -51,6 +52,30 @@ def test_a_dataset_that_is_elsewhere_is_estimated_on_generated_samples_and_said_
 def test_there_is_no_prediction_for_a_backend_without_a_formula(estimator):
     with pytest.raises(UnsupportedError, match="no formula for the memory of backend somebodys"):
         estimator.estimate(tiny_cell(backend="somebodys"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"checkpointing": True, "attention": "sdpa"},
+        {"policy": "pi07_low_level", "cams": 4, "recipe": "fp32_autocast"},
+        {"policy": "vitra", "freeze": "freeze_vision", "backend": "fsdp1_full"},
+        {"policy": "value", "recipe": "fp32", "backend": "zero3"},
+    ],
+    ids=lambda changes: changes.get("policy", "pi05"),
+)
+def test_a_small_policy_is_traced_on_real_tensors_with_the_same_result(monkeypatch, changes):
+    """Memory by component, communication and FLOPs are those of a trace on fake tensors."""
+    module = sys.modules[Estimator.__module__]
+    traced = []
+    through = module.make_fake
+    monkeypatch.setattr(module, "make_fake", lambda *arguments: (traced.append("fake"), through(*arguments)))
+    cell = tiny_cell(**({"backend": "fsdp2", "world_size": 2} | changes))
+    real = Estimator().estimate(cell)
+    assert traced == []
+    monkeypatch.setattr(module, "MAX_REAL_WORK", real.total_numel * cell.batch - 1)
+    assert Estimator().estimate(cell) == real
+    assert traced == ["fake"]
 
 
 def test_recipes_store_what_they_say(estimator):
