@@ -2,13 +2,13 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from benchbox.spec.load import load_matrix
+from tests.support.commands import run_in_process
 
 MATRIX = """\
 name: verb
@@ -33,8 +33,7 @@ def matrix(tmp_path: Path) -> Path:
 @pytest.fixture
 def run(matrix: Path, policy_dir: Path) -> Run:
     def run(*options: str | Path) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "benchbox.cli.app", "run", matrix, "--policy-dir", policy_dir, *options]
-        return subprocess.run(command, cwd=matrix.parent, capture_output=True, text=True, timeout=120)
+        return run_in_process("run", matrix, "--policy-dir", policy_dir, *options, cwd=matrix.parent)
 
     return run
 
@@ -84,6 +83,5 @@ def test_a_run_names_its_matrix_as_the_command_line_did(matrix: Path, policy_dir
     """A matrix that comes with benchbox would otherwise put the path of the installation into every published report."""
     (matrix.parent / "matrices").mkdir()
     matrix.rename(matrix.parent / "matrices" / "verb.yaml")
-    command = [sys.executable, "-m", "benchbox.cli.app", "run", "verb", "--policy-dir", policy_dir]
-    refused(subprocess.run(command, cwd=matrix.parent, capture_output=True, text=True, timeout=120), "not whole JSON")
+    refused(run_in_process("run", "verb", "--policy-dir", policy_dir, cwd=matrix.parent), "not whole JSON")
     assert json.loads((matrix.parent / "runs" / "verb" / "run.json").read_text())["matrix_file"] == "verb"
