@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from benchbox.errors import EXIT_OK, EXIT_USAGE
+from tests.support.commands import run_in_process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,16 +17,11 @@ MATRIX = "fsdp_vs_zero2"
 TOO_MANY = "100000 ranks are more than"
 
 
-def benchbox(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command. A command that waits for ever fails the test after a minute."""
-    command = [sys.executable, "-m", "benchbox.cli.app", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
+@pytest.mark.timeout(60)
 def test_a_matrix_that_is_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path: Path) -> None:
     pipe = tmp_path / "matrix.yaml"
     os.mkfifo(pipe)
-    result = benchbox("plan", pipe)
+    result = run_in_process("plan", pipe)
     assert result.stderr == f"error: {pipe}: is not a regular file; save it as one\n"
     assert result.returncode == EXIT_USAGE
 
@@ -44,7 +38,7 @@ def test_a_matrix_that_is_a_pipe_is_refused_without_waiting_for_its_writer(tmp_p
 )
 def test_a_hundred_thousand_ranks_are_refused_before_one_starts(arguments: tuple[str, ...], tmp_path: Path) -> None:
     out = () if arguments[0] == "audit-precision" else ("--out", tmp_path / "run")
-    result = benchbox(*arguments, *out)
+    result = run_in_process(*arguments, *out)
     assert TOO_MANY in result.stderr
     assert result.stderr.count("\n") == 1
     assert result.stderr.endswith("lower world_size\n")
@@ -52,7 +46,7 @@ def test_a_hundred_thousand_ranks_are_refused_before_one_starts(arguments: tuple
 
 
 def test_a_plan_for_a_larger_machine_is_printed_with_a_note_that_this_one_cannot_run_it() -> None:
-    result = benchbox("plan", MATRIX, "--set", "world_size=100000")
+    result = run_in_process("plan", MATRIX, "--set", "world_size=100000")
     assert "8 walks to the largest batch that fits" in result.stdout
     assert f"this machine cannot run 8 of the cells: {TOO_MANY}" in " ".join(result.stdout.split())
     assert result.returncode == EXIT_OK

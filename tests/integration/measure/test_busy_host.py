@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from tests.support.commands import run_in_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,14 +25,26 @@ backend: single
 world_size: 1
 batch: 2
 data: synthetic
-measure: {warmup_steps: 2, steps: 40, launches: 1}  # long enough for the ticks that the kernel counts
+measure: {warmup_steps: 2, steps: 20, launches: 1}  # long enough for the ticks that the kernel counts
 axes: {cams: [1]}
 """
 
 
+# Busy from the first to the last step of the launch, not while ranks import and the report is written.
+BUSY = """
+import pathlib, sys, time
+events = ""
+while '"probe"' not in events:
+    if '"warmup"' not in events:
+        time.sleep(0.02)
+    for path in pathlib.Path(sys.argv[1]).glob("cells/*/launch-1/events-rank0.jsonl"):
+        events = path.read_text()
+"""
+
+
 @pytest.fixture
-def busy_processes() -> Iterator[None]:
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+def busy_processes(tmp_path: Path) -> Iterator[None]:
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY, tmp_path / "runs" / "host"]) for _ in range(2)]
     yield
     for process in processes:
         process.kill()
@@ -41,13 +54,11 @@ def busy_processes() -> Iterator[None]:
 def run(folder: Path) -> tuple[str, dict[str, Any]]:
     """Run the matrix and return the output and the only record."""
     (folder / "host.yaml").write_text(MATRIX)
-    command = [sys.executable, "-m", "benchbox.cli.app", "run", "host.yaml"]
     # Threads that wait for one another beside busy processes would take minutes.
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, env=environment)
-    assert process.returncode == 0, process.stdout + process.stderr
+    done = run_in_process("run", "host.yaml", cwd=folder, variables={"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stdout + done.stderr
     (record,) = (folder / "runs" / "host" / "cells").glob("*/launch-1.json")
-    return process.stdout + process.stderr, json.loads(record.read_text())
+    return done.stdout + done.stderr, json.loads(record.read_text())
 
 
 @pytest.mark.usefixtures("busy_processes")
