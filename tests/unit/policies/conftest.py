@@ -9,9 +9,12 @@ import torch
 
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
+from tests.support import policy_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from benchbox.registry.contracts import Batch, Policy
 
 build_policy("pi05", "tiny", Axes())  # makes `benchbox_policies._layers` importable
 
@@ -23,3 +26,19 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def awake() -> Callable[..., tuple[Policy, Batch]]:
+    """Return `awake` that trains each policy once, and gives every test a policy of its own with the trained weights."""
+    trained: dict[tuple[str, frozenset[tuple[str, object]]], dict[str, torch.Tensor]] = {}
+
+    def awake(name: str = "pi05", **axes: object) -> tuple[Policy, Batch]:
+        key = name, frozenset(axes.items())
+        if key not in trained:
+            trained[key] = policy_batches.awake(name, **axes)[0].state_dict()
+        policy = policy_batches.build(name, **axes)
+        policy.load_state_dict(trained[key])
+        return policy, policy_batches.make_batch(policy.batch_spec(), 4)
+
+    return awake

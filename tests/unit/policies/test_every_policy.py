@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from benchbox.errors import DataError, UnsupportedError
-from tests.support.policy_batches import POLICIES, awake, build, build_on_meta, gradients, make_batch
+from tests.support import policy_batches
+from tests.support.policy_batches import POLICIES, build, build_on_meta, gradients, make_batch
 from tests.support.tiers import in_tiers
 
 # Parameters of `full`, with the rounded published count in a comment.
@@ -56,7 +57,7 @@ def test_a_step_of_full_has_the_right_shapes(name):
 
 @every
 @pytest.mark.parametrize("cams", [1, 4])
-def test_every_trainable_parameter_gets_a_gradient_that_is_not_zero(name, cams):
+def test_every_trainable_parameter_gets_a_gradient_that_is_not_zero(name, cams, awake):
     policy, batch = awake(name, cams=cams)
     policy(batch).total.backward()
     assert [key for key, gradient in gradients(policy).items() if gradient is None or not gradient.any()] == []
@@ -99,7 +100,7 @@ def test_it_overfits_a_batch(name):
 def test_the_same_batch_gives_the_same_loss_and_gradients_bit_for_bit(name):
     results = []
     for _ in range(2):
-        policy, batch = awake(name)
+        policy, batch = policy_batches.awake(name)
         state = torch.get_rng_state()
         losses = policy(batch)
         losses.total.backward()
@@ -111,7 +112,7 @@ def test_the_same_batch_gives_the_same_loss_and_gradients_bit_for_bit(name):
 
 
 @every
-def test_a_batch_of_four_has_the_mean_loss_and_gradient_of_four_batches_of_one(name):
+def test_a_batch_of_four_has_the_mean_loss_and_gradient_of_four_batches_of_one(name, awake):
     policy, batch = awake(name)
     losses = policy(batch)
     losses.total.backward()
@@ -125,7 +126,7 @@ def test_a_batch_of_four_has_the_mean_loss_and_gradient_of_four_batches_of_one(n
 
 
 @every
-def test_eager_and_sdpa_give_the_same_loss_and_gradients(name):
+def test_eager_and_sdpa_give_the_same_loss_and_gradients(name, awake):
     policy, batch = awake(name, attention="eager")
     sdpa = build(name, attention="sdpa")
     sdpa.load_state_dict(policy.state_dict())
@@ -139,7 +140,7 @@ def test_eager_and_sdpa_give_the_same_loss_and_gradients(name):
 
 @every
 @pytest.mark.usefixtures("compiling")
-def test_flex_attention_gives_the_same_loss_from_its_block_mask(name):
+def test_flex_attention_gives_the_same_loss_from_its_block_mask(name, awake):
     """Only forward is compared, because FlexAttention has no backward on a CPU."""
     policy, batch = awake(name)
     flex = build(name, attention="flex")
@@ -149,7 +150,7 @@ def test_flex_attention_gives_the_same_loss_from_its_block_mask(name):
 
 
 @every
-def test_checkpointing_recomputes_every_unit_and_changes_no_bit(name):
+def test_checkpointing_recomputes_every_unit_and_changes_no_bit(name, awake):
     results = []
     for checkpointing in (False, True):
         policy, batch = awake(name, checkpointing=checkpointing)
@@ -171,7 +172,7 @@ def test_checkpointing_recomputes_every_unit_and_changes_no_bit(name):
 
 
 @every
-def test_asking_for_per_sample_losses_changes_no_bit_of_the_loss_and_they_add_up_to_it(name):
+def test_asking_for_per_sample_losses_changes_no_bit_of_the_loss_and_they_add_up_to_it(name, awake):
     policy, batch = awake(name)
     plain, detailed = policy(batch), policy(batch, per_sample=True)
     assert plain.per_sample is None
@@ -190,7 +191,7 @@ def test_asking_for_per_sample_losses_changes_no_bit_of_the_loss_and_they_add_up
 
 
 @every
-def test_bfloat16_parameters_give_a_float32_loss_near_that_of_float32(name):
+def test_bfloat16_parameters_give_a_float32_loss_near_that_of_float32(name, awake):
     policy, batch = awake(name)
     expected = policy(batch).total
     low = copy.deepcopy(policy).to(torch.bfloat16)
@@ -204,7 +205,7 @@ def test_bfloat16_parameters_give_a_float32_loss_near_that_of_float32(name):
 
 @every
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_autocast_leaves_gradients_in_float32(name, checkpointing):
+def test_autocast_leaves_gradients_in_float32(name, checkpointing, awake):
     policy, batch = awake(name, checkpointing=checkpointing)
     expected = policy(batch).total
     with torch.autocast("cpu", torch.bfloat16):
@@ -240,7 +241,7 @@ def test_a_missing_field_is_named(name):
 
 
 @every
-def test_select_actions_uses_only_fields_for_acting_and_is_deterministic(name):
+def test_select_actions_uses_only_fields_for_acting_and_is_deterministic(name, awake):
     policy, batch = awake(name)
     spec = policy.batch_spec()
     acting_batch = {key: batch[key] for key in spec.fields(acting=True)}

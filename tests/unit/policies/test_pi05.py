@@ -10,7 +10,7 @@ import torch
 from benchbox.errors import ConfigurationError
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import PACKAGE, policy_entry
-from tests.support.policy_batches import awake, build, build_on_meta, gradients, make_batch
+from tests.support.policy_batches import build, build_on_meta, gradients, make_batch
 
 
 def count(*modules: torch.nn.Module) -> int:
@@ -46,7 +46,7 @@ def test_images_and_prompt_are_one_group_and_every_later_token_is_its_own():
         assert prefixes[0].visible_to_suffix[:, prefixes[0].spans[name]].any() == visible, name
 
 
-def test_acting_reads_what_the_expert_read_in_training():
+def test_acting_reads_what_the_expert_read_in_training(awake):
     """The prefix without "Action: " and FAST tokens, which train the backbone only."""
     policy, batch = awake()
     trained, acted = [], []
@@ -81,7 +81,7 @@ def test_an_untrained_policy_has_the_losses_of_uniform_predictions():
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_masked_inputs_contribute_nothing(attention):
+def test_masked_inputs_contribute_nothing(attention, awake):
     policy, batch = awake(attention=attention, cams=2)
     batch["image_mask"][0, :, 1] = False
     before = policy(batch).total
@@ -97,7 +97,7 @@ def test_masked_inputs_contribute_nothing(attention):
     assert not torch.equal(policy(changed).total, before)
 
 
-def test_only_the_last_frame_of_a_history_is_used():
+def test_only_the_last_frame_of_a_history_is_used(awake):
     policy, batch = awake()
     history = dict(batch)
     for name, past in (("images", 255 - batch["images"]), ("image_mask", ~batch["image_mask"])):
@@ -115,7 +115,7 @@ def test_a_new_expert_layer_is_the_identity_because_its_gates_are_closed():
     assert all(torch.equal(before, after) for before, after in expert_states)
 
 
-def test_only_valid_steps_and_dimensions_are_trained():
+def test_only_valid_steps_and_dimensions_are_trained(awake):
     policy, batch = awake()
     target_only = {key: value.clone() for key, value in batch.items()}
     missing = batch["action_is_pad"][:, :, None] | ~batch["action_dim_mask"][:, None, :]
@@ -127,7 +127,7 @@ def test_only_valid_steps_and_dimensions_are_trained():
     torch.testing.assert_close(policy(target_only).total, policy(batch).total, rtol=1e-6, atol=0)
 
 
-def test_images_prompt_response_and_state_text_reach_the_flow_and_discrete_actions_do_not():
+def test_images_prompt_response_and_state_text_reach_the_flow_and_discrete_actions_do_not(awake):
     policy, batch = awake()
     before = policy(batch).parts
     for name, reaches in (("images", True), ("prompt_tokens", True), ("response_tokens", True), ("fast_tokens", False)):
@@ -158,7 +158,7 @@ def test_knowledge_insulation_keeps_the_flow_loss_from_the_backbone(insulated):
     assert any(roles[name].part == "head" for name in touched)
 
 
-def test_in_evaluation_nothing_is_recomputed():
+def test_in_evaluation_nothing_is_recomputed(awake):
     policy, batch = awake(checkpointing=True)
     policy.eval()
     calls: Counter[str] = Counter()
@@ -167,7 +167,7 @@ def test_in_evaluation_nothing_is_recomputed():
     assert calls["query"] == 1
 
 
-def test_asking_for_per_sample_losses_changes_no_bit_of_the_loss_and_they_add_up_to_it():
+def test_asking_for_per_sample_losses_changes_no_bit_of_the_loss_and_they_add_up_to_it(awake):
     policy, batch = awake()
     plain, detailed = policy(batch), policy(batch, per_sample=True)
     assert plain.per_sample is None
@@ -179,7 +179,7 @@ def test_asking_for_per_sample_losses_changes_no_bit_of_the_loss_and_they_add_up
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_autocast_computes_in_bfloat16_and_leaves_gradients_in_float32(checkpointing):
+def test_autocast_computes_in_bfloat16_and_leaves_gradients_in_float32(checkpointing, awake):
     policy, batch = awake(checkpointing=checkpointing)
     expected = policy(batch).total
     dtypes: set[torch.dtype] = set()
@@ -192,7 +192,7 @@ def test_autocast_computes_in_bfloat16_and_leaves_gradients_in_float32(checkpoin
     torch.testing.assert_close(total, expected, rtol=1e-2, atol=0)
 
 
-def test_actions_are_normalised_by_the_statistics_of_their_dataset():
+def test_actions_are_normalised_by_the_statistics_of_their_dataset(awake):
     policy, batch = awake()
     before = policy(batch).total
     quantiles = {"q01": [-1.5] * 7, "q99": [2.5] * 7}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from tests.support.policy_batches import awake, build, make_batch
+from tests.support.policy_batches import build, make_batch
 
 
 def test_it_is_pi05_and_a_projection_of_the_state():
@@ -40,7 +40,7 @@ def test_its_vision_tower_equals_that_of_pi05_for_one_frame_bit_for_bit():
     assert not torch.allclose(policy.model.images("images", images, mask).hidden, expected)
 
 
-def test_the_past_reaches_the_actions_and_padding_does_not():
+def test_the_past_reaches_the_actions_and_padding_does_not(awake):
     policy, batch = awake("pi05_mem")
     padded = dict(batch, history_mask=batch["history_mask"].clone(), image_mask=batch["image_mask"].clone())
     for name in ("history_mask", "image_mask"):
@@ -52,7 +52,7 @@ def test_the_past_reaches_the_actions_and_padding_does_not():
         assert torch.equal(policy({**padded, name: changed}).total, policy(padded).total), name
 
 
-def test_states_are_normalised_by_the_statistics_of_their_dataset():
+def test_states_are_normalised_by_the_statistics_of_their_dataset(awake):
     policy, batch = awake("pi05_mem")
     before = policy(batch).total
     wide = {"q01": [-3.0] * 32, "q99": [5.0] * 32}  # the middle 1 and the half width 4

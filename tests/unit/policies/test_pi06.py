@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.policy_batches import awake, build, build_on_meta, make_batch
+from tests.support.policy_batches import build, build_on_meta, make_batch
 
 GEMMA_3 = pytest.mark.parametrize("name", ["pi06", "pi07_low_level"])
 
@@ -37,7 +37,7 @@ def test_no_layer_has_a_window_and_backbone_and_expert_rotate_alike(name):
             assert (unit.expert.rope_base, unit.expert.rope_stretch) == rope
 
 
-def test_the_expert_reads_actions_in_training_and_when_it_acts():
+def test_the_expert_reads_actions_in_training_and_when_it_acts(awake):
     policy, batch = awake("pi06")
     prefixes = []
     policy.model.register_forward_pre_hook(lambda _, arguments: prefixes.append(arguments[0]))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.policy_batches import awake, build, make_batch
+from tests.support.policy_batches import build, make_batch
 
 DROPS = {"history": 0.3, "subgoal": 0.75, "response": 0.3, "metadata": 0.15}
 LOW = pytest.mark.parametrize("name", ["pi07_low_level", "pi07_paligemma"])
@@ -77,7 +77,7 @@ def test_each_subgoal_image_of_the_low_level_is_a_group_of_its_own():
 
 
 @LOW
-def test_the_low_level_reads_the_response_and_does_not_learn_it(name):
+def test_the_low_level_reads_the_response_and_does_not_learn_it(name, awake):
     policy, batch = awake(name)
     assert "response" not in policy(batch).parts
     assert [block.name for block in record_prefix(policy, batch).target_blocks] == ["fast"]
@@ -112,7 +112,7 @@ def test_training_drops_inputs_with_the_configured_probabilities(name):
 
 
 @LOW
-def test_validation_drops_nothing(name):
+def test_validation_drops_nothing(name, awake):
     policy, batch = awake(name)
     all_dropped = {**batch, "uniform": torch.zeros_like(batch["uniform"])}
     all_dropped["uniform"][:, 0] = batch["uniform"][:, 0]  # the time of the flow
@@ -122,7 +122,7 @@ def test_validation_drops_nothing(name):
 
 
 @pytest.mark.parametrize("key", ["response_tokens", "metadata_tokens", "subgoal_images", "state", "images"])
-def test_every_context_input_reaches_the_actions(key):
+def test_every_context_input_reaches_the_actions(key, awake):
     policy, batch = awake("pi07_low_level")
     policy.eval()
     batch |= {name: value for name, value in full_batch(policy, 4).items() if name.endswith("_mask")}

@@ -5,7 +5,7 @@ import torch
 
 from benchbox.measure.kernels import CallSite, KernelNames
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
-from tests.support.policy_batches import awake, build, build_on_meta, make_batch
+from tests.support.policy_batches import build, build_on_meta, make_batch
 
 
 def test_full_is_siglip_a_projection_and_gemma_3_270m():
@@ -31,7 +31,7 @@ def test_the_expected_value_is_the_mean_of_the_middles_of_bins():
     assert policy.expected_value(log_probabilities).item() == pytest.approx(-1 + 15.5 / 51)
 
 
-def test_the_value_token_attends_to_images_and_prompt_and_no_token_attends_to_it():
+def test_the_value_token_attends_to_images_and_prompt_and_no_token_attends_to_it(awake):
     policy, batch = awake("value")
     before = policy(batch).parts["value"]
     for name in ("images", "prompt_tokens"):
@@ -47,7 +47,7 @@ def test_the_value_token_attends_to_images_and_prompt_and_no_token_attends_to_it
     assert not torch.equal(after[:, prefix + 1 :], before[:, prefix + 1 :]), "the response does"
 
 
-def test_the_value_does_not_depend_on_the_response_and_the_response_is_learned():
+def test_the_value_does_not_depend_on_the_response_and_the_response_is_learned(awake):
     policy, batch = awake("value")
     before = policy(batch).parts
     after = policy({**batch, "response_tokens": batch["response_tokens"].flip(0)}).parts
@@ -55,7 +55,7 @@ def test_the_value_does_not_depend_on_the_response_and_the_response_is_learned()
     assert not torch.equal(after["response"], before["response"])
 
 
-def test_a_sample_without_actions_has_no_value_to_learn():
+def test_a_sample_without_actions_has_no_value_to_learn(awake):
     """Samples of question answering in OpenTau are such; reported distance and accuracy leave them out too."""
     policy, batch = awake("value")
     batch["action_is_pad"][1:] = True
@@ -84,7 +84,7 @@ def test_l1_and_accuracy_are_reported_and_not_in_the_loss():
     assert losses.parts["l1"].item() == pytest.approx(uniform.item(), abs=0.1), "an untrained policy predicts the middle"
 
 
-def test_the_softmax_over_bins_is_not_recorded_as_attention():
+def test_the_softmax_over_bins_is_not_recorded_as_attention(awake):
     policy, batch = awake("value")
     call_site = CallSite(policy)
     kernels = KernelNames(call_site)

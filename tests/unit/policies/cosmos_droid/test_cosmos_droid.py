@@ -13,8 +13,8 @@ from benchbox_policies.cosmos_droid.times import waver_time
 from benchbox.errors import ConfigurationError, UnsupportedError
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import find_policies
-from tests.support.policy_batches import awake, gradients, make_batch
 from tests.support.policy_batches import build as build_preset
+from tests.support.policy_batches import gradients, make_batch
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Batch
@@ -296,7 +296,7 @@ def test_the_prompt_is_causal():
 
 
 @pytest.mark.parametrize("field", ["images", "prompt_tokens", "state"])
-def test_every_conditioning_input_reaches_future_and_actions(field):
+def test_every_conditioning_input_reaches_future_and_actions(field, awake):
     policy, batch = awake("cosmos_droid")
     before, after = policy(batch).parts, policy({**batch, field: batch[field].flip(0)}).parts
     assert all(not torch.equal(before[name], after[name]) for name in ("vision", "action"))
@@ -304,7 +304,7 @@ def test_every_conditioning_input_reaches_future_and_actions(field):
 
 @torch.no_grad()
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
-def test_select_actions_integrates_guided_velocities_of_both_parts_and_computes_prompts_once(guidance):
+def test_select_actions_integrates_guided_velocities_of_both_parts_and_computes_prompts_once(guidance, awake):
     """Guidance extrapolates from a dropped prompt towards the prompt, for future and actions."""
     with torch.enable_grad():
         policy, batch = awake("cosmos_droid", cams=2)
@@ -329,7 +329,7 @@ def test_select_actions_integrates_guided_velocities_of_both_parts_and_computes_
     torch.testing.assert_close(selected, action, rtol=1e-4, atol=1e-5)
 
 
-def test_selected_actions_are_in_raw_units_of_the_dataset():
+def test_selected_actions_are_in_raw_units_of_the_dataset(awake):
     """DROID is not normalised."""
     action = {"mean": [5.0] * 7, "std": [2.0] * 7}
     statistics = [{"action": action, "observation.state": {"mean": [0.0] * 7, "std": [1.0] * 7}}]

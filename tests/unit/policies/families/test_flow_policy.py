@@ -10,7 +10,7 @@ from benchbox_policies._layers.families.flow import denoise
 from benchbox_policies._layers.families.flow_policy import FlowPolicy
 from benchbox_policies._layers.sequence.token_sequence import concat_blocks
 
-from tests.support.policy_batches import POLICIES, awake, build, make_batch
+from tests.support.policy_batches import POLICIES, build, make_batch
 from tests.support.tiers import in_tiers
 
 FLOW = [name for name in POLICIES if isinstance(build(name), FlowPolicy)]
@@ -30,7 +30,7 @@ def test_euler_steps_of_a_constant_velocity_end_at_the_action():
 
 
 @flow
-def test_the_expert_gives_the_same_result_with_a_cached_prefix(name):
+def test_the_expert_gives_the_same_result_with_a_cached_prefix(name, awake):
     policy, batch = awake(name, cams=2)
     policy.eval()
     batch, present = policy.prepare_batch(batch, acting=True)
@@ -43,7 +43,7 @@ def test_the_expert_gives_the_same_result_with_a_cached_prefix(name):
 
 
 @flow
-def test_the_prefix_is_computed_once_for_all_denoising_steps(name):
+def test_the_prefix_is_computed_once_for_all_denoising_steps(name, awake):
     policy, batch = awake(name)
     calls: Counter[str] = Counter()
     policy.model.vision.register_forward_hook(lambda *_: calls.update(["vision"]))
@@ -55,7 +55,7 @@ def test_the_prefix_is_computed_once_for_all_denoising_steps(name):
 
 
 @flow
-def test_fast_tokens_and_the_true_action_do_not_change_selected_actions(name):
+def test_fast_tokens_and_the_true_action_do_not_change_selected_actions(name, awake):
     policy, batch = awake(name)
     changed = {key: value.clone() for key, value in batch.items()}
     for key in ("action", "fast_tokens", "uniform"):

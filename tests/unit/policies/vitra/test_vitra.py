@@ -13,7 +13,7 @@ from benchbox_policies.vitra.policy import build as build_vitra
 
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import find_policies
-from tests.support.policy_batches import awake, build, build_on_meta, gradients, make_batch, wake
+from tests.support.policy_batches import build, build_on_meta, gradients, make_batch, wake
 
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Batch, Policy
@@ -58,7 +58,7 @@ def test_the_diffusion_transformer_is_the_expert_and_the_added_tokens_are_the_he
     assert "dit.layers.0.up.weight" not in undecayed
 
 
-def test_the_cognition_token_is_last_and_attends_to_everything_but_padding():
+def test_the_cognition_token_is_last_and_attends_to_everything_but_padding(awake):
     policy, batch = awake("vitra", cams=2)
     batch["prompt_mask"][:, :8], batch["prompt_mask"][:, 8:] = True, False
     blocks = policy.blocks(batch, frozenset())
@@ -102,7 +102,7 @@ def test_added_tokens_start_as_small_as_rows_of_the_embedding_table():
         assert weight.std().item() == pytest.approx(0.02, rel=0.2)
 
 
-def test_images_prompt_and_field_of_view_attend_to_one_another():
+def test_images_prompt_and_field_of_view_attend_to_one_another(awake):
     """The first token attends to later tokens, as in a prefix of PaliGemma."""
     policy, batch = awake("vitra")
     batch["prompt_mask"][:] = True
@@ -160,7 +160,7 @@ def test_the_loss_is_the_mean_over_samples_of_their_weighted_parts():
     assert losses.counts["right_6d"] == 3, "the third sample has no right hand"
 
 
-def test_a_dataset_of_left_hands_has_no_loss_of_right_hands():
+def test_a_dataset_of_left_hands_has_no_loss_of_right_hands(awake):
     policy, batch = awake("vitra")
     batch |= {name: hands(policy, slice(0, HAND))[name] for name in ("action_dim_mask", "action_is_pad")}
     losses = policy(batch, per_sample=True)
@@ -176,7 +176,7 @@ def test_a_dataset_of_left_hands_has_no_loss_of_right_hands():
     assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients(policy).values())
 
 
-def test_a_sample_without_hand_dimensions_has_a_loss_of_zero():
+def test_a_sample_without_hand_dimensions_has_a_loss_of_zero(awake):
     policy, batch = awake("vitra")
     batch["action_dim_mask"] = (torch.arange(192) >= 102).expand(4, -1)
     losses = policy(batch)
@@ -186,7 +186,7 @@ def test_a_sample_without_hand_dimensions_has_a_loss_of_zero():
 
 
 @pytest.mark.parametrize("field", ["action", "noise"])
-def test_unused_dimensions_and_steps_past_the_end_are_neither_read_nor_trained(field):
+def test_unused_dimensions_and_steps_past_the_end_are_neither_read_nor_trained(field, awake):
     policy, batch = awake("vitra")
     batch["action_dim_mask"] = torch.ones_like(batch["action_dim_mask"])
     changed = {**batch, field: batch[field].clone()}
@@ -266,7 +266,7 @@ def test_the_learned_unconditional_vector_matters_only_with_guidance():
         assert torch.equal(policy.select_actions(batch), before) != matters
 
 
-def test_the_prefix_is_computed_once_and_the_transformer_once_per_step():
+def test_the_prefix_is_computed_once_and_the_transformer_once_per_step(awake):
     policy, batch = awake("vitra")
     calls = []
     policy.model.register_forward_hook(lambda *_: calls.append("prefix"))
@@ -275,7 +275,7 @@ def test_the_prefix_is_computed_once_and_the_transformer_once_per_step():
     assert calls == ["prefix", *range(90, -1, -10)]
 
 
-def test_actions_outside_the_dataset_s_dimensions_are_its_mean():
+def test_actions_outside_the_dataset_s_dimensions_are_its_mean(awake):
     """Dimensions beyond the hands are never trained, whatever a dataset has there."""
     policy, batch = awake("vitra")
 
