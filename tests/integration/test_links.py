@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -38,11 +39,19 @@ def invoke(*arguments: object) -> str:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with the links of this machine, measured at a few sizes, and the text that the command printed."""
+    """A cache with the links of this machine, measured at a few sizes, a matrix, and the texts that the commands printed.
+
+    `unmeasured.txt` is an estimate from before the links were measured.
+    """
     cache = tmp_path_factory.mktemp("cache")
+    (cache / "matrix.yaml").write_text(MATRIX)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        (cache / "unmeasured.txt").write_text(invoke("estimate", cache / "matrix.yaml", "--only", "backend=ddp"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("benchbox.launch.links.SIZES", (2**10, 2**16, 2**24))
-        patch.setattr("benchbox.store.machine_cache.os.environ", {"XDG_CACHE_HOME": str(cache)})  # not that of the ranks
+        # Not in the environment of the ranks, who would need a fork server of their own.
+        patch.setattr("benchbox.store.machine_cache.os", SimpleNamespace(environ={"XDG_CACHE_HOME": str(cache)}))
         (cache / "output.txt").write_text(invoke("doctor", "--links"))
     return cache
 
@@ -70,9 +79,8 @@ def test_the_command_prints_a_line_for_each_collective_and_the_file(cache: Path)
     assert str(cache) in output
 
 
-def test_an_estimate_names_the_measured_link_and_its_time(cache: Path, tmp_path: Path) -> None:
-    matrix = tmp_path / "matrix.yaml"
-    matrix.write_text(MATRIX)
+def test_an_estimate_names_the_measured_link_and_its_time(cache: Path) -> None:
+    matrix = cache / "matrix.yaml"
     text = invoke("estimate", matrix, "--only", "backend=ddp")
     assert "communication on the measured link: " in text
     assert "measured: gloo between 2 ranks of this machine" in text
@@ -87,11 +95,11 @@ def test_an_estimate_names_the_measured_link_and_its_time(cache: Path, tmp_path:
 
 
 def test_a_link_that_was_not_measured_is_refused_with_the_command_that_measures_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    matrix = tmp_path / "matrix.yaml"
-    matrix.write_text(MATRIX)
-    result = CliRunner().invoke(app, ["estimate", str(matrix), "--link", "measured"])
+    result = CliRunner().invoke(app, ["estimate", str(measured / "matrix.yaml"), "--link", "measured"])
     assert "benchbox doctor --links" in str(result.exception)
-    assert "measured" not in invoke("estimate", matrix, "--only", "backend=ddp")
+    unmeasured = (measured / "unmeasured.txt").read_text()
+    assert "communication of a step: all_reduce" in unmeasured
+    assert "measured" not in unmeasured

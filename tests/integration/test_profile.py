@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,7 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("profile")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("benchbox.launch.peaks.SIZES", {"cpu": SIZES, "cuda": SIZES})
-        patch.setattr("benchbox.store.machine_cache.os.environ", {"XDG_CACHE_HOME": str(folder / "cache")})  # not that of ranks
+        patch.setattr("benchbox.launch.peaks.LIMIT_S", 0.05)
+        # Not in the environment of the ranks, who would need a fork server of their own.
+        patch.setattr("benchbox.store.machine_cache.os", SimpleNamespace(environ={"XDG_CACHE_HOME": str(folder / "cache")}))
         (folder / "peaks.txt").write_text(invoke("doctor", "--peaks", "--ranks", "2"))
         text = invoke("profile", PUBLISHED, "--cell", published_record()["cell_id"], "--out", folder / "out")
         (folder / "profile.txt").write_text(text)
