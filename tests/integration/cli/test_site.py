@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from dataclasses import asdict, replace
 
@@ -35,21 +36,29 @@ def write_run(folder, *, step_s, started, commit=None, cells=(CELL,), name="exam
     return folder
 
 
-@pytest.fixture
-def history(tmp_path):
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
     """A repository whose commits have published a run that became slower in the fourth of six, and the commits measured."""
-    git(tmp_path, "init", "-q")
+    root = tmp_path_factory.mktemp("published")
+    git(root, "init", "-q")
     measured = []
     for number, step_s in enumerate((0.2, 0.2001, 0.2, 0.25, 0.2501, 0.25)):
-        (tmp_path / "code.py").write_text(f"# {number}\n")
-        git(tmp_path, "add", "code.py")
-        git(tmp_path, "commit", "-qm", f"code {number}")
-        measured.append(git(tmp_path, "rev-parse", "HEAD"))
-        run = write_run(tmp_path / "raw" / str(number), step_s=step_s, started=f"2026-01-0{number + 1}", commit=measured[-1])
-        write_reports(run, tmp_path / "reports" / "example", pack=True)
-        git(tmp_path, "add", "reports")
-        git(tmp_path, "commit", "-qm", f"publish {number}")
-    return tmp_path, measured
+        (root / "code.py").write_text(f"# {number}\n")
+        git(root, "add", "code.py")
+        git(root, "commit", "-qm", f"code {number}")
+        measured.append(git(root, "rev-parse", "HEAD"))
+        run = write_run(root / "raw" / str(number), step_s=step_s, started=f"2026-01-0{number + 1}", commit=measured[-1])
+        write_reports(run, root / "reports" / "example", pack=True)
+        git(root, "add", "reports")
+        git(root, "commit", "-qm", f"publish {number}")
+    return root, measured
+
+
+@pytest.fixture
+def history(published, tmp_path):
+    """A copy of the repository, and the commits measured."""
+    root, measured = published
+    return shutil.copytree(root, tmp_path / "repository"), measured
 
 
 def test_history_shows_the_change_with_both_commits_and_links_the_report(benchbox, history):
