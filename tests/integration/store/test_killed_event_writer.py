@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 from benchbox.store.events import read_events
 
@@ -21,7 +22,7 @@ def test_a_rank_killed_while_writing_leaves_whole_events(tmp_path):
     assert process.stdout is not None
     process.stdout.readline()
     while not path.exists() or path.stat().st_size < 100_000:
-        pass
+        time.sleep(0.001)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     events, offset = read_events(path)
