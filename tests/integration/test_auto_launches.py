@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.sequential import look_at
 from benchbox.store.run import RunStore
+from tests.support.commands import run_in_process
 
 pytestmark = pytest.mark.ranks
 
@@ -44,13 +43,10 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunStore, str, s
     (folder / "policies" / "waiting").mkdir(parents=True)
     shutil.copy(POLICY, folder / "policies" / "waiting")
     (folder / "policies" / "waiting" / "presets.yaml").write_text(PRESETS)
-    command = [sys.executable, "-m", "benchbox.cli.app", "run", str(folder / "auto.yaml"), "--out", str(folder / "run")]
-    command += ["--policy-dir", str(folder / "policies")]
+    command = ["run", folder / "auto.yaml", "--out", folder / "run", "--policy-dir", folder / "policies"]
     outputs = []
-    for options in (["--budget", "0.001s"], ["--budget", "10m"]):
-        done = subprocess.run(
-            [*command, "--launches", "auto", *options], capture_output=True, text=True, timeout=800, check=False
-        )
+    for budget in ("0.001s", "10m"):
+        done = run_in_process(*command, "--launches", "auto", "--budget", budget)
         assert done.returncode == 0, done.stdout + done.stderr
         outputs.append(done.stdout)
     return RunStore(folder / "run"), outputs[0], outputs[1]

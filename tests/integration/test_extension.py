@@ -29,35 +29,32 @@ MEASURE = MeasureSpec(warmup_steps=1, steps=1, launches=1, timeout_s=240.0)
 
 @pytest.fixture(scope="module")
 def extensions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, ForkServerLauncher]]:
-    """The folder of extensions in the environment, and a launcher whose server has imported there."""
-    folder = tmp_path_factory.mktemp("extensions")
-    launcher = ForkServerLauncher()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
-        yield folder, launcher
+    """The folder of extensions that ranks in folders beside it use, and their launcher, whose servers need no environment."""
+    launcher = ForkServerLauncher(worker_module="tests.integration.extension_worker")
+    yield tmp_path_factory.mktemp("ranks") / "extensions", launcher
     launcher.close()
 
 
 @pytest.mark.ranks
 @pytest.mark.exhaustive
-def test_a_lock_left_by_a_killed_build_holds_nobody_up(extensions: tuple[Path, ForkServerLauncher], tmp_path: Path) -> None:
+def test_a_lock_left_by_a_killed_build_holds_nobody_up(extensions: tuple[Path, ForkServerLauncher]) -> None:
     """torch waits for ever for a build whose process is gone; ours does not, and the cell runs."""
     folder, launcher = extensions
     _copy_extensions(folder)
     stale = folder / "deepspeed_shm_comm" / "lock"
     stale.parent.mkdir(parents=True, exist_ok=True)
     stale.touch()
-    record = launch_cell(tiny_cell(backend="zero1"), MEASURE, launch=1, folder=tmp_path / "launch", launcher=launcher)
+    record = launch_cell(tiny_cell(backend="zero1"), MEASURE, launch=1, folder=folder.parent / "locked", launcher=launcher)
     assert record["status"] == "ok", record["error"]
     assert not stale.exists()
 
 
 @pytest.mark.ranks
-def test_compiling_is_a_stage_of_the_launch_that_does_it(extensions: tuple[Path, ForkServerLauncher], tmp_path: Path) -> None:
+def test_compiling_is_a_stage_of_the_launch_that_does_it(extensions: tuple[Path, ForkServerLauncher]) -> None:
     """Linking is all that is left to do here, so that the test does not take as long as compiling does."""
     root, launcher = extensions
     shared_object = _linkable_extension(root)
-    folder = tmp_path / "launch"
+    folder = root.parent / "compiling"
     record = launch_cell(tiny_cell(backend="zero1"), MEASURE, launch=1, folder=folder, launcher=launcher)
     assert record["status"] == "ok", record["error"]
     assert shared_object.exists()
