@@ -66,6 +66,11 @@ def is_default(cell: dict[str, Any]) -> bool:
     return cell["backend"] in DEFAULT_BACKENDS
 
 
+def reference_of(cell: dict[str, Any]) -> dict[str, Any]:
+    """Return the single process that a cell is compared with: neither kernel nor recomputation changes a step."""
+    return dict(cell, backend="single", attention="eager", checkpointing=False)
+
+
 class Results(dict[tuple[Any, ...], dict[str, Any]]):
     """Results of two steps of each cell in float32, and of its reference, a single process with the same global batch of four.
 
@@ -84,7 +89,7 @@ class Results(dict[tuple[Any, ...], dict[str, Any]]):
 
     def _run(self, backends: tuple[str, ...]) -> None:
         (ranks,) = {RANKS[backend] for backend in backends}
-        references = [dict(cell, backend="single") for cell in self._cells]
+        references = [reference_of(cell) for cell in self._cells]
         cells_by_key = {tuple(cell.values()): cell for cell in [*self._cells, *references]}
         group = [cell for cell in cells_by_key.values() if cell["backend"] in backends]
         cells = [tiny_cell(**cell, world_size=ranks, batch=4 // ranks, recipe="fp32") for cell in group]
@@ -113,7 +118,7 @@ def test_every_pair_of_values_occurs() -> None:
 @pytest.mark.parametrize("cell", in_tiers(CELLS, is_default), ids=lambda cell: "-".join(map(str, cell.values())))
 def test_a_step_equals_that_of_one_process(results: dict[tuple[Any, ...], dict[str, Any]], cell: dict[str, Any]) -> None:
     """Two losses and the gradient of every trainable parameter agree, in float32 from the same seed and global batch."""
-    result, reference = results[tuple(cell.values())], results[tuple(dict(cell, backend="single").values())]
+    result, reference = results[tuple(cell.values())], results[tuple(reference_of(cell).values())]
     assert result["observed"]["backend"] == cell["backend"]
     assert result["loss"] == pytest.approx(reference["loss"], rel=1e-4)
     assert result["gradient"].keys() == reference["gradient"].keys()
@@ -128,7 +133,7 @@ def test_a_wrapped_policy_selects_the_actions_of_one_process(
 ) -> None:
     """Actions of the same two samples are selected in float32 before the first step, whose losses are unaffected."""
     actions = results[tuple(cell.values())]["actions"]
-    reference = results[tuple(dict(cell, backend="single").values())]["actions"]
+    reference = results[tuple(reference_of(cell).values())]["actions"]
     if cell["policy"] in ("pi07_high_level", "value"):
         assert actions is reference is None, "these do not act"
         return
