@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from tests.support.native_pairs import needs_compiler
+from tests.support.ranks import run_ranks
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
+pytestmark = pytest.mark.ranks
 
 
 @needs_compiler
-def test_ranks_that_compile_at_the_same_time_all_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    code = "from benchbox.optim.native import library; assert library() is not None"
-    ranks = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
-    assert [rank.wait(timeout=120) for rank in ranks] == [0, 0, 0]
+def test_ranks_that_compile_at_the_same_time_all_get_it(tmp_path: Path) -> None:
+    run_ranks(2, Path(__file__).with_name("compiles_native.py"), str(tmp_path))
     assert len(list((tmp_path / "benchbox" / "native").iterdir())) == 1
