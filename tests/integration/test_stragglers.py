@@ -44,13 +44,17 @@ def launch(launcher: ForkServerLauncher, folder: Path, size: str, backend: str =
 
 
 @contextmanager
-def busy_core(core: int) -> Iterator[None]:
-    """Keep a core busy with several processes, so that it shows on a machine that is busy as well.
+def busy_core(core: int, events: Path) -> Iterator[None]:
+    """Keep a core busy with several processes, so that it shows on a machine that is busy as well, until the steps have ended.
 
     Linux may divide a core among sessions before processes (`sched_autogroup`): with one session for all, they would get no
     more than the rank.
     """
-    spin = f"import os; os.sched_setaffinity(0, [{core}]); print('spinning', flush=True)\nwhile True: pass"
+    spin = (
+        f"import os, pathlib; os.sched_setaffinity(0, [{core}]); print('spinning', flush=True)\n"
+        f"events = pathlib.Path({str(events)!r})\n"
+        """while not (events.exists() and '"probe"' in events.read_text()): pass"""
+    )
     processes = [
         subprocess.Popen([sys.executable, "-S", "-c", spin], stdout=subprocess.PIPE, start_new_session=True) for _ in range(6)
     ]
@@ -82,7 +86,7 @@ def test_a_rank_whose_samples_are_slow_waits_for_data(launcher, tmp_path) -> Non
 
 @pytest.mark.skipif(psutil.cpu_count() < 2, reason="two ranks need a core each")
 def test_a_rank_whose_core_is_busy_waits_for_it(launcher, tmp_path) -> None:
-    with busy_core(1):
+    with busy_core(1, tmp_path / "events-rank1.jsonl"):
         straggler = find_straggler(launch(launcher, tmp_path, "busy_core")["step_split_s"])
     assert straggler is not None
     assert (straggler.rank, straggler.part) == (1, "core_wait")

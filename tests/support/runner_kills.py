@@ -23,7 +23,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import psutil
 
+from benchbox.launch.process.environment import host_variables
+from benchbox.launch.process.warm import ForkServerLauncher
 from benchbox.store.chain import Chain
+from tests.support.commands import run_in_process
 from tests.support.fork_servers import SharedForkServers
 
 if TYPE_CHECKING:
@@ -69,7 +72,7 @@ def kill_runs(folder: Path, count: int, seed: int = 0) -> Kills:
     matrix = folder / "kills.yaml"
     matrix.write_text(MATRIX)
     reference = folder / "undisturbed"
-    _complete(matrix, folder / "first")  # the fork servers may still import
+    _wait_for_server()
     start = time.monotonic()
     _complete(matrix, reference)
     duration_s = time.monotonic() - start
@@ -90,7 +93,8 @@ def kill_runs(folder: Path, count: int, seed: int = 0) -> Kills:
             _compare_records(run, ok, result)
             result.kills_with_record += not is_complete and bool(ok)
         if not is_complete:
-            _complete(matrix, run)
+            done = run_in_process(*_command(matrix, run)[3:], cwd=matrix.parent)
+            assert done.returncode == 0, done.stdout + done.stderr
             _compare_records(run, ok, result)
         result.differences += [f"{run.name}: {text}" for text in _table_differences(expected, _read_table(run))]
         result.leftovers += [str(path.relative_to(folder)) for path in run.rglob("*.tmp")]
@@ -101,6 +105,13 @@ def kill_runs(folder: Path, count: int, seed: int = 0) -> Kills:
 def _command(matrix: Path, run: Path) -> list[str]:
     options = ["--policy-dir", str(POLICIES), "--out", str(run)]
     return [sys.executable, "-m", "benchbox.cli.app", "run", str(matrix), *options]
+
+
+def _wait_for_server() -> None:
+    """Wait until the shared fork server has imported, so that the undisturbed run takes as long as the others."""
+    launcher = ForkServerLauncher()
+    launcher._server({**os.environ, **host_variables(os.environ), **launcher.variables(1)})
+    launcher.close()
 
 
 def _complete(matrix: Path, run: Path) -> None:
@@ -184,8 +195,7 @@ def _verify(run: Path) -> list[str]:
     """
     reading = Chain(run / "chain.jsonl").read()
     problems = [f"{run.name}: {reading.defect}"] if reading.defect else []
-    command = [sys.executable, "-m", "benchbox.cli.app", "verify", str(run)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_in_process("verify", run)
     # Steps of a millisecond beside other processes: how their times add up says nothing about kills.
     lines = [line for line in done.stdout.splitlines() if "chain" in line or "record of" in line or "malformed" in line]
     return problems + [
