@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ from benchbox.registry.backends import backends
 from benchbox.spec.cell import MeasureSpec
 from benchbox.worker.expected import check_compilation
 from tests.support.ranks import tiny_cell
+from tests.support.tiers import in_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,9 +36,10 @@ pytestmark = pytest.mark.ranks
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Cell], LaunchRecord]]:
-    """Launch a cell. Its graphs are in torch's own cache if an earlier run of the tests has compiled the same code."""
+    """Launch a cell, once. Its graphs are in torch's own cache if an earlier run of the tests has compiled the same code."""
     launcher = ForkServerLauncher()
 
+    @cache
     def launch(cell: Cell) -> LaunchRecord:
         return launch_cell(cell, MEASURE, launch=1, folder=tmp_path_factory.mktemp("launch"), launcher=launcher)
 
@@ -73,8 +76,9 @@ def test_a_compiled_policy_trains_as_the_same_one_without_it(launch: Any, backen
     assert list(invariant.check(compiled)) == []
 
 
-def test_a_second_launch_finds_its_graphs_in_the_cache(launch: Any) -> None:
-    cell = cell_of("ddp", compile="blocks")
+@pytest.mark.parametrize("backend", in_tiers(DEFAULT, "single".__eq__))
+def test_a_second_launch_finds_its_graphs_in_the_cache(launch: Any, backend: str) -> None:
+    cell = cell_of(backend, compile="blocks")
     launch(cell)
     again = launch(replace(cell, seed=1))
     for rank in again["compilation"]["per_rank"]:
@@ -82,8 +86,9 @@ def test_a_second_launch_finds_its_graphs_in_the_cache(launch: Any) -> None:
         assert rank["not_from_cache"] == 0
 
 
-def test_a_layer_that_is_compiled_is_recomputed_as_one_that_is_not(launch: Any) -> None:
-    plain, compiled = (launch(cell_of("ddp", checkpointing=True, compile=mode)) for mode in ("off", "blocks"))
+@pytest.mark.parametrize("backend", in_tiers(DEFAULT, "single".__eq__))
+def test_a_layer_that_is_compiled_is_recomputed_as_one_that_is_not(launch: Any, backend: str) -> None:
+    plain, compiled = (launch(cell_of(backend, checkpointing=True, compile=mode)) for mode in ("off", "blocks"))
     assert compiled["status"] == "ok", compiled["error"]
     assert compiled["observed"]["checkpointed_modules"] == plain["observed"]["checkpointed_modules"] > 0
     assert compiled["loss"] == pytest.approx(plain["loss"], rel=TOLERANCE)
