@@ -20,6 +20,7 @@ from benchbox.store.checkpoints import describe_files, read_manifest
 from benchbox.store.files import read_json
 from benchbox.trainer.gauges import MEASURED_FIELDS
 from tests.support.commands import run_in_process
+from tests.support.tiers import in_tiers
 
 if TYPE_CHECKING:
     import subprocess
@@ -77,7 +78,7 @@ def ddp(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return train_straight(tmp_path_factory.mktemp("ddp"), "ddp")
 
 
-@pytest.fixture(params=["single", "ddp"])
+@pytest.fixture(params=in_tiers(["single", "ddp"], "ddp".__eq__))
 def straight(request: pytest.FixtureRequest) -> tuple[Path, Path]:
     """Each of the two."""
     trained: tuple[Path, Path] = request.getfixturevalue(request.param)
@@ -146,9 +147,9 @@ def test_a_training_resumed_from_before_a_damaged_checkpoint_is_the_same_trainin
     assert {key.split("/")[1] for key in expected if key.startswith("state/")} == {"exp_avg", "exp_avg_sq"}
 
 
-def test_a_training_is_not_overwritten_and_not_mixed_with_another(single: tuple[Path, Path]) -> None:
+def test_a_training_is_not_overwritten_and_not_mixed_with_another(ddp: tuple[Path, Path]) -> None:
     """Without --resume a folder that holds a training is left alone; with it, another configuration is refused by name."""
-    config, out = single
+    config, out = ddp
     again = train(config, out)
     assert (again.returncode, again.stdout) == (2, "")
     assert "--resume continues it" in again.stderr
@@ -158,9 +159,9 @@ def test_a_training_is_not_overwritten_and_not_mixed_with_another(single: tuple[
     assert len(mixed.stderr.splitlines()) == 1
 
 
-def test_without_an_intact_checkpoint_the_damaged_one_is_named(single: tuple[Path, Path], tmp_path: Path) -> None:
+def test_without_an_intact_checkpoint_the_damaged_one_is_named(ddp: tuple[Path, Path], tmp_path: Path) -> None:
     """A cut-off file gives one line with the checkpoint and what to do."""
-    config, out = single
+    config, out = ddp
     shutil.copytree(out, tmp_path / "copy", symlinks=True)
     shutil.rmtree(tmp_path / "copy/checkpoints/step-00000006")
     damaged = tmp_path / "copy/checkpoints/step-00000003/tensors/__0_0.distcp"
