@@ -41,6 +41,25 @@ include: [{backend: zero2, world_size: 8}, {backend: single, world_size: 1}]
 """
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the matrix, and with a cache that has the extension which the ranks of launches have compiled: in the cache
+    that environments share, it would be anew."""
+    folder = tmp_path_factory.mktemp("simulation")
+    (folder / "large.yaml").write_text(MATRIX)
+    (folder / "cache" / "benchbox").mkdir(parents=True)
+    extensions = Path(host_variables(os.environ)["TORCH_EXTENSIONS_DIR"]).parent
+    (folder / "cache" / "benchbox" / "torch_extensions").symlink_to(extensions)
+    return folder
+
+
+@pytest.fixture
+def cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache of a test, in which a cell is predicted once."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    return folder / "cache"
+
+
 @pytest.mark.parametrize(("backend", "ranks"), in_tiers(CELLS, DEFAULT.__contains__))
 def test_a_simulated_rank_equals_the_formulas(backend: str, ranks: int) -> None:
     cell = replace(tiny_cell(backend=backend), world_size=ranks)
@@ -50,15 +69,9 @@ def test_a_simulated_rank_equals_the_formulas(backend: str, ranks: int) -> None:
 
 
 def test_the_command_compares_rank_0_of_1024_with_the_formulas_and_says_what_is_not_simulated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, cache: Path
 ) -> None:
-    """With the extension that the ranks of launches have compiled: in the cache that environments share, it would be anew."""
-    cache = tmp_path / "cache"
-    (cache / "benchbox").mkdir(parents=True)
-    (cache / "benchbox" / "torch_extensions").symlink_to(Path(host_variables(os.environ)["TORCH_EXTENSIONS_DIR"]).parent)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    (tmp_path / "large.yaml").write_text(MATRIX)
-    result = CliRunner().invoke(app, ["estimate", str(tmp_path / "large.yaml"), "--simulate"], catch_exceptions=False)
+    result = CliRunner().invoke(app, ["estimate", str(folder / "large.yaml"), "--simulate"], catch_exceptions=False)
     for ranks in (1024, 8):
         assert f"simulated as rank 0 of {ranks} on real tensors: equals the formulas in every collective" in result.output
     assert not (cache / "torch_extensions").exists()
@@ -80,8 +93,8 @@ def test_a_policy_that_cannot_be_simulated_is_one_line() -> None:
         simulate(tiny_cell(backend="fsdp2", policy="no_such_policy"))
 
 
-def test_json_has_the_simulation(tmp_path: Path) -> None:
-    (tmp_path / "large.yaml").write_text(MATRIX)
-    arguments = ["estimate", str(tmp_path / "large.yaml"), "--simulate", "--only", "backend=single", "--format", "json"]
+@pytest.mark.usefixtures("cache")
+def test_json_has_the_simulation(folder: Path) -> None:
+    arguments = ["estimate", str(folder / "large.yaml"), "--simulate", "--only", "backend=single", "--format", "json"]
     (row,) = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).output)
     assert row["simulation"] == {"reason": "backend single is not simulated: there is no formula to compare with"}
