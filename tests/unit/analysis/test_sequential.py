@@ -112,9 +112,16 @@ def three_pairs(tmp_path):
     return replace(run, sequential=plan_looks(run)), store, Launches(store, speeds), others
 
 
-def test_settled_pairs_are_not_launched_again_and_keep_their_verdict(tmp_path):
-    run, store, launch, (fast, noisy, slow) = three_pairs(tmp_path)
+@pytest.fixture(scope="module")
+def settled(tmp_path_factory):
+    """The run of three pairs, its launches up to the last look, and what was printed."""
+    run, store, launch, others = three_pairs(tmp_path_factory.mktemp("settled"))
     _, lines = settle(store, launch, run)
+    return run, store, launch, others, lines
+
+
+def test_settled_pairs_are_not_launched_again_and_keep_their_verdict(settled):
+    run, store, launch, (fast, noisy, slow), lines = settled
     first, *_, last = run.sequential["looks"]
     counts = {cell.backend: sum(cell == launched for launched, _ in launch.launched) for cell in (CELL, fast, noisy, slow)}
     assert counts == {"ddp": last, "zero1": first, "zero2": last, "zero3": first}
@@ -164,12 +171,11 @@ def test_a_budget_of_nothing_has_no_time():
     assert not Budget(0.0).has_time()
 
 
-def test_a_run_that_is_repeated_launches_nothing_and_says_the_same(tmp_path):
-    run, store, launch, _ = three_pairs(tmp_path)
-    _, lines = settle(store, launch, run)
-    before, launch.launched = store.run(), []
+def test_a_run_that_is_repeated_launches_nothing_and_says_the_same(settled):
+    run, store, launch, _, lines = settled
+    before, launched = store.run(), list(launch.launched)
     _, again = settle(store, launch, run)
-    assert (again, launch.launched) == (lines, [])
+    assert (again, launch.launched) == (lines, launched)
     assert store.run().sequential == before.sequential
 
 

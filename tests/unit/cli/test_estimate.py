@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,37 +52,57 @@ def test_every_cell_has_its_components_and_the_bounds_of_its_time(matrix):
     assert "all_reduce" in text
 
 
+def use_cache(monkeypatch, folder):
+    """Give the user a cache, and return where its predictions are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.delenv("BENCHBOX_ESTIMATE", raising=False)
+    return folder / "benchbox" / "predictions"
+
+
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """Give the user an empty cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("BENCHBOX_ESTIMATE")
-    return tmp_path / "benchbox" / "predictions"
+    return use_cache(monkeypatch, tmp_path)
 
 
-def test_a_plan_shows_predictions_when_asked_and_then_those_it_has(matrix, cache):
+@pytest.fixture(scope="module")
+def estimated(matrix, tmp_path_factory):
+    """The cache that an estimate of the matrix has filled, and what it printed."""
+    folder = tmp_path_factory.mktemp("estimated")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        use_cache(monkeypatch, folder)
+        return folder, invoke("estimate", matrix)
+
+
+@pytest.fixture
+def filled_cache(estimated, tmp_path, monkeypatch):
+    """Give the user the cache of that estimate."""
+    return use_cache(monkeypatch, Path(shutil.copytree(estimated[0], tmp_path / "filled")))
+
+
+def test_a_plan_shows_predictions_when_asked_and_then_those_it_has(matrix, filled_cache):
+    """Those that are damaged are traced again."""
+    ddp = plan_cells(load_matrix(Path(matrix), {}, [])).cells[0].cell_id
+    for path in filled_cache.rglob("*.json"):
+        path.write_text("{}")
     assert "no cell was predicted yet" in invoke("plan", matrix)
     asked = invoke("plan", matrix, "--estimate", "--only", "backend=ddp")
     assert "predicted peak" in asked
     later = invoke("plan", matrix)
     assert "predicted peak" in later
-    ddp = plan_cells(load_matrix(Path(matrix), {}, [])).cells[0].cell_id
     values, again = (next(line.split()[-5:] for line in text.splitlines() if ddp in line) for text in (asked, later))
     assert values == again
     assert "--estimate predicts it" in next(line for line in later.splitlines() if "fsdp2" in line)
     assert "predicted peak" not in invoke("plan", matrix, "--no-estimate")
-    assert len([*cache.rglob("*.json")]) == 1
+    assert sorted(path.read_text() == "{}" for path in filled_cache.rglob("*.json")) == [False, True]
 
 
-def test_a_prediction_is_traced_once_and_is_the_same_from_the_cache(matrix, cache):
-    first, traced, read = invoke("estimate", matrix), [], []
+def test_a_prediction_is_traced_once_and_is_the_same_from_the_cache(matrix, estimated, filled_cache):
+    read = []
     cells = plan_cells(load_matrix(Path(matrix), {}, [])).cells
     predict_cells(cells, [], notify=read.append)
-    assert (invoke("estimate", matrix), read) == (first, [])
-    for path in cache.rglob("*.json"):
-        path.write_text("{}")  # damaged
-    predict_cells(cells, [], notify=traced.append)
-    assert traced == [2]
+    assert (invoke("estimate", matrix), read) == (estimated[1], [])
+    assert len([*filled_cache.rglob("*.json")]) == len(cells) == 2
 
 
 def test_a_prediction_that_fails_in_any_way_is_a_reason(cache, tmp_path):

@@ -19,15 +19,22 @@ from tests.support.example_run import CELL, OOM, example_record, example_run, wr
 REPORTS = ("report.html", "report.md", "table.csv", "table.parquet")
 
 
-@pytest.fixture
-def example(tmp_path):
-    return write_example(tmp_path / "run")
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with a run and the same run published, which tests copy."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_reports(write_example(folder / "run").path, folder / "published", pack=True)
+    return folder
 
 
 @pytest.fixture
-def packed(example, tmp_path):
-    write_reports(example.path, tmp_path / "published", pack=True)
-    return RunStore(tmp_path / "published")
+def example(runs, tmp_path):
+    return RunStore(shutil.copytree(runs / "run", tmp_path / "run"))
+
+
+@pytest.fixture
+def packed(runs, tmp_path):
+    return RunStore(shutil.copytree(runs / "published", tmp_path / "published"))
 
 
 def test_a_published_run_is_read_like_the_original(example, packed):

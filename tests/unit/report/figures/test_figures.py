@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -20,7 +21,17 @@ from benchbox.store.run import RunStore
 REPORTS = Path(__file__).parents[4] / "reports"
 
 
-def figures_of(name, change=lambda record: record):
+@cache
+def report_of(name):
+    store = RunStore(REPORTS / name)
+    return build_report(store.run(), list(store.records()))
+
+
+def figures_of(name):
+    return {drawing.key: drawing for drawing in report_of(name).figures}
+
+
+def changed_figures_of(name, change):
     store = RunStore(REPORTS / name)
     report = build_report(store.run(), [change(record) for record in store.records()])
     return {drawing.key: drawing for drawing in report.figures}
@@ -52,7 +63,7 @@ def test_a_set_up_with_wrong_precision_is_no_candidate():
             return record
         return record | {"precision": record["precision"] | {"findings": [error]}}
 
-    wrong = figures_of("backends", fail_precision)["pareto"].svg()
+    wrong = changed_figures_of("backends", fail_precision)["pareto"].svg()
     assert not re.search(rf">\d: {named} ", wrong)
     assert re.search(r">1: \w+ ", wrong)
 
@@ -68,7 +79,7 @@ def test_many_cells_are_a_map_in_which_failures_have_a_word_and_a_hatch():
     def fail(record):
         return record | {"status": "oom"} if record["cell"]["policy"] == "pi0" else record
 
-    figures = figures_of("policies_full", fail)
+    figures = changed_figures_of("policies_full", fail)
     assert list(figures) == ["heat_map", "ranks"]
     svg = figures["heat_map"].svg()
     failed = [record for record in RunStore(REPORTS / "policies_full").records() if record["cell"]["policy"] == "pi0"]
@@ -114,7 +125,7 @@ def test_a_page_scrolls_rather_than_shrinking_labels_and_does_not_magnify_them(w
 
 
 def test_names_of_cells_are_escaped():
-    figures = figures_of("backends", lambda record: record | {"cell": record["cell"] | {"backend": "<script>&"}})
+    figures = changed_figures_of("backends", lambda record: record | {"cell": record["cell"] | {"backend": "<script>&"}})
     assert all("<script>" not in drawing.svg() for drawing in figures.values())
 
 
@@ -182,12 +193,9 @@ def test_the_first_colours_differ_for_the_colour_blind(colours, blindness):
 
 def test_more_cells_than_bars_can_show_have_none():
     """The page says where their values are, and Markdown shows only the figures that its tables do not replace."""
-    store = RunStore(REPORTS / "policies_full")
-    report = build_report(store.run(), list(store.records()))
-    assert not {"throughput", "memory", "phases"} & {drawing.key for drawing in report.figures}
-    few = build_report(RunStore(REPORTS / "backends").run(), list(RunStore(REPORTS / "backends").records()))
-    assert [drawing.key for drawing in few.overview_figures] == ["pareto"]
-    assert {"throughput", "memory", "phases"} <= {drawing.key for drawing in few.figures}
+    assert not {"throughput", "memory", "phases"} & figures_of("policies_full").keys()
+    assert [drawing.key for drawing in report_of("backends").overview_figures] == ["pareto"]
+    assert {"throughput", "memory", "phases"} <= figures_of("backends").keys()
 
 
 def test_a_run_without_launches_has_no_figures():
