@@ -14,6 +14,7 @@ from torch import Tensor
 from benchbox.registry.backends import backends
 from tests.integration.rank_scripts.optimisation import FREEZE_STEPS, GROUPS, PHASED, SPIKE_STEPS, STEPS, Towers
 from tests.support.ranks import RANK_SCRIPTS, run_ranks
+from tests.support.tiers import in_tiers
 
 pytestmark = pytest.mark.ranks
 
@@ -24,19 +25,25 @@ RANKS = {"single": 1} | dict.fromkeys(TWO_RANKS, 2) | dict.fromkeys(FOUR_RANKS, 
 DROPPING = ("ddp", "zero1", "zero2", "zero3")
 HEAD = ("head", "projection")
 
+# A hybrid's groups are those of `fsdp1_hybrid`, and what it keeps gathered is what `fsdp1_grad_op` keeps.
+ONLY_EXHAUSTIVE = ("fsdp1_hybrid_grad_op",)
+each_backend = pytest.mark.parametrize("backend", in_tiers(RANKS, lambda backend: backend not in ONLY_EXHAUSTIVE))
+
 Traces = dict[str, list[dict[str, Any]]]  # backend -> the traces of all ranks
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Traces:
+def traces(tmp_path_factory: pytest.TempPathFactory, exhaustive: bool) -> Traces:
     folder = tmp_path_factory.mktemp("optimisation")
-    for names in (("single",), TWO_RANKS, FOUR_RANKS):
+    selected = {name: ranks for name, ranks in RANKS.items() if exhaustive or name not in ONLY_EXHAUSTIVE}
+    for group in (("single",), TWO_RANKS, FOUR_RANKS):
+        names = [name for name in group if name in selected]
         job = folder / f"{names[0]}.json"
         job.write_text(json.dumps({"backends": names, "out": str(folder)}))
         run_ranks(RANKS[names[0]], RANK_SCRIPTS / "optimisation.py", str(job))
     return {
         name: [torch.load(folder / f"{name}-{rank}.pt", weights_only=True) for rank in range(ranks)]
-        for name, ranks in RANKS.items()
+        for name, ranks in selected.items()
     }
 
 
@@ -71,7 +78,7 @@ def plain_adamw(gradients: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in policy.named_parameters()}
 
 
-@pytest.mark.parametrize("backend", RANKS)
+@each_backend
 def test_groups_step_as_plain_adamw_on_whole_tensors(traces: Traces, backend: str) -> None:
     """Three steps from the gradients of the backend: patterns, a head with its own rate and decay, betas of a group."""
     for trace in traces[backend]:
@@ -92,7 +99,7 @@ def test_the_groups_would_differ_without_their_patterns(traces: Traces) -> None:
     assert unmoved == {f"{part}.norm.{kind}" for part in ("backbone", "head") for kind in ("weight", "bias")}
 
 
-@pytest.mark.parametrize("backend", RANKS)
+@each_backend
 def test_a_frozen_backbone_is_untouched_and_then_trains(traces: Traces, backend: str) -> None:
     """Neither weights nor masters change, and there are no moments, for two optimizer steps of two micro-batches; then all
     ranks together train every part."""
@@ -110,7 +117,7 @@ def test_a_frozen_backbone_is_untouched_and_then_trains(traces: Traces, backend:
     assert sizes == [copies * head] * FREEZE_STEPS + [copies * total] * (STEPS - FREEZE_STEPS)
 
 
-@pytest.mark.parametrize("backend", RANKS)
+@each_backend
 def test_a_frozen_backbone_has_no_gradient_where_the_backend_can_leave_it_out(traces: Traces, backend: str) -> None:
     """DDP and DeepSpeed compute it and drop it, as their `drops_frozen_gradients` says."""
     declared = backends()[backend].load().drops_frozen_gradients
@@ -129,7 +136,7 @@ def test_the_norm_while_the_backbone_is_frozen_is_that_of_the_head(traces: Trace
     assert not math.isfinite(norms[SPIKE_STEPS[0]])
 
 
-@pytest.mark.parametrize("backend", RANKS)
+@each_backend
 def test_rates_follow_optimizer_steps_through_freezing_thawing_and_skipped_steps(traces: Traces, backend: str) -> None:
     """The backbone has rate 0 while it is frozen, and then warms up; the schedule goes on over skipped steps."""
     backbone = [0.0] * FREEZE_STEPS + [PHASED.lr / 2] + [PHASED.lr] * (STEPS - FREEZE_STEPS - 1)
@@ -138,7 +145,7 @@ def test_rates_follow_optimizer_steps_through_freezing_thawing_and_skipped_steps
         assert rates == [pytest.approx((rate, rate, PHASED.lr, PHASED.lr)) for rate in backbone]
 
 
-@pytest.mark.parametrize("backend", RANKS)
+@each_backend
 def test_spikes_are_skipped_by_all_ranks_and_change_nothing(traces: Traces, backend: str) -> None:
     """A step with NaN on one rank and one with a norm above the bound: moments and averages stay as well."""
     for rank in traces[backend]:
@@ -151,7 +158,7 @@ def test_spikes_are_skipped_by_all_ranks_and_change_nothing(traces: Traces, back
         assert math.isfinite(rank["phased"]["rows"][-1]["loss"])
 
 
-@pytest.mark.parametrize("backend", RANKS)
+@each_backend
 def test_averages_follow_the_stepped_tensors(traces: Traces, backend: str) -> None:
     """They are float32, sharded as what is stepped, and move by the decay once per step that is taken."""
     for rank in traces[backend]:
@@ -166,7 +173,7 @@ def test_averages_follow_the_stepped_tensors(traces: Traces, backend: str) -> No
                 torch.testing.assert_close(average, expected[name], rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("backend", RANKS)
+@each_backend
 def test_averaged_weights_are_swapped_in_and_out_bit_for_bit(traces: Traces, backend: str) -> None:
     """Forward passes compute with them inside only, although a sharding backend may have kept gathered weights."""
     for rank in (rank["phased"] for rank in traces[backend]):
