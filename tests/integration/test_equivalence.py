@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ from benchbox.launch.process.warm import ForkServerLauncher
 from benchbox.report import write_reports
 from benchbox.spec.cell import MeasureSpec
 from benchbox.store.run import Run, RunStore
+from tests.support.commands import run_in_process
 from tests.support.ranks import tiny_cell
 
 if TYPE_CHECKING:
@@ -89,8 +88,7 @@ def test_a_correct_backend_beside_them_is_equivalent(summaries: Any) -> None:
 
 
 def test_the_gate_fails_and_the_reports_say_why(store: RunStore) -> None:
-    check = [sys.executable, "-m", "benchbox.cli.app", "check", str(store.path)]
-    done = subprocess.run([*check, "--format", "json"], capture_output=True, text=True, timeout=120)
+    done = run_in_process("check", store.path, "--format", "json")
     assert done.returncode == EXIT_THRESHOLD, done.stderr
     rows = {row["cell"]: row for row in json.loads(done.stdout)["rows"]}
     found = {cell: row["found"] for cell, row in rows.items()}

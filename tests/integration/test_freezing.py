@@ -73,6 +73,12 @@ def trains(preset: str) -> set[str]:
     return {name for name, role in roles.items() if not FREEZE_PRESETS[preset].freezes(role)}
 
 
+@cache
+def sizes() -> dict[str, int]:
+    """The numbers of elements of all parameters of the tiny pi05."""
+    return {name: parameter.numel() for name, parameter in build_policy("pi05", "tiny", Axes()).named_parameters()}
+
+
 @each_setup(RUN)
 def test_what_is_frozen_stays_bit_for_bit_and_the_rest_moves(results: Results, key: tuple[Any, ...]) -> None:
     """Frozen parameters keep their initial value, cast for the recipe. Only moved ones have a gradient, master or state."""
@@ -87,9 +93,8 @@ def test_what_is_frozen_stays_bit_for_bit_and_the_rest_moves(results: Results, k
 def test_the_counts_of_the_record_are_those_of_the_whole_policy(results: Results, key: tuple[Any, ...]) -> None:
     """Read from the wrapped model and added up over shards; each rank steps its share of what trains."""
     observed = results[key]["observed"]
-    sizes = {name: p.numel() for name, p in build_policy("pi05", "tiny", Axes()).named_parameters()}
-    assert observed["total_numel"] == sum(sizes.values())
-    assert observed["trainable_numel"] == sum(sizes[name] for name in trains(key[1]))
+    assert observed["total_numel"] == sum(sizes().values())
+    assert observed["trainable_numel"] == sum(sizes()[name] for name in trains(key[1]))
     sharded_over = {"single": 1, "ddp": 1}.get(key[0], 2)
     assert observed["shard_numel"] == pytest.approx(observed["trainable_numel"] / sharded_over, rel=0.02)
 

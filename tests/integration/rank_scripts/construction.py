@@ -42,7 +42,8 @@ def main(job_file: str) -> None:
     rank = int(os.environ["RANK"])
     for index, values in enumerate(job["cells"]):
         cell = Cell.from_dict(values)
-        deferred, direct = (run(cell, rank, build) for build in (build_cell_policy, build_directly))
+        plan = build_cell_policy(cell)
+        deferred, direct = (run(cell, rank, plan, build) for build in (build_cell_policy, build_directly))
         result = {
             "tensors": len(direct["tensors"]),
             "different": sorted(
@@ -60,8 +61,9 @@ def main(job_file: str) -> None:
         dist.destroy_process_group()
 
 
-def run(cell: Cell, rank: int, build: Callable[[Cell], Any]) -> dict[str, Any]:
-    with closing(open_cell_data(cell, build_cell_policy(cell), rank)) as stream:
+def run(cell: Cell, rank: int, plan: Policy, build: Callable[[Cell], Any]) -> dict[str, Any]:
+    """Return what a rank holds of the policy that `build` returns; `plan` is one whose weights are never computed."""
+    with closing(open_cell_data(cell, plan, rank)) as stream:
         with TensorStorageTracker() as tracker, pytest.MonkeyPatch.context() as patch:
             peaks = note_peak_before_engine(tracker, patch)
             policy = build(cell)
