@@ -23,7 +23,6 @@ from benchbox.spec.cell import MeasureSpec
 from tests.support.fork_servers import start_shared_server
 from tests.support.launchers import MEASURE, cell
 from tests.support.ranks import tiny_cell
-from tests.support.tiers import in_tiers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -116,11 +115,10 @@ def test_no_collection_of_a_rank_visits_what_its_server_imported(launcher: ForkS
     assert all(report["frozen"] > 0 for report in run(launcher, tmp_path / "job"))
 
 
-@pytest.mark.parametrize("kind", [ForkServerLauncher, TorchrunLauncher])
-def test_one_poll_waits_for_the_end_of_a_group(launcher: ForkServerLauncher, tmp_path: Path, kind: type) -> None:
+def test_one_poll_waits_for_the_end_of_a_group(launcher: ForkServerLauncher, tmp_path: Path) -> None:
     job = Job(config={"kind": "report"}, ranks=1, folder=tmp_path / "job", timeout_s=60.0, hang_after_s=60.0)
     job.prepare()
-    group = launcher.start(job) if kind is ForkServerLauncher else kind(worker_module="reporting_worker").start(job)
+    group = launcher.start(job)
     assert group.poll(60.0) == 0, job.group_log.read_text()
     group.end()
 
@@ -256,7 +254,8 @@ def test_ranks_of_a_shared_server_end_with_their_client_or_with_the_server(share
     wait_until(lambda: not psutil.pid_exists(rank))
 
 
-@pytest.mark.parametrize("backend", in_tiers(["ddp", "zero2"], "ddp".__eq__))
+@pytest.mark.exhaustive  # `test_nodes.py` compares torchrun with forked groups by default
+@pytest.mark.parametrize("backend", ["ddp", "zero2"])
 def test_losses_of_forked_and_of_new_interpreters_are_equal_bit_for_bit(backend: str, tmp_path: Path) -> None:
     measure = MeasureSpec(warmup_steps=1, steps=3, launches=1, timeout_s=240.0)
     warm = ForkServerLauncher()

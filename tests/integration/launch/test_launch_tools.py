@@ -1,5 +1,4 @@
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ pytestmark = pytest.mark.ranks
 
 
 def test_ranks_find_ninja_beside_their_interpreter_though_the_environment_is_not_activated(tmp_path: Path, monkeypatch) -> None:
+    """One poll of a group under torchrun waits for its end."""
     (tmp_path / "look.py").write_text(
         "import json, os, pathlib, shutil, sys\n"
         "out = json.loads(pathlib.Path(sys.argv[1]).read_text())['out']\n"
@@ -21,7 +21,6 @@ def test_ranks_find_ninja_beside_their_interpreter_though_the_environment_is_not
     job = Job(config={"kind": "look"}, ranks=1, folder=tmp_path / "job", timeout_s=60.0, hang_after_s=60.0)
     job.prepare()
     group = TorchrunLauncher(worker_module="look").start(job)
-    while group.poll() is None:
-        time.sleep(0.1)
+    assert group.poll(60.0) == 0, job.group_log.read_text()
     group.end()
     assert (job.folder / "ninja").read_text() == str(Path(sys.executable).parent / "ninja"), job.group_log.read_text()
