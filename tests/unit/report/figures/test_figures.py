@@ -16,6 +16,7 @@ import pytest
 from benchbox.report.figures.drawing import PRINT
 from benchbox.report.figures.pareto import Point, frontier
 from benchbox.report.view import build_report
+from benchbox.report.write import write_figures
 from benchbox.store.run import RunStore
 
 REPORTS = Path(__file__).parents[4] / "reports"
@@ -134,14 +135,15 @@ def test_files_have_the_same_bytes_in_every_process(tmp_path):
         "import sys; from pathlib import Path; from benchbox.report.write import write_figures; "
         "print(*(path.name for path in write_figures(Path(sys.argv[1]), Path(sys.argv[2]))))"
     )
-    for name in ("one", "two"):
-        command = [sys.executable, "-c", code, str(REPORTS / "busy_host"), str(tmp_path / name)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        keys = ["pareto", "launches", "throughput", "memory", "phases", "ranks"]
-        keys += [f"equivalence-{group}-{quantity}" for group in (0, 1) for quantity in ("loss", "grad_norm")]
-        assert done.stdout.split() == [f"{key}.{suffix}" for key in keys for suffix in ("svg", "pdf", "png")]
-    for path in (tmp_path / "one").iterdir():
-        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
+    command = [sys.executable, "-c", code, str(REPORTS / "busy_host"), str(tmp_path / "another")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    keys = ["pareto", "launches", "throughput", "memory", "phases", "ranks"]
+    keys += [f"equivalence-{group}-{quantity}" for group in (0, 1) for quantity in ("loss", "grad_norm")]
+    names = [f"{key}.{suffix}" for key in keys for suffix in ("svg", "pdf", "png")]
+    assert done.stdout.split() == names
+    assert [path.name for path in write_figures(REPORTS / "busy_host", tmp_path / "this")] == names
+    for path in (tmp_path / "this").iterdir():
+        assert path.read_bytes() == (tmp_path / "another" / path.name).read_bytes(), path.name
 
 
 def luminance(colour):
