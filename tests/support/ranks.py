@@ -45,8 +45,8 @@ def tiny_cell(**changes: Any) -> Cell:
 class CellRun:
     """A cell and its number of steps.
 
-    The collectives of the last step are counted, or the last three steps are observed; with `act`, the policy acts before it
-    is trained.
+    The collectives of the last step are counted, or the last three steps are observed and the collectives of the middle one
+    counted; with `act`, the policy acts before it is trained.
     """
 
     cell: Cell
