@@ -14,7 +14,7 @@ from tests.support.fork_servers import SharedForkServers
 from tests.support.tiers import Tiers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
     from pathlib import Path
 
 # A shell starts background jobs with SIGINT ignored, children inherit that, and what ignores Ctrl-C cannot be tested by it.
@@ -69,6 +69,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Tiers())
     if not _is_worker(config):
         config.pluginmanager.register(_SharedServers())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without garbage collections: they visit all modules and items again and again, and nearly all of them stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
