@@ -54,6 +54,7 @@ def observe_script(name: str, repaired: bool, folder: Path) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     with contextlib.chdir(folder), isolated():
         case = importlib.import_module(name)
+        gc.freeze()  # or every collection would visit all of the libraries
         contract = Contract(**case.CONTRACT) if hasattr(case, "CONTRACT") else None
         if hasattr(case, "earlier"):  # a run before the one that is audited, in this folder too
             case.earlier(repaired)
