@@ -1,4 +1,7 @@
-"""Does what no observer expects, and stops at nothing: every warning is an error here. Ends with exit code 5."""
+"""Does what no observer expects in processes that it forks, and trains as others do itself. Every warning is an error here.
+
+Ends with exit code 5.
+"""
 
 import gc
 import os
@@ -6,6 +9,7 @@ import sys
 import threading
 import warnings
 
+import one_process
 import torch
 import torch._dynamo  # some optimizers import it, and each child would anew
 from torch import nn
@@ -185,4 +189,5 @@ for number, thing in enumerate([shy, stateless, closure, forgetful, sparse, away
         print(thing.__name__, len(calls), calls.count("before"))
         sys.exit(number)
     print(thing.__name__, "ended with", os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+one_process.main()
 sys.exit(5)

@@ -37,14 +37,15 @@ def net():
     return nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.2), nn.LayerNorm(32), nn.Linear(32, 16))
 
 
-torch.manual_seed(0)
-model = net()
-loader = DataLoader(Noise(), batch_size=2, num_workers=2, shuffle=True)
-train("plain", model, torch.optim.AdamW(model.parameters(), lr=1e-3), model, loader)
+def main():
+    torch.manual_seed(0)
+    model = net()
+    loader = DataLoader(Noise(), batch_size=2, num_workers=2, shuffle=True)
+    train("plain", model, torch.optim.AdamW(model.parameters(), lr=1e-3), model, loader)
 
-model = net()
-train("closure", model, torch.optim.LBFGS(model.parameters(), max_iter=2), model, [torch.randn(4, 16)] * 8)
+    model = net()
+    train("closure", model, torch.optim.LBFGS(model.parameters(), max_iter=2), model, [torch.randn(4, 16)] * 8)
 
-model = net()
-compiled = torch.compile(model, backend="aot_eager")  # the default one compiles C++ for half a minute
-train("compiled", model, torch.optim.AdamW(model.parameters()), compiled, [torch.randn(4, 16) for _ in range(8)])
+    model = net()
+    compiled = torch.compile(model, backend="aot_eager")  # the default one compiles C++ for half a minute
+    train("compiled", model, torch.optim.AdamW(model.parameters()), compiled, [torch.randn(4, 16) for _ in range(8)])

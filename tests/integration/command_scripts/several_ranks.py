@@ -1,4 +1,4 @@
-"""Trains on several ranks the way its argument says, with dropout and data workers. Rank 0 prints every loss and a hash."""
+"""Trains on several ranks the way its argument says, with dropout. Rank 0 prints every loss and a hash."""
 
 import argparse
 import hashlib
@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 parser = argparse.ArgumentParser()
-parser.add_argument("backend", choices=["ddp", "accelerate", "deepspeed"])
+parser.add_argument("backend", choices=["accelerate", "deepspeed"])
 parser.add_argument("--local_rank", type=int)  # the deepspeed launcher passes it
 backend = parser.parse_args().backend
 
@@ -23,7 +23,7 @@ if backend == "accelerate":
     accelerator = Accelerator(cpu=True)
     model, optimizer = accelerator.prepare(model, optimizer)
     backward = accelerator.backward
-elif backend == "deepspeed":
+else:
     import deepspeed
 
     deepspeed.init_distributed("gloo")
@@ -31,10 +31,6 @@ elif backend == "deepspeed":
     model, optimizer, _, _ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     backward = model.backward
     optimizer = model  # the engine steps and clears
-else:
-    dist.init_process_group("gloo")
-    model = nn.parallel.DistributedDataParallel(model)
-    backward = torch.Tensor.backward
 
 torch.manual_seed(1 + dist.get_rank())
 dtype = next(model.parameters()).dtype
