@@ -28,7 +28,7 @@ RANK_SCRIPTS = ROOT / "tests" / "integration" / "rank_scripts"
 
 
 def tiny_cell(**changes: Any) -> Cell:
-    """pi05 tiny on generated data, learning fast enough that ten steps differ."""
+    """pi05 tiny on generated data, learning fast enough that its steps differ."""
     values: dict[str, Any] = {
         "policy": "pi05",
         "size": "tiny",

@@ -75,9 +75,12 @@ def records(hosts: tuple[Host, Host], folder: Path) -> dict[str, Any]:
     """Records of the run whose second node was switched off while it built the policy, and of the one that completed it."""
     nodes = start_nodes(hosts, folder, "first")
     deadline = time.monotonic() + LIMIT_S
-    while not list(folder.glob("run/cells/*/launch-1/events-rank1.jsonl")) and time.monotonic() < deadline:
+    while not (begun := list(folder.glob("run/cells/*/launch-1/events-rank1.jsonl"))):
+        if time.monotonic() > deadline or all(node.poll() is not None for node in nodes):
+            break
         time.sleep(0.1)
     hosts[1].power_off()
+    assert begun, "\n".join((folder / f"first-{rank}.log").read_text() for rank in range(2))
     codes = [node.wait(LIMIT_S) for node in nodes]
     records = {"first": the_record(folder) | {"exit_codes": codes}}
     hosts[1].plug_in()
