@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
@@ -88,7 +89,9 @@ def estimate_effect(
     rank = math.floor(alpha / 2 * exchanges)
     low = high = p = None
     if rank >= 1:
-        low, high = (math.exp(bound) for bound in (shifts[rank - 1], shifts[-rank]))
+        ends = (rank - 1, len(shifts) - rank)
+        ordered = np.partition(shifts, ends)  # two of up to 200,000 are needed in their order
+        low, high = (math.exp(ordered[end]) for end in ends)
         # A difference by rounding alone is none, whatever the number of launches.
         not_above = 1 + int(np.count_nonzero(shifts <= 1e-12))
         not_below = 1 + int(np.count_nonzero(shifts >= -1e-12))
@@ -103,12 +106,12 @@ def _median(values: np.ndarray) -> float:
 
 
 def _shifts_of_rounds(differences: np.ndarray) -> np.ndarray:
-    """Return, sorted, the shifts at which exchanging the cells in a set of rounds changes nothing: means of all sets."""
+    """Return the shifts at which exchanging the cells in a set of rounds changes nothing: means of all sets."""
     n = len(differences)
     if 2**n <= MAX_EXCHANGES:
-        return np.sort(_means_of_sets((np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1, differences))
+        return _means_of_sets((np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1, differences)
     rng, size = np.random.default_rng(0), MAX_EXCHANGES // 100  # all sets of 1,000 rounds at once would take 1.6 GB
-    return np.sort(np.concatenate([_means_of_sets(rng.integers(0, 2, (size, n)), differences) for _ in range(100)]))
+    return np.concatenate([_means_of_sets(rng.integers(0, 2, (size, n)), differences) for _ in range(100)])
 
 
 def _means_of_sets(sets: np.ndarray, differences: np.ndarray) -> np.ndarray:
@@ -119,7 +122,7 @@ def _means_of_sets(sets: np.ndarray, differences: np.ndarray) -> np.ndarray:
 
 
 def _shifts_of_launches(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Return, sorted, the shifts at which exchanging k launches of ours for k of theirs changes nothing.
+    """Return the shifts at which exchanging k launches of ours for k of theirs changes nothing.
 
     With the sums of the exchanged launches a shift is (sum of ours - sum of theirs) / k.
     """
@@ -130,11 +133,19 @@ def _shifts_of_launches(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     for k in range(1, min(n, m) + 1):
         removed, added = (_sums(values, k) for values in (ours, theirs))
         shifts.append(((removed[:, None] - added[None, :]) / k).ravel())
-    return np.sort(np.concatenate(shifts))
+    return np.concatenate(shifts)
 
 
 def _sums(values: np.ndarray, k: int) -> np.ndarray:
-    return np.array([values[list(chosen)].sum() for chosen in combinations(range(len(values)), k)])
+    """Return the sum of every set of k values."""
+    sums: np.ndarray = values[_sets(len(values), k)].sum(axis=1)
+    return sums
+
+
+@cache
+def _sets(n: int, k: int) -> np.ndarray:
+    """Return all sets of k of n numbers, one in a row: at most 2 MB, as launches are few."""
+    return np.array(list(combinations(range(n), k)))
 
 
 def _sampled_shifts(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
@@ -146,7 +157,7 @@ def _sampled_shifts(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
         removed = order[n:][order[n:] < n]
         if len(added):
             shifts.append((pooled[removed].sum() - pooled[added].sum()) / len(added))
-    return np.sort(shifts)
+    return np.array(shifts)
 
 
 def launches_to_settle(pairs: int = 1, *, alpha: float = ALPHA) -> int:
