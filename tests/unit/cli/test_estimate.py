@@ -81,7 +81,7 @@ def filled_cache(estimated, tmp_path, monkeypatch):
 
 
 def test_a_plan_shows_predictions_when_asked_and_then_those_it_has(matrix, filled_cache):
-    """Those that are damaged are traced again."""
+    """Trace damaged predictions again."""
     ddp = plan_cells(load_matrix(Path(matrix), {}, [])).cells[0].cell_id
     for path in filled_cache.rglob("*.json"):
         path.write_text("{}")
