@@ -42,6 +42,7 @@ report = {
     "rank": os.environ["RANK"],
     "pid": os.getpid(),
     "frozen": gc.get_freeze_count(),
+    "collects": gc.isenabled(),
 }
 if "policy" in os.environ.get("TOLD", ""):
     from benchbox.registry import extensions, policies
@@ -112,7 +113,7 @@ def test_ranks_differ_in_what_is_random_and_agree_in_where_they_run(launcher: Fo
 
 
 def test_no_collection_of_a_rank_visits_what_its_server_imported(launcher: ForkServerLauncher, tmp_path: Path) -> None:
-    assert all(report["frozen"] > 0 for report in run(launcher, tmp_path / "job"))
+    assert all(report["frozen"] > 0 and report["collects"] for report in run(launcher, tmp_path / "job"))
 
 
 def test_one_poll_waits_for_the_end_of_a_group(launcher: ForkServerLauncher, tmp_path: Path) -> None:
