@@ -42,15 +42,12 @@ def test_the_steps_of_the_workflow_run_and_judge(tmp_path):
     (tmp_path / "matrices").mkdir()
     (tmp_path / "matrices/policy.yaml").write_text(MATRIX)
     summary = tmp_path / "summary.md"
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "GITHUB_BASE_REF": "main",
-        "GITHUB_STEP_SUMMARY": str(summary),
-    }
+    of_the_workflow = {"GITHUB_BASE_REF": "main", "GITHUB_STEP_SUMMARY": str(summary)}
+    benchbox = f'benchbox() {{ "{Path(sys.executable).parent}/benchbox" "$@"; }}'  # not by PATH, which fork servers compare
 
-    def shell(command):
-        process = ["bash", "-e", "-c", command]
+    def shell(command, **variables):
+        process = ["bash", "-e", "-c", f"{benchbox}\n{command}"]
+        environment = {**os.environ, **variables}
         return subprocess.run(process, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
     measured = shell(commands["Measure"])
@@ -59,10 +56,10 @@ def test_the_steps_of_the_workflow_run_and_judge(tmp_path):
     publish_a_run_that_needed_half_the_memory(tmp_path)
     commit = "git init -q -b main && git add reports && git -c user.name=n -c user.email=e commit -q -m m"
     assert shell(f"{commit} && git update-ref refs/remotes/origin/main main").returncode == 0
-    annotated = shell(commands["Annotate what became worse"])
+    annotated = shell(commands["Annotate what became worse"], **of_the_workflow)
     assert annotated.returncode == 4, annotated.stderr
     assert annotated.stdout.startswith("::error file=matrices/policy.yaml,line=9,title=peak_allocated_bytes%3A regression::")
-    assert shell(commands["Summarise"]).returncode == 4
+    assert shell(commands["Summarise"], **of_the_workflow).returncode == 4
     answer, _, differences = summary.read_text().partition("**runs/policy against origin/main:reports/policy: 1 of ")
     assert answer.startswith("# policy\n")
     assert "1 cell of matrices/policy.yaml" in answer
