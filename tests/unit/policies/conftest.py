@@ -30,15 +30,17 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def awake() -> Callable[..., tuple[Policy, Batch]]:
-    """Return `awake` that trains each policy once, and gives every test a policy of its own with the trained weights."""
-    trained: dict[tuple[str, frozenset[tuple[str, object]]], dict[str, torch.Tensor]] = {}
+    """Return `awake` that trains each policy once, and gives every test a policy of its own with the trained weights.
+
+    No axis changes the shape of a parameter, so that one training serves them all.
+    """
+    trained: dict[str, dict[str, torch.Tensor]] = {}
 
     def awake(name: str = "pi05", **axes: object) -> tuple[Policy, Batch]:
-        key = name, frozenset(axes.items())
-        if key not in trained:
-            trained[key] = policy_batches.awake(name, **axes)[0].state_dict()
+        if name not in trained:
+            trained[name] = policy_batches.awake(name)[0].state_dict()
         policy = policy_batches.build(name, **axes)
-        policy.load_state_dict(trained[key])
+        policy.load_state_dict(trained[name])
         return policy, policy_batches.make_batch(policy.batch_spec(), 4)
 
     return awake
