@@ -88,7 +88,7 @@ def estimate(
     loaded = load_matrix(target, parse_overrides(sets), policy_dirs)
     cells = plan_cells(loaded, join_expressions(only)).cells
     predictions = predict_cells(cells, loaded.policy_dirs, device.value)
-    simulations = {cell.cell_id: _simulate(cell, loaded.policy_dirs) for cell in cells} if simulate else {}
+    simulations = _simulate(cells, loaded.policy_dirs) if simulate else {}
     if format_ is Format.json:
         rows = [_as_json(cell, predictions[cell.cell_id], hardware, measured) for cell in cells]
         for row in rows if simulate else ():
@@ -99,16 +99,14 @@ def estimate(
         _print_cells(cells, predictions, simulations, hardware, measured)
 
 
-def _simulate(cell: "Cell", policy_dirs: "Sequence[Path]") -> "Simulation | str":
-    """Return the simulation of a cell, or why there is none."""
+def _simulate(cells: "Sequence[Cell]", policy_dirs: "Sequence[Path]") -> "Mapping[str, Simulation | str]":
+    """Return the simulation of each cell, or why there is none."""
     from benchbox.errors import UnsupportedError
-    from benchbox.estimation.simulation import simulate
+    from benchbox.estimation.simulation import simulate_cells
     from benchbox.launch.process.environment import host_variables
 
-    try:
-        return simulate(cell, policy_dirs, {**os.environ, **host_variables(os.environ)})
-    except UnsupportedError as error:
-        return str(error)
+    simulations = simulate_cells(cells, policy_dirs, {**os.environ, **host_variables(os.environ)})
+    return {key: str(entry) if isinstance(entry, UnsupportedError) else entry for key, entry in simulations.items()}
 
 
 def _describe_simulation(simulation: "Simulation | str", entry: "Estimate") -> str:

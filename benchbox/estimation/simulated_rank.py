@@ -1,7 +1,7 @@
 """The real code of a backend as rank 0 of any number of ranks, in one process whose collectives do nothing.
 
-`python -m benchbox.estimation.simulated_rank` reads a cell from its input and prints what rank 0 would hold and communicate. It
-is a process of its own, because the process group and accelerate's state are global.
+Every cell has a process of its own (`benchbox.worker.simulated_ranks`), because the process group and accelerate's state are
+global.
 
 FSDP2 and HSDP run on fake tensors, so that a policy of any size needs no memory. The others run on real tensors, and the whole
 policy before they shard it: DDP reads addresses of gradients in C++, which fake tensors do not have, and FSDP1 and DeepSpeed
@@ -10,11 +10,7 @@ have not been tried with fake ones.
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,10 +29,12 @@ from benchbox.optim import freeze
 from benchbox.registry.backends import backend_info
 from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.session.build import build_cell_policy, build_session, open_cell_data, prepare_session
-from benchbox.spec.cell import Cell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
+
+    from benchbox.spec.cell import Cell
 
 FAKE_TENSORS = ("fsdp2", "hsdp")
 
@@ -138,17 +136,3 @@ def _all_reduced(buffer: Tensor) -> torch.futures.Future[Tensor]:
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(buffer)
     return future
-
-
-def main() -> None:
-    """Read {cell, policy_dirs} and print the result as the last line."""
-    request = json.load(sys.stdin)
-    cell = Cell.from_dict(request["cell"])
-    world_size = str(cell.world_size)
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=world_size, LOCAL_WORLD_SIZE=world_size)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1", CUDA_VISIBLE_DEVICES="")
-    print(json.dumps(simulate_rank(cell, [Path(folder) for folder in request["policy_dirs"]])))
-
-
-if __name__ == "__main__":
-    main()

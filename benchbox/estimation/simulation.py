@@ -14,7 +14,7 @@ from benchbox.registry.backends import backend_info
 from benchbox.theory.sharding import MODELS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from benchbox.spec.cell import Cell
@@ -44,28 +44,60 @@ class Simulation:
 
 
 def simulate(cell: Cell, policy_dirs: Sequence[Path] = (), environment: Mapping[str, str] | None = None) -> Simulation:
-    """Run `prepare` and a step of the backend as rank 0 of `cell.world_size`, in a process without other ranks.
-
-    Args:
-        cell: of any number of ranks.
-        policy_dirs: folders in which its policy is searched for.
-        environment: all variables of that process, those of this one by default. DeepSpeed compiles its extension in a process
-            in which TORCH_EXTENSIONS_DIR is not that of the ranks.
+    """Return the simulation of one cell. For several use `simulate_cells`, whose processes import once.
 
     Raises:
         UnsupportedError: the backend, or this policy with it, cannot be simulated; the message says why.
     """
-    if cell.backend == "single" or cell.backend not in MODELS:
-        raise UnsupportedError(f"backend {cell.backend} is not simulated: there is no formula to compare with")
-    if cell.compile != "off":
-        raise UnsupportedError("compiled graphs are not simulated")
-    if refusal := backend_info(cell.backend).refusal(cell):
-        raise UnsupportedError(refusal)
-    request = {"cell": cell.to_dict(), "policy_dirs": [str(folder.resolve()) for folder in policy_dirs]}
-    command = [sys.executable, "-m", "benchbox.estimation.simulated_rank"]
+    simulation = simulate_cells([cell], policy_dirs, environment)[cell.cell_id]
+    if isinstance(simulation, UnsupportedError):
+        raise simulation
+    return simulation
+
+
+def simulate_cells(
+    cells: Iterable[Cell], policy_dirs: Sequence[Path] = (), environment: Mapping[str, str] | None = None
+) -> Mapping[str, Simulation | UnsupportedError]:
+    """Run `prepare` and a step of each backend as rank 0 of `cell.world_size`, each in a process without other ranks.
+
+    The processes are forked from one that has only imported, so that nothing of a cell reaches the next.
+
+    Args:
+        cells: of any number of ranks.
+        policy_dirs: folders in which their policies are searched for.
+        environment: all variables of those processes, those of this one by default. DeepSpeed compiles its extension in a
+            process in which TORCH_EXTENSIONS_DIR is not that of the ranks.
+
+    Returns:
+        By cell id, the simulation, or the error that says why the backend, or this policy with it, cannot be simulated.
+    """
+    cells = list(cells)
+    simulations = {cell.cell_id: UnsupportedError(reason) for cell in cells if (reason := _refusal(cell))}
+    cells = [cell for cell in cells if cell.cell_id not in simulations]
+    if not cells:
+        return simulations
+    request = {"cells": [cell.to_dict() for cell in cells], "policy_dirs": [str(folder.resolve()) for folder in policy_dirs]}
+    command = [sys.executable, "-m", "benchbox.worker.simulated_ranks"]
     variables = dict(os.environ if environment is None else environment)
     result = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, env=variables, check=False)
-    if result.returncode:
-        reason = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1].removeprefix("[rank0]: ")
-        raise UnsupportedError(f"the step of {cell.policy} on {cell.backend} cannot be simulated: {reason:.200}")
-    return Simulation(**json.loads(result.stdout.splitlines()[-1]))
+    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    # Those without an answer share the end of the process that forks.
+    answers += [{"code": result.returncode, "output": "", "errors": result.stderr}] * (len(cells) - len(answers))
+    return simulations | {cell.cell_id: _simulation(cell, **answer) for cell, answer in zip(cells, answers, strict=True)}
+
+
+def _refusal(cell: Cell) -> str | None:
+    """Return why a cell is not tried, if so."""
+    if cell.backend == "single" or cell.backend not in MODELS:
+        return f"backend {cell.backend} is not simulated: there is no formula to compare with"
+    if cell.compile != "off":
+        return "compiled graphs are not simulated"
+    return backend_info(cell.backend).refusal(cell)
+
+
+def _simulation(cell: Cell, code: int, output: str, errors: str) -> Simulation | UnsupportedError:
+    """Return what the process of a cell found, or its last words as an error."""
+    if code or not output:
+        reason = (errors.strip().splitlines() or [f"exit code {code}"])[-1].removeprefix("[rank0]: ")
+        return UnsupportedError(f"the step of {cell.policy} on {cell.backend} cannot be simulated: {reason:.200}")
+    return Simulation(**json.loads(output.splitlines()[-1]))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,11 +15,16 @@ from typer.testing import CliRunner
 from benchbox.cli.app import app
 from benchbox.errors import UnsupportedError
 from benchbox.estimation.estimate import estimate
-from benchbox.estimation.simulation import Simulation, simulate
+from benchbox.estimation.simulation import Simulation, simulate, simulate_cells
 from benchbox.launch.process.environment import host_variables
 from benchbox.registry.backends import BUILT_IN_BACKENDS
 from tests.support.ranks import tiny_cell
 from tests.support.tiers import in_tiers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from benchbox.spec.cell import Cell
 
 # FSDP2's fake tensors and DeepSpeed's partitions take a minute of CPU time at 1024 ranks: they loop over all of them.
 CELLS = [
@@ -27,6 +34,10 @@ CELLS = [
     if name != "single"
 ]
 DEFAULT = {("fsdp2", 8)}
+MOST_SHARED = 64  # ranks of a cell that is simulated with others; those of a minute have the time limit of a test each
+
+BROKEN = {"broken": "raise KeyError('no weights')", "fatal": "import os; os._exit(9)"}
+BROKEN_CELLS = [tiny_cell(backend="fsdp2", policy=name) for name in ("no_such_policy", *BROKEN)]
 
 MATRIX = """\
 name: large
@@ -60,10 +71,40 @@ def cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "cache"
 
 
+def rank_environment() -> dict[str, str]:
+    return {**os.environ, **host_variables(os.environ)}
+
+
+def sized_cell(backend: str, ranks: int) -> Cell:
+    return replace(tiny_cell(backend=backend), world_size=ranks)
+
+
+@pytest.fixture(scope="module")
+def simulations(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
+    """Simulations of three cells that cannot be simulated, and after them, of those cells of this module's tests that run and
+    take seconds."""
+    selected = [
+        item.callspec.params
+        for item in request.session.items
+        if item.fspath == request.node.fspath
+        if hasattr(item, "callspec")
+    ]
+    cells = [
+        sized_cell(**params) for params in selected if params.keys() == {"backend", "ranks"} and params["ranks"] <= MOST_SHARED
+    ]
+    policies = tmp_path_factory.mktemp("policies")
+    for name, body in BROKEN.items():
+        (policies / name).mkdir()
+        (policies / name / "presets.yaml").write_text("tiny: {}\n")
+        (policies / name / "policy.py").write_text(f"def build(preset, axes):\n    {body}\n")
+    return simulate_cells([*BROKEN_CELLS, *cells], [policies], rank_environment())
+
+
 @pytest.mark.parametrize(("backend", "ranks"), in_tiers(CELLS, DEFAULT.__contains__))
-def test_a_simulated_rank_equals_the_formulas(backend: str, ranks: int) -> None:
-    cell = replace(tiny_cell(backend=backend), world_size=ranks)
-    simulation = simulate(cell, environment={**os.environ, **host_variables(os.environ)})
+def test_a_simulated_rank_equals_the_formulas(backend: str, ranks: int, simulations: Mapping[str, Any]) -> None:
+    cell = sized_cell(backend, ranks)
+    simulation = simulations[cell.cell_id] if ranks <= MOST_SHARED else simulate(cell, environment=rank_environment())
+    assert isinstance(simulation, Simulation), simulation
     assert simulation.differences(estimate(cell)) == []
     assert simulation.tensors == ("fake" if backend in ("fsdp2", "hsdp") else "real")
 
@@ -88,9 +129,27 @@ def test_another_number_of_bytes_is_named() -> None:
     assert differences[-1] == f"parameters take {size + 4} bytes, the formula says {size}"
 
 
-def test_a_policy_that_cannot_be_simulated_is_one_line() -> None:
-    with pytest.raises(UnsupportedError, match=r"cannot be simulated: \S+"):
-        simulate(tiny_cell(backend="fsdp2", policy="no_such_policy"))
+def test_a_policy_that_cannot_be_simulated_is_one_line(simulations: Mapping[str, Any]) -> None:
+    """Also one whose code ends its process. The cells after it are simulated."""
+    reasons = [simulations[cell.cell_id] for cell in BROKEN_CELLS]
+    assert all(isinstance(reason, UnsupportedError) and "\n" not in str(reason) for reason in reasons)
+    assert [str(reason).partition(" cannot be simulated: ")[2] for reason in reasons[1:]] == [
+        "KeyError: 'no weights'",
+        "exit code 9",
+    ]
+    assert re.search(r"cannot be simulated: \S+", str(reasons[0]))
+
+
+def test_the_end_of_the_process_that_forks_is_the_reason_of_every_cell(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os; os._exit(3)")
+    simulations = simulate_cells(BROKEN_CELLS, environment={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert [*simulations] == [cell.cell_id for cell in BROKEN_CELLS]
+    assert all(str(reason).endswith("cannot be simulated: exit code 3") for reason in simulations.values())
+
+
+def test_a_single_cell_that_is_not_simulated_raises_why() -> None:
+    with pytest.raises(UnsupportedError, match="backend single is not simulated: there is no formula"):
+        simulate(tiny_cell(backend="single"))
 
 
 @pytest.mark.usefixtures("cache")
