@@ -40,18 +40,6 @@ def invoke(*arguments):
     return result.output
 
 
-def test_every_cell_has_its_components_and_the_bounds_of_its_time(matrix):
-    cells = json.loads(invoke("estimate", matrix, "--format", "json", "--accelerator", "h200", "--link", "nvlink4"))
-    assert [entry["cell"]["backend"] for entry in cells] == ["ddp", "fsdp2"]
-    for entry in cells:
-        prediction, time_s = entry["prediction"], entry["step_time_s"]
-        assert sum(prediction["components"].values()) == prediction["peak_bytes"]
-        assert 0 < time_s["lower"] <= time_s["upper"]
-    text = invoke("estimate", matrix, "--only", "backend=ddp")
-    assert "peak" in text
-    assert "all_reduce" in text
-
-
 def use_cache(monkeypatch, folder):
     """Give the user a cache, and return where its predictions are."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
@@ -78,6 +66,19 @@ def estimated(matrix, tmp_path_factory):
 def filled_cache(estimated, tmp_path, monkeypatch):
     """Give the user the cache of that estimate."""
     return use_cache(monkeypatch, Path(shutil.copytree(estimated[0], tmp_path / "filled")))
+
+
+@pytest.mark.usefixtures("filled_cache")
+def test_every_cell_has_its_components_and_the_bounds_of_its_time(matrix):
+    cells = json.loads(invoke("estimate", matrix, "--format", "json", "--accelerator", "h200", "--link", "nvlink4"))
+    assert [entry["cell"]["backend"] for entry in cells] == ["ddp", "fsdp2"]
+    for entry in cells:
+        prediction, time_s = entry["prediction"], entry["step_time_s"]
+        assert sum(prediction["components"].values()) == prediction["peak_bytes"]
+        assert 0 < time_s["lower"] <= time_s["upper"]
+    text = invoke("estimate", matrix, "--only", "backend=ddp")
+    assert "peak" in text
+    assert "all_reduce" in text
 
 
 def test_a_plan_shows_predictions_when_asked_and_then_those_it_has(matrix, filled_cache):
