@@ -1,7 +1,7 @@
 """Packages that add something to benchbox by entry points, installed by pip, and each addition run.
 
 First the pages of docs/extending, followed to the letter: their files as printed, their commands as printed. Then a package of
-a third party that adds a backend, a recipe, a metric, a rule and a policy at once. Their ranks come from one fork server.
+a third party that adds a backend, a recipe, a metric, a rule and a policy at once. All commands are forks of one interpreter.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 PAGES = ROOT / "docs" / "extending"
 THIRD_PARTY = Path(__file__).parent / "third_party"
-BENCHBOX = str(Path(sys.executable).parent / "benchbox")
 BLOCK = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 BACKEND, RECIPE, METRIC, RULE, POLICY = "acme_ddp_bf16", "acme_sgd", "acme_loss_drop", "ACME101", "acme_linear"
@@ -54,14 +53,6 @@ reference: {{backend: ddp, recipe: fp32}}
 thresholds:
   - {{metric: {METRIC}, min: -1e9}}
 """
-# Lists all kinds in one interpreter. The other commands have one each.
-LISTS = """
-import json, sys
-from tests.support.commands import run_in_process
-
-print(json.dumps({kind: run_in_process("list", kind, "--format", "json").stdout for kind in sys.argv[1:]}))
-"""
-
 pytestmark = pytest.mark.ranks
 
 
@@ -90,51 +81,65 @@ def read_command(line: str) -> tuple[list[str], int]:
     return shlex.split(command), int(expected[1]) if expected else 0
 
 
+@dataclass(frozen=True)
+class Installed:
+    """A link on PYTHONPATH, to be set to what was installed, so that all commands share an interpreter and a fork server."""
+
+    link: Path
+    commands: subprocess.Popen[str]
+
+    def pip_install(self, site: Path, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """Install into a folder of its own instead of the environment of the tests, without an index."""
+        options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(site)]
+        command = [sys.executable, "-m", "pip", "install", *options, *words]
+        return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+
+    def benchbox(self, site: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        """Run the command where this folder is on the path."""
+        self.link.unlink(missing_ok=True)
+        self.link.symlink_to(site)
+        output = self.link.with_name("output")
+        errors = output.with_name("output.err")
+        output.write_text("")
+        errors.write_text("")
+        assert self.commands.stdin
+        assert self.commands.stdout
+        print(json.dumps([arguments, str(cwd), str(output)]), file=self.commands.stdin, flush=True)
+        code = int(self.commands.stdout.readline())
+        return subprocess.CompletedProcess(arguments, code, output.read_text(), errors.read_text())
+
+
 @pytest.fixture(scope="module")
-def on_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return a link on PYTHONPATH, to be set to what was installed, so that all commands share a fork server."""
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     link = tmp_path_factory.mktemp("site") / "installed"
+    link.symlink_to(link.parent)  # processes that start before anything is installed would not look at a missing folder again
     sockets = Path(tempfile.mkdtemp())  # the path of a socket must be short
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"PYTHONPATH": link, SHARED_SERVERS_VARIABLE: sockets, "COLUMNS": 200, "OMP_NUM_THREADS": 1}.items():
             patch.setenv(name, str(value))
         server = start_shared_server(sockets / "extending.sock", ranks=2, log=sockets / "log")
-        yield link
+        forks = [sys.executable, Path(__file__).with_name("forked_commands.py")]
+        with subprocess.Popen(forks, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as commands:
+            yield Installed(link, commands)
         server.kill()
         server.wait()
     shutil.rmtree(sockets)
 
 
-def point(link: Path, site: Path) -> None:
-    link.unlink(missing_ok=True)
-    link.symlink_to(site)
-
-
-def pip_install(site: Path) -> list[str]:
-    """Return the command that installs from sources into a folder, without an index."""
-    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(site)]
-    return [sys.executable, "-m", "pip", "install", *options]
-
-
-def follow(page: Page, folder: Path, on_path: Path) -> dict[str, str]:
-    """Write the files, run the commands, and return the output of each.
-
-    `pip install .` installs into a folder of its own instead of the environment of the tests.
-    """
+def follow(page: Page, folder: Path, installed: Installed) -> dict[str, str]:
+    """Write the files, run the commands, and return the output of each."""
     for path, text in page.files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     site = folder / "installed"
     site.mkdir()
-    point(on_path, site)
     outputs = {}
     for words, expected in page.commands:
         if words[:2] == ["pip", "install"]:
-            command = [*pip_install(site), *words[2:]]
+            result = installed.pip_install(site, *words[2:], cwd=folder)
         else:
             assert words[0] == "benchbox", words
-            command = [BENCHBOX, *(_absolute(word) for word in words[1:])]
-        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+            result = installed.benchbox(site, *(_absolute(word) for word in words[1:]), cwd=folder)
         assert result.returncode == expected, f"{shlex.join(words)}\n{result.stdout}{result.stderr}"
         outputs[" ".join(words)] = result.stdout
     return outputs
@@ -157,8 +162,8 @@ def statuses(folder: Path, field: str) -> dict[str, set[str]]:
     return by_value
 
 
-def test_the_backend_page(tmp_path: Path, on_path: Path) -> None:
-    outputs = follow(read_page("backend"), tmp_path, on_path)
+def test_the_backend_page(tmp_path: Path, installed: Installed) -> None:
+    outputs = follow(read_page("backend"), tmp_path, installed)
     assert "\nddp_bf16\n" in outputs["benchbox list backends"]
     assert statuses(tmp_path, "backend") == {"ddp": {"ok"}, "ddp_bf16": {"ok"}}
     observed = {record["cell"]["backend"]: record["observed"]["backend"] for record in records_of(tmp_path)}
@@ -174,8 +179,8 @@ def test_the_backend_page(tmp_path: Path, on_path: Path) -> None:
     assert reduced == {"ddp": {"float32"}, "ddp_bf16": {"bfloat16"}}
 
 
-def test_the_recipe_page(tmp_path: Path, on_path: Path) -> None:
-    outputs = follow(read_page("recipe"), tmp_path, on_path)
+def test_the_recipe_page(tmp_path: Path, installed: Installed) -> None:
+    outputs = follow(read_page("recipe"), tmp_path, installed)
     assert "\nfp32_amsgrad\n" in outputs["benchbox list recipes"]
     assert statuses(tmp_path, "recipe") == {"fp32": {"ok"}, "fp32_amsgrad": {"ok"}}
     with_amsgrad = {
@@ -186,8 +191,8 @@ def test_the_recipe_page(tmp_path: Path, on_path: Path) -> None:
     assert with_amsgrad == {"fp32_amsgrad"}
 
 
-def test_the_rule_page(tmp_path: Path, on_path: Path) -> None:
-    outputs = list(follow(read_page("rule"), tmp_path, on_path).values())
+def test_the_rule_page(tmp_path: Path, installed: Installed) -> None:
+    outputs = list(follow(read_page("rule"), tmp_path, installed).values())
     explained, violated, clean = outputs[1:]
     assert "the second moment averages over fewer than 100 steps" in explained
     assert "ACME101 error" in violated
@@ -195,17 +200,17 @@ def test_the_rule_page(tmp_path: Path, on_path: Path) -> None:
     assert clean.splitlines()[-1] == "clean: ACME101"
 
 
-def test_the_metric_page(tmp_path: Path, on_path: Path) -> None:
-    outputs = follow(read_page("metric"), tmp_path, on_path)
+def test_the_metric_page(tmp_path: Path, installed: Installed) -> None:
+    outputs = follow(read_page("metric"), tmp_path, installed)
     assert "\nsamples_per_s_per_rank\n" in outputs["benchbox list metrics"]
     assert "samples_per_s_per_rank" in outputs["benchbox check runs/my_matrix"]
     assert "samples_per_s_per_rank" in (tmp_path / "runs" / "my_matrix" / "report.html").read_text()
 
 
-def test_the_policy_page(tmp_path: Path, on_path: Path) -> None:
+def test_the_policy_page(tmp_path: Path, installed: Installed) -> None:
     page = read_page("policy")
     assert {Path(path).name for path in page.files if path.startswith("my_policies/terse/")} == {"policy.py", "presets.yaml"}
-    outputs = follow(page, tmp_path, on_path)
+    outputs = follow(page, tmp_path, installed)
     assert "terse\n" in outputs["benchbox list policies"]
     assert statuses(tmp_path, "policy") == {"chunker": {"ok"}, "speller": {"ok"}, "terse": {"ok"}}
     records = records_of(tmp_path)
@@ -238,36 +243,24 @@ class ThirdParty:
     """The package of `third_party/`, installed, and a folder to work in that has its matrix."""
 
     site: Path
-    on_path: Path
     work: Path
-
-    def run(self, *command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        point(self.on_path, self.site)
-        return subprocess.run(command, cwd=cwd or self.work, capture_output=True, text=True, timeout=500)
+    installed: Installed
 
     def benchbox(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return self.run(BENCHBOX, *arguments)
+        return self.installed.benchbox(self.site, *arguments, cwd=self.work)
 
 
 @pytest.fixture(scope="module")
-def third_party(tmp_path_factory: pytest.TempPathFactory, on_path: Path) -> ThirdParty:
+def third_party(tmp_path_factory: pytest.TempPathFactory, installed: Installed) -> ThirdParty:
     folder = tmp_path_factory.mktemp("acme")
     shutil.copytree(THIRD_PARTY, folder / "sources")  # a build leaves files behind
-    installed = ThirdParty(folder / "installed", on_path, folder / "work")
-    installed.site.mkdir()
-    installed.work.mkdir()
-    done = installed.run(*pip_install(installed.site), str(folder / "sources"))
+    package = ThirdParty(folder / "installed", folder / "work", installed)
+    package.site.mkdir()
+    package.work.mkdir()
+    done = installed.pip_install(package.site, ".", cwd=folder / "sources")
     assert done.returncode == 0, done.stdout + done.stderr
-    (installed.work / "acme.yaml").write_text(MATRIX)
-    return installed
-
-
-@pytest.fixture(scope="module")
-def listed(third_party: ThirdParty) -> dict[str, list[dict[str, Any]]]:
-    """Kind -> the rows that `benchbox list` prints of it."""
-    done = third_party.run(sys.executable, "-c", LISTS, *ADDED, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return {kind: json.loads(printed) for kind, printed in json.loads(done.stdout).items()}
+    (package.work / "acme.yaml").write_text(MATRIX)
+    return package
 
 
 @pytest.fixture(scope="module")
@@ -280,9 +273,11 @@ def records(third_party: ThirdParty) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("kind", "name"), ADDED.items())
-def test_everything_added_is_listed(listed: dict[str, list[dict[str, Any]]], kind: str, name: str) -> None:
+def test_everything_added_is_listed(third_party: ThirdParty, kind: str, name: str) -> None:
     """Beside the built-in ones, which come first."""
-    names = [row["name"] for row in listed[kind]]
+    done = third_party.benchbox("list", kind, "--format", "json")
+    assert done.returncode == 0, done.stderr
+    names = [row["name"] for row in json.loads(done.stdout)]
     assert name in names
     assert len(names) > 1
 
