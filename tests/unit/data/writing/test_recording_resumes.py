@@ -16,6 +16,7 @@ from benchbox.data.inspection import inspect
 from benchbox.data.writing import files, recording
 from benchbox.errors import DataError
 from tests.support.datasets import draw_index
+from tests.support.tiers import in_tiers
 
 SIZE = 16
 NEVER = 10**6
@@ -106,10 +107,11 @@ def kill_at(root, event):
     return moments
 
 
-def test_killed_at_any_moment_it_resumes_to_the_same_dataset(uninterrupted, tmp_path):
-    """Every eleventh moment, and every one of the last twelve, in which the dataset appears under its name."""
+@pytest.mark.parametrize("every", in_tiers([23, 11], (23).__eq__))
+def test_killed_at_any_moment_it_resumes_to_the_same_dataset(uninterrupted, tmp_path, every):
+    """Moments at this distance, and every one of the last twelve, in which the dataset appears under its name."""
     total = kill_at(tmp_path / "none" / "demos", NEVER)
-    moments = sorted({*range(1, total, 11), *range(total - 12, total + 1)})
+    moments = sorted({*range(1, total, every), *range(total - 12, total + 1)})
     is_complete = []
     for moment in moments:
         root = tmp_path / str(moment) / "demos"
