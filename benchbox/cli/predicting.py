@@ -1,5 +1,6 @@
 """Predictions of several cells, as the verbs `estimate`, `plan` and `run` need them."""
 
+import atexit
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -133,9 +134,13 @@ def _in_process(function: Callable[..., T], *arguments: Any, **options: Any) -> 
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    ignore_interrupts = (signal.SIGINT, signal.SIG_IGN)  # this process handles them
-    with ProcessPoolExecutor(1, get_context("spawn"), initializer=signal.signal, initargs=ignore_interrupts) as processes:
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin_process) as processes:
         return processes.submit(function, *arguments, **options).result()
+
+
+def _begin_process() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that waits handles interrupts
+    atexit.register(os._exit, 0)  # after the results were sent: finalizing an interpreter with torch takes a second
 
 
 def predict_run(folder: Path, policy_dirs: Sequence[Path], notify: Callable[[int], None] = lambda _: None) -> Path:
