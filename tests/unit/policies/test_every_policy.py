@@ -26,6 +26,7 @@ COUNTS = {
     "vitra": 3_174_149_808,  # PaliGemma 2 (3.03 B), DiT-B (136.6 M) and two tokens
     "cosmos_droid": 14_550_802_624,  # the published 16 B include a vision tower and a text head, which take no part in a step
 }
+NETWORKS = ("pi07_low_level", "value", "vitra", "cosmos_droid")  # a policy of each, with all the blocks that it can have
 WITHOUT_SAMPLE_LOSSES = "pi07_high_level"  # as published
 
 every = pytest.mark.parametrize("name", POLICIES)
@@ -47,7 +48,7 @@ def test_tiny_has_less_than_a_million_parameters_and_small_tens_of_millions(name
 
 
 # By default one policy of each network; the test of the FLOPs of `full` takes a step of pi05.
-@pytest.mark.parametrize("name", in_tiers(POLICIES, ("pi07_low_level", "value", "vitra", "cosmos_droid").__contains__))
+@pytest.mark.parametrize("name", in_tiers(POLICIES, NETWORKS.__contains__))
 def test_a_step_of_full_has_the_right_shapes(name):
     policy = build_on_meta(name, "full")
     policy.zero_grad()
@@ -76,7 +77,7 @@ def test_every_trainable_parameter_is_in_the_graph_without_any_optional_input(na
     assert [key for key, gradient in gradients(policy).items() if gradient is None or not gradient.isfinite().all()] == []
 
 
-@pytest.mark.parametrize("name", in_tiers(POLICIES, ("pi05", "pi07_low_level", "value", "vitra", "cosmos_droid").__contains__))
+@pytest.mark.parametrize("name", in_tiers(POLICIES, NETWORKS.__contains__))
 def test_it_overfits_a_batch(name):
     """The loss falls to a tenth in 200 steps."""
     policy = build(name)
