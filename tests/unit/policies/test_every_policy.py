@@ -100,7 +100,7 @@ def test_it_overfits_a_batch(name):
 
 @every
 def test_the_same_batch_gives_the_same_loss_and_gradients_bit_for_bit(name, awake):
-    """Of two trainings, of which other tests share the first."""
+    """Compare two trainings, of which other tests share the first."""
     results = []
     for policy, batch in (awake(name), policy_batches.awake(name)):
         state = torch.get_rng_state()

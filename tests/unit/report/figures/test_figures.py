@@ -132,7 +132,7 @@ def test_names_of_cells_are_escaped():
 
 
 def test_files_have_the_same_bytes_in_every_process(tmp_path):
-    """Of a run's cells with one camera, whose figures are of the same kinds as those of all."""
+    """Draw a run's cells with one camera, whose figures are of the same kinds as those of all."""
     whole, part = RunStore(REPORTS / "busy_host"), RunStore(tmp_path / "run")
     cells = {cell_id: cell for cell_id, cell in whole.run().cells.items() if cell["cams"] == 1}
     part.write_run(replace(whole.run(), cells=cells))
