@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from benchbox.cli.predicting import Predictions
-    from benchbox.estimation.simulation import Simulation
+    from benchbox.launch.simulated_ranks import Simulation
     from benchbox.spec.cell import Cell
     from benchbox.theory.links import Device, Link, MeasuredLink
     from benchbox.theory.prediction import Estimate
@@ -102,8 +102,8 @@ def estimate(
 def _simulate(cells: "Sequence[Cell]", policy_dirs: "Sequence[Path]") -> "Mapping[str, Simulation | str]":
     """Return the simulation of each cell, or why there is none."""
     from benchbox.errors import UnsupportedError
-    from benchbox.estimation.simulation import simulate_cells
     from benchbox.launch.process.environment import host_variables
+    from benchbox.launch.simulated_ranks import simulate_cells
 
     simulations = simulate_cells(cells, policy_dirs, {**os.environ, **host_variables(os.environ)})
     return {key: str(entry) if isinstance(entry, UnsupportedError) else entry for key, entry in simulations.items()}

@@ -38,6 +38,19 @@ if TYPE_CHECKING:
 # Libraries that start threads of their own when they are imported, and restart them in a forked child: OpenBLAS, jemalloc.
 _THREADED_MODULES = ("numpy", "scipy.special", "pyarrow")
 
+# What DeepSpeed's backends import until the end of a step.
+DEEPSPEED_MODULES = (
+    "torch.utils.cpp_extension",
+    "deepspeed",
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.ops.op_builder.all_ops",
+    # Imported by every engine; it decorates functions with torch.compile, which imports all of torch._inductor.
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
+    "transformers.integrations.deepspeed",
+    "distutils.ccompiler",
+)
+
 # What a rank imports until the end of its first steps, lazy imports of torch and accelerate included.
 _PRELOADED_MODULES = (
     # Before torch: pydantic searches all modules that are imported for the sources of its models.
@@ -48,21 +61,13 @@ _PRELOADED_MODULES = (
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "torch.profiler._cupti_monitor",
-    "torch.utils.cpp_extension",
     "torch.utils.data",
     "accelerate",
     "accelerate.utils",
     "pydantic.dataclasses",
     "pydantic.type_adapter",
-    "deepspeed",
-    "deepspeed.module_inject.auto_ep_layer",
-    "deepspeed.ops.op_builder.all_ops",
-    # Imported by every engine; it decorates functions with torch.compile, which imports all of torch._inductor.
-    "deepspeed.runtime.zero.muon.muon_optimizer",
-    "deepspeed.runtime.superoffload.superoffload_stage3",
+    *DEEPSPEED_MODULES,
     "transformers",
-    "transformers.integrations.deepspeed",
-    "distutils.ccompiler",
     "av",
     "benchbox.backends.extension",
     "benchbox.backends.deepspeed",
@@ -214,7 +219,7 @@ def _fork_leader(request: ForkRequest, connection: socket.socket) -> int:
     leader = os.fork()
     if leader == 0:
         os.close(connection.detach())  # the launcher learns of the end of the server by the end of the connection
-        _run_forked(lambda: _lead(request))
+        run_forked(lambda: _lead(request))
     return leader
 
 
@@ -230,7 +235,7 @@ def _read_presets_ahead(request: ForkRequest) -> None:
         policy_entry(cell["policy"], [Path(directory) for directory in job["policy_dirs"]])
 
 
-def _run_forked(function: Any) -> NoReturn:
+def run_forked(function: Any) -> NoReturn:
     """Run a function as the whole life of a forked process, whatever it raises."""
     code = 1
     try:
@@ -287,7 +292,7 @@ def _fork_rank(request: ForkRequest, rank: int, listener: socket.socket) -> int:
     if pid == 0:
         port = listener.getsockname()[1]
         listener.close()
-        _run_forked(lambda: _run_rank(request, rank, port))
+        run_forked(lambda: _run_rank(request, rank, port))
     return pid
 
 

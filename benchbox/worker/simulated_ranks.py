@@ -11,19 +11,18 @@ import os
 import signal
 import sys
 import tempfile
-import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from benchbox.registry.backends import backend_info
 from benchbox.spec.cell import Cell
-from benchbox.worker.fork_server import preload
+from benchbox.worker.fork_server import DEEPSPEED_MODULES, preload, run_forked
 from benchbox.worker.parent import signal_on_parent_death
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# What several backends import until the end of a step, and what DeepSpeed's do.
+# What all backends import until the end of a step.
 _MODULES = (
     "benchbox.spec",
     "torch",
@@ -37,16 +36,6 @@ _MODULES = (
     "av",
     "benchbox.estimation.simulated_rank",
 )
-_DEEPSPEED_MODULES = (
-    "torch.utils.cpp_extension",
-    "deepspeed",
-    "deepspeed.module_inject.auto_ep_layer",
-    "deepspeed.ops.op_builder.all_ops",
-    "deepspeed.runtime.zero.muon.muon_optimizer",
-    "deepspeed.runtime.superoffload.superoffload_stage3",
-    "transformers.integrations.deepspeed",
-    "distutils.ccompiler",
-)
 
 
 def main() -> None:
@@ -59,7 +48,7 @@ def main() -> None:
     policy_dirs = [Path(folder) for folder in request["policy_dirs"]]
     os.environ.update(RANK="0", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1", CUDA_VISIBLE_DEVICES="")
     backends = tuple(sorted({backend_info(cell.backend).target.partition(":")[0] for cell in cells}))
-    preload(_MODULES + (_DEEPSPEED_MODULES if any(cell.backend.startswith("zero") for cell in cells) else ()) + backends)
+    preload(_MODULES + (DEEPSPEED_MODULES if any(cell.backend.startswith("zero") for cell in cells) else ()) + backends)
     for cell in cells:
         print(json.dumps(_simulate(cell, policy_dirs)), file=answers, flush=True)
 
@@ -69,7 +58,7 @@ def _simulate(cell: Cell, policy_dirs: Sequence[Path]) -> dict[str, Any]:
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         pid = os.fork()
         if pid == 0:
-            _run_forked(cell, policy_dirs, output, errors)
+            run_forked(lambda: _simulate_forked(cell, policy_dirs, output, errors))
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         return {"code": code, "output": _read(output), "errors": _read(errors)}
 
@@ -79,24 +68,14 @@ def _read(file: BinaryIO) -> str:
     return file.read().decode(errors="replace")
 
 
-def _run_forked(cell: Cell, policy_dirs: Sequence[Path], output: BinaryIO, errors: BinaryIO) -> NoReturn:
-    """Simulate a cell as the whole life of a forked process, whatever it raises."""
-    code = 1
-    try:
-        signal_on_parent_death(signal.SIGKILL)
-        os.dup2(output.fileno(), 1)
-        os.dup2(errors.fileno(), 2)
-        os.environ.update(WORLD_SIZE=str(cell.world_size), LOCAL_WORLD_SIZE=str(cell.world_size))
-        from benchbox.estimation.simulated_rank import simulate_rank  # an error of its imports is one of the cell
+def _simulate_forked(cell: Cell, policy_dirs: Sequence[Path], output: BinaryIO, errors: BinaryIO) -> None:
+    signal_on_parent_death(signal.SIGKILL)
+    os.dup2(output.fileno(), 1)
+    os.dup2(errors.fileno(), 2)
+    os.environ.update(WORLD_SIZE=str(cell.world_size), LOCAL_WORLD_SIZE=str(cell.world_size))
+    from benchbox.estimation.simulated_rank import simulate_rank  # an error of its imports is one of the cell
 
-        print(json.dumps(simulate_rank(cell, policy_dirs)))
-        code = 0
-    except BaseException:  # noqa: BLE001 (it must never return into the loop)
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    print(json.dumps(simulate_rank(cell, policy_dirs)))
 
 
 if __name__ == "__main__":

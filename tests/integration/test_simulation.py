@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from benchbox.cli.app import app
 from benchbox.errors import UnsupportedError
 from benchbox.estimation.estimate import estimate
-from benchbox.estimation.simulation import Simulation, simulate, simulate_cells
 from benchbox.launch.process.environment import host_variables
+from benchbox.launch.simulated_ranks import Simulation, simulate, simulate_cells
 from benchbox.registry.backends import BUILT_IN_BACKENDS
 from tests.support.ranks import tiny_cell
 from tests.support.tiers import in_tiers
