@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
 
@@ -142,9 +142,9 @@ def _sums(values: np.ndarray, k: int) -> np.ndarray:
     return sums
 
 
-@cache
+@lru_cache(maxsize=32)
 def _sets(n: int, k: int) -> np.ndarray:
-    """Return all sets of k of n numbers, one in a row: at most 2 MB, as launches are few."""
+    """Return all sets of k of n numbers, one in a row: a few megabytes at most (`MAX_EXCHANGES`)."""
     return np.array(list(combinations(range(n), k)))
 
 
