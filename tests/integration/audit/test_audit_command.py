@@ -82,14 +82,21 @@ def codes(report):
 COMMANDS = {
     "python": ("python", SCRIPTS / "odd_things.py"),
     "torchrun": (*TORCHRUN, SCRIPTS / "casts_its_model.py"),
+    "fork": ("python", SCRIPTS / "casts_its_model.py", "--start", "fork", "--float32"),  # what bfloat16 would round away
     "accelerate": (
         *("accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"),
         *("--main_process_port", "{port}", "--dynamo_backend", "no", SCRIPTS / "several_ranks.py", "accelerate"),
     ),
     "deepspeed": ("deepspeed", "--num_gpus", "2", "--master_port", "{port}", SCRIPTS / "several_ranks.py", "deepspeed"),
 }
-RESULTS = {"python": 27, "torchrun": 13, "accelerate": 9, "deepspeed": 9}  # losses of the steps, and hashes of the weights
-over_launchers = pytest.mark.parametrize("launcher", in_tiers(COMMANDS, ("python", "torchrun").__contains__))
+RESULTS = {
+    "python": 27,
+    "torchrun": 13,
+    "fork": 13,
+    "accelerate": 9,
+    "deepspeed": 9,
+}  # losses of the steps, and hashes of the weights
+over_launchers = pytest.mark.parametrize("launcher", in_tiers(COMMANDS, ("python", "torchrun", "fork").__contains__))
 
 
 def command_of(launcher):

@@ -1,7 +1,7 @@
 """The bug of OpenTau#181: the whole model is cast to bfloat16, and AdamW steps it under DDP, with defaults of its own.
 
 Under torchrun, or by itself with `--start`, the way that torch.multiprocessing starts its ranks. `--fail` has rank 1 raise
-after its third step. Rank 0 prints every loss and a hash.
+after its third step. Rank 0 prints every loss and a hash. With `--float32` nothing is cast.
 """
 
 import argparse
@@ -28,12 +28,14 @@ def train(rank, arguments):
     else:
         dist.init_process_group("gloo")
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16), nn.Dropout(0.2))
-    model.bfloat16()
+    if not arguments.float32:
+        model.bfloat16()
+    dtype = model[0].weight.dtype
     model = nn.parallel.DistributedDataParallel(model)
     optimizer = PolicyAdamW(model.parameters())
     torch.manual_seed(1 + dist.get_rank())
     for step in range(arguments.steps):
-        batch = torch.randn(8, 16, dtype=torch.bfloat16)
+        batch = torch.randn(8, 16, dtype=dtype)
         loss = (model(batch) - batch).float().square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -54,6 +56,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--fail", action="store_true")
+    parser.add_argument("--float32", action="store_true")
     parser.add_argument("--start", choices=["spawn", "fork"])
     arguments = parser.parse_args()
     if arguments.start == "fork":
