@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.ranks
 
 STEPS = 6
-# Recipes in which the audit finds nothing. Its rules on resumed state need two steps before those that are observed.
+# Recipes in which the audit finds nothing.
 UNALARMED = ("fp32", "fp32_autocast", "bf16_master")
-FURTHER_STEPS = 4  # of other recipes: one, and three that are observed
 TWO_RANKS = ("ddp", "fsdp1_full", "fsdp1_grad_op", "fsdp2", "zero1", "zero2", "zero3")
 HYBRIDS = ("fsdp1_hybrid", "fsdp1_hybrid_grad_op")
 RANKS = {"single": 1, "hsdp": 4} | dict.fromkeys(TWO_RANKS, 2) | dict.fromkeys(HYBRIDS, 4)
@@ -55,10 +54,6 @@ def shape_of(backend: str, recipe: str) -> str:
 def is_default(backend: str, recipe: str) -> bool:
     """Return whether this recipe runs on this backend without `--exhaustive`."""
     return backend in EVERY_RECIPE or recipe == "fp32" or (recipe == "bf16_master" and backend != "fsdp1_hybrid_grad_op")
-
-
-def steps_of(recipe: str) -> int:
-    return STEPS if recipe in UNALARMED else FURTHER_STEPS
 
 
 def split_steps_of(backend: str) -> int:
@@ -102,12 +97,12 @@ class Results(dict[tuple[str, str, str], dict[str, Any]]):
             setup: dict[str, Any] = {"backend": backend, "world_size": ranks}
             for recipe in self.recipes_of(backend):
                 batch = int(shape_of(backend, recipe).partition("x")[0])
-                runs.append(CellRun(tiny_cell(**setup, batch=batch, recipe=recipe), steps_of(recipe), "facts"))
+                runs.append(CellRun(tiny_cell(**setup, batch=batch, recipe=recipe), STEPS, "facts"))
             accumulating = tiny_cell(**setup, batch=1, accumulation=4, recipe="fp32")
             runs.append(CellRun(accumulating, split_steps_of(backend), "collectives"))
             if "bf16_pure" in self.recipes_of(backend):
                 slow = tiny_cell(**setup, batch=4 // ranks, recipe="bf16_pure", optim=SLOW_DECAY)
-                runs.append(CellRun(slow, FURTHER_STEPS, "facts"))
+                runs.append(CellRun(slow, STEPS, "facts"))
             if backend == "single":  # the global batches of several ranks
                 runs += [CellRun(tiny_cell(**setup, batch=batch, recipe="fp32"), STEPS) for batch in (8, 16)]
         folder = self._tmp_path_factory.mktemp(group[0])
@@ -191,7 +186,7 @@ def test_steps_agree_with_one_process(results: dict, backend: str, recipe: str) 
     result = results[backend, recipe, shape_of(backend, recipe)]
     tolerance = 1e-4 if recipe == "fp32" else 0.02
     for series in ("loss", "grad_norm"):
-        assert len(result[series]) == steps_of(recipe)
+        assert len(result[series]) == STEPS
         for step, (value, wanted) in enumerate(zip(result[series], reference[series], strict=True)):
             assert value == pytest.approx(wanted, rel=tolerance), f"{series} of step {step}"
 
