@@ -56,10 +56,11 @@ def median_interval(values: list[float]) -> tuple[float, float]:
 
 @pytest.mark.parametrize("backend", ["ddp", "zero2"])
 def test_a_forked_launch_costs_less_beyond_its_steps_than_new_interpreters(benchmark, capsys, tmp_path, backend) -> None:
-    """pi05 tiny on two ranks. The server starts before, in a launch that is not counted."""
+    """pi05 tiny on two ranks, with the same losses bit for bit. The server starts before, in a launch that is not counted."""
     launchers = {"torchrun": TorchrunLauncher(), "fork_server": ForkServerLauncher()}
     stages: dict[str, list[dict[str, float]]] = {name: [] for name in launchers}
     step_s: dict[str, list[float]] = {name: [] for name in launchers}
+    losses: list[list[float]] = []
 
     def launch(name: str) -> None:
         folder = tmp_path / f"{name}-{len(stages[name])}"
@@ -68,6 +69,7 @@ def test_a_forked_launch_costs_less_beyond_its_steps_than_new_interpreters(bench
         assert record["status"] == "ok", record["error"]
         stages[name].append(stage_durations(folder, started, time.time()))
         step_s[name].append(median(record["step_time_s"]["slowest"]))
+        losses.append(record["loss"])
 
     launch("fork_server")
     stages["fork_server"].clear()
@@ -93,3 +95,4 @@ def test_a_forked_launch_costs_less_beyond_its_steps_than_new_interpreters(bench
         if ROUNDS > 1:
             print(f"  step time forked / new, {ROUNDS} pairs: {median(ratios):.3f}, 95% interval [{low:.3f}, {high:.3f}]")
     assert max(beyond["fork_server"]) < min(beyond["torchrun"])
+    assert all(loss == losses[0] for loss in losses)
