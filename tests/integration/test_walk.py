@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from inspect import signature
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +15,6 @@ import pytest
 from benchbox.analysis.certificates import certificates
 from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.summary import summarize
-from benchbox.cli.run import run as verb
 from benchbox.store.predictions import read_predictions
 from benchbox.store.run import RunStore
 from tests.support.commands import run_in_process
@@ -53,7 +51,9 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunStore, str, byt
             records = list((folder / "run").glob("cells/*/launch-1.json"))
         os.killpg(process.pid, signal.SIGKILL)
     before = records[0].read_bytes()
-    done = run_in_process(*command[3:], "--estimate")  # the default, which the environment of all tests is without
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("BENCHBOX_ESTIMATE")  # which all tests have: predictions are the default
+        done = run_in_process(*command[3:])
     assert done.returncode == 0, done.stderr
     assert records[0].read_bytes() == before, "the launch of the killed command was repeated"
     return RunStore(folder / "run"), done.stdout, before
@@ -84,7 +84,6 @@ def test_its_output_shows_the_certificate_and_the_mean_number_of_launches(walked
 
 
 def test_what_fits_is_predicted_by_default(walked: tuple[RunStore, str, bytes]) -> None:
-    assert signature(verb).parameters["estimate"].default is True
     store, _, _ = walked
     run = store.run()
     predictions = read_predictions(store.path)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 _SHELL_VARIABLES = frozenset({"_", "COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL", "TERM"})
+_COMMAND_VARIABLES = frozenset({"BENCHBOX_ESTIMATE"})  # an option of commands, which no rank reads
 
 
 def usable_cores() -> int:
@@ -63,11 +64,12 @@ def fork_server_variables(user: Mapping[str, str]) -> dict[str, str]:
 
 
 def import_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that may change what libraries do when they are imported: all but those of shells and test runners.
+    """Return the variables that may change what libraries do when they are imported: all but those of shells, of test
+    runners and of commands.
 
     Processes forked from one that imported with these variables differ in nothing from a new interpreter.
     """
-    return {name: value for name, value in environment.items() if name not in _SHELL_VARIABLES}
+    return {name: value for name, value in environment.items() if name not in _SHELL_VARIABLES | _COMMAND_VARIABLES}
 
 
 def group_variables(ranks: int, user: Mapping[str, str]) -> dict[str, str]:

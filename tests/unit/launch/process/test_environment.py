@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from benchbox.launch.process.cold import TorchrunLauncher
-from benchbox.launch.process.environment import host_variables
+from benchbox.launch.process.environment import host_variables, import_environment
 
 if TYPE_CHECKING:
     import pytest
@@ -40,3 +40,8 @@ def test_compiled_extensions_are_kept_apart_by_environment_unless_the_user_says_
     assert here.startswith("/cache/benchbox/")
     assert here != there
     assert "TORCH_EXTENSIONS_DIR" not in host_variables({"TORCH_EXTENSIONS_DIR": "/mine"})
+
+
+def test_a_server_serves_processes_that_differ_in_variables_of_shells_and_commands_only():
+    imported = {"OMP_NUM_THREADS": "1", "TORCH_LOGS": "+dynamo"}
+    assert import_environment(imported | {"TERM": "dumb", "BENCHBOX_ESTIMATE": "false"}) == imported
