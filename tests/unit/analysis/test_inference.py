@@ -96,6 +96,18 @@ def test_many_launches_are_sampled_and_agree_with_the_enumeration(monkeypatch):
     assert (sampled.low, sampled.high) == (pytest.approx(exact.low, rel=0.01), pytest.approx(exact.high, rel=0.01))
 
 
+def test_many_rounds_are_sampled_and_agree_with_the_enumeration(monkeypatch):
+    rng = np.random.default_rng(6)
+    subject, reference = rng.normal(1.01, 0.02, (2, 13))
+    exact = effect_of(subject, reference)
+    assert exact.method == "exchanged rounds"
+    monkeypatch.setattr("benchbox.analysis.inference.MAX_EXCHANGES", 8_000)  # of 8,192
+    sampled = effect_of(subject, reference)
+    assert sampled.p != exact.p, "nothing was sampled"
+    assert sampled.p == pytest.approx(exact.p, abs=0.02)
+    assert (sampled.low, sampled.high) == (pytest.approx(exact.low, rel=0.002), pytest.approx(exact.high, rel=0.002))
+
+
 def test_too_few_launches_have_a_ratio_without_an_interval():
     effect = effect_of([2.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0])
     assert effect.ratio == pytest.approx(2)
