@@ -25,6 +25,14 @@ def replace_non_finite(value: Any) -> Any:
     return value
 
 
+def to_json(value: Any, **options: Any) -> str:
+    """Return a value as JSON, with null for non-finite numbers; `options` are those of `json.dumps`."""
+    try:
+        return json.dumps(value, allow_nan=False, **options)
+    except (TypeError, ValueError):  # it has such a number, or another mapping than a dictionary
+        return json.dumps(replace_non_finite(value), allow_nan=False, **options)
+
+
 @contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing that replaces `path` when it is complete.
@@ -67,7 +75,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
     """Write a value as JSON, atomically; non-finite numbers become null. Without `indent` it takes a fraction of the time."""
-    write_text(path, json.dumps(replace_non_finite(value), indent=indent, allow_nan=False) + "\n")
+    write_text(path, to_json(value, indent=indent) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
