@@ -7,18 +7,20 @@ numbers and nulls are read back exactly as they were in the launch's own JSON fi
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from benchbox.errors import RecordError
 from benchbox.store.files import atomic_file
-from benchbox.store.record import check_record, share_equal_values
+from benchbox.store.record import check_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from benchbox.registry.launch_record import LaunchRecord
 
+_GROUP_ROWS = 256  # launches, a few megabytes of text: files of many launches are never in memory as a whole
 _REMEDY = "restore the file, or publish the run again"
 
 
@@ -29,11 +31,31 @@ def _schema() -> Any:
 
 
 def write_packed(path: Path, records: Iterable[LaunchRecord]) -> None:
-    """Write records into one Parquet file, atomically."""
+    """Write records into one Parquet file, atomically, a group of rows at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [
+    schema = _schema()
+    with (
+        atomic_file(path) as stream,
+        # Records resemble one another: one large page in each group lets the compression see that. Every text is distinct.
+        pq.ParquetWriter(
+            stream,
+            schema,
+            compression="zstd",
+            compression_level=19,
+            use_dictionary=False,
+            data_page_size=2**30,
+            write_page_checksum=True,
+        ) as writer,
+    ):
+        for group in _groups(records):
+            writer.write_table(pa.Table.from_pylist(group, schema=schema), row_group_size=len(group))
+
+
+def _groups(records: Iterable[LaunchRecord]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of records in groups."""
+    rows = (
         {
             "cell_id": record["cell_id"],
             "launch": record["launch"],
@@ -41,51 +63,50 @@ def write_packed(path: Path, records: Iterable[LaunchRecord]) -> None:
             "record": json.dumps(record, separators=(",", ":")),
         }
         for record in records
-    ]
-    with atomic_file(path) as stream:
-        # Records resemble one another: one large page lets the compression see that. Every text is distinct.
-        pq.write_table(
-            pa.Table.from_pylist(rows, schema=_schema()),
-            stream,
-            compression="zstd",
-            compression_level=19,
-            use_dictionary=False,
-            data_page_size=2**30,
-            write_page_checksum=True,
-        )
+    )
+    while group := list(islice(rows, _GROUP_ROWS)):
+        yield group
 
 
-def read_packed(path: Path) -> dict[tuple[str, int], LaunchRecord]:
-    """Read the records in a file that `write_packed` wrote.
-
-    Returns:
-        Records by cell id and launch, in the order of the file.
+def read_packed(path: Path) -> Iterator[LaunchRecord]:
+    """Yield the records in a file that `write_packed` wrote, in its order.
 
     Raises:
         RecordError: the file is damaged, or was not written by benchbox.
     """
+    keys: set[tuple[str, int]] = set()
+    for number, row in enumerate(_rows(path), start=1):
+        record = _record(row, f"{path}: row {number}")
+        key = (record["cell_id"], record["launch"])
+        if key in keys:
+            raise RecordError(f"{path}: row {number}: launch {key[1]} of cell {key[0]} is there twice; {_REMEDY}")
+        keys.add(key)
+        yield record
+
+
+def packed_keys(path: Path) -> list[tuple[str, int]]:
+    """Return the cell id and the launch of every record, in the order of the file, without reading the records.
+
+    Raises:
+        RecordError: as `read_packed`.
+    """
+    return [(row["cell_id"], row["launch"]) for row in _rows(path, ["cell_id", "launch"])]
+
+
+def _rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             if not file.schema_arrow.equals(_schema()):
-                columns = ", ".join(f"{field.name!r} {field.type}" for field in file.schema_arrow)
-                raise RecordError(f"{path}: not records of benchbox: its columns are {columns:.200}; {_REMEDY}")
-            rows = file.read().to_pylist()
+                found = ", ".join(f"{field.name!r} {field.type}" for field in file.schema_arrow)
+                raise RecordError(f"{path}: not records of benchbox: its columns are {found:.200}; {_REMEDY}")
+            for batch in file.iter_batches(_GROUP_ROWS, columns=columns):
+                yield from batch.to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RecordError(f"{path}: cannot be read as Parquet ({reason}); {_REMEDY}") from None
-    records: dict[tuple[str, int], LaunchRecord] = {}
-    previous: dict[str, Any] = {}
-    for number, row in enumerate(rows, start=1):
-        record = _record(row, f"{path}: row {number}")
-        key = (record["cell_id"], record["launch"])
-        if key in records:
-            raise RecordError(f"{path}: row {number}: launch {key[1]} of cell {key[0]} is there twice; {_REMEDY}")
-        previous = share_equal_values(cast("dict[str, Any]", record), previous)
-        records[key] = record
-    return records
 
 
 def _record(row: dict[str, Any], where: str) -> LaunchRecord:

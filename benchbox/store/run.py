@@ -24,7 +24,7 @@ from benchbox.errors import RecordError
 from benchbox.store.chain import Chain, content_sha256, plan_sha256
 from benchbox.store.files import read_json, write_json, write_text
 from benchbox.store.json_types import type_problem
-from benchbox.store.packed import read_packed, write_packed
+from benchbox.store.packed import packed_keys, read_packed, write_packed
 from benchbox.store.predictions import FILE as PREDICTIONS
 from benchbox.store.record import SCHEMA_VERSION, check_record, check_version, share_equal_values
 
@@ -129,7 +129,7 @@ class RunStore:
 
     @cached_property
     def _packed(self) -> dict[tuple[str, int], LaunchRecord]:
-        return read_packed(self._packed_path)
+        return {(record["cell_id"], record["launch"]): record for record in read_packed(self._packed_path)}
 
     def write_run(self, run: Run) -> None:
         """Write the plan.
@@ -244,10 +244,13 @@ class RunStore:
     def _read_records(self) -> Iterator[LaunchRecord]:
         cells = self.run().cells
         if self.is_packed:
-            position = {cell_id: index for index, cell_id in enumerate(cells)}
-            planned = (key for key in self._packed if key[0] in position)
-            for key in sorted(planned, key=lambda key: (position[key[0]], key[1])):
-                yield self._packed[key]
+            order = {cell_id: index for index, cell_id in enumerate(cells)}
+            keys = [(order[cell_id], launch) for cell_id, launch in packed_keys(self._packed_path) if cell_id in order]
+            if keys == sorted(keys):  # as a published run is written: it is read a group of rows at a time
+                yield from (record for record in read_packed(self._packed_path) if record["cell_id"] in order)
+            else:
+                planned = [record for record in read_packed(self._packed_path) if record["cell_id"] in order]
+                yield from sorted(planned, key=lambda record: (order[record["cell_id"]], record["launch"]))
             return
         for cell_id in cells:
             folder = self._cells / cell_id
@@ -267,7 +270,6 @@ class RunStore:
         elsewhere = folder.resolve() != self.path.resolve()
         if elsewhere and any(target._cells.glob("*/launch-*.json")):
             raise RecordError(f"{folder}: its cells/ would hide the packed records; remove it or choose another folder")
-        records = list(self.records())
         if elsewhere:
             write_text(folder / "run.json", (self.path / "run.json").read_text(encoding="utf-8"))
             if self.chain.exists():
@@ -276,5 +278,5 @@ class RunStore:
                 target.chain.path.unlink(missing_ok=True)  # of a run that was published here before
             if (self.path / PREDICTIONS).is_file():
                 write_text(folder / PREDICTIONS, (self.path / PREDICTIONS).read_text(encoding="utf-8"))
-        write_packed(target._packed_path, records)
+        write_packed(target._packed_path, self.records())
         return target._packed_path

@@ -182,8 +182,7 @@ def test_a_cell_is_named_by_what_it_holds_and_not_by_its_file(load):
 
 def test_a_cell_that_freezes_nothing_keeps_the_id_it_was_published_under():
     """Published records and baselines are from before cells could freeze; what freezes is another cell."""
-    packed = [read_packed(path) for path in (ROOT / "reports").glob("**/records.parquet")]
-    published = [record for records in packed for record in records.values()]
+    published = [record for path in (ROOT / "reports").glob("**/records.parquet") for record in read_packed(path)]
     assert published
     for record in published:
         cell = Cell.from_dict(record["cell"])
