@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.analysis.summary import matrix_text
 from benchbox.analysis.walk import Bounds, Outcome, bounds_from, walk_state
+from benchbox.registry.metrics import metric_by_name
 from benchbox.spec.cell import Cell
 
 if TYPE_CHECKING:
@@ -145,8 +146,8 @@ def _first_status(summary: CellSummary) -> str:
 
 def first_throughput(summary: CellSummary) -> float | None:
     """Return the samples per second of the launch that searched, by which the fastest batch is chosen."""
-    throughput = summary.records[0]["throughput"] if summary.records else None
-    return throughput["global_samples_per_s"] if throughput else None
+    first = summary.records[0]["launch"] if summary.records else None
+    return summary.by_launch(metric_by_name("global_samples_per_s")).get(first) if first is not None else None
 
 
 def pruning_reason(bounds: Bounds) -> str:

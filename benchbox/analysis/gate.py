@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from benchbox.analysis.quantities import quantity
 from benchbox.analysis.regression import has_noise, judge_regression
-from benchbox.analysis.summary import MISSING, CellSummary, label, metric_words, varying_fields
+from benchbox.analysis.summary import MISSING, CellSummary, label, varying_fields
 from benchbox.registry.metrics import Metric, metric_by_name
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _demand_rows(
     metric = metric_by_name(threshold["metric"])
     if not metric.is_number:
         expected = str(threshold.get("expect"))
-        actual = summary.status if metric.name == "status" else metric_words(metric, summary.records) or MISSING
+        actual = summary.status if metric.name == "status" else summary.words(metric, summary.records) or MISSING
         if metric.name == "status" and expected == "ok":
             yield _state_row(summary, fields)
         else:

@@ -12,10 +12,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from benchbox.analysis.comparability import compare_with_reference
+from benchbox.analysis.launches import RunLaunches
 from benchbox.analysis.rank_file_invariants import as_ranks_wrote, events_agree
 from benchbox.analysis.run_check import LaunchKey, Problem, RunCheck
 from benchbox.analysis.sequential import criteria_of
-from benchbox.analysis.summary import summarize
+from benchbox.analysis.summary import summarize_launches
 from benchbox.analysis.walk_invariants import Certificates, MonotonicWalks
 from benchbox.errors import BenchboxError, RecordError
 from benchbox.spec.cell import Cell
@@ -196,12 +197,12 @@ class _Ratios(_MadeOfRecords):
     def __init__(self, store: RunStore) -> None:
         super().__init__(store)
         self._run = store.run()
-        self._records: list[LaunchRecord] = []
+        self._launches = RunLaunches(self._run)
 
     def add(self, record: LaunchRecord) -> Iterable[str]:
         super().add(record)
         if self._run.reference and self.paths:
-            self._records.append(_compared_part(record))
+            self._launches.add(_compared_part(record))
         return ()
 
     def finish(self) -> Iterator[Problem]:
@@ -210,7 +211,7 @@ class _Ratios(_MadeOfRecords):
         if not self.applies:
             return
         printed = list(_printed_ratios((self.store.path / "report.md").read_text(encoding="utf-8").splitlines()))
-        summaries = summarize(run, self._records)
+        summaries = summarize_launches(run, self._launches)
         comparisons = compare_with_reference(summaries, run.reference, run.matrix.get("axes") or {}, criteria_of(run))
         if len(printed) != len(summaries):
             yield None, f"report.md: {len(printed)} rows of cells, of {len(summaries)}"

@@ -8,7 +8,7 @@ steps of a launch that chance explains it with a probability of at most 1%, and 
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass
 from math import comb
 from statistics import fmean, median
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from benchbox.analysis.summary import CellSummary
-    from benchbox.registry.launch_record import LaunchRecord, Phase
+    from benchbox.registry.launch_record import Phase
 
 OWN_PARTS = ("data_wait", "compute", "core_wait")  # for them no other rank is needed
 RELEVANT = 0.05  # of the step, by which a rank must be behind
@@ -72,29 +72,24 @@ def _p_value(lags: Sequence[float]) -> float:
 
 def mean_split(summary: CellSummary) -> dict[str, list[float]]:
     """Return seconds of every part in a mean step on every rank, mean over launches; empty where no launch has a split."""
-    by_part: dict[str, list[list[float]]] = defaultdict(list)  # part -> [launch][rank]
-    for record in _split_records(summary):
-        for part, times in (record["step_split_s"] or {}).items():
-            by_part[part].append([fmean(steps) for steps in times["per_rank"]])
-    order = [part for part in STEP_PARTS if part in by_part]
-    return {part: [fmean(values) for values in zip(*by_part[part], strict=True)] for part in order}
-
-
-def _split_records(summary: CellSummary) -> list[LaunchRecord]:
-    return [record for record in summary.ok if record.get("step_split_s")]
+    splits = [split for times in summary.times.values() if (split := times.split())]
+    return {
+        part: [fmean(values) for values in zip(*(split[part] for split in splits), strict=True)]
+        for part in STEP_PARTS
+        if splits
+    }
 
 
 def describe_ranks(summary: CellSummary) -> str | None:
     """Return a sentence on the rank of a cell that is behind, or on what all ranks wait for; None if nothing stands out."""
-    records = _split_records(summary)
-    if not records:
+    stragglers = [times.straggler for times in summary.times.values() if times.split_s]
+    if not stragglers:
         return None
-    stragglers = [find_straggler(record["step_split_s"] or {}) for record in records]
     named = Counter((straggler.rank, straggler.part) for straggler in stragglers if straggler is not None)
     if named:
         (rank, part), count = named.most_common(1)[0]
         examples = [s for s in stragglers if s is not None and (s.rank, s.part) == (rank, part)]
-        launches = "" if count == len(records) else f", in {count} of {len(records)} launches"
+        launches = "" if count == len(stragglers) else f", in {count} of {len(stragglers)} launches"
         return _sentence(examples) + launches
     waiting = find_waiting(summary)
     return str(waiting) if waiting else None

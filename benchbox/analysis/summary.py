@@ -7,20 +7,23 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchbox.analysis.equivalence import judge_equivalence
-from benchbox.registry.host_load import busy_reasons
+from benchbox.analysis.launches import CellLaunches, RunLaunches
 from benchbox.registry.metrics import Metric, metrics
 from benchbox.registry.phases import PHASES
 from benchbox.registry.statuses import DIVERGED, STATUSES
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping
 
     from benchbox.analysis.equivalence import Equivalence
-    from benchbox.registry.launch_record import CellDict, ErrorRecord, LaunchRecord, ObservedRecord, Precision, StepTime
+    from benchbox.analysis.launches import LaunchTimes
+    from benchbox.registry.launch_record import CellDict, ErrorRecord, LaunchRecord, ObservedRecord, Precision
     from benchbox.store.run import Run
+
+_T = TypeVar("_T")
 
 MISSING = "missing"
 
@@ -41,7 +44,10 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)  # without slots, which have no room for what is computed once
 class CellSummary:
-    """One cell over its launches. Metrics come from the launches that ended ok, and are None when there is none."""
+    """One cell over its launches. Metrics come from the launches that ended ok, and are None when there is none.
+
+    Records have no times of steps, phases and parts, and no throughput: these are in `launches`.
+    """
 
     cell_id: str
     cell: CellDict
@@ -49,7 +55,7 @@ class CellSummary:
     records: tuple[LaunchRecord, ...]
     status: str  # the worst over launches, "missing" when none ran, or "diverged" when they trained unlike the reference
     values: Mapping[str, Spread | None]  # by metric
-    launch_values: Mapping[str, Mapping[int, float]] | None = None  # metrics by launch, of records without step times
+    launches: CellLaunches  # all of them; `records` may be a part
     equivalence: Equivalence | None = None  # how it trains beside the other cells; None before that is judged
     beyond_memory: bool = False  # a batch of a walk that is known not to fit, beside one that does: no failure
 
@@ -101,16 +107,33 @@ class CellSummary:
         marks = {
             ONE_LAUNCH: self.complete and len(self.ok) == 1,
             HIGH_SPREAD: step is not None and step.high - step.low > MAX_SPREAD * step.value,
-            BUSY_HOST: any(busy_reasons(record) for record in self.ok),
+            BUSY_HOST: bool(self.busy_reasons),
             RECOMPILED: any(compiled_in_measured_steps(record) for record in self.ok),
         }
         return tuple(mark for mark, applies in marks.items() if applies)
 
+    @property
+    def busy_reasons(self) -> dict[int, tuple[str, ...]]:
+        """Return why the hosts of launches that ended ok were busy, by number of the launch."""
+        return self._of_ok(self.launches.busy)
+
+    def words(self, metric: Metric, records: Iterable[LaunchRecord]) -> str:
+        """Return the values of a metric that is a word in some of the records, sorted, each once; empty without records."""
+        words = self.launches.words[metric.name]
+        return ", ".join(sorted({words[record["launch"]] for record in records}))
+
     def by_launch(self, metric: Metric) -> dict[int, float]:
         """Return the values of a numeric metric by number of the launch, of launches that ended ok and know it."""
-        if self.launch_values is not None:
-            return dict(self.launch_values.get(metric.name, {}))
-        return _values_by_launch(metric, self.ok)
+        return self._of_ok(self.launches.numbers.get(metric.name, {}))
+
+    @cached_property
+    def times(self) -> dict[int, LaunchTimes]:
+        """Times of the launches that ended ok, by number of the launch."""
+        return self._of_ok(self.launches.times)
+
+    def _of_ok(self, values: Mapping[int, _T]) -> dict[int, _T]:
+        """Return the values of the launches that ended ok, of those that have one."""
+        return {record["launch"]: values[record["launch"]] for record in self.ok if record["launch"] in values}
 
     @cached_property
     def phases(self) -> dict[str, float]:
@@ -119,46 +142,37 @@ class CellSummary:
         Means, not medians: they add up to the mean step (`mean_step_s`).
         """
         seconds: dict[str, list[float]] = defaultdict(list)  # phase -> [launch]
-        for record in self.ok:
-            rank = _slowest_rank(_step_time(record))
-            for phase, times in (record["phases_s"] or {}).items():
-                seconds[phase].append(fmean(times["per_rank"][rank]))
+        for times in self.times.values():
+            for phase, value in times.phase_seconds().items():
+                seconds[phase].append(value)
         order = [phase for phase in PHASES if phase in seconds]
         order += [phase for phase in seconds if phase not in PHASES]
         return {phase: fmean(seconds[phase]) for phase in order}
 
     def mean_step_s(self) -> float | None:
         """Return the mean step of the slowest rank, mean over launches: the sum of the phases."""
-        step_times = [_step_time(record) for record in self.ok]
-        means = [fmean(times["per_rank"][_slowest_rank(times)]) for times in step_times]
+        means = [times.mean_step_s for times in self.times.values()]
         return fmean(means) if means else None
 
 
-def summarize(run: Run, records: Iterable[LaunchRecord], *, step_times: bool = True) -> list[CellSummary]:
+def summarize(run: Run, records: Iterable[LaunchRecord]) -> list[CellSummary]:
     """Return one summary for every planned cell, in the order of the plan; a cell without records is `missing`.
 
     Args:
-        records: read one at a time.
-        step_times: keep the times of steps, phases and parts in the records. They are most of a record, and metrics, of which
-            the values are kept, are all that a gate needs of them.
+        records: read one at a time, and not kept as they are: see `CellLaunches`.
     """
-    by_cell: dict[str, list[LaunchRecord]] = defaultdict(list)
-    planned = run.planned_launches()
-    values: dict[str, dict[str, dict[int, float]]] = defaultdict(dict)  # cell -> metric -> launch
+    launches = RunLaunches(run)
     for record in records:
-        # Launches beyond the current look wait for the next one: judging them earlier would be a look of its own.
-        if run.sequential is None or record["launch"] <= planned.get(record["cell_id"], 0):
-            by_cell[record["cell_id"]].append(record if step_times else _without_step_times(record, values[record["cell_id"]]))
+        launches.add(record)
+    return summarize_launches(run, launches)
+
+
+def summarize_launches(run: Run, launches: RunLaunches) -> list[CellSummary]:
+    """Return what `summarize` returns for the records of launches that were added one at a time."""
+    planned, by_cell = run.planned_launches(), launches.by_cell
     beyond = _beyond_memory(run, by_cell)
     summaries = [
-        _summary(
-            cell_id,
-            cell,
-            planned[cell_id],
-            by_cell[cell_id],
-            cell_id in beyond,
-            None if step_times else values[cell_id],
-        )
+        _summary(cell_id, cell, planned[cell_id], by_cell.get(cell_id) or CellLaunches(), cell_id in beyond)
         for cell_id, cell in run.cells.items()
     ]
     judged = judge_equivalence(summaries, run.reference)
@@ -176,11 +190,12 @@ def compiled_in_measured_steps(record: LaunchRecord) -> bool:
     return bool(compilation and any(rank["in_measured_steps"] for rank in compilation["per_rank"]))
 
 
-def _beyond_memory(run: Run, by_cell: Mapping[str, Sequence[LaunchRecord]]) -> set[str]:
+def _beyond_memory(run: Run, launches: Mapping[str, CellLaunches]) -> set[str]:
     """Return the ids of the cells that ran out of memory in a walk in which a smaller batch fits."""
     beyond: set[str] = set()
     for walk in run.walks:
-        statuses = {cell_id: {record["status"] for record in by_cell.get(cell_id, ())} for cell_id in walk["cells"]}
+        ran = {cell_id: launches[cell_id].records if cell_id in launches else () for cell_id in walk["cells"]}
+        statuses = {cell_id: {record["status"] for record in records} for cell_id, records in ran.items()}
         fits = [run.cells[cell_id]["batch"] for cell_id, names in statuses.items() if "ok" in names]
         beyond |= {
             cell_id
@@ -190,41 +205,18 @@ def _beyond_memory(run: Run, by_cell: Mapping[str, Sequence[LaunchRecord]]) -> s
     return beyond
 
 
-def _summary(
-    cell_id: str,
-    cell: CellDict,
-    planned: int,
-    records: Sequence[LaunchRecord],
-    beyond_memory: bool,
-    launch_values: Mapping[str, Mapping[int, float]] | None,
-) -> CellSummary:
-    ok = [record for record in records if record["status"] == "ok"]
+def _summary(cell_id: str, cell: CellDict, planned: int, launches: CellLaunches, beyond_memory: bool) -> CellSummary:
     numbers = [metric for metric in metrics().values() if metric.is_number]
-    values = {metric.name: _values_by_launch(metric, ok) for metric in numbers} if launch_values is None else launch_values
     return CellSummary(
         cell_id=cell_id,
         cell=cell,
         planned=planned,
-        records=tuple(records),
-        status=max((record["status"] for record in records), key=STATUSES.index, default=MISSING),
-        values={metric.name: _spread(metric, values.get(metric.name, {}).values()) for metric in numbers},
-        launch_values=launch_values,
+        records=tuple(launches.records),
+        status=max((record["status"] for record in launches.records), key=STATUSES.index, default=MISSING),
+        values={metric.name: _spread(metric, launches.numbers.get(metric.name, {}).values()) for metric in numbers},
+        launches=launches,
         beyond_memory=beyond_memory,
     )
-
-
-def _values_by_launch(metric: Metric, records: Iterable[LaunchRecord]) -> dict[int, float]:
-    values = {record["launch"]: metric.read(record) for record in records}
-    return {number: float(value) for number, value in values.items() if value is not None}
-
-
-def _without_step_times(record: LaunchRecord, values: dict[str, dict[int, float]]) -> LaunchRecord:
-    """Return a record without the times of steps, and add its metrics to those of its cell."""
-    if record["status"] == "ok":
-        for metric in metrics().values():
-            if metric.is_number:
-                values.setdefault(metric.name, {}).update(_values_by_launch(metric, [record]))
-    return {**record, "step_time_s": None, "phases_s": None, "step_split_s": None}
 
 
 def _spread(metric: Metric, values: Collection[float]) -> Spread | None:
@@ -235,11 +227,6 @@ def _spread(metric: Metric, values: Collection[float]) -> Spread | None:
     if metric.launches == "worst":
         value = min(values) if metric.direction == "higher" else max(values)
     return Spread(value, min(values), max(values), len(values))
-
-
-def metric_words(metric: Metric, records: Iterable[LaunchRecord]) -> str:
-    """Return the values of a metric that is a word, sorted, each once; empty without records."""
-    return ", ".join(sorted({str(metric.read(record)) for record in records}))
 
 
 def varying_fields(cells: Iterable[CellDict]) -> tuple[str, ...]:
@@ -282,14 +269,3 @@ def matrix_text(value: Any) -> str:
     if isinstance(value, dict):
         return ",".join([f"{key}={matrix_text(item)}" for key, item in value.items()])
     return str(value)
-
-
-def _step_time(record: LaunchRecord) -> StepTime:
-    times = record["step_time_s"]
-    assert times is not None, "a launch that ended ok has step times"
-    return times
-
-
-def _slowest_rank(times: StepTime) -> int:
-    totals = [sum(steps) for steps in times["per_rank"]]
-    return totals.index(max(totals))

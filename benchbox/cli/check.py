@@ -81,7 +81,7 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None) -> "GateView"
 
     store = RunStore(path)
     run = store.run()
-    summaries = summarize(run, store.records(), step_times=False)
+    summaries = summarize(run, store.records())
     records = [record for summary in summaries for record in summary.records]
     if thresholds is not None:
         run = replace(run, thresholds=[threshold.to_dict() for threshold in load_thresholds(thresholds)])

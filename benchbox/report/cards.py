@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.quantities import quantity
@@ -16,6 +15,7 @@ from benchbox.spec.matrix import to_yaml_word
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from benchbox.analysis.launches import LaunchTimes
     from benchbox.analysis.summary import CellSummary
     from benchbox.registry.launch_record import CellDict, LaunchRecord
     from benchbox.report.columns import CellValue, Column
@@ -98,7 +98,7 @@ def _groups(
     )
     evidence = summary.evidence
     if evidence is not None:
-        yield CardGroup(title=f"Ranks of launch {evidence['launch']}", rows=tuple(_ranks(evidence)))
+        yield CardGroup(title=f"Ranks of launch {evidence['launch']}", rows=tuple(_ranks(evidence, summary.launches.times)))
         yield CardGroup(title="Census, all ranks", rows=tuple(_census(evidence)))
     yield CardGroup(title="Launches", rows=tuple(_launch(record) for record in summary.records))
     yield CardGroup(
@@ -106,12 +106,12 @@ def _groups(
     )
 
 
-def _ranks(record: LaunchRecord) -> Iterator[tuple[str, str, str]]:
+def _ranks(record: LaunchRecord, times: Mapping[int, LaunchTimes]) -> Iterator[tuple[str, str, str]]:
     """Yield the median step and the peak of memory of every rank, as far as they were measured."""
-    steps = record["step_time_s"]["per_rank"] if record["step_time_s"] else []
+    steps = times[record["launch"]].median_step_s if record["launch"] in times else ()
     peaks = record["memory"]["per_rank"] if record["memory"] else []
     for rank in range(max(len(steps), len(peaks))):
-        texts = [f"step {quantity(median(steps[rank]), 's')}"] if rank < len(steps) and steps[rank] else []
+        texts = [f"step {quantity(steps[rank], 's')}"] if rank < len(steps) else []
         if rank < len(peaks):
             texts.append(f"peak allocated {quantity(peaks[rank]['allocated_peak_bytes'], 'bytes')}")
         yield f"rank {rank}", ", ".join(texts), ""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from benchbox.analysis.adam_state import adam_dtypes
 from benchbox.analysis.quantities import UNKNOWN, quantity
 from benchbox.analysis.reconciliation import reconcile
-from benchbox.analysis.summary import CellSummary, matrix_text, metric_words
-from benchbox.registry.host_load import busy_reasons
+from benchbox.analysis.summary import CellSummary, matrix_text
 from benchbox.registry.metrics import BUILT_IN_METRICS, Metric, metrics
 from benchbox.report.headline import evidence_of
 
@@ -64,7 +63,7 @@ def _metric_column(metric: Metric, *, name: str | None = None, brief: bool = Tru
 
 def _word_column(metric: Metric) -> Column:
     def read(summary: CellSummary, _: Comparison | None) -> CellValue:
-        words = metric_words(metric, summary.ok) or UNKNOWN
+        words = summary.words(metric, summary.ok) or UNKNOWN
         return CellValue(words, words)
 
     return Column(name=metric.name, remark=metric.formula, number=False, brief=False, read=read)
@@ -116,7 +115,7 @@ def _status(summary: CellSummary, _: Comparison | None) -> CellValue:
     if summary.beyond_memory:
         return CellValue(text, text, "a smaller batch of the same walk fits", "beyond memory")
     count = [] if summary.complete or not summary.records else [f"{ok}/{planned} ok"]
-    busy = [f"launch {record['launch']}: {reason}" for record in summary.ok for reason in busy_reasons(record)]
+    busy = [f"launch {launch}: {reason}" for launch, reasons in summary.busy_reasons.items() for reason in reasons]
     return CellValue(text, text, "; ".join([f"{ok} of {planned} launches ok", *busy]), ", ".join([*count, *summary.marks]))
 
 

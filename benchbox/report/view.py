@@ -61,7 +61,7 @@ from benchbox.report.theory import TheorySection, theory_section
 from benchbox.report.walks import WalkSection, walk_section
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from benchbox.analysis.comparability import Comparison
     from benchbox.registry.launch_record import CellDict, LaunchRecord
@@ -148,17 +148,17 @@ def build_report(
     predictions: Mapping[str, CellPrediction] | None = None,
     unpredicted: Mapping[str, str] | None = None,
     memory_limit: int | None = None,
-    peaks: Mapping[str, MeasuredPeaks] | None = None,
+    peaks: Callable[[str], Mapping[str, MeasuredPeaks]] | None = None,
 ) -> Report:
     """Build the report of a run.
 
     Args:
-        records: those that exist.
+        records: those that exist, read one at a time.
         chain_head: of the chain of plan and records.
         predictions: by cell id.
         unpredicted: why cells have no prediction, by cell id.
         memory_limit: bytes of a rank, which the answer must fit in.
-        peaks: measured on the machine of the records, by group of ranks.
+        peaks: returns those that were measured on a machine, by group of ranks.
     """
     predictions = predictions or {}
     summaries = summarize(run, records)
@@ -177,7 +177,7 @@ def build_report(
     rows = table_rows(table_columns, summaries, comparisons)
     cell_lists = CellLists([summary.cell for summary in summaries], axes)
     environments = environment_texts(summaries)
-    observed = requested_and_observed(summaries, axes, peaks)
+    observed = requested_and_observed(summaries, axes, _peaks_of_machine(summaries, peaks))
     failures = tuple(list_failures(fitting, axes))
     skipped = [label(entry["cell"], varying_fields([example, entry["cell"]])) for entry in run.skipped]
     return Report(
@@ -217,6 +217,14 @@ def build_report(
         sampling=_sampling(run),
         chain_head=chain_head,
     )
+
+
+def _peaks_of_machine(
+    summaries: Sequence[CellSummary], peaks: Callable[[str], Mapping[str, MeasuredPeaks]] | None
+) -> Mapping[str, MeasuredPeaks]:
+    """Return the peaks of the machine of all launches, if that is one."""
+    machines = {str((record["environment"] or {}).get("machine")) for summary in summaries for record in summary.records}
+    return peaks(machines.pop()) if peaks is not None and len(machines) == 1 else {}
 
 
 def _comparable(run: Run, comparisons: Mapping[str, Comparison]) -> dict[str, Comparison]:

@@ -13,15 +13,14 @@ from benchbox.store.files import write_text
 from benchbox.store.peaks import read_peaks
 from benchbox.store.predictions import read_predictions, read_unpredicted
 from benchbox.store.run import RunStore
-from benchbox.store.table import write_tables
+from benchbox.store.table import LaunchTable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from benchbox.registry.launch_record import LaunchRecord
     from benchbox.report.view import Report
-    from benchbox.store.peaks import MeasuredPeaks
 
 
 FIGURES_FOLDER = "figures"  # beside report.md, which shows them
@@ -49,9 +48,8 @@ def write_reports(
     Raises:
         RecordError: the run or one of its records cannot be read, or `out` has records of its own.
     """
-    store = RunStore(run_path)
-    records = list(store.records())
-    report = _read_report(store, records, memory_limit)
+    store, table = RunStore(run_path), LaunchTable()
+    report = _read_report(store, memory_limit, table)
     folder = run_path if out is None else out
     folder.mkdir(parents=True, exist_ok=True)
     packed = store.publish(folder) if pack else None
@@ -60,40 +58,36 @@ def write_reports(
     write_text(markdown, render_markdown(report))
     for drawing in report.overview_figures:
         drawing.save_svg(folder / FIGURES_FOLDER)
-    csv, parquet = write_tables(records, folder)
+    csv, parquet = table.write(folder)
     return ReportPaths(html=html, markdown=markdown, csv=csv, parquet=parquet, records=packed)
 
 
 def write_figures(run_path: Path, folder: Path, memory_limit: int | None = None) -> list[Path]:
     """Write the figures of a run's report as SVG, PDF and PNG files, for papers and slides."""
-    store = RunStore(run_path)
-    report = _read_report(store, list(store.records()), memory_limit)
+    report = _read_report(RunStore(run_path), memory_limit)
     return [path for drawing in report.figures for path in drawing.save(folder)]
 
 
 def summary_text(run_path: Path, memory_limit: int | None = None) -> str:
     """Return a page of Markdown on a run, for the summary of a CI job."""
-    store = RunStore(run_path)
-    return render_summary(_read_report(store, list(store.records()), memory_limit))
+    return render_summary(_read_report(RunStore(run_path), memory_limit))
 
 
-def _read_report(store: RunStore, records: Sequence[LaunchRecord], memory_limit: int | None) -> Report:
+def _read_report(store: RunStore, memory_limit: int | None, table: LaunchTable | None = None) -> Report:
+    """Read the records once, for the report and, if there is one, the table of launches."""
     return build_report(
         store.run(),
-        records,
+        store.records() if table is None else _added_to(table, store.records()),
         chain_head=store.chain.head(),
         predictions=read_predictions(store.path),
         unpredicted=read_unpredicted(store.path),
         memory_limit=memory_limit,
-        peaks=_read_peaks(records),
+        peaks=lambda machine: read_peaks(slug(machine)),
     )
 
 
-def _read_peaks(records: Sequence[LaunchRecord]) -> dict[str, MeasuredPeaks]:
-    """Return the peaks that were measured on the machine of the records, if that is one.
-
-    Raises:
-        RecordError: their file is damaged.
-    """
-    machines = {str((record["environment"] or {}).get("machine")) for record in records}
-    return read_peaks(slug(machines.pop())) if len(machines) == 1 else {}
+def _added_to(table: LaunchTable, records: Iterable[LaunchRecord]) -> Iterator[LaunchRecord]:
+    """Yield the records, each after it was added to the table."""
+    for record in records:
+        table.add(record)
+        yield record

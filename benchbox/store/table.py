@@ -38,15 +38,21 @@ def _flatten_into(fields: dict[str, Any], values: Mapping[str, Any], prefix: str
             fields[prefix + key] = value
 
 
-def launch_table(records: Iterable[LaunchRecord]) -> pd.DataFrame:
-    """Return one row per launch: its cell, every metric, its error and what was observed. Unknown values are missing."""
-    import pandas as pd
+class LaunchTable:
+    """Table with one row per launch: its cell, every metric, its error and what was observed. Unknown values are missing.
 
-    with_host, rows = False, []
-    for record in records:  # not kept: a record takes a hundred times the memory of its row
-        with_host = with_host or bool(record.get("host"))
+    Records are added one at a time, and are not kept: one takes a hundred times the memory of its row.
+    """
+
+    def __init__(self) -> None:
+        self._columns: dict[str, list[Any]] = {}
+        self._rows, self._has_hosts = 0, False
+
+    def add(self, record: LaunchRecord) -> None:
+        """Add the row of a launch."""
+        self._has_hosts = self._has_hosts or bool(record.get("host"))
         error, observed, memory = record["error"], record["observed"], record["memory"]
-        rows.append(
+        row = (
             {"cell_id": record["cell_id"], "launch": record["launch"]}
             | {key: str(value) if isinstance(value, list) else value for key, value in flatten(record["cell"]).items()}
             | {metric.name: metric.read(record) for metric in metrics().values()}
@@ -56,13 +62,40 @@ def launch_table(records: Iterable[LaunchRecord]) -> pd.DataFrame:
             | _host_columns(record)
             | {"started_at": record["started_at"], "duration_s": record["duration_s"]}
         )
-    frame = pd.DataFrame(rows)
-    if not with_host and rows:
-        frame = frame.drop(columns=[name for name in frame if name.startswith("host.")])
-    frame = frame.convert_dtypes()
-    numbers = [metric.name for metric in metrics().values() if metric.is_number and metric.name in frame]
-    # A column without any value (reserved bytes on a CPU) stays numeric.
-    return frame.astype(dict.fromkeys(numbers, "Float64"))
+        for name in row:
+            if name not in self._columns:
+                self._columns[name] = [None] * self._rows
+        for name, values in self._columns.items():
+            values.append(row.get(name))
+        self._rows += 1
+
+    def frame(self) -> pd.DataFrame:
+        """Return the table."""
+        import pandas as pd
+
+        columns = {name: values for name, values in self._columns.items() if self._has_hosts or not name.startswith("host.")}
+        frame = pd.DataFrame(columns).convert_dtypes()
+        numbers = [metric.name for metric in metrics().values() if metric.is_number and metric.name in frame]
+        # A column without any value (reserved bytes on a CPU) stays numeric.
+        return frame.astype(dict.fromkeys(numbers, "Float64"))
+
+    def write(self, folder: Path) -> tuple[Path, Path]:
+        """Write `table.csv` and `table.parquet` into a folder, atomically, and return their paths."""
+        frame = self.frame()
+        csv, parquet = folder / "table.csv", folder / "table.parquet"
+        with atomic_file(csv) as stream:
+            frame.to_csv(stream, index=False)
+        with atomic_file(parquet) as stream:
+            frame.to_parquet(stream, index=False)
+        return csv, parquet
+
+
+def launch_table(records: Iterable[LaunchRecord]) -> pd.DataFrame:
+    """Return the table of records: see `LaunchTable`."""
+    table = LaunchTable()
+    for record in records:
+        table.add(record)
+    return table.frame()
 
 
 def _host_columns(record: LaunchRecord) -> dict[str, Any]:
@@ -139,14 +172,3 @@ def _is_same(cell: Any, value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(cell) == str(value)
     return math.isclose(float(cell), value, rel_tol=1e-9)
-
-
-def write_tables(records: Iterable[LaunchRecord], folder: Path) -> tuple[Path, Path]:
-    """Write `table.csv` and `table.parquet` into a folder, atomically, and return their paths."""
-    frame = launch_table(records)
-    csv, parquet = folder / "table.csv", folder / "table.parquet"
-    with atomic_file(csv) as stream:
-        frame.to_csv(stream, index=False)
-    with atomic_file(parquet) as stream:
-        frame.to_parquet(stream, index=False)
-    return csv, parquet

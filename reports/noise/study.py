@@ -101,7 +101,7 @@ def main(paths: Sequence[Path]) -> None:
     rows = []
     for path in paths:
         store = RunStore(path)
-        summaries = summarize(store.run(), store.records(), step_times=False)
+        summaries = summarize(store.run(), store.records())
         throughput = [summary.by_launch(metric_by_name("global_samples_per_s")) for summary in summaries]
         if len(summaries) == 1:
             comparisons = equal_comparisons(throughput[0])

@@ -16,6 +16,7 @@ from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.summary import summarize
 from benchbox.plan import plan
 from benchbox.report.view import build_report
+from benchbox.report.write import write_reports
 from benchbox.spec import load_matrix
 from benchbox.spec.cell import Cell
 from benchbox.store.record import share_equal_values
@@ -109,7 +110,7 @@ def test_reports_grow_with_the_number_of_launches(benchmark, runs):
 def test_judging_a_run_keeps_less_than_half_of_the_memory_of_its_records(benchmark):
     """`check` reads records one at a time, and keeps what thresholds and baselines are judged by."""
 
-    def peak_bytes(launches, *, step_times):
+    def peak_bytes(launches, judge):
         cells = [replace(CELL, seed=seed) for seed in range(launches // 10)]
         run = example_run(cells)
         run = replace(run, measure={**run.measure, "launches": 10})
@@ -122,20 +123,32 @@ def test_judging_a_run_keeps_less_than_half_of_the_memory_of_its_records(benchma
                     previous = share_equal_values(json.loads(text), previous)
                     yield previous
 
-        peak, summaries = traced_peak(lambda: summarize(run, read(), step_times=step_times))
-        assert summaries[-1].values["step_time_s"].launches == 10
+        peak, kept = traced_peak(lambda: judge(run, read()))
+        assert len(kept) in (launches, len(cells))
         return peak
 
-    peak_bytes(10, step_times=True)  # what is imported by the first call is none of its memory
-    judged = benchmark.pedantic(lambda: peak_bytes(1_000, step_times=False), rounds=1)
-    whole = peak_bytes(1_000, step_times=True)
+    def keep(_, records):
+        return list(records)
+
+    peak_bytes(10, summarize)  # what is imported by the first call is none of its memory
+    judged = benchmark.pedantic(lambda: peak_bytes(1_000, summarize), rounds=1)
+    whole = peak_bytes(1_000, keep)
     print(f"\njudging 1,000 launches: {judged / MIB:.1f} MiB; with all records {whole / MIB:.1f} MiB: {judged / whole:.2f}")
     record_ratio(benchmark, "memory_of_judging_over_records", judged / whole, better="lower", goal=0.5)
     assert judged < whole / 2
 
 
-def test_verifying_takes_a_few_kilobytes_of_memory_for_each_launch(benchmark, tmp_path):
-    """Records are read one at a time. What grows are the chain, the spans of launches and what the ratios need."""
+@pytest.mark.parametrize(
+    ("name", "work", "max_growth"),
+    [
+        ("verifying", verify_run, 12 * 1024),
+        ("summarizing", lambda store: summarize(store.run(), store.records()), 4 * 1024),
+        ("reporting", lambda store: write_reports(store.path), 8 * 1024),
+    ],
+    ids=["verifying", "summarizing", "reporting"],
+)
+def test_a_launch_takes_a_few_kilobytes_of_memory(benchmark, tmp_path, name, work, max_growth):
+    """Records are read one at a time. What grows are rows of tables, the chain, and what ratios and figures need."""
 
     def peak_bytes(launches):
         run = replace(example_run([replace(CELL, seed=seed) for seed in range(launches // 10)]), reference={"backend": "ddp"})
@@ -143,16 +156,13 @@ def test_verifying_takes_a_few_kilobytes_of_memory_for_each_launch(benchmark, tm
         store.write_run(run)
         for cell in run.cells.values():
             for number in range(1, 11):
-                store.write_record(example_record(Cell.from_dict(cell), number))
+                store.write_record(example_record(Cell.from_dict(cell), number, step_s=0.2 + number / 1e6))
         (store.path / "report.md").write_text("")
-        return traced_peak(lambda: verify_run(store))[0]
+        return traced_peak(lambda: work(store))[0]
 
     peak_bytes(400)  # as above
-    small, large = benchmark.pedantic(lambda: (peak_bytes(100), peak_bytes(400)), rounds=1)
-    growth = (large - small) / 300
-    print(
-        f"\nverifying: {growth / 1024:.1f} KiB for each launch, of {len(json.dumps(example_record())) / 1024:.1f} KiB of JSON"
-    )
-    record_bytes = len(json.dumps(example_record()))
-    record_ratio(benchmark, "memory_of_verifying_over_record", growth / record_bytes, better="lower")
-    assert growth < 12 * 1024
+    small, large = benchmark.pedantic(lambda: (peak_bytes(500), peak_bytes(1_500)), rounds=1)
+    growth, record_bytes = (large - small) / 1_000, len(json.dumps(example_record()))
+    print(f"\n{name}: {growth / 1024:.1f} KiB for each launch, of {record_bytes / 1024:.1f} KiB of JSON")
+    record_ratio(benchmark, f"memory_of_{name}_over_record", growth / record_bytes, better="lower")
+    assert growth < max_growth

@@ -61,9 +61,7 @@ def phase_notes(cells: ReportCells) -> tuple[str, ...]:
         for record in summary.ok[:1]:
             for phase, reason in record["fused_phases"].items():
                 fused.setdefault(f"{phase} has no time of its own: {reason}", []).append(names.name(summary))
-        if not any("data_wait" in (record["phases_s"] or ()) for record in summary.ok):
-            continue
-        step, wait = summary.mean_step_s(), summary.phases["data_wait"]
+        step, wait = summary.mean_step_s(), summary.phases.get("data_wait", 0.0)
         if step is not None and wait > NOTICEABLE_WAIT * step:
             waits.setdefault(_wait_remedy(summary.cell["data"]), []).append((names.name(summary), wait / step))
     return (

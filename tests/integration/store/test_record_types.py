@@ -26,7 +26,7 @@ KEYS = [
 FUNCTIONS = [
     ("analysis.adam_state", "adam_dtypes(value)"),
     ("analysis.invariants", "verify_records([value])"),
-    ("analysis.summary", "metric_words(None, [value])"),
+    ("analysis.summary", "summarize(None, [value])"),
     ("analysis.baseline", "machine_of([value])"),
     ("report.view", "build_report(None, [value])"),
     ("store.table", "launch_table([value])"),

@@ -50,7 +50,7 @@ def test_the_share_of_the_measured_peak_is_that_of_one_rank_in_forward_and_backw
     peaks = {"2 cpu ranks with 1 thread": made_up_peaks()}
 
     def line(measured: Mapping[str, MeasuredPeaks], record: Any) -> str | None:
-        report = build_report(example_run([CELL]), [record, records[1]], peaks=measured)
+        report = build_report(example_run([CELL]), [record, records[1]], peaks=lambda _: measured)
         return {item.name: item.observed for item in report.observed[0].observations}.get("forward and backward")
 
     text = line(peaks, records[0])
@@ -66,5 +66,5 @@ def test_a_share_is_left_out_where_the_optimizer_may_run_in_backward() -> None:
     record: Any = example_record(CELL)
     record["environment"]["threads"] = 1
     record["fused_phases"] = {"optimizer": "steps in backward"}
-    report = build_report(example_run([CELL]), [record], peaks={"2 cpu ranks with 1 thread": made_up_peaks()})
+    report = build_report(example_run([CELL]), [record], peaks=lambda _: {"2 cpu ranks with 1 thread": made_up_peaks()})
     assert "forward and backward" not in {item.name for item in report.observed[0].observations}

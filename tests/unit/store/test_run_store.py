@@ -12,7 +12,7 @@ from benchbox.errors import EXIT_USAGE, RecordError
 from benchbox.store.baseline import Baseline, read_baseline, write_baseline
 from benchbox.store.files import write_text
 from benchbox.store.run import RunStore
-from benchbox.store.table import launch_table, write_tables
+from benchbox.store.table import LaunchTable, launch_table
 from tests.support.example_run import CELL, example_record, example_run, write_example
 
 
@@ -118,7 +118,10 @@ def test_the_table_has_one_row_a_launch_and_survives_parquet_and_csv(tmp_path):
     failed = frame[frame["status"] == "oom"].iloc[0]
     assert failed["error.type"] == "OutOfMemoryError"
     assert pd.isna(failed["step_time_s"])
-    csv, parquet = write_tables(records, tmp_path)
+    table = LaunchTable()
+    for record in records:
+        table.add(record)
+    csv, parquet = table.write(tmp_path)
     pd.testing.assert_frame_equal(pd.read_parquet(parquet), frame)
     again = pd.read_csv(csv, float_precision="round_trip")  # the default of pandas 2 rounds
     assert again["global_samples_per_s"].tolist()[0] == records[0]["throughput"]["global_samples_per_s"]
@@ -126,8 +129,17 @@ def test_the_table_has_one_row_a_launch_and_survives_parquet_and_csv(tmp_path):
     assert pd.read_parquet(parquet)["peak_reserved_bytes"].dtype == "Float64"
 
 
+def test_a_field_that_some_cells_lack_is_missing_in_their_rows():
+    """Records of an earlier version lack the fields that were added since."""
+    later = example_record(launch=2)
+    later["cell"] = {**later["cell"], "added": 7}
+    frame = launch_table([example_record(launch=1), later, example_record(launch=3)])
+    assert frame["added"].isna().tolist() == [True, False, True]
+    assert frame["added"][1] == 7
+
+
 def test_a_run_without_records_has_an_empty_table(tmp_path):
-    csv, parquet = write_tables([], tmp_path)
+    csv, parquet = LaunchTable().write(tmp_path)
     assert csv.exists()
     assert len(pd.read_parquet(parquet)) == 0
 

@@ -1,0 +1,115 @@
+"""Launches of a cell, added one at a time: their records without the times of steps, and what those times show.
+
+Times are most of a record, and a few numbers are all that reports, gates and comparisons need of them. Kept are those, so that
+ten thousand launches take little memory, however many steps each has.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import defaultdict
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import TYPE_CHECKING, cast
+
+from benchbox.analysis.stragglers import find_straggler
+from benchbox.registry.host_load import busy_reasons
+from benchbox.registry.metrics import metrics
+from benchbox.registry.phases import STEP_PARTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchbox.analysis.stragglers import Straggler
+    from benchbox.registry.launch_record import LaunchRecord, StepTime
+    from benchbox.store.run import Run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchTimes:
+    """Seconds of a launch in its measured steps."""
+
+    median_step_s: Sequence[float]  # of each rank
+    mean_step_s: float  # of the slowest rank
+    phases: tuple[str, ...]
+    phases_s: Sequence[float]  # of each phase in a mean step of the slowest rank
+    split_s: Sequence[float]  # of each part (`STEP_PARTS`) in a mean step, on every rank in turn; empty where it is unknown
+    straggler: Straggler | None
+
+    def phase_seconds(self) -> dict[str, float]:
+        """Return the seconds of each phase in a mean step of the slowest rank."""
+        return dict(zip(self.phases, self.phases_s, strict=True))
+
+    def split(self) -> dict[str, Sequence[float]]:
+        """Return the seconds of each part of a mean step on every rank; empty where it is unknown."""
+        ranks = len(self.split_s) // len(STEP_PARTS)
+        if not ranks:
+            return {}
+        return {part: self.split_s[start * ranks : (start + 1) * ranks] for start, part in enumerate(STEP_PARTS)}
+
+
+@dataclass(slots=True)
+class CellLaunches:
+    """Launches of one cell. Metrics are read from whole records, before their times are left out."""
+
+    records: list[LaunchRecord] = field(default_factory=list)
+    numbers: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))  # metric -> launch that ended ok
+    words: dict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))  # metric -> launch
+    times: dict[int, LaunchTimes] = field(default_factory=dict)  # of launches that measured any
+    busy: dict[int, tuple[str, ...]] = field(default_factory=dict)  # why the hosts of a launch were busy, if they were
+    _latest_ok: int | None = None  # its position in `records`
+
+    def add(self, record: LaunchRecord) -> None:
+        """Add a launch. Of all that ended ok, only the latest one keeps the state of its hosts."""
+        number, is_ok = record["launch"], record["status"] == "ok"
+        for metric in metrics().values():
+            if not metric.is_number:
+                self.words[metric.name][number] = sys.intern(str(metric.read(record)))
+            elif is_ok and (value := metric.read(record)) is not None:
+                self.numbers[metric.name][number] = float(value)
+        if (times := record["step_time_s"]) is not None:
+            self.times[number] = _summarize_times(record, times)
+        if reasons := busy_reasons(record):
+            self.busy[number] = reasons
+        if is_ok:
+            if self._latest_ok is not None:
+                self._leave_out(self._latest_ok, "host")
+            self._latest_ok = len(self.records)
+        self.records.append(record)
+        self._leave_out(-1, "step_time_s", "phases_s", "step_split_s", "throughput")
+
+    def _leave_out(self, position: int, *keys: str) -> None:
+        kept = {key: value for key, value in self.records[position].items() if key not in keys}
+        self.records[position] = cast("LaunchRecord", kept)
+
+
+class RunLaunches:
+    """Launches of a run by cell, added one at a time. Those beyond the current look are left out.
+
+    They wait for the next look: judging them earlier would be a look of its own.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.by_cell: dict[str, CellLaunches] = defaultdict(CellLaunches)
+        self._planned = None if run.sequential is None else run.planned_launches()
+
+    def add(self, record: LaunchRecord) -> None:
+        """Add a launch to its cell."""
+        if self._planned is None or record["launch"] <= self._planned.get(record["cell_id"], 0):
+            self.by_cell[record["cell_id"]].add(record)
+
+
+def _summarize_times(record: LaunchRecord, times: StepTime) -> LaunchTimes:
+    totals = [sum(steps) for steps in times["per_rank"]]
+    slowest = totals.index(max(totals))
+    phases, split = record["phases_s"] or {}, record.get("step_split_s") or {}
+    has_split = set(split) >= set(STEP_PARTS)
+    return LaunchTimes(
+        median_step_s=array("d", [median(steps) for steps in times["per_rank"]]),
+        mean_step_s=fmean(times["per_rank"][slowest]),
+        phases=tuple(phases),
+        phases_s=array("d", [fmean(phase["per_rank"][slowest]) for phase in phases.values()]),
+        split_s=array("d", [fmean(steps) for part in STEP_PARTS if has_split for steps in split[part]["per_rank"]]),
+        straggler=find_straggler(split) if has_split else None,
+    )
