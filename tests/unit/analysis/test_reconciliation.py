@@ -16,6 +16,8 @@ from benchbox.report.write import write_reports
 from benchbox.store.predictions import read_predictions, write_predictions
 from tests.support.example_run import CELL, example_record, example_run, write_example
 
+LENGTH = {"count": 2, "bytes": 8}  # as measured: the length of an empty list
+
 
 @pytest.fixture(scope="module")
 def record():
@@ -76,6 +78,26 @@ def test_one_call_or_one_byte_too_many_refutes_communication_and_is_named(record
         assert communication.verdict == "refuted"
         assert communication.residual.startswith(f"{name}: ")
         assert text in communication.residual
+
+
+@pytest.mark.parametrize(("backend", "is_named"), [("zero3", True), ("ddp", False)])
+def test_a_step_of_zero3_without_a_valid_order_of_modules_is_named_as_the_cause(backend, is_named):
+    """The ranks compare the order by broadcasts only after such a step; under DDP a broadcast has other causes."""
+    cell = replace(CELL, backend=backend)
+    record = example_record(cell, 1)
+    (summary,) = summarize(example_run([cell]), [record | {"collectives": {**record["collectives"], "broadcast": LENGTH}}])
+    peak = record["memory"]["worst"]["allocated_peak_bytes"]
+    memory, communication = reconcile(prediction_of(record, peak_bytes=2 * peak), summary)
+    for entry in (memory, communication):
+        assert entry.verdict == "refuted"
+        assert ("no valid record of the order of modules" in entry.residual) == is_named
+
+
+def test_a_step_of_zero3_with_the_predicted_collectives_is_confirmed():
+    cell = replace(CELL, backend="zero3")
+    record = example_record(cell, 1)
+    (summary,) = summarize(example_run([cell]), [record])
+    assert [entry.verdict for entry in reconcile(prediction_of(record), summary)] == ["confirmed", "confirmed"]
 
 
 def test_a_policy_that_has_changed_since_is_not_compared(record):
