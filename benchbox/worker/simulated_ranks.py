@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from benchbox.registry.backends import backend_info
 from benchbox.spec.cell import Cell
-from benchbox.worker.fork_server import DEEPSPEED_MODULES, preload, run_forked
+from benchbox.worker.forked_group import run_forked
 from benchbox.worker.parent import signal_on_parent_death
+from benchbox.worker.preloading import DEEPSPEED_MODULES, preload
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
