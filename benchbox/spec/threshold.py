@@ -34,10 +34,6 @@ class Threshold:
     severity: Literal["error", "warning"] = "error"
     accept: Acceptance | None = None
 
-    def selects(self, cell: Mapping[str, Any]) -> bool:
-        """Return whether the threshold applies to this cell, given as `Cell.to_dict()` or the `cell` of a record."""
-        return all(cell.get(key) == value for key, value in self.where.items())
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, without demands that are absent; the keys are those of a matrix."""
         values: dict[str, Any] = {name: getattr(self, name) for name in ("expect", "min", "max", "max_regression")}

@@ -16,6 +16,11 @@ def test_the_command_prints_rates_costs_and_a_recommendation(benchbox):
     assert len(re.findall(r"^(?:frame|episode)_shuffle +[01] +\d+$", done.stdout, re.MULTILINE)) == 4
     assert re.search(r"episode_shuffle: 1\.\d\d frames decoded per frame used", done.stdout)
     assert len(re.findall(r"recommended data: \{workers: \d\}", done.stdout)) == 2
+    for order in ("frame_shuffle", "episode_shuffle"):
+        rate = float(re.search(rf"^{order} +0 +(\d+)$", done.stdout, re.MULTILINE)[1])
+        costs = re.search(rf"^{order}: microseconds of a sample .*: (.*)$", done.stdout, re.MULTILINE)[1]
+        cost_s = sum(float(cost.split()[1]) for cost in costs.split(", ") if not cost.startswith("transport")) / 1e6
+        assert 0.2 < rate * cost_s < 5, "two measurements of one thing"
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,8 @@ def test_a_peak_is_compared_by_value_and_two_launches_suffice(factor, verdict):
     records = steady_records(step_s=STEP_S, launches=2)
     for record in records:
         record["memory"]["worst"]["allocated_peak_bytes"] *= factor
-    assert compared(records, ("peak_allocated_bytes",)).verdict == verdict
+    change = compared(records, ("peak_allocated_bytes",))
+    assert (change.verdict, change.ratio) == (verdict, pytest.approx(factor))
 
 
 @pytest.mark.parametrize(("lost", "verdict"), [(0.0001, "neutral"), (0.5, "regression")])

@@ -92,6 +92,13 @@ def test_gradients_of_a_wrong_scale_in_a_published_run_are_found_in_every_cell(n
         assert list(after.values()).count("diverged") == 1
 
 
+@pytest.mark.parametrize("wrong", [1, 2, 3])
+def test_one_launch_that_trains_differently_makes_its_cell_diverged(wrong):
+    launches = [example_record(CELL, number) for number in (1, 2, 3)]
+    launches[wrong - 1] = scaled(launches[wrong - 1], "grad_norm", 2)
+    assert verdicts(example_record(SINGLE), *launches) == {"single": "reference", "ddp": "diverged"}
+
+
 def test_cells_that_split_the_same_samples_differently_are_compared():
     accumulated = replace(CELL, batch=1, accumulation=2, attention="eager", checkpointing=True, backend="fsdp2")
     records = [example_record(cell) for cell in (CELL, SINGLE, accumulated)]

@@ -27,7 +27,8 @@ def test_one_size_that_is_off_is_the_largest_error_and_hardly_moves_the_typical_
 def test_a_latency_is_never_negative() -> None:
     fit = fit_link([(1024, 1e-6), (4096, 9e-6)])
     assert fit.latency_s == 0.0
-    assert fit.bytes_per_s > 0
+    # The line through 0 with the least sum of squares of relative errors: weights are 1 / seconds^2, here 1 and 1/81.
+    assert fit.bytes_per_s == pytest.approx(1e6 * (1024**2 + 4096**2 / 81) / (1024 * 1 + 4096 * 9 / 81))
 
 
 def test_times_that_do_not_grow_have_no_bandwidth() -> None:

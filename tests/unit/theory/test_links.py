@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchbox.theory.links import DEVICES, LINKS, Link, collective_time_s, traffic_time_s
+from benchbox.theory.links import DEVICES, LINKS, Device, Link, collective_time_s, traffic_time_s
+from benchbox.theory.prediction import Estimate
 
 FAST = Link(name="fast", latency_s=1e-6, bytes_per_s=1e9, base_s=0.0, source="made up")
 
@@ -21,6 +22,24 @@ def test_an_all_reduce_takes_as_long_as_a_reduce_scatter_and_an_all_gather():
 
 def test_one_rank_talks_to_nobody():
     assert collective_time_s("all_gather", 5, 10**9, 1, FAST) == 0.0
+
+
+@pytest.mark.parametrize(("flops_per_s", "lower_s"), [(1e9, 4.0), (1e12, 1.0)])
+def test_a_step_takes_at_least_the_longer_of_computing_and_communicating_and_at_most_both(flops_per_s, lower_s):
+    estimate = Estimate(
+        **dict.fromkeys(
+            ("peak_bytes", "resident_bytes", "logits_bytes", "recomputed_flops", "optimizer_bytes", "total_numel"), 0
+        ),
+        moment="backward",
+        components={},
+        collectives={"broadcast": {"count": 1, "bytes": 10**9}},
+        model_flops=4 * 10**9,
+        world_size=2,
+    )
+    device = Device(name="slow", flops_per_s=flops_per_s, bytes_per_s=1e9, source="made up")
+    lower, upper = estimate.step_time_s(device, FAST)
+    assert lower == pytest.approx(lower_s, rel=1e-5)
+    assert upper == pytest.approx(4e9 / flops_per_s + 1.0, rel=1e-5)
 
 
 def test_every_figure_has_a_source():

@@ -12,6 +12,7 @@ import pytest
 from benchbox.data import open_dataset
 from benchbox.data.dataset.lerobot import open_training_dataset
 from benchbox.data.format.missing_statistics import FILE
+from benchbox.data.format.statistics import image_statistics
 from benchbox.data.loading.loader import open_stream
 from benchbox.spec.cell import DataSpec
 from tests.support.datasets import LENGTHS, write_dataset
@@ -27,6 +28,14 @@ def root(tmp_path):
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+def test_a_single_pixel_is_the_darkest_or_the_brightest_level():
+    histogram = np.zeros((3, 256), np.int64)
+    histogram[:, [7, 100, 200]] = 1, 998, 1
+    statistics = {name: np.ravel(values).tolist() for name, values in image_statistics(histogram, frames=4).items()}
+    assert (statistics["min"], statistics["max"]) == ([7 / 255] * 3, [200 / 255] * 3)
+    assert statistics["count"] == [4]
 
 
 def test_missing_quantiles_are_those_of_all_frames_and_the_stored_statistics_stay(root):
