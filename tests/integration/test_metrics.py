@@ -20,3 +20,4 @@ def test_a_term_is_the_mean_over_the_samples_of_all_ranks_that_have_it(tmp_path:
     assert row["response"] == pytest.approx((1 * 1 + 2 * 2) / 3)
     assert row["flow"] == pytest.approx(2.0)
     assert "memory" not in row, "no sample has one"
+    assert row["samples"] == 3 * 2, "of all ranks"

@@ -14,6 +14,7 @@ from benchbox.store.files import write_text
 from benchbox.store.run import RunStore
 from benchbox.store.table import LaunchTable, launch_table
 from tests.support.example_run import CELL, example_record, example_run, write_example
+from tests.support.host_states import busy_state, quiet_state
 
 
 @pytest.fixture
@@ -136,6 +137,13 @@ def test_a_field_that_some_cells_lack_is_missing_in_their_rows():
     frame = launch_table([example_record(launch=1), later, example_record(launch=3)])
     assert frame["added"].isna().tolist() == [True, False, True]
     assert frame["added"][1] == 7
+
+
+def test_the_busiest_host_of_a_launch_is_in_its_row():
+    quiet, busy = quiet_state(), busy_state()
+    states = [quiet | {"hosts": [*first["hosts"], *second["hosts"]]} for first, second in ((quiet, busy), (busy, quiet))]
+    frame = launch_table([example_record(launch=number) | {"host": state} for number, state in enumerate(states, start=1)])
+    assert frame["host.other_cpu_share"].tolist() == [busy["hosts"][0]["other_cpu_share"]] * 2
 
 
 def test_a_run_without_records_has_an_empty_table(tmp_path):

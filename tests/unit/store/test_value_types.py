@@ -54,6 +54,7 @@ def change(value: Any, path: str, item: object) -> Any:
         ("step_time_s.per_rank.1", [], "step_time_s.per_rank: empty, and values of every rank are expected"),
         ("step_time_s.slowest", [], "step_time_s.slowest: empty, and values of every rank are expected"),
         ("phases_s.forward.per_rank", [], "phases_s.forward.per_rank: empty, and values of every rank are expected"),
+        ("phases_s.forward.per_rank.1", [], "phases_s.forward.per_rank: empty, and values of every rank are expected"),
         ("memory.per_rank", [], "memory.per_rank: empty, and values of every rank are expected"),
     ],
 )
