@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchbox.launch.supervise.desync import find_difference
+from benchbox.launch.job import Job
+from benchbox.launch.supervise.desync import add_positions, find_difference
+from benchbox.launch.supervise.outcome import Outcome
+from benchbox.launch.supervise.trace import Trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def call(sequence: int, operation: str = "all_reduce", shape: tuple[int, ...] = (72,), **changes: Any) -> Any:
@@ -47,3 +53,17 @@ def test_different_calls_are_named_with_both_ranks(first: list[Any], second: lis
 )
 def test_a_rank_that_is_behind_does_not_contradict(first: list[Any], second: list[Any]) -> None:
     assert find_difference({0: first, 1: second}) is None
+
+
+def test_a_rank_without_collectives_says_why(tmp_path: Path) -> None:
+    job = Job(config={}, ranks=3, folder=tmp_path, timeout_s=None, hang_after_s=1.0)
+    error: Any = {"type": "HangError", "message": "no progress", "rank": None, "phase": None, "traceback": None}
+    traces = [Trace(0), Trace(1, final_event="error"), Trace(2, remote=True, final_event="error")]
+    outcome = add_positions(Outcome("hang", error), job, traces, {0: "in forward"})
+    assert outcome.error is not None
+    positions = [(position["rank"], position["reason"], position["stack"]) for position in outcome.error["ranks"]]
+    assert positions == [
+        (0, "the rank did not answer", "in forward"),
+        (1, "the rank had ended", None),
+        (2, "on another node", None),
+    ]
