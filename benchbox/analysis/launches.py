@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from benchbox.analysis.stragglers import find_straggler
 from benchbox.registry.host_load import busy_reasons
@@ -19,11 +20,14 @@ from benchbox.registry.metrics import metrics
 from benchbox.registry.phases import STEP_PARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from benchbox.analysis.stragglers import Straggler
-    from benchbox.registry.launch_record import LaunchRecord, StepTime
+    from benchbox.registry.launch_record import HostState, LaunchRecord, StepTime
     from benchbox.store.run import Run
+
+
+_LEFT_OUT = frozenset({"step_time_s", "phases_s", "step_split_s", "throughput", "host"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +53,42 @@ class LaunchTimes:
         return {part: self.split_s[start * ranks : (start + 1) * ranks] for start, part in enumerate(STEP_PARTS)}
 
 
+class _SharedRecord(Mapping[str, Any]):
+    """Record that has most of its values from another one: launches of a cell differ in a few."""
+
+    __slots__ = ("_own", "_shared")
+
+    def __init__(self, own: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+        self._own, self._shared = own, shared
+
+    def __getitem__(self, key: str) -> Any:
+        return self._own[key] if key in self._own else self._shared[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shared)
+
+    def __len__(self) -> int:
+        return len(self._shared)
+
+
 @dataclass(slots=True)
 class CellLaunches:
-    """Launches of one cell. Metrics are read from whole records, before their times are left out."""
+    """Launches of one cell. Metrics are read from whole records, before their times are left out.
+
+    Of the states of hosts, only that of the launch that shows what ran is kept: the latest that ended ok, else the latest.
+    """
 
     records: list[LaunchRecord] = field(default_factory=list)
     numbers: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))  # metric -> launch that ended ok
     words: dict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))  # metric -> launch
     times: dict[int, LaunchTimes] = field(default_factory=dict)  # of launches that measured any
     busy: dict[int, tuple[str, ...]] = field(default_factory=dict)  # why the hosts of a launch were busy, if they were
-    _latest_ok: int | None = None  # its position in `records`
+    host: HostState | None = None
+    _has_ok: bool = False
+    _shared: Mapping[str, Any] | None = None  # the first record
 
     def add(self, record: LaunchRecord) -> None:
-        """Add a launch. Of all that ended ok, only the latest one keeps the state of its hosts."""
+        """Add a launch."""
         number, is_ok = record["launch"], record["status"] == "ok"
         for metric in metrics().values():
             if not metric.is_number:
@@ -72,16 +99,18 @@ class CellLaunches:
             self.times[number] = _summarize_times(record, times)
         if reasons := busy_reasons(record):
             self.busy[number] = reasons
-        if is_ok:
-            if self._latest_ok is not None:
-                self._leave_out(self._latest_ok, "host")
-            self._latest_ok = len(self.records)
-        self.records.append(record)
-        self._leave_out(-1, "step_time_s", "phases_s", "step_split_s", "throughput")
+        if is_ok or not self._has_ok:
+            self.host = record.get("host")
+        self._has_ok = self._has_ok or is_ok
+        self.records.append(cast("LaunchRecord", self._kept(record)))
 
-    def _leave_out(self, position: int, *keys: str) -> None:
-        kept = {key: value for key, value in self.records[position].items() if key not in keys}
-        self.records[position] = cast("LaunchRecord", kept)
+    def _kept(self, record: LaunchRecord) -> Mapping[str, Any]:
+        kept = {key: value for key, value in record.items() if key not in _LEFT_OUT}
+        if self._shared is None:
+            self._shared = kept
+        if self._shared.keys() != kept.keys():
+            return kept
+        return _SharedRecord({key: value for key, value in kept.items() if value is not self._shared[key]}, self._shared)
 
 
 class RunLaunches:

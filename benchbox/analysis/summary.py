@@ -46,7 +46,7 @@ class Spread:
 class CellSummary:
     """One cell over its launches. Metrics come from the launches that ended ok, and are None when there is none.
 
-    Records have no times of steps, phases and parts, and no throughput: these are in `launches`.
+    Records have no times of steps, phases and parts, no throughput and no states of hosts: see `launches`.
     """
 
     cell_id: str

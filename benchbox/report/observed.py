@@ -13,7 +13,7 @@ from benchbox.report.peak_share import share_of_peak
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from benchbox.registry.launch_record import CollectiveRecord, Flops, LaunchRecord, ObservedRecord, Setting
+    from benchbox.registry.launch_record import CollectiveRecord, Flops, HostState, LaunchRecord, ObservedRecord, Setting
     from benchbox.store.peaks import MeasuredPeaks
 
 
@@ -75,7 +75,7 @@ def _observed_cell(
         *weights,
         *settings,
         *(("data", None, line) for line in _data(record)),
-        *(("host", None, host) for host in _hosts(record)),
+        *(("host", None, host) for host in _hosts(summary.launches.host)),
         ("optimizer", None, " > ".join(observed["optimizer_chain"])),
         ("collectives in a step", None, _collectives(record["collectives"])),
         ("FLOPs of a step", None, _flops(record["flops"])),
@@ -159,9 +159,8 @@ def _data(record: LaunchRecord) -> list[str]:
     return lines
 
 
-def _hosts(record: LaunchRecord) -> list[str]:
+def _hosts(state: HostState | None) -> list[str]:
     """Return one line per host and one for the devices; nothing of a record without a host state."""
-    state = record.get("host")
     if not state:
         return []
     lines = []

@@ -40,7 +40,7 @@ def test_one_failed_launch_makes_the_cell_failed_and_its_numbers_come_from_the_o
     assert (summary.status, summary.complete, summary.error) == ("oom", False, OOM)
     assert summary.values["step_time_s"].launches == 1
     assert summary.evidence.items() <= good.items()
-    assert good.keys() - summary.evidence.keys() == {"step_time_s", "phases_s", "step_split_s", "throughput"}
+    assert good.keys() - summary.evidence.keys() == {"step_time_s", "phases_s", "step_split_s", "throughput", "host"}
 
 
 def test_a_planned_cell_without_records_is_missing():
@@ -95,10 +95,25 @@ def test_a_cell_whose_launches_differ_by_more_than_10_percent_is_marked(slower, 
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_one_launch_on_a_busy_host_marks_the_cell_and_the_latest_keeps_the_state_of_its_hosts(number):
+def test_one_launch_on_a_busy_host_marks_the_cell_and_the_state_of_the_latests_hosts_is_kept(number):
     states = {1: quiet_state(), 2: quiet_state()} | {number: busy_state()}
     summary = summary_of(*({**example_record(launch=launch), "host": state} for launch, state in states.items()))
     assert summary.marks == ("busy host",)
     assert list(summary.busy_reasons) == [number]
-    assert summary.evidence["host"] == states[2]
-    assert "host" not in summary.records[0]
+    assert summary.launches.host == states[2]
+
+
+def test_the_state_of_the_hosts_is_that_of_the_latest_launch_that_ended_ok():
+    busy, quiet = ({"host": state} for state in (busy_state(), quiet_state()))
+    failed = example_record(launch=2, status="oom", error=OOM) | quiet
+    assert summary_of(example_record(launch=1) | busy, failed).launches.host == busy["host"]
+    assert summary_of(failed).launches.host == quiet["host"]
+
+
+def test_a_record_that_shares_values_with_the_first_one_has_its_own_where_they_differ():
+    records = [example_record(launch=launch) for launch in (1, 2, 3)]
+    records[1]["loss"], records[2]["added"] = [7.0], 1
+    summary = summary_of(*records)
+    left_out = {"step_time_s", "phases_s", "step_split_s", "throughput", "host"}
+    kept = [{key: value for key, value in record.items() if key not in left_out} for record in records]
+    assert [dict(record) for record in summary.records] == kept
