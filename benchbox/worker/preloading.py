@@ -1,4 +1,4 @@
-"""What a rank imports: imported once, before ranks are forked."""
+"""Modules that a rank needs, imported once, before ranks are forked."""
 
 from __future__ import annotations
 

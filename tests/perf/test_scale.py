@@ -152,7 +152,7 @@ def test_a_launch_takes_a_few_kilobytes_of_memory(benchmark, tmp_path, name, wor
 
 
 def test_verifying_takes_a_few_kilobytes_of_memory_for_each_launch(benchmark, tmp_path):
-    """As above; beside them grow the chain and the spans of launches."""
+    """Records are read one at a time. What grows are the chain, the spans of launches and what the ratios need."""
     measure_growth(benchmark, tmp_path, "verifying", verify_run, 12 * 1024)
 
 
