@@ -75,7 +75,8 @@ class _SharedRecord(Mapping[str, Any]):
 class CellLaunches:
     """Launches of one cell. Metrics are read from whole records, before their times are left out.
 
-    Of the states of hosts, only that of the launch that shows what ran is kept: the latest that ended ok, else the latest.
+    Of the states of hosts, only that of the launch that shows what ran is kept: of the latest that ended ok, else of the latest
+    that observed anything, as `CellSummary.evidence`.
     """
 
     records: list[LaunchRecord] = field(default_factory=list)
@@ -99,18 +100,18 @@ class CellLaunches:
             self.times[number] = _summarize_times(record, times)
         if reasons := busy_reasons(record):
             self.busy[number] = reasons
-        if is_ok or not self._has_ok:
+        if is_ok or (record["observed"] and not self._has_ok):
             self.host = record.get("host")
         self._has_ok = self._has_ok or is_ok
-        self.records.append(cast("LaunchRecord", self._kept(record)))
+        self.records.append(cast("LaunchRecord", self._without_times(record)))
 
-    def _kept(self, record: LaunchRecord) -> Mapping[str, Any]:
-        kept = {key: value for key, value in record.items() if key not in _LEFT_OUT}
+    def _without_times(self, record: LaunchRecord) -> Mapping[str, Any]:
+        values = {key: value for key, value in record.items() if key not in _LEFT_OUT}
         if self._shared is None:
-            self._shared = kept
-        if self._shared.keys() != kept.keys():
-            return kept
-        return _SharedRecord({key: value for key, value in kept.items() if value is not self._shared[key]}, self._shared)
+            self._shared = values
+        if self._shared.keys() != values.keys():
+            return values
+        return _SharedRecord({key: value for key, value in values.items() if value is not self._shared[key]}, self._shared)
 
 
 class RunLaunches:

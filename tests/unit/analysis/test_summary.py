@@ -107,7 +107,9 @@ def test_the_state_of_the_hosts_is_that_of_the_latest_launch_that_ended_ok():
     busy, quiet = ({"host": state} for state in (busy_state(), quiet_state()))
     failed = example_record(launch=2, status="oom", error=OOM) | quiet
     assert summary_of(example_record(launch=1) | busy, failed).launches.host == busy["host"]
-    assert summary_of(failed).launches.host == quiet["host"]
+    mismatch = example_record(launch=1, status="mismatch", error=OOM) | busy | {"observed": example_record()["observed"]}
+    summary = summary_of(mismatch, failed | {"observed": None})
+    assert (summary.evidence["launch"], summary.launches.host) == (1, busy["host"]), "the failed one observed nothing"
 
 
 def test_a_record_that_shares_values_with_the_first_one_has_its_own_where_they_differ():
