@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 MEMORY_TOLERANCE = 0.05  # of the measured peak; communication is predicted exactly
 
 _NO_ORDER = (
-    "DeepSpeed had no valid record of the order of modules, because the steps call different ones, and fetched them one by one"
+    "DeepSpeed had no valid record of the order of modules, as in the first two steps and where steps call different ones, and "
+    "fetched them one by one"
 )
 _SMALL_TENSORS_BYTES = 16 * 2**10  # losses, norms and step counts of a step take less
 
