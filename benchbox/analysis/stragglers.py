@@ -73,11 +73,9 @@ def _p_value(lags: Sequence[float]) -> float:
 def mean_split(summary: CellSummary) -> dict[str, list[float]]:
     """Return seconds of every part in a mean step on every rank, mean over launches; empty where no launch has a split."""
     splits = [split for times in summary.times.values() if (split := times.split())]
-    return {
-        part: [fmean(values) for values in zip(*(split[part] for split in splits), strict=True)]
-        for part in STEP_PARTS
-        if splits
-    }
+    if not splits:
+        return {}
+    return {part: [fmean(values) for values in zip(*(split[part] for split in splits), strict=True)] for part in STEP_PARTS}
 
 
 def describe_ranks(summary: CellSummary) -> str | None:

@@ -16,7 +16,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict, cast
 
-from benchbox.store.files import to_json
+from benchbox.store.files import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,7 +48,7 @@ class ChainReading(NamedTuple):
 
 def content_sha256(value: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a JSON object, whatever its layout and the order of its keys."""
-    return hashlib.sha256(to_json(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(json_text(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def plan_sha256(values: Mapping[str, Any]) -> str:

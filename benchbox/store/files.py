@@ -25,7 +25,7 @@ def replace_non_finite(value: Any) -> Any:
     return value
 
 
-def to_json(value: Any, **options: Any) -> str:
+def json_text(value: Any, **options: Any) -> str:
     """Return a value as JSON, with null for non-finite numbers; `options` are those of `json.dumps`."""
     try:
         return json.dumps(value, allow_nan=False, **options)
@@ -75,7 +75,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
     """Write a value as JSON, atomically; non-finite numbers become null. Without `indent` it takes a fraction of the time."""
-    write_text(path, to_json(value, indent=indent) + "\n")
+    write_text(path, json_text(value, indent=indent) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -93,16 +93,16 @@ def packed_keys(path: Path) -> list[tuple[str, int]]:
     return [(row["cell_id"], row["launch"]) for row in _rows(path, ["cell_id", "launch"])]
 
 
-def _rows(path: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+def _rows(path: Path, only: list[str] | None = None) -> Iterator[dict[str, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
             if not file.schema_arrow.equals(_schema()):
-                found = ", ".join(f"{field.name!r} {field.type}" for field in file.schema_arrow)
-                raise RecordError(f"{path}: not records of benchbox: its columns are {found:.200}; {_REMEDY}")
-            for batch in file.iter_batches(_GROUP_ROWS, columns=columns):
+                columns = ", ".join(f"{field.name!r} {field.type}" for field in file.schema_arrow)
+                raise RecordError(f"{path}: not records of benchbox: its columns are {columns:.200}; {_REMEDY}")
+            for batch in file.iter_batches(_GROUP_ROWS, columns=only):
                 yield from batch.to_pylist()
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

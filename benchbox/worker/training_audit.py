@@ -12,7 +12,7 @@ from benchbox.audit.record import summarize_numbers
 from benchbox.audit.subjects.session import STEPS, SessionObservation
 from benchbox.errors import ThresholdError
 from benchbox.observer.facts import RankFacts
-from benchbox.store.files import replace_non_finite, write_text
+from benchbox.store.files import json_text, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,7 +111,7 @@ class TrainingAudit:
             "problems": [f"rank {rank_facts.rank}: {problem}" for rank_facts in facts for problem in rank_facts.problems],
         }
         with self._path.open("a") as log:
-            log.write(json.dumps(replace_non_finite(row)) + "\n")
+            log.write(json_text(row) + "\n")
         if self._section.stop_on == "never":
             return []
         return list(judgement.failing(warnings=self._section.stop_on == "warning"))
