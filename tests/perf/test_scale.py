@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 import tracemalloc
@@ -169,6 +172,29 @@ def test_a_launch_takes_a_few_kilobytes_of_memory(benchmark, name, work, max_gro
     print(f"\n{name}: {growth / 1024:.1f} KiB for each launch, of {record_bytes / 1024:.1f} KiB of JSON")
     record_ratio(benchmark, f"memory_of_{name}_over_record", growth / record_bytes, better="lower")
     assert growth < max_growth
+
+
+def test_a_report_takes_a_few_kilobytes_of_memory_for_each_launch(benchmark, tmp_path):
+    """The command in a process of its own, as its peak is resident: tables, cards and figures are in it."""
+
+    def peak_bytes(launches):
+        cells = [replace(CELL, seed=seed) for seed in range(10)]
+        store = RunStore(tmp_path / str(launches))
+        store.write_run(replace(example_run(cells), measure={"warmup_steps": 1, "steps": 4, "launches": launches // 10}))
+        for cell in cells:
+            for number in range(1, launches // 10 + 1):
+                store.write_record(example_record(cell, number, step_s=0.2 + number / 1e6))
+        process = subprocess.Popen([sys.executable, "-m", "benchbox", "report", store.path], stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        return usage.ru_maxrss * 1024
+
+    small, large = benchmark.pedantic(lambda: (peak_bytes(200), peak_bytes(3_200)), rounds=1)
+    growth, record_bytes = (large - small) / 3_000, len(json.dumps(example_record()))
+    peaks = f"{small / MIB:.0f} MiB for 200 launches, {large / MIB:.0f} MiB for 3,200"
+    print(f"\nreporting: {peaks}: {growth / 1024:.1f} KiB for each launch, of {record_bytes / 1024:.1f} KiB of JSON")
+    record_ratio(benchmark, "memory_of_reporting_over_record", growth / record_bytes, better="lower")
+    assert growth < 0.8 * record_bytes  # holding all records takes 1.06
 
 
 def test_verifying_takes_a_few_kilobytes_of_memory_for_each_launch(benchmark, tmp_path):

@@ -75,6 +75,15 @@ def test_records_come_in_the_order_of_the_plan_then_by_launch_and_only_of_planne
     assert [record["launch"] for record in store.records()] == [1, 2, 10]
 
 
+def test_records_are_written_and_read_in_groups(example, tmp_path, monkeypatch):
+    monkeypatch.setattr("benchbox.store.packed._GROUP_ROWS", 4)
+    path, records = tmp_path / "records.parquet", list(example.records())
+    write_packed(path, iter(records))
+    footer = pq.ParquetFile(path).metadata
+    assert [footer.row_group(group).num_rows for group in range(footer.num_row_groups)] == [4, 4, 4, 3]
+    assert list(read_packed(path)) == records
+
+
 def test_records_in_cells_take_precedence_over_packed_ones(packed):
     oldest = next(packed.records())
     newer = oldest | {"duration_s": 99.0}
