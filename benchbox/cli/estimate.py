@@ -87,7 +87,7 @@ def estimate(
     hardware = None if accelerator is None else _hardware(accelerator, measured or link)
     loaded = load_matrix(target, parse_overrides(sets), policy_dirs)
     cells = plan_cells(loaded, join_expressions(only)).cells
-    predictions = predict_cells(cells, loaded.policy_dirs, device.value)
+    predictions = predict_cells(cells, loaded.policy_dirs, loaded.measure.probed_step, device.value)
     simulations = _simulate(cells, loaded.policy_dirs) if simulate else {}
     if format_ is Format.json:
         rows = [_as_json(cell, predictions[cell.cell_id], hardware, measured) for cell in cells]

@@ -87,12 +87,12 @@ def _print_matrix(loaded: "Matrix", only: "Sequence[str]", *, estimate: bool | N
     if estimate:
         from benchbox.cli.predicting import predict_cells, predict_in_process
 
-        predictions = predict_cells(planned.cells, loaded.policy_dirs)
+        predictions = predict_cells(planned.cells, loaded.policy_dirs, loaded.measure.probed_step)
         if loaded.search:
-            limit, at_most = loaded.measure.memory_limit, loaded.search.at_most
-            largest = predict_in_process(planned.walks, loaded.policy_dirs, limit, at_most)
+            measure, at_most = loaded.measure, loaded.search.at_most
+            largest = predict_in_process(planned.walks, loaded.policy_dirs, measure.probed_step, measure.memory_limit, at_most)
     elif estimate is None and len(planned.cells) <= _MAX_LOOKED_UP:
-        predictions = _read_predictions(planned.cells, loaded.policy_dirs)
+        predictions = _read_predictions(planned.cells, loaded)
     print_plan(loaded, planned, predictions, largest)
     if estimate is None and predictions is None and len(planned.cells) <= _MAX_LOOKED_UP:
         print("no cell was predicted yet: --estimate predicts peak memory and communication")
@@ -101,11 +101,11 @@ def _print_matrix(loaded: "Matrix", only: "Sequence[str]", *, estimate: bool | N
         _print_wrapped(f"this machine cannot run {sum(skip.reason == reason for skip in refused)} of the cells: {reason}")
 
 
-def _read_predictions(cells: "Sequence[Cell]", policy_dirs: "Sequence[Path]") -> "Predictions | None":
+def _read_predictions(cells: "Sequence[Cell]", matrix: "Matrix") -> "Predictions | None":
     """Return the predictions that the user's cache has, or None without any."""
     from benchbox.cli.prediction_cache import PredictionCache
 
-    cache = PredictionCache(policy_dirs)
+    cache = PredictionCache(matrix.policy_dirs, matrix.measure.probed_step)
     predictions = {cell.cell_id: cache.read(cell) for cell in cells}
     if not any(predictions.values()):
         return None

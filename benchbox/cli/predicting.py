@@ -20,10 +20,11 @@ Predictions = Mapping[str, "Estimate | str"]  # by cell id; a reason where there
 def predict_cells(
     cells: Iterable["Cell"],
     policy_dirs: Sequence[Path],
+    step: int,
     device: Literal["cpu", "cuda"] = "cpu",
     notify: Callable[[int], None] = lambda _: None,
 ) -> Predictions:
-    """Return the prediction for each cell, or why there is none, whatever happens to it.
+    """Return the prediction for a step of each cell, or why there is none, whatever happens to it.
 
     Those in the user's cache are read, and the others are made in a process of their own.
 
@@ -32,7 +33,7 @@ def predict_cells(
     """
     from benchbox.cli.prediction_cache import PredictionCache
 
-    cells, cache = list(cells), PredictionCache(policy_dirs, device)
+    cells, cache = list(cells), PredictionCache(policy_dirs, step, device)
     predictions: dict[str, Estimate | str] = {}
     missing = []
     for cell in cells:
@@ -43,16 +44,18 @@ def predict_cells(
     if missing:
         notify(len(missing))
         try:
-            predictions |= _in_process(_trace_cells, missing, policy_dirs, device)
+            predictions |= _in_process(_trace_cells, missing, policy_dirs, step, device)
         except Exception as error:  # noqa: BLE001 (as when memory ends: a prediction never ends a command)
             reason = f"the process that predicts failed: {type(error).__name__}: {error}"
             predictions |= {cell.cell_id: reason for cell in missing}
     return {cell.cell_id: predictions[cell.cell_id] for cell in cells}
 
 
-def _trace_cells(cells: Sequence["Cell"], policy_dirs: Sequence[Path], device: Literal["cpu", "cuda"]) -> Predictions:
+def _trace_cells(
+    cells: Sequence["Cell"], policy_dirs: Sequence[Path], step: int, device: Literal["cpu", "cuda"]
+) -> Predictions:
     """Return predictions that are not in the cache, and write them into it."""
-    estimator = _CachedEstimator(policy_dirs, device)
+    estimator = _CachedEstimator(policy_dirs, step, device)
     predictions: dict[str, Estimate | str] = {}
     for cell in cells:
         try:
@@ -65,18 +68,19 @@ def _trace_cells(cells: Sequence["Cell"], policy_dirs: Sequence[Path], device: L
 
 
 class _CachedEstimator:
-    """Estimates cells, through the user's cache. Imports torch."""
+    """Estimates a step of cells, through the user's cache. Imports torch."""
 
-    def __init__(self, policy_dirs: Sequence[Path], device: Literal["cpu", "cuda"]) -> None:
+    def __init__(self, policy_dirs: Sequence[Path], step: int, device: Literal["cpu", "cuda"]) -> None:
         from benchbox.cli.prediction_cache import PredictionCache
         from benchbox.estimation import Estimator
 
-        self._cache, self._estimator = PredictionCache(policy_dirs, device), Estimator(policy_dirs, device)
+        self._cache, self._estimator = PredictionCache(policy_dirs, step, device), Estimator(policy_dirs, device)
+        self._step = step
 
     def estimate(self, cell: "Cell") -> "Estimate":
         prediction = self._cache.read(cell)
         if prediction is None:
-            prediction = self._estimator.estimate(cell)
+            prediction = self._estimator.estimate(cell, self._step)
             self._cache.write(cell, prediction)
         return prediction
 
@@ -84,6 +88,7 @@ class _CachedEstimator:
 def predict_largest_batches(
     cells: Iterable["Cell"],
     policy_dirs: Sequence[Path],
+    step: int,
     *,
     limit_bytes: int | None,
     at_most: int | None,
@@ -97,7 +102,7 @@ def predict_largest_batches(
     cells = list(cells)
     if limit_bytes is None:
         return {cell.cell_id: "the memory of the device is unknown" for cell in cells}
-    estimator = _CachedEstimator(policy_dirs, device)
+    estimator = _CachedEstimator(policy_dirs, step, device)
     predictions: dict[str, int | str] = {}
     for cell in cells:
 
@@ -112,7 +117,7 @@ def predict_largest_batches(
 
 
 def predict_in_process(
-    cells: Sequence["Cell"], policy_dirs: Sequence[Path], limit_bytes: int | None, at_most: int | None
+    cells: Sequence["Cell"], policy_dirs: Sequence[Path], step: int, limit_bytes: int | None, at_most: int | None
 ) -> "Mapping[str, int | str]":
     """Return the predictions of `predict_largest_batches`, made in a process of its own."""
     from benchbox.launch.capacity import device_memory_bytes
@@ -123,7 +128,7 @@ def predict_in_process(
         device, total = "cuda", device_memory_bytes()
         limit_bytes = min((size for size in (limit_bytes, total) if size is not None), default=None)
     options = {"limit_bytes": limit_bytes, "at_most": at_most, "device": device}
-    return _in_process(predict_largest_batches, cells, policy_dirs, **options)
+    return _in_process(predict_largest_batches, cells, policy_dirs, step, **options)
 
 
 def _in_process(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
@@ -149,16 +154,18 @@ def predict_run(folder: Path, policy_dirs: Sequence[Path], notify: Callable[[int
     Batches beyond the largest that fits have none: they were never measured.
     """
     from benchbox.analysis.summary import summarize
-    from benchbox.spec.cell import Cell
+    from benchbox.spec.cell import Cell, MeasureSpec
     from benchbox.store.predictions import write_predictions
     from benchbox.store.run import RunStore
     from benchbox.theory.prediction import Estimate
 
     store = RunStore(folder)
-    summaries = summarize(store.run(), store.records())
+    run = store.run()
+    summaries = summarize(run, store.records())
     cells = [Cell.from_dict(dict(summary.cell)) for summary in summaries if not summary.beyond_memory]
     sources = {record["memory"]["source"] for summary in summaries for record in summary.records if record["memory"]}
-    predictions = predict_cells(cells, policy_dirs, "cuda" if "torch.cuda" in sources else "cpu", notify)
+    device: Literal["cpu", "cuda"] = "cuda" if "torch.cuda" in sources else "cpu"
+    predictions = predict_cells(cells, policy_dirs, MeasureSpec(**run.measure).probed_step, device, notify)
     return write_predictions(
         folder,
         {cell_id: entry.to_dict() for cell_id, entry in predictions.items() if isinstance(entry, Estimate)},

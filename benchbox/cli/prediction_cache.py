@@ -1,7 +1,8 @@
 """Predictions of cells in the user's cache, so that a cell is traced once. Reading them imports no torch.
 
-`$XDG_CACHE_HOME/benchbox/predictions/<fingerprint>/<cell id>.<device>.json`. The fingerprint is of everything but the cell that
-a trace depends on: the sources of benchbox and of the policy, the libraries, and the files of datasets by size and time.
+`$XDG_CACHE_HOME/benchbox/predictions/<fingerprint>/<cell id>.<device>.json`, under ZeRO-3 with the step before the device. The
+fingerprint is of everything but the cell that a trace depends on: the sources of benchbox and of the policy, the libraries, and
+the files of datasets by size and time.
 """
 
 import hashlib
@@ -24,14 +25,16 @@ _LIBRARIES = ("torch", "transformers", "lerobot", "diffusers")
 
 @dataclass(frozen=True, slots=True)
 class PredictionCache:
-    """Predictions for cells on a device.
+    """Predictions for a step of cells on a device.
 
     Args:
         policy_dirs: where policies are looked for first.
+        step: its number, as `MeasureSpec.probed_step`.
         device: what the cells would run on.
     """
 
-    policy_dirs: Sequence[Path] = ()
+    policy_dirs: Sequence[Path]
+    step: int
     device: Literal["cpu", "cuda"] = "cpu"
     _folders: dict[tuple[Any, ...], Path] = field(default_factory=dict)
     _names: dict[Path, set[str]] = field(default_factory=dict)
@@ -59,7 +62,8 @@ class PredictionCache:
         self._names.setdefault(folder, set()).add(name)
 
     def _name(self, cell: Cell) -> str:
-        return f"{cell.cell_id}.{self.device}.json"
+        step = f".step{self.step}" if cell.backend == "zero3" else ""  # see `Estimator.estimate`
+        return f"{cell.cell_id}{step}.{self.device}.json"
 
     def _folder(self, cell: Cell) -> Path:
         key = (cell.policy, cell.data)

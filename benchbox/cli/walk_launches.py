@@ -104,7 +104,10 @@ class WalkLaunches:
 
         console.print(f"predicting the largest batch of {len(missing)} walks")
         starts = [self._cell(walk["cells"][0]) for walk in missing]
-        predictions = predict_in_process(starts, self.policy_dirs, self.measure.memory_limit, missing[0]["at_most"])
+        measure = self.measure
+        predictions = predict_in_process(
+            starts, self.policy_dirs, measure.probed_step, measure.memory_limit, missing[0]["at_most"]
+        )
         for walk in missing:
             prediction = predictions[walk["cells"][0]]
             walk["predicted_batch"] = prediction if isinstance(prediction, int) else None

@@ -26,6 +26,7 @@ from benchbox.data.samples.synthetic import SyntheticSamples
 from benchbox.errors import DataError, UnsupportedError
 from benchbox.estimation.fake import make_fake, make_fake_batch, new_fake_mode
 from benchbox.estimation.groups import fake_process_group
+from benchbox.estimation.parts import fixed_parts, read_parts
 from benchbox.estimation.structure import module_names, read_structure, unit_modules
 from benchbox.estimation.tracing import trace_step
 from benchbox.optim import freeze, plan_groups
@@ -39,13 +40,14 @@ from benchbox.theory.sharding import MODELS
 from benchbox.theory.structure import CellSetup, Structure, Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import Literal
 
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from benchbox.data.loading.loader import SampleMaker
+    from benchbox.estimation.parts import Parts
     from benchbox.registry.contracts import Batch, Policy
     from benchbox.spec.cell import Cell
 
@@ -54,6 +56,7 @@ _MOST_SAMPLES = 8  # of the global batch that are read to see which optional par
 # operation is slow: 0.2 s and 0.9 s for a tiny policy, 1.2 s and 1.9 s for 33 M parameters and two samples.
 MAX_REAL_WORK = 2**26
 _CPU_KERNELS = "traced with the kernels of a CPU: those of a GPU may keep other results for backward, and need workspaces"
+_Trace = tuple[Structure, Timeline, tuple[str, ...]]
 _STATES = {"benchbox.backends.optimizers:kahan_adamw": 3}  # two moments, and what rounding lost
 
 
@@ -67,10 +70,14 @@ class Estimator:
 
     def __init__(self, policy_dirs: Sequence[Path] = (), device: Literal["cpu", "cuda"] = "cpu") -> None:
         self._policy_dirs, self._device = policy_dirs, device
-        self._traces: dict[object, tuple[Structure, Timeline, tuple[str, ...]]] = {}
+        self._traces: dict[tuple[Cell, tuple[Parts, ...] | None], _Trace] = {}
 
-    def estimate(self, cell: Cell) -> Estimate:
+    def estimate(self, cell: Cell, step: int | None = None) -> Estimate:
         """Return the prediction for a cell.
+
+        Args:
+            step: the number of the step that is predicted, from 0 on. It matters under ZeRO-3 alone, where the parameters that
+                a step fetches depend on the modules that the steps before it used. None: one after others like it.
 
         Raises:
             ConfigurationError: there is no such policy, size or recipe, or its data cannot be brought into its form.
@@ -80,24 +87,37 @@ class Estimator:
             raise UnsupportedError(f"there is no formula for the memory of backend {cell.backend}")
         if cell.compile != "off":
             raise UnsupportedError("what a compiled graph keeps for its backward, and its buffers, are not predicted")
-        structure, timeline, notes = self._trace(cell)
+        structure, timeline, notes = self._trace(cell, step)
         return predict(structure, timeline, _setup(cell, self._device), notes)
 
-    def _trace(self, cell: Cell) -> tuple[Structure, Timeline, tuple[str, ...]]:
+    def _trace(self, cell: Cell, step: int | None) -> tuple[Structure, Timeline, tuple[str, ...]]:
         recipe = recipe_by_name(cell.recipe)
         traced = replace(
-            cell, backend="", shard_size=None, recipe=f"{recipe.storage} {recipe.compute}", accumulation=1, seed=0,
-            world_size=min(cell.world_size, _MOST_SAMPLES),
+            cell, backend="zero3" if cell.backend == "zero3" else "", shard_size=None, accumulation=1, seed=0,
+            recipe=f"{recipe.storage} {recipe.compute}", world_size=min(cell.world_size, _MOST_SAMPLES),
         )  # fmt: skip
-        if traced not in self._traces:
-            self._traces[traced] = _trace_cell(cell, self._policy_dirs)
-        structure, timeline, notes = self._traces[traced]
+        key = traced, self._varying_parts(cell, step)
+        if key not in self._traces:
+            self._traces[key] = _trace_cell(cell, self._policy_dirs, key[1])
+        structure, timeline, notes = self._traces[key]
         return structure, timeline, (*notes, *([_CPU_KERNELS] if self._device == "cuda" else []))
 
+    def _varying_parts(self, cell: Cell, step: int | None) -> tuple[Parts, ...] | None:
+        """Return the optional parts in every micro-step up to the end of a step, or None where they do not matter."""
+        if step is None or cell.backend != "zero3":
+            return None
+        try:
+            parts = read_parts(cell, _construct(cell, self._policy_dirs), step + 1)
+        except DataError:  # the dataset is not on this machine: see `_open_samples`
+            return None
+        return parts if len(set(parts)) > 1 else None
 
-def estimate(cell: Cell, policy_dirs: Sequence[Path] = (), device: Literal["cpu", "cuda"] = "cpu") -> Estimate:
+
+def estimate(
+    cell: Cell, policy_dirs: Sequence[Path] = (), device: Literal["cpu", "cuda"] = "cpu", step: int | None = None
+) -> Estimate:
     """Return the prediction for one cell. For several use an `Estimator`, which shares traces."""
-    return Estimator(policy_dirs, device).estimate(cell)
+    return Estimator(policy_dirs, device).estimate(cell, step)
 
 
 def _setup(cell: Cell, device: Literal["cpu", "cuda"]) -> CellSetup:
@@ -122,10 +142,15 @@ def _setup(cell: Cell, device: Literal["cpu", "cuda"]) -> CellSetup:
     )
 
 
-def _trace_cell(cell: Cell, policy_dirs: Sequence[Path]) -> tuple[Structure, Timeline, tuple[str, ...]]:
-    recipe = recipe_by_name(cell.recipe)
+def _construct(cell: Cell, policy_dirs: Sequence[Path]) -> Policy:
     axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=cell.checkpointing, mode=cell.data.mode)
-    policy = construct_policy(cell, axes, torch.device("cpu"), policy_dirs)
+    return construct_policy(cell, axes, torch.device("cpu"), policy_dirs)
+
+
+def _trace_cell(cell: Cell, policy_dirs: Sequence[Path], parts: tuple[Parts, ...] | None) -> _Trace:
+    """Return the trace of a step: of the last micro-step of those with these parts, or one like all before it."""
+    recipe = recipe_by_name(cell.recipe)
+    policy = _construct(cell, policy_dirs)
     assert isinstance(policy, nn.Module)
     is_real = sum(parameter.numel() for parameter in policy.parameters()) * cell.batch <= MAX_REAL_WORK
     if is_real:
@@ -144,22 +169,39 @@ def _trace_cell(cell: Cell, policy_dirs: Sequence[Path]) -> tuple[Structure, Tim
         make_fake(policy, mode)
         batch = make_fake_batch(batch, mode)
     structure = read_structure(policy, plans, batch_bytes)
-    units = unit_modules(policy, "fsdp1") | unit_modules(policy, "fsdp2")
-    try:
-        with fake_process_group(cell.world_size):
-            timeline = trace_step(
+
+    def trace(present: Parts | None) -> Timeline:
+        with fake_process_group(cell.world_size), fixed_parts(policy, present):
+            return trace_step(
                 policy,
                 batch,
                 mode,
-                units=units,
-                calls=module_names(policy),
+                units=unit_modules(policy, "fsdp1") | unit_modules(policy, "fsdp2"),
+                uses=module_names(policy) if cell.backend == "zero3" else None,
                 autocast=DTYPES[recipe.compute] if recipe.storage != recipe.compute else None,
             )
+
+    try:
+        timeline = trace(parts[-1] if parts else None)
+        if parts:
+            timeline = _with_earlier(timeline, parts, trace)
     except Exception as error:
         reason = shorten(str(error), 200, placeholder=" ...")
         message = f"the step of {cell.policy} cannot be traced: {type(error).__name__}: {reason}"
         raise UnsupportedError(message) from error
     return structure, timeline, notes
+
+
+def _with_earlier(timeline: Timeline, parts: tuple[Parts, ...], trace: Callable[[Parts], Timeline]) -> Timeline:
+    """Return a timeline with the uses of modules in the micro-steps before it, of which `parts` has the optional parts."""
+    timelines = {parts[-1]: timeline}
+    for present in parts:
+        if present not in timelines:
+            timelines[present] = trace(present)
+    external: dict[str, tuple[int, ...]] = {}
+    for other in timelines.values():
+        external |= {name: (*external.get(name, ()), *numbers) for name, numbers in other.external.items()}
+    return replace(timeline, earlier=tuple(timelines[present].uses for present in parts[:-1]), external=external)
 
 
 def _open_samples(cell: Cell, policy: Policy) -> tuple[SampleMaker, tuple[str, ...]]:

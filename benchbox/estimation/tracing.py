@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from benchbox.estimation.module_uses import ModuleUses
 from benchbox.measure.flops import FlopCounter
 from benchbox.observer.hooks.collectives import CollectiveCounter
 from benchbox.observer.hooks.dispatch import in_backward
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from benchbox.registry.contracts import Batch
+    from benchbox.theory.structure import EventKind
 
 
 class _Recorder(TorchDispatchMode):
@@ -83,6 +85,10 @@ class _Recorder(TorchDispatchMode):
         if key in self._live:
             self.events.append(Event("free", self._live.pop(key)[0]))
 
+    def record(self, kind: EventKind, name: str = "") -> None:
+        """Record an event of a module."""
+        self.events.append(Event(kind, name=name))
+
     def complete_gradient(self, number: int, gradient: Tensor) -> None:
         """Record that a gradient is complete. Where it is kept is the backend's business, so it is no activation any more."""
         self._free(gradient.untyped_storage()._cdata)  # noqa: SLF001
@@ -112,8 +118,8 @@ def trace_step(
     mode: FakeTensorMode | nullcontext[None],
     *,
     units: Mapping[nn.Module, str],
-    calls: Mapping[nn.Module, str],
     autocast: torch.dtype | None,
+    uses: Mapping[nn.Module, str] | None = None,
 ) -> Timeline:
     """Trace forward and backward of one micro-batch.
 
@@ -121,11 +127,12 @@ def trace_step(
         policy: on fake tensors of `mode`, or on real ones without it, in the dtypes in which it computes.
         batch: real, or fake where it is large and the policy is.
         units: name of each sharded module.
-        calls: name of each module.
         autocast: dtype of autocast, if the recipe has it.
+        uses: name of every module for a trace of their uses.
     """
     recorder = _Recorder([*policy.parameters(), *policy.buffers(), *batch.values()])
     numbers = {parameter: number for number, parameter in enumerate(policy.parameters())}
+    module_uses = ModuleUses(uses or {}, numbers, recorder.record)
     with ExitStack() as stack:
         for parameter, number in numbers.items():
             if parameter.requires_grad:
@@ -133,12 +140,13 @@ def trace_step(
                     lambda parameter, number=number: recorder.complete_gradient(number, parameter.grad)
                 )
                 stack.callback(handle.remove)
-        stack.enter_context(_module_events(recorder, units, calls))
+        stack.enter_context(_unit_events(recorder, units))
+        stack.enter_context(module_uses.recording())
         stack.enter_context(mode)
         stack.enter_context(recorder)
         with nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast):
             losses = policy(batch)
-        recorder.events.append(Event("forward_end"))
+        recorder.record("forward_end")
         logits = recorder.largest_kept_product()
         losses.total.backward()
     events = tuple(recorder.events)
@@ -152,37 +160,33 @@ def trace_step(
         recomputed_flops=flops.recomputed,
         collectives=collectives,
         logits_bytes=logits,
+        external=module_uses.external,
     )
 
 
 @contextmanager
-def _module_events(recorder: _Recorder, units: Mapping[nn.Module, str], calls: Mapping[nn.Module, str]) -> Iterator[None]:
-    """Record where modules are entered and left: hooks as those of FSDP, on modules and on the tensors that they return."""
+def _unit_events(recorder: _Recorder, units: Mapping[nn.Module, str]) -> Iterator[None]:
+    """Record where units are entered and left: hooks as those of FSDP, on modules and on the tensors that they return."""
     handles: list[Any] = []
 
-    def record(kind: Any, name: str) -> None:
-        recorder.events.append(Event(kind, name=name))
-
     def enter(name: str, *_: Any) -> None:
-        record("enter_again" if in_backward() else "enter", name)
+        recorder.record("enter_again" if in_backward() else "enter", name)
 
     def leave(name: str, result: Any) -> None:
         if in_backward():
             return
-        record("leave", name)
+        recorder.record("leave", name)
         seen: list[bool] = []
 
         def begin_backward(_: Tensor) -> None:
             if not seen:
                 seen.append(True)
-                record("enter_backward", name)
+                recorder.record("enter_backward", name)
 
         for tensor in list_tensors((result,)):
             if tensor.requires_grad:
                 tensor.register_hook(begin_backward)
 
-    for module, name in calls.items():
-        handles.append(module.register_forward_pre_hook(lambda *_, name=name: None if in_backward() else record("call", name)))
     for module, name in units.items():
         handles.append(module.register_forward_pre_hook(lambda *_, name=name: enter(name)))
         handles.append(module.register_forward_hook(lambda _module, _arguments, result, name=name: leave(name, result)))

@@ -164,6 +164,11 @@ class Policy(Protocol):
     A policy from `benchbox.adapt` has three methods more: `apply_axes`, called after `build`, `own_samples`, where it generates
     its batches, and `freeze_unused_parameters`. It has no `work` without a formula.
 
+    A policy that uses other modules where parts of a batch are missing has `optional`, a mapping from the names of these parts
+    to the fields that mask them, and `prepare_batch(batch)`, which its step calls: it returns the batch without what this
+    training step drops, and the names of the parts that are then present on any rank, (Batch, frozenset of str).
+    `benchbox estimate` reads from it which parts a step will have.
+
     A policy whose weights others publish may have `published_state_dict()`, which returns them under the published names, or
     raises UnsupportedError: `benchbox export` calls it.
     """

@@ -69,8 +69,10 @@ def copy_meta_policy(cell: Cell, policy: Policy) -> Policy | None:
     return meta_policy
 
 
-def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0) -> MicroBatchStream:
+def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0, on_host: bool = False) -> MicroBatchStream:
     """Open the micro-batches of this rank, in the form that the policy needs, from optimizer step `start_step` on. Close it.
+
+    They are copied to the GPU, where there is one, unless they are to stay `on_host`.
 
     Raises:
         ConfigurationError: the data cannot be brought into the form that the policy needs.
@@ -88,6 +90,7 @@ def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0
         order=cell.order,
         start_step=start_step,
         own_samples=own_samples,
+        on_host=on_host,
     )
 
 

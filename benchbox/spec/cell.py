@@ -207,3 +207,8 @@ class MeasureSpec:
     timeout_s: float = 600.0  # of one launch, start to end
     hang_after_s: float = 120.0  # without progress of any rank, once the first rank has begun to step
     memory_limit: int | None = None  # bytes of one rank, beyond which it ends as oom
+
+    @property
+    def probed_step(self) -> int:
+        """Number of the step, from 0 on, whose memory and collectives are recorded: the second after those that are timed."""
+        return self.warmup_steps + self.steps + 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.theory.padding import ddp_buckets, fsdp1_flat_numel, fsdp2_shard_numel, zero_buckets, zero_group_numel
 from benchbox.theory.structure import ROOT, entered_in_backward, fsdp2_backward_gathers
-from benchbox.theory.zero3 import forward_gathers, is_persistent, partitioned_numel
+from benchbox.theory.zero3 import fetch_parameters, is_persistent, partitioned_numel
 
 if TYPE_CHECKING:
     from benchbox.theory.structure import CellSetup, Structure, Timeline
@@ -134,13 +134,15 @@ def _add_zero12(tally: Tally, structure: Structure, timeline: Timeline, setup: C
 
 
 def _add_zero3(tally: Tally, structure: Structure, timeline: Timeline, setup: CellSetup) -> None:
-    """Add the all-gathers of forward, which stay until backward ends, those of what is always whole after the step, the
-    reduce-scatters of buckets and the norms of groups in float64.
+    """Add the all-gathers of modules and, after the step, of what persists, the broadcasts by which the ranks compare an order
+    of modules that they have recorded, the reduce-scatters of buckets and the norms of groups in float64.
     """
     shards, parameters = setup.world_size, structure.parameters
-    gathers = [numbers for call in forward_gathers(structure, timeline) for numbers in call]
-    for numbers in gathers * setup.accumulation:
-        tally.add("all_gather", sum(partitioned_numel(parameters[number], shards) for number in numbers) * setup.live_size)
+    for micro_step in fetch_parameters(structure, timeline, setup.accumulation):
+        for size in micro_step.broadcasts:
+            tally.add("broadcast", size)
+        for numbers in (numbers for fetch in micro_step.fetches for numbers in fetch.gathers):
+            tally.add("all_gather", sum(partitioned_numel(parameters[number], shards) for number in numbers) * setup.live_size)
     for parameter in parameters:
         if is_persistent(parameter, structure):  # DeepSpeed gathers these one by one
             tally.add("all_gather", partitioned_numel(parameter, shards) * setup.live_size)

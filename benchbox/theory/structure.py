@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 ROOT = ""  # the unit of the parameters that no sharded module has
 
-EventKind = Literal["allocate", "free", "enter", "leave", "enter_again", "enter_backward", "gradient", "forward_end", "call"]
+UseKind = Literal["call", "return", "call_backward", "return_backward"]
+EventKind = UseKind | Literal["allocate", "free", "enter", "leave", "enter_again", "enter_backward", "gradient", "forward_end"]
+USES: frozenset[EventKind] = frozenset({"call", "return", "call_backward", "return_backward"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +42,9 @@ class Event:
 
     `allocate` and `free` have bytes of activations. `gradient` has the number of a parameter whose gradient is complete: if
     that was an activation, its memory was freed just before. The others have the name of a module: a sharded module is entered
-    and left in forward, entered again where backward repeats its forward, and entered in backward; `call` is the call of any
-    module in forward.
+    and left in forward, entered again where backward repeats its forward, and entered in backward. What ZeRO-3 sees of any
+    module, its uses, are its `call` and `return` in forward and the same in backward: when the gradient of something that it
+    returned is complete, and when those of all its inputs are.
     """
 
     kind: EventKind
@@ -51,13 +54,25 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """Events of forward and backward of one micro-batch, without sharding, in the order in which they happen."""
+    """Events of forward and backward of one micro-batch, without sharding, in the order in which they happen.
+
+    For ZeRO-3, `external` has the numbers of the parameters that a module reads from modules that are not called within it, and
+    `earlier` the uses of modules in the micro-steps before this one, from the first of the training on; None if those are not
+    known, and taken to be as in this one.
+    """
 
     events: tuple[Event, ...]
     model_flops: int = 0
     recomputed_flops: int = 0
     collectives: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # of the policy itself: count, bytes
     logits_bytes: int = 0  # the largest result of a matrix product that forward keeps
+    external: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    earlier: tuple[tuple[Event, ...], ...] | None = None
+
+    @property
+    def uses(self) -> tuple[Event, ...]:
+        """The uses of modules. Only a trace for ZeRO-3 has them."""
+        return tuple(event for event in self.events if event.kind in USES)
 
     @property
     def gradients(self) -> tuple[int, ...]:

@@ -190,6 +190,7 @@ def open_stream(
     order: str = "frame_shuffle",
     start_step: int = 0,
     own_samples: SampleSource | None = None,
+    on_host: bool = False,
 ) -> MicroBatchStream:
     """Open the stream of one rank's micro-batches for the policy's `spec`, beginning with step `start_step`.
 
@@ -200,6 +201,7 @@ def open_stream(
     Args:
         spec: None for a policy that generates its `own_samples`.
         order: frame_shuffle, episode_shuffle or sequential.
+        on_host: whether micro-batches stay on the host also where there is a GPU.
 
     Raises:
         ConfigurationError: the data cannot be provided in the form that the policy requires.
@@ -211,7 +213,7 @@ def open_stream(
         assert spec is not None, "a policy reads a dataset or generates its samples"
         samples = open_samples(data, spec, seed)
     data_use = DataUse(describe_data(data, samples))
-    pinned = torch.cuda.is_available()
+    pinned = torch.cuda.is_available() and not on_host
     if order == "episode_shuffle":
         samples_per_rank = batch * accumulation
         shuffle = EpisodeShuffle(

@@ -1,4 +1,4 @@
-"""Memory of a rank under each backend, and when it needs it: one module for each library."""
+"""Memory of a rank under each backend, and when it needs it: one module for each way of sharding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from benchbox.theory.sharding.fsdp1 import Fsdp1Model
 from benchbox.theory.sharding.fsdp2 import Fsdp2Model
 from benchbox.theory.sharding.replicated import DdpModel, SingleModel
-from benchbox.theory.sharding.zero import Zero3Model, Zero12Model
+from benchbox.theory.sharding.zero import Zero12Model
+from benchbox.theory.sharding.zero3 import Zero3Model
 
 if TYPE_CHECKING:
     from benchbox.theory.sharding.base import MemoryModel

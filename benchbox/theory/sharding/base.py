@@ -72,11 +72,11 @@ class MemoryModel(ABC):
                 self._enter_backward(event.name)
             case "gradient":
                 self._take_gradient(event.size)
-            case "call":
-                self._call(event.name)
             case "forward_end":
                 self._end_forward()
                 self.ledger.stage = "backward"
+            case _:
+                self._use()
 
     @abstractmethod
     def _store(self) -> None:
@@ -109,7 +109,7 @@ class MemoryModel(ABC):
 
     def _end_backward(self) -> None: ...  # noqa: B027 (overridden where there is something to do)
 
-    def _call(self, name: str) -> None: ...  # noqa: B027 (overridden where there is something to do)
+    def _use(self) -> None: ...  # noqa: B027 (overridden where there is something to do)
 
     def numel(self, number: int) -> int:
         return self.structure.parameters[number].numel

@@ -1,4 +1,4 @@
-"""Memory of DeepSpeed ZeRO 1, 2 and 3 (`contiguous_gradients`, without offload)."""
+"""Memory of DeepSpeed ZeRO 1 and 2 (`contiguous_gradients`, without offload)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from benchbox.theory.communication import bucket_limit
-from benchbox.theory.padding import round_up, zero_group_numel
+from benchbox.theory.padding import zero_group_numel
 from benchbox.theory.sharding.base import MemoryModel
-from benchbox.theory.zero3 import forward_gathers, is_persistent, partitioned_numel
 
 if TYPE_CHECKING:
     from benchbox.theory.structure import CellSetup, Structure, Timeline
@@ -113,59 +112,3 @@ class Zero12Model(MemoryModel):
                 ledger.add("workspace", -numel * setup.stepped_size)
             ledger.add("workspace", -numel * setup.live_size)
         ledger.clear("gradients")  # one tensor for all groups
-
-
-class Zero3Model(MemoryModel):
-    """Partitioned parameters, masters, moments and gradients; parameters that are fetched stay until backward ends."""
-
-    def __init__(self, structure: Structure, timeline: Timeline, setup: CellSetup) -> None:
-        super().__init__(structure, timeline, setup)
-        self._gathers = forward_gathers(structure, timeline)
-        self._calls = 0
-
-    def _partitions(self, numbers: tuple[int, ...]) -> int:
-        shards = self.setup.world_size
-        return sum(partitioned_numel(self.structure.parameters[number], shards) // shards for number in numbers)
-
-    def _store(self) -> None:
-        setup, structure = self.setup, self.structure
-        stepped = self.stepped_numel
-        self.ledger.add("parameters", self._partitions(tuple(range(len(structure.parameters)))) * setup.live_size)
-        persistent = (parameter.numel for parameter in structure.parameters if is_persistent(parameter, structure))
-        self.ledger.add("all_gather", sum(persistent) * setup.live_size)
-        self.ledger.add("masters", stepped * setup.stepped_size)
-        self.ledger.add("moments", setup.states * stepped * setup.moment_size)
-        self.ledger.add("gradients", stepped * setup.live_size)
-        self.ledger.add("reduction", bucket_limit(structure) * setup.live_size)
-
-    @property
-    def stepped_numel(self) -> int:
-        return self._partitions(self.structure.trained)
-
-    def _begin_forward(self) -> None:
-        self._calls = 0
-
-    def _call(self, name: str) -> None:  # noqa: ARG002 (calls are numbered)
-        for numbers in self._gathers[self._calls]:
-            buffer = sum(partitioned_numel(self.structure.parameters[n], self.setup.world_size) for n in numbers)
-            self.ledger.add("all_gather", buffer * self.setup.live_size)
-            self.ledger.add("all_gather", sum(map(self.numel, numbers)) * self.setup.live_size)
-            self.ledger.add("all_gather", -buffer * self.setup.live_size)
-        self._calls += 1
-
-    def _take_gradient(self, number: int) -> None:
-        self.ledger.pass_through("gradients", self.numel(number) * self.setup.live_size)
-
-    def _end_backward(self) -> None:
-        shards, parameters = self.setup.world_size, self.structure.parameters
-        trained = sum(partitioned_numel(parameters[number], shards) for number in self.structure.trained)
-        size = min(trained, round_up(bucket_limit(self.structure), shards)) * self.setup.live_size
-        self.ledger.pass_through("reduction", size + size // shards)  # what is scattered, and its result
-        for numbers in (numbers for call in self._gathers for numbers in call):
-            self.ledger.add("all_gather", -sum(map(self.numel, numbers)) * self.setup.live_size)
-
-    def _finish(self) -> None:
-        setup = self.setup
-        self.ledger.stage = "optimizer"
-        for numbers in self.structure.groups.values():
-            self.ledger.pass_through("workspace", self._partitions(tuple(numbers)) * setup.stepped_size)

@@ -100,8 +100,9 @@ def test_a_plan_shows_predictions_when_asked_and_then_those_it_has(matrix, fille
 
 def test_a_prediction_is_traced_once_and_is_the_same_from_the_cache(matrix, estimated, filled_cache):
     read = []
-    cells = plan_cells(load_matrix(Path(matrix), {}, [])).cells
-    predict_cells(cells, [], notify=read.append)
+    loaded = load_matrix(Path(matrix), {}, [])
+    cells = plan_cells(loaded).cells
+    predict_cells(cells, [], loaded.measure.probed_step, notify=read.append)
     assert (invoke("estimate", matrix), read) == (estimated[1], [])
     assert len([*filled_cache.rglob("*.json")]) == len(cells) == 2
 
@@ -113,7 +114,7 @@ def test_a_prediction_that_fails_in_any_way_is_a_reason(cache, tmp_path):
         (tmp_path / "policies" / name / "presets.yaml").write_text("tiny: {}\n")
         (tmp_path / "policies" / name / "policy.py").write_text(f"def build(preset, axes):\n    {body}\n")
         cell = Cell(policy=name, size="tiny", backend="ddp", world_size=2, batch=1)
-        ((_, reason),) = predict_cells([cell], [tmp_path / "policies"]).items()
+        ((_, reason),) = predict_cells([cell], [tmp_path / "policies"], 3).items()
         assert ("no weights" if name == "broken" else "the process that predicts failed") in reason
 
 

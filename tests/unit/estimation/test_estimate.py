@@ -6,10 +6,14 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from benchbox.errors import UnsupportedError
 from benchbox.estimation import Estimator
+from benchbox.estimation.parts import read_parts
+from benchbox.registry.contracts import Axes
+from benchbox.session.construction import construct_policy
 from benchbox.spec.cell import DataSpec, OptimSpec
 from tests.support.ranks import tiny_cell
 
@@ -22,7 +26,7 @@ def estimator():
 def test_one_trace_serves_all_backends_ranks_and_micro_steps(estimator):
     cells = [
         tiny_cell(backend=backend, world_size=ranks, accumulation=accumulation)
-        for backend, ranks, accumulation in (("ddp", 8, 1), ("fsdp2", 1024, 1), ("zero3", 64, 2), ("hsdp", 8, 3))
+        for backend, ranks, accumulation in (("ddp", 8, 1), ("fsdp2", 1024, 1), ("zero2", 64, 2), ("hsdp", 8, 3))
     ]
     estimates = [estimator.estimate(cell) for cell in cells]
     assert len(estimator._traces) == 1
@@ -76,6 +80,50 @@ def test_a_small_policy_is_traced_on_real_tensors_with_the_same_result(monkeypat
     monkeypatch.setattr(module, "MAX_REAL_WORK", real.total_numel * cell.batch - 1)
     assert Estimator().estimate(cell) == real
     assert traced == ["fake"]
+
+
+def test_zero3_has_a_trace_of_its_own_which_serves_every_step_of_the_same_parts():
+    """Other backends need no uses of modules. pi05 uses the same modules in every step."""
+    estimator = Estimator()
+    estimates = [estimator.estimate(tiny_cell(backend="zero3", accumulation=3), step) for step in (None, 4, 5)]
+    assert estimates[0] == estimates[1] == estimates[2]
+    estimator.estimate(tiny_cell(backend="ddp"), 5)
+    assert [bool(timeline.uses) for _, timeline, _ in estimator._traces.values()] == [True, False]
+
+
+def test_the_activations_of_a_step_under_zero3_are_of_the_parts_that_its_samples_have():
+    """A subgoal is encoded by the vision tower, whose activations are kept."""
+    estimator, cell = Estimator(), tiny_cell(policy="pi07_paligemma", backend="zero3", batch=1)
+    parts = read_parts(cell, policy_of(cell), 4)
+    kept = [estimator.estimate(cell, step).components["activations"] for step in range(4)]
+    with_subgoal, without = (
+        [size for present, size in zip(parts, kept, strict=True) if ("subgoal" in present) == has] for has in (True, False)
+    )
+    assert with_subgoal
+    assert without
+    assert min(with_subgoal) > max(without)
+
+
+def policy_of(cell):
+    return construct_policy(cell, Axes(), torch.device("cpu"), ())
+
+
+def test_the_parts_of_a_micro_step_are_those_that_any_rank_has():
+    """Each rank has consecutive samples of a step, and each micro-step consecutive ones of a rank's."""
+    one, two, four = (
+        read_parts(cell, policy_of(cell), 6)
+        for cell in (tiny_cell(policy="pi07_low_level", world_size=n, batch=1, accumulation=4 // n) for n in (1, 2, 4))
+    )
+    assert len({*one}) > 1
+    assert two == tuple(one[first] | one[first + 2] for step in range(6) for first in (4 * step, 4 * step + 1))
+    assert four == tuple(frozenset().union(*one[4 * step : 4 * step + 4]) for step in range(6))
+
+
+def test_parts_are_not_read_from_very_many_samples_nor_for_a_policy_that_needs_all_it_reads():
+    assert read_parts(tiny_cell(policy="value"), policy_of(tiny_cell(policy="value")), 2) == ()
+    many = tiny_cell(policy="pi07_low_level", batch=1024)
+    assert len(read_parts(many, policy_of(many), 2)) == 2
+    assert read_parts(many, policy_of(many), 3) == ()
 
 
 def test_recipes_store_what_they_say(estimator):

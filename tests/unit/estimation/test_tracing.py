@@ -41,9 +41,8 @@ def batch_of(*, mask):
 def traced(model, batch):
     mode, model = new_fake_mode(), deepcopy(model)
     make_fake(model, mode)
-    names = {module: name for name, module in model.named_modules()}
-    units = {module: name for module, name in names.items() if isinstance(module, nn.Sequential)}
-    return trace_step(model, make_fake_batch(batch, mode), mode, units=units, calls=names, autocast=None)
+    units = {module: name for name, module in model.named_modules() if isinstance(module, nn.Sequential)}
+    return trace_step(model, make_fake_batch(batch, mode), mode, units=units, autocast=None)
 
 
 @pytest.mark.parametrize("mask", [True, False])
@@ -98,8 +97,10 @@ def test_a_trace_leaves_nothing_behind():
     model, mode = Layers(checkpointing=False), new_fake_mode()
     make_fake(model, mode)
     names = {module: name for name, module in model.named_modules()}
-    first, second = (
-        trace_step(model, make_fake_batch(batch_of(mask=True), mode), mode, units={}, calls=names, autocast=None) for _ in "12"
+    first, second, without = (
+        trace_step(model, make_fake_batch(batch_of(mask=True), mode), mode, units={}, autocast=None, uses=uses)
+        for uses in (names, names, None)
     )
     assert first.events == second.events
+    assert first.uses != without.uses == ()
     assert all(parameter.grad is None for parameter in model.parameters())

@@ -26,14 +26,12 @@ STRUCTURE = Structure(
 )
 TIMELINE = Timeline(
     events=(
-        Event("call", name=""),
         Event("enter", name=""),
         *(
             event
             for name in LAYERS
             for event in (
                 Event("enter", name=name),
-                Event("call", name=name),
                 Event("allocate", 10**6),
                 Event("leave", name=name),
             )
