@@ -82,7 +82,7 @@ def fetch_parameters(structure: Structure, timeline: Timeline, accumulation: int
     """
     earlier = timeline.earlier
     if earlier is None:
-        earlier = (timeline.uses,) * (2 * accumulation + accumulation - 1)
+        earlier = (timeline.uses,) * (3 * accumulation - 1)
     coordinator = _Coordinator(structure, timeline)
     micro_steps = []
     for number, uses in enumerate((*earlier, timeline.uses), start=1):
@@ -137,8 +137,6 @@ class _Coordinator:
     def end_step(self) -> None:
         """Partition all parameters, and gather those that persist."""
         self._in_flight.clear()
-        for users in self._users:
-            users.clear()
         self._available = set(self._persistent)
 
     def _reset(self) -> tuple[int, ...]:

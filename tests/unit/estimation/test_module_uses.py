@@ -143,6 +143,19 @@ def test_a_parameter_that_a_module_reads_elsewhere_is_its_own_too():
     assert traced(layer, torch.ones(2, 4))[1] == {}
 
 
+def test_an_input_without_a_gradient_is_not_waited_for():
+    uses, _, _ = traced(nn.Bilinear(4, 4, 4), torch.ones(2, 4, requires_grad=True), torch.ones(2, 4))
+    assert uses == [("call", "root"), ("return", "root"), ("call_backward", "root"), ("return_backward", "root")]
+
+
+def test_a_parameter_that_is_read_outside_of_all_modules_belongs_to_none():
+    layer = nn.Linear(4, 4)
+    recorder = ModuleUses({layer: "layer"}, dict.fromkeys(layer.parameters(), 0), lambda kind, name: None)
+    with recorder.recording():
+        assert layer.weight.shape == (4, 4)
+    assert recorder.external == {}
+
+
 def test_nothing_stays_behind():
     """Neither hooks nor the dictionaries that watch parameters, and gradients are those without any of it."""
     torch.manual_seed(0)
