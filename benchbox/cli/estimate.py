@@ -87,7 +87,9 @@ def estimate(
     hardware = None if accelerator is None else _hardware(accelerator, measured or link)
     loaded = load_matrix(target, parse_overrides(sets), policy_dirs)
     cells = plan_cells(loaded, join_expressions(only)).cells
-    predictions = predict_cells(cells, loaded.policy_dirs, loaded.measure.probed_step, device.value)
+    # A simulation repeats one step.
+    step = None if simulate else loaded.measure.probed_step
+    predictions = predict_cells(cells, loaded.policy_dirs, step, device.value)
     simulations = _simulate(cells, loaded.policy_dirs) if simulate else {}
     if format_ is Format.json:
         rows = [_as_json(cell, predictions[cell.cell_id], hardware, measured) for cell in cells]

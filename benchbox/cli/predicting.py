@@ -20,7 +20,7 @@ Predictions = Mapping[str, "Estimate | str"]  # by cell id; a reason where there
 def predict_cells(
     cells: Iterable["Cell"],
     policy_dirs: Sequence[Path],
-    step: int,
+    step: int | None,
     device: Literal["cpu", "cuda"] = "cpu",
     notify: Callable[[int], None] = lambda _: None,
 ) -> Predictions:
@@ -29,6 +29,7 @@ def predict_cells(
     Those in the user's cache are read, and the others are made in a process of their own.
 
     Args:
+        step: see `Estimator.estimate`.
         notify: is called with the number of cells whose prediction takes a trace.
     """
     from benchbox.cli.prediction_cache import PredictionCache
@@ -52,7 +53,7 @@ def predict_cells(
 
 
 def _trace_cells(
-    cells: Sequence["Cell"], policy_dirs: Sequence[Path], step: int, device: Literal["cpu", "cuda"]
+    cells: Sequence["Cell"], policy_dirs: Sequence[Path], step: int | None, device: Literal["cpu", "cuda"]
 ) -> Predictions:
     """Return predictions that are not in the cache, and write them into it."""
     estimator = _CachedEstimator(policy_dirs, step, device)
@@ -70,7 +71,7 @@ def _trace_cells(
 class _CachedEstimator:
     """Estimates a step of cells, through the user's cache. Imports torch."""
 
-    def __init__(self, policy_dirs: Sequence[Path], step: int, device: Literal["cpu", "cuda"]) -> None:
+    def __init__(self, policy_dirs: Sequence[Path], step: int | None, device: Literal["cpu", "cuda"]) -> None:
         from benchbox.cli.prediction_cache import PredictionCache
         from benchbox.estimation import Estimator
 

@@ -29,12 +29,12 @@ class PredictionCache:
 
     Args:
         policy_dirs: where policies are looked for first.
-        step: its number, as `MeasureSpec.probed_step`.
+        step: see `Estimator.estimate`.
         device: what the cells would run on.
     """
 
     policy_dirs: Sequence[Path]
-    step: int
+    step: int | None
     device: Literal["cpu", "cuda"] = "cpu"
     _folders: dict[tuple[Any, ...], Path] = field(default_factory=dict)
     _names: dict[Path, set[str]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class PredictionCache:
         self._names.setdefault(folder, set()).add(name)
 
     def _name(self, cell: Cell) -> str:
-        step = f".step{self.step}" if cell.backend == "zero3" else ""  # see `Estimator.estimate`
+        step = f".step{self.step}" if cell.backend == "zero3" and self.step is not None else ""
         return f"{cell.cell_id}{step}.{self.device}.json"
 
     def _folder(self, cell: Cell) -> Path:

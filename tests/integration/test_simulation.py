@@ -48,7 +48,10 @@ data: synthetic
 world_size: 1024
 batch: 2
 axes: {backend: [ddp]}
-include: [{backend: zero2, world_size: 8}, {backend: single, world_size: 1}]
+include:
+  - {backend: zero2, world_size: 8}
+  - {backend: zero3, world_size: 2, policy: pi07_paligemma}
+  - {backend: single, world_size: 1}
 """
 
 
@@ -112,8 +115,9 @@ def test_a_simulated_rank_equals_the_formulas(backend: str, ranks: int, simulati
 def test_the_command_compares_rank_0_of_1024_with_the_formulas_and_says_what_is_not_simulated(
     folder: Path, cache: Path
 ) -> None:
+    """A simulation repeats one step, so that under ZeRO-3 the prediction is of one after others like it."""
     result = CliRunner().invoke(app, ["estimate", str(folder / "large.yaml"), "--simulate"], catch_exceptions=False)
-    for ranks in (1024, 8):
+    for ranks in (1024, 8, 2):
         assert f"simulated as rank 0 of {ranks} on real tensors: equals the formulas in every collective" in result.output
     assert not (cache / "torch_extensions").exists()
     assert "not simulated: backend single is not simulated: there is no formula" in result.output
