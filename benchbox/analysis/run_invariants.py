@@ -168,27 +168,29 @@ class _Tables(_MadeOfRecords):
 
     def __init__(self, store: RunStore) -> None:
         super().__init__(store)
-        self._tables: dict[Path, TableReader] = {}
-        self._problems: dict[Path, list[str]] = {}
-        for path in self.paths:
-            try:
-                self._problems[path] = []
-                self._tables[path] = TableReader(path)
-            except RecordError as error:  # an old table, of which it does not matter, may be damaged
-                self._problems[path] = [str(error)]
+        self._tables = {path: TableReader(path) for path in self.paths}
+        self._problems: dict[Path, list[str]] = {path: [] for path in self.paths}
 
     def add(self, record: LaunchRecord) -> Iterable[str]:
         super().add(record)
-        for path, table in self._tables.items():
-            self._problems[path] += table.differences(record)
+        for path in list(self._tables):
+            self._add_problems(path, lambda table: table.differences(record))
         return ()
+
+    def _add_problems(self, path: Path, find: Callable[[TableReader], list[str]]) -> None:
+        try:
+            self._problems[path] += find(self._tables[path])
+        except RecordError as error:  # of a table that is older than a record it does not matter: see `current`
+            self._problems[path] = [str(error)]
+            del self._tables[path]
 
     def finish(self) -> Iterator[Problem]:
         current = self.current()
         self.applies = bool(current)
         for path in current:
-            rows = self._tables[path].rows_without_record() if path in self._tables else []
-            yield from ((None, f"{path.name}: {text}") for text in sorted([*self._problems[path], *rows]))
+            if path in self._tables:
+                self._add_problems(path, TableReader.rows_without_record)
+            yield from ((None, f"{path.name}: {text}") for text in sorted(self._problems[path]))
 
 
 class _Ratios(_MadeOfRecords):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import RecordError
@@ -11,7 +13,7 @@ from benchbox.registry.metrics import metrics
 from benchbox.store.files import atomic_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     import pandas as pd
@@ -109,31 +111,28 @@ def _host_columns(record: LaunchRecord) -> dict[str, Any]:
 
 
 class TableReader:
-    """Rows of a table that `write_tables` wrote, compared with records one at a time; columns that it lacks do not count.
+    """Rows of a table that `LaunchTable.write` wrote, compared with records one at a time; columns that it lacks do not count.
 
-    Raises:
-        RecordError: the file cannot be read as a table.
+    Rows are read as far as the one of the record, and only those that were passed over are kept: none, if the records come in
+    the order of the table.
     """
 
     def __init__(self, path: Path) -> None:
-        import pandas as pd
-
-        try:
-            is_csv = path.suffix == ".csv"
-            self._frame = pd.read_csv(path, dtype="string[pyarrow]") if is_csv else pd.read_parquet(path)
-            keys = zip(self._frame["cell_id"], self._frame["launch"], strict=True)
-            self._missing = {(str(cell_id), int(launch)): row for row, (cell_id, launch) in enumerate(keys)}
-        except (OSError, ValueError, KeyError) as error:
-            raise RecordError(f"{path}: not a table of launches ({type(error).__name__}: {error})") from None
-        self._block_start, self._block = 0, list[dict[str, Any]]()
+        self._rows = _read_csv(path) if path.suffix == ".csv" else _read_parquet(path)
+        self._passed: dict[tuple[str, int], dict[str, Any]] = {}
 
     def differences(self, record: LaunchRecord) -> list[str]:
-        """Return how the row of a record differs from it, one line per value."""
-        where = f"launch {record['launch']} of {record['cell_id']}"
-        number = self._missing.pop((record["cell_id"], record["launch"]), None)
-        if number is None:
+        """Return how the row of a record differs from it, one line per value.
+
+        Raises:
+            RecordError: the file cannot be read as a table.
+        """
+        key, where = (record["cell_id"], record["launch"]), f"launch {record['launch']} of {record['cell_id']}"
+        while key not in self._passed and (row := next(self._rows, None)) is not None:
+            self._passed[row["cell_id"], row["launch"]] = row
+        row = self._passed.pop(key, None)
+        if row is None:
             return [f"no row of {where}"]
-        row = self._row(number)
         return [
             f"{name} of {where} is {row[name]}, its record has {value}"
             for name, value in _table_values(record).items()
@@ -141,16 +140,32 @@ class TableReader:
         ]
 
     def rows_without_record(self) -> list[str]:
-        """Return one line for each row whose record was not compared."""
-        return [f"no record of launch {launch} of {cell_id}" for cell_id, launch in self._missing]
+        """Return one line for each row whose record was not compared. Raises RecordError as `differences`."""
+        keys = [*self._passed, *((row["cell_id"], row["launch"]) for row in self._rows)]
+        return [f"no record of launch {launch} of {cell_id}" for cell_id, launch in keys]
 
-    def _row(self, number: int) -> dict[str, Any]:
-        """Return a row. Rows as dictionaries take many times the memory of the table, so there is only one block of them."""
-        if not self._block_start <= number < self._block_start + len(self._block):
-            self._block_start = number - number % _BLOCK_ROWS
-            block = self._frame.iloc[self._block_start : self._block_start + _BLOCK_ROWS]
-            self._block = block.to_dict("records")
-        return self._block[number - self._block_start]
+
+def _read_csv(path: Path) -> Iterator[dict[str, Any]]:
+    with _reading(path), path.open(newline="", encoding="utf-8") as stream:
+        for row in csv.DictReader(stream):
+            values = {name: text or None for name, text in row.items()}
+            yield {**values, "cell_id": row["cell_id"], "launch": int(row["launch"])}
+
+
+def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    with _reading(path), pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(_BLOCK_ROWS):
+            yield from ({**row, "cell_id": row["cell_id"], "launch": int(row["launch"])} for row in batch.to_pylist())
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise RecordError(f"{path}: not a table of launches ({type(error).__name__}: {error})") from None
 
 
 def _table_values(record: LaunchRecord) -> dict[str, Any]:
@@ -165,10 +180,8 @@ def _table_values(record: LaunchRecord) -> dict[str, Any]:
 
 
 def _is_same(cell: Any, value: Any) -> bool:
-    import pandas as pd
-
-    if value is None or pd.isna(cell):
-        return value is None and bool(pd.isna(cell))
+    if value is None or cell is None:
+        return value is cell
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(cell) == str(value)
     return math.isclose(float(cell), value, rel_tol=1e-9)
