@@ -34,7 +34,7 @@ _SAME_ENVIRONMENT = (
 )
 
 # The same, but older records lack them, and what is unknown on one side is no difference.
-_ADDED_ENVIRONMENT = ("nccl", "numerics")
+_ADDED_ENVIRONMENT = ("nccl", "numerics", "cpu_capability")
 
 # A gate judges what their change does; and the machine has a message of its own.
 _JUDGED_BY_GATE = ("machine", "benchbox_sha256", "policy_sha256")

@@ -41,6 +41,8 @@ def environment() -> dict[str, Any]:
         **{name: _version(name) for name in _PACKAGES},
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": cpu,
+        # Of what computes: a hypervisor may give processors of several generations one name.
+        "cpu_capability": None if devices else torch.backends.cpu.get_cpu_capability(),
         "cores": cores,
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,

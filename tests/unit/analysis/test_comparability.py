@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchbox.analysis.adam_state import adam_dtypes
-from benchbox.analysis.comparability import compare_with_reference, why_incomparable
+from benchbox.analysis.comparability import compare_with_reference, environment_differences, why_incomparable
 from benchbox.analysis.inference import ALPHA
 from benchbox.analysis.summary import summarize
 from tests.support.example_run import CELL, OOM, example_record, example_run, steady_records
@@ -166,3 +166,16 @@ def test_tf32_and_determinism_must_agree_where_both_sides_recorded_them():
     for record in old:
         record["environment"]["numerics"] = {"cudnn_tf32": False}
     assert compare(*old, *new).reason == "they also differ in numerics: cudnn_tf32=no against cudnn_tf32=yes"
+
+
+def test_processors_of_one_name_and_other_instructions_are_not_compared():
+    """As a hypervisor may call all of a maker's. Records that do not know their instructions are compared as before."""
+    old, new = launches(FSDP, 0.3, 0.3), launches(ZERO, 0.2, 0.2)
+    for record in new:
+        record["environment"]["cpu_capability"] = "AVX2"
+    assert compare(*old, *new).reason is None
+    for record in old:
+        record["environment"]["cpu_capability"] = "AVX512"
+    assert compare(*old, *new).reason == "they also differ in cpu_capability: AVX512 against AVX2"
+    ours, theirs = (records[-1]["environment"] for records in (new, old))
+    assert environment_differences(ours, theirs) == {"cpu_capability": "cpu_capability AVX2 against AVX512"}

@@ -44,6 +44,12 @@ def test_a_machine_is_called_by_its_devices_or_by_its_processor():
     assert machine_slug([], "Intel(R) Xeon(R) @ 2.10GHz", 2) == "intel-xeon-2-10ghz-2-cores"
 
 
+def test_instructions_are_those_that_torch_computes_with_unless_a_gpu_does(monkeypatch):
+    assert environment()["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
+    monkeypatch.setattr("benchbox.measure.environment._devices", lambda: ["NVIDIA H200"])
+    assert environment()["cpu_capability"] is None
+
+
 def test_variables_of_nccl_are_recorded_where_they_are_set_without_paths_and_host_names(monkeypatch):
     assert not [name for name in environment()["variables"] if name.startswith("NCCL_")]
     for name, value in {"NCCL_DEBUG": "INFO", "NCCL_TOPO_FILE": "/home/somebody/topology", "NCCL_HOSTID": "node7"}.items():
