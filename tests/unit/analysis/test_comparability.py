@@ -169,7 +169,7 @@ def test_tf32_and_determinism_must_agree_where_both_sides_recorded_them():
 
 
 def test_processors_of_one_name_and_other_instructions_are_not_compared():
-    """As a hypervisor may call all of a maker's. Records that do not know their instructions are compared as before."""
+    """A hypervisor may call all of a maker's alike. Records that do not know their instructions are compared as before."""
     old, new = launches(FSDP, 0.3, 0.3), launches(ZERO, 0.2, 0.2)
     for record in new:
         record["environment"]["cpu_capability"] = "AVX2"
