@@ -31,10 +31,10 @@ def environment() -> dict[str, Any]:
 
     Packages that are not installed, a missing driver and unset variables are null.
     """
-    cpu, devices = _cpu_model(), _devices()
+    cpu, devices, capability = _cpu_model(), _devices(), torch.backends.cpu.get_cpu_capability()
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     return {
-        "machine": machine_slug(devices, cpu, cores),
+        "machine": machine_slug(devices, cpu, cores, capability),
         "benchbox": benchbox.__version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),  # with its build, which the metadata of wheels of PyPI lack: 2.10.0+cu128
@@ -42,7 +42,7 @@ def environment() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": cpu,
         # Of what computes: a hypervisor may give processors of several generations one name.
-        "cpu_capability": None if devices else torch.backends.cpu.get_cpu_capability(),
+        "cpu_capability": None if devices else capability,
         "cores": cores,
         "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
@@ -65,13 +65,17 @@ def _node() -> dict[str, Any]:
     return {"node": int(os.environ["GROUP_RANK"]), "host": socket.gethostname()}
 
 
-def machine_slug(devices: list[str], cpu: str, cores: int) -> str:
-    """Return a file name for this kind of machine: its devices, or without devices its processor and cores."""
+def machine_slug(devices: list[str], cpu: str, cores: int, capability: str) -> str:
+    """Return a file name for this kind of machine: its devices, or without devices its processor and cores.
+
+    An x86 processor without AVX-512 is called so: it has no instructions for bfloat16 either, and a hypervisor may give it the
+    name of one that has.
+    """
     if devices:
         kinds = sorted(set(devices))
         text = "-".join(f"{devices.count(kind)}x-{kind}" for kind in kinds)
     else:
-        text = f"{cpu}-{cores}-cores"
+        text = f"{cpu}{'-avx2' if capability == 'AVX2' else ''}-{cores}-cores"
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\((?:r|tm)\)", "", text.lower())).strip("-")
 
 

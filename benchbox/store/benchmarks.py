@@ -185,4 +185,6 @@ def _machine(info: dict[str, Any]) -> str:
     cpu = info.get("cpu") if isinstance(info.get("cpu"), dict) else {}
     name = (cpu or {}).get("brand_raw") or info.get("processor") or info.get("machine") or "machine"
     text = str(name).lower().replace("(r)", "").replace("(tm)", "")
-    return f"{text}-{(cpu or {}).get('count', 1)}-cores"
+    flags = set((cpu or {}).get("flags") or ())
+    instructions = "-avx2" if "avx2" in flags and "avx512f" not in flags else ""
+    return f"{text}{instructions}-{(cpu or {}).get('count', 1)}-cores"

@@ -138,6 +138,17 @@ def test_a_comparison_names_the_ratios_and_refuses_unknown_ones():
         compare_benchmarks(baseline(), run_of_tests(99), names=("old", "new"), metrics=["b_over_a"])
 
 
+@pytest.mark.parametrize(
+    ("flags", "name"), [(["avx", "avx2"], "cpu @ 2ghz-avx2-2-cores"), (["avx2", "avx512f"], "cpu @ 2ghz-2-cores")]
+)
+def test_a_processor_without_avx512_is_another_machine(tmp_path, flags, name):
+    """Names are those of environments of launches. Beside a processor of one name with AVX-512 it is no regression."""
+    content = benchmark_json({"test_a": {"a_over_b": {"value": 2, "better": "higher"}}})
+    content["machine_info"]["cpu"]["flags"] = flags
+    (tmp_path / "perf.json").write_text(json.dumps(content))
+    assert read_benchmarks(tmp_path / "perf.json").machine == f"example {name}"
+
+
 def test_a_file_is_read_as_it_was_written(tmp_path):
     path = tmp_path / "perf.json"
     path.write_text(json.dumps(benchmark_json({"test_a": {"a_over_b": {"value": 2, "better": "higher", "rounds": [1, 2, 3]}}})))

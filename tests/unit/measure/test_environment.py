@@ -40,8 +40,13 @@ def test_an_unset_variable_is_null_and_a_set_one_is_kept(monkeypatch):
 
 
 def test_a_machine_is_called_by_its_devices_or_by_its_processor():
-    assert machine_slug(["NVIDIA H200"] * 8, "some CPU", 64) == "8x-nvidia-h200"
-    assert machine_slug([], "Intel(R) Xeon(R) @ 2.10GHz", 2) == "intel-xeon-2-10ghz-2-cores"
+    assert machine_slug(["NVIDIA H200"] * 8, "some CPU", 64, "AVX2") == "8x-nvidia-h200"
+    assert machine_slug([], "Intel(R) Xeon(R) @ 2.10GHz", 2, "AVX512") == "intel-xeon-2-10ghz-2-cores"
+
+
+def test_a_processor_without_avx512_is_another_machine_than_one_of_the_same_name_with_it():
+    assert machine_slug([], "AMD EPYC", 2, "AVX2") == "amd-epyc-avx2-2-cores"
+    assert machine_slug([], "AMD EPYC", 2, "AVX512") == machine_slug([], "AMD EPYC", 2, "DEFAULT") == "amd-epyc-2-cores"
 
 
 def test_instructions_are_those_that_torch_computes_with_unless_a_gpu_does(monkeypatch):
