@@ -37,9 +37,9 @@ def read_parts(cell: Cell, policy: Policy, steps: int) -> tuple[Parts, ...]:
     parts: list[Parts] = []
     with closing(open_cell_data(single, policy, 0, on_host=True)) as stream:
         for _ in range(steps):
-            found = [prepare(batch)[1] for batch in islice(stream, micro_batches)]
+            present = [prepare(batch)[1] for batch in islice(stream, micro_batches)]
             # each rank has a consecutive part of a step
-            parts += [frozenset().union(*found[number :: cell.accumulation]) for number in range(cell.accumulation)]
+            parts += [frozenset().union(*present[number :: cell.accumulation]) for number in range(cell.accumulation)]
     return tuple(parts)
 
 
