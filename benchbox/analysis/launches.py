@@ -6,7 +6,7 @@ ten thousand launches take little memory, however many steps each has.
 
 from __future__ import annotations
 
-import sys
+import math
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping
@@ -34,23 +34,41 @@ _LEFT_OUT = frozenset({"step_time_s", "phases_s", "step_split_s", "throughput", 
 class LaunchTimes:
     """Seconds of a launch in its measured steps."""
 
-    median_step_s: Sequence[float]  # of each rank
-    mean_step_s: float  # of the slowest rank
+    ranks: int
     phases: tuple[str, ...]
-    phases_s: Sequence[float]  # of each phase in a mean step of the slowest rank
-    split_s: Sequence[float]  # of each part (`STEP_PARTS`) in a mean step, on every rank in turn; empty where it is unknown
     straggler: Straggler | None
+    # In one array, since there is one for every launch: `mean_step_s`, `median_step_s`, those of the phases and of the split.
+    seconds: Sequence[float]
+
+    @property
+    def mean_step_s(self) -> float:
+        """Mean step of the slowest rank."""
+        return self.seconds[0]
+
+    @property
+    def median_step_s(self) -> Sequence[float]:
+        """Median step of each rank."""
+        return self.seconds[1 : 1 + self.ranks]
+
+    @property
+    def has_split(self) -> bool:
+        """Return whether the parts of steps are known."""
+        return len(self.seconds) > 1 + self.ranks + len(self.phases)
 
     def phase_seconds(self) -> dict[str, float]:
         """Return the seconds of each phase in a mean step of the slowest rank."""
-        return dict(zip(self.phases, self.phases_s, strict=True))
+        start = 1 + self.ranks
+        return dict(zip(self.phases, self.seconds[start : start + len(self.phases)], strict=True))
 
     def split(self) -> dict[str, Sequence[float]]:
         """Return the seconds of each part of a mean step on every rank; empty where it is unknown."""
-        ranks = len(self.split_s) // len(STEP_PARTS)
-        if not ranks:
+        if not self.has_split:
             return {}
-        return {part: self.split_s[start * ranks : (start + 1) * ranks] for start, part in enumerate(STEP_PARTS)}
+        start = 1 + self.ranks + len(self.phases)
+        return {
+            part: self.seconds[start + index * self.ranks : start + (index + 1) * self.ranks]
+            for index, part in enumerate(STEP_PARTS)
+        }
 
 
 class _SharedRecord(Mapping[str, Any]):
@@ -80,30 +98,50 @@ class CellLaunches:
     """
 
     records: list[LaunchRecord] = field(default_factory=list)
-    numbers: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))  # metric -> launch that ended ok
-    words: dict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))  # metric -> launch
-    times: dict[int, LaunchTimes] = field(default_factory=dict)  # of launches that measured any
     busy: dict[int, tuple[str, ...]] = field(default_factory=dict)  # why the hosts of a launch were busy, if they were
     host: HostState | None = None
     _has_ok: bool = False
     _shared: Mapping[str, Any] | None = None  # the first record
+    # As `records`, one of each launch.
+    _numbers: dict[str, array[float]] = field(default_factory=dict)  # metric -> value; NaN where unknown, or the launch not ok
+    _words: list[Mapping[str, str]] = field(default_factory=list)  # metric -> value; launches that agree have the same object
+    _times: list[LaunchTimes | None] = field(default_factory=list)
 
     def add(self, record: LaunchRecord) -> None:
         """Add a launch."""
-        number, is_ok = record["launch"], record["status"] == "ok"
-        for metric in metrics().values():
-            if not metric.is_number:
-                self.words[metric.name][number] = sys.intern(str(metric.read(record)))
-            elif is_ok and (value := metric.read(record)) is not None:
-                self.numbers[metric.name][number] = float(value)
-        if (times := record["step_time_s"]) is not None:
-            self.times[number] = _summarize_times(record, times)
+        is_ok = record["status"] == "ok"
+        self._add_numbers(record, is_ok)
+        words = {metric.name: str(metric.read(record)) for metric in metrics().values() if not metric.is_number}
+        self._words.append(self._words[-1] if self._words and self._words[-1] == words else words)
+        times = record["step_time_s"]
+        self._times.append(None if times is None else _summarize_times(record, times, self._times[-1] if self._times else None))
         if reasons := busy_reasons(record):
-            self.busy[number] = reasons
+            self.busy[record["launch"]] = reasons
         if is_ok or (record["observed"] and not self._has_ok):
             self.host = record.get("host")
         self._has_ok = self._has_ok or is_ok
         self.records.append(cast("LaunchRecord", self._without_times(record)))
+
+    def numbers(self, metric: str) -> dict[int, float]:
+        """Return the values of a metric by number of the launch, of launches that ended ok and know it."""
+        values = zip(self.records, self._numbers.get(metric, ()), strict=False)
+        return {record["launch"]: value for record, value in values if not math.isnan(value)}
+
+    def words(self, metric: str) -> dict[int, str]:
+        """Return the values of a metric that is a word by number of the launch."""
+        return {record["launch"]: words[metric] for record, words in zip(self.records, self._words, strict=True)}
+
+    def times(self) -> dict[int, LaunchTimes]:
+        """Return the times of launches that measured any by number of the launch."""
+        pairs = zip(self.records, self._times, strict=True)
+        return {record["launch"]: times for record, times in pairs if times is not None}
+
+    def _add_numbers(self, record: LaunchRecord, is_ok: bool) -> None:
+        for metric in metrics().values():
+            if is_ok and metric.is_number and (value := metric.read(record)) is not None:
+                values = self._numbers.setdefault(metric.name, array("d"))
+                values.extend([math.nan] * (len(self.records) - len(values)))
+                values.append(float(value))
 
     def _without_times(self, record: LaunchRecord) -> Mapping[str, Any]:
         values = {key: value for key, value in record.items() if key not in _LEFT_OUT}
@@ -130,16 +168,21 @@ class RunLaunches:
             self.by_cell[record["cell_id"]].add(record)
 
 
-def _summarize_times(record: LaunchRecord, times: StepTime) -> LaunchTimes:
+def _summarize_times(record: LaunchRecord, times: StepTime, previous: LaunchTimes | None) -> LaunchTimes:
+    """Return the times of a launch, whose names of phases are the same object as those of `previous` where they are equal."""
     totals = [sum(steps) for steps in times["per_rank"]]
     slowest = totals.index(max(totals))
     phases, split = record["phases_s"] or {}, record.get("step_split_s") or {}
-    has_split = set(split) >= set(STEP_PARTS)
+    has_split, names = set(split) >= set(STEP_PARTS), tuple(phases)
+    seconds = [
+        fmean(times["per_rank"][slowest]),
+        *(median(steps) for steps in times["per_rank"]),
+        *(fmean(phase["per_rank"][slowest]) for phase in phases.values()),
+        *(fmean(steps) for part in STEP_PARTS if has_split for steps in split[part]["per_rank"]),
+    ]
     return LaunchTimes(
-        median_step_s=array("d", [median(steps) for steps in times["per_rank"]]),
-        mean_step_s=fmean(times["per_rank"][slowest]),
-        phases=tuple(phases),
-        phases_s=array("d", [fmean(phase["per_rank"][slowest]) for phase in phases.values()]),
-        split_s=array("d", [fmean(steps) for part in STEP_PARTS if has_split for steps in split[part]["per_rank"]]),
+        ranks=len(totals),
+        phases=previous.phases if previous is not None and previous.phases == names else names,
         straggler=find_straggler(split) if has_split else None,
+        seconds=array("d", seconds),
     )

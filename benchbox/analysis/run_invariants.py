@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+import sys
+from array import array
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from benchbox.analysis.comparability import compare_with_reference
 from benchbox.analysis.launches import RunLaunches
@@ -20,9 +21,10 @@ from benchbox.analysis.summary import summarize_launches
 from benchbox.analysis.walk_invariants import Certificates, MonotonicWalks
 from benchbox.errors import BenchboxError, RecordError
 from benchbox.spec.cell import Cell
-from benchbox.store.chain import ChainReading, content_sha256, plan_sha256
+from benchbox.store.chain import content_sha256, plan_sha256
 from benchbox.store.files import read_json
-from benchbox.store.table import TableReader
+from benchbox.store.record import share_equal_values
+from benchbox.store.table_reader import TableReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from benchbox.registry.launch_record import LaunchRecord
     from benchbox.store.run import RunStore
 
-_CLOCK_STEP = timedelta(seconds=2)  # by which the wall clock may have been set back between two launches
+_CLOCK_STEP_S = 2.0  # by which the wall clock may have been set back between two launches
 _UNCOMPARED: Any = dict.fromkeys(("phases_s", "step_time_s", "step_split_s", "flops", "collectives", "host"))
 _RATIO = re.compile(r"[0-9]+\.[0-9]{2}x")
 
@@ -76,38 +78,44 @@ class _SameCell(RunCheck):
 class _OneAfterAnother(RunCheck):
     def __init__(self, store: RunStore) -> None:
         super().__init__(store)
-        self._spans: list[tuple[str, float, str, int]] = []
+        self._starts, self._ends = array("d"), array("d")  # seconds since the epoch
+        self._keys: list[LaunchKey] = []
 
     def add(self, record: LaunchRecord) -> Iterable[str]:
-        self._spans.append((record["started_at"], record["duration_s"], record["cell_id"], record["launch"]))
+        start = datetime.fromisoformat(record["started_at"]).timestamp()
+        self._starts.append(start)
+        self._ends.append(start + record["duration_s"])
+        self._keys.append((record["cell_id"], record["launch"]))
         return ()
 
     def finish(self) -> Iterator[Problem]:
-        self._spans.sort(key=lambda span: span[0])
-        for (earlier_start, duration_s, *earlier), (later_start, _, cell_id, launch) in pairwise(self._spans):
-            start, end = datetime.fromisoformat(later_start), datetime.fromisoformat(earlier_start)
-            end += timedelta(seconds=duration_s)
-            if start < end - _CLOCK_STEP:
-                late_s = (end - start).total_seconds()
-                yield (cell_id, launch), f"it started {late_s:.1f} s before launch {earlier[1]} of {earlier[0]} ended"
+        order = sorted(range(len(self._keys)), key=self._starts.__getitem__)
+        for earlier, later in pairwise(order):
+            late_s = self._ends[earlier] - self._starts[later]
+            if late_s > _CLOCK_STEP_S:
+                cell_id, launch = self._keys[earlier]
+                yield self._keys[later], f"it started {late_s:.1f} s before launch {launch} of {cell_id} ended"
 
 
 class _Chain(RunCheck):
     def __init__(self, store: RunStore) -> None:
         super().__init__(store)
         self.applies = store.chain.exists()
-        reading = store.chain.read() if self.applies else ChainReading([], None)
-        self._defect = reading.defect
-        self._plan = next((entry["sha256"] for entry in reversed(reading.entries) if entry["kind"] == "plan"), None)
-        self._history: dict[LaunchKey, list[str | None]] = defaultdict(list)
-        for entry in reading.entries:
-            if entry["kind"] != "plan":
-                self._history[entry["cell_id"], entry["launch"]].append(entry["sha256"])
+        self._plan: str | None = None
+        self._history: dict[LaunchKey, tuple[str | None, ...]] = {}  # oldest first
+        reader = store.chain.read()
+        for entry in reader:
+            if entry["kind"] == "plan":
+                self._plan = entry["sha256"]
+            else:
+                key = sys.intern(entry["cell_id"]), entry["launch"]
+                self._history[key] = (*self._history.get(key, ()), entry["sha256"])
+        self._defect = reader.defect
 
     def add(self, record: LaunchRecord) -> Iterator[str]:
         if self._defect or not self.applies:
             return
-        sha256, recorded = content_sha256(record), self._history.pop((record["cell_id"], record["launch"]), [])
+        sha256, recorded = content_sha256(record), self._history.pop((record["cell_id"], record["launch"]), ())
         if sha256 in recorded[:-1] and sha256 != recorded[-1]:
             yield "an earlier record of this launch: the last one was removed, or the run was killed before writing it"
         elif sha256 not in recorded:
@@ -200,11 +208,13 @@ class _Ratios(_MadeOfRecords):
         super().__init__(store)
         self._run = store.run()
         self._launches = RunLaunches(self._run)
+        self._previous: dict[str, Any] = {}
 
     def add(self, record: LaunchRecord) -> Iterable[str]:
         super().add(record)
         if self._run.reference and self.paths:
-            self._launches.add(_compared_part(record))
+            self._previous = share_equal_values(_compared_part(record), self._previous)
+            self._launches.add(cast("LaunchRecord", self._previous))
         return ()
 
     def finish(self) -> Iterator[Problem]:
@@ -225,7 +235,7 @@ class _Ratios(_MadeOfRecords):
                 yield None, f"report.md: the ratio of cell {summary.cell_id} is {text}, its records give {expected}"
 
 
-def _compared_part(record: LaunchRecord) -> LaunchRecord:
+def _compared_part(record: LaunchRecord) -> dict[str, Any]:
     """Return what a comparison needs: throughput, environment, losses, what was observed, and the dtypes of Adam's moments.
 
     The rest takes most of the memory.

@@ -80,7 +80,7 @@ def mean_split(summary: CellSummary) -> dict[str, list[float]]:
 
 def describe_ranks(summary: CellSummary) -> str | None:
     """Return a sentence on the rank of a cell that is behind, or on what all ranks wait for; None if nothing stands out."""
-    stragglers = [times.straggler for times in summary.times.values() if times.split_s]
+    stragglers = [times.straggler for times in summary.times.values() if times.has_split]
     if not stragglers:
         return None
     named = Counter((straggler.rank, straggler.part) for straggler in stragglers if straggler is not None)

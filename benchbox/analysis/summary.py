@@ -119,17 +119,17 @@ class CellSummary:
 
     def words(self, metric: Metric, records: Iterable[LaunchRecord]) -> str:
         """Return the values of a metric that is a word in some of the records, sorted, each once; empty without records."""
-        words = self.launches.words[metric.name]
+        words = self.launches.words(metric.name)
         return ", ".join(sorted({words[record["launch"]] for record in records}))
 
     def by_launch(self, metric: Metric) -> dict[int, float]:
         """Return the values of a numeric metric by number of the launch, of launches that ended ok and know it."""
-        return self._of_ok(self.launches.numbers.get(metric.name, {}))
+        return self._of_ok(self.launches.numbers(metric.name))
 
     @cached_property
     def times(self) -> dict[int, LaunchTimes]:
         """Times of the launches that ended ok, by number of the launch."""
-        return self._of_ok(self.launches.times)
+        return self._of_ok(self.launches.times())
 
     def _of_ok(self, values: Mapping[int, _T]) -> dict[int, _T]:
         """Return the values of the launches that ended ok, of those that have one."""
@@ -213,7 +213,7 @@ def _summary(cell_id: str, cell: CellDict, planned: int, launches: CellLaunches,
         planned=planned,
         records=tuple(launches.records),
         status=max((record["status"] for record in launches.records), key=STATUSES.index, default=MISSING),
-        values={metric.name: _spread(metric, launches.numbers.get(metric.name, {}).values()) for metric in numbers},
+        values={metric.name: _spread(metric, launches.numbers(metric.name).values()) for metric in numbers},
         launches=launches,
         beyond_memory=beyond_memory,
     )

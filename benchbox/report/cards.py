@@ -98,7 +98,7 @@ def _groups(
     )
     evidence = summary.evidence
     if evidence is not None:
-        yield CardGroup(title=f"Ranks of launch {evidence['launch']}", rows=tuple(_ranks(evidence, summary.launches.times)))
+        yield CardGroup(title=f"Ranks of launch {evidence['launch']}", rows=tuple(_ranks(evidence, summary.launches.times())))
         yield CardGroup(title="Census, all ranks", rows=tuple(_census(evidence)))
     yield CardGroup(title="Launches", rows=tuple(_launch(record) for record in summary.records))
     yield CardGroup(

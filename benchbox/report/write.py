@@ -48,17 +48,17 @@ def write_reports(
     Raises:
         RecordError: the run or one of its records cannot be read, or `out` has records of its own.
     """
-    store, table = RunStore(run_path), LaunchTable()
-    report = _read_report(store, memory_limit, table)
-    folder = run_path if out is None else out
-    folder.mkdir(parents=True, exist_ok=True)
-    packed = store.publish(folder) if pack else None
-    html, markdown = folder / "report.html", folder / "report.md"
-    write_text(html, render_html(report))
-    write_text(markdown, render_markdown(report))
-    for drawing in report.overview_figures:
-        drawing.save_svg(folder / FIGURES_FOLDER)
-    csv, parquet = table.write(folder)
+    store, folder = RunStore(run_path), run_path if out is None else out
+    with LaunchTable() as table:
+        report = _read_report(store, memory_limit, table)
+        folder.mkdir(parents=True, exist_ok=True)
+        packed = store.publish(folder) if pack else None
+        html, markdown = folder / "report.html", folder / "report.md"
+        write_text(html, render_html(report))
+        write_text(markdown, render_markdown(report))
+        for drawing in report.overview_figures:
+            drawing.save_svg(folder / FIGURES_FOLDER)
+        csv, parquet = table.write(folder)
     return ReportPaths(html=html, markdown=markdown, csv=csv, parquet=parquet, records=packed)
 
 

@@ -14,12 +14,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NotRequired, TypedDict, cast
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict, cast
 
 from benchbox.store.files import json_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 Kind = Literal["plan", "record", "adopted", "removed"]
@@ -35,15 +36,35 @@ class ChainEntry(TypedDict):
     digest: str
 
 
-class ChainReading(NamedTuple):
-    """Entries up to the first line that is not an entry or does not follow from the line before it, and what is wrong there."""
+class ChainReader:
+    """Entries of a chain, each checked as it is read, up to the first line that does not follow from the line before it.
 
-    entries: list[ChainEntry]
-    defect: str | None
+    Iterating reads the file, one entry at a time: the chain of a run of many launches is long.
+    """
 
-    @property
-    def head(self) -> str | None:
-        return self.entries[-1]["digest"] if self.entries else None
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.head: str | None = None  # digest of the last entry that was read so far
+        self.defect: str | None = None  # what is wrong with the line at which reading ended, if it has and anything is
+
+    def __iter__(self) -> Iterator[ChainEntry]:
+        self.head = self.defect = None
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.endswith(b"\n"):
+                    return  # the machine stopped within a line, whose record was not written yet
+                try:
+                    entry = json.loads(line)
+                    is_entry = isinstance(entry["kind"], str) and entry["digest"] == _digest(self.head or "", entry)
+                except (AttributeError, KeyError, TypeError, ValueError):
+                    is_entry = False
+                if not is_entry:
+                    self.defect = f"line {number} does not follow: it or a line before it was edited or removed"
+                    return
+                self.head = entry["digest"]
+                yield cast("ChainEntry", entry)
 
 
 def content_sha256(value: Mapping[str, Any]) -> str:
@@ -88,45 +109,40 @@ class Chain:
 
     def head(self) -> str | None:
         """Return the last digest, or None without a chain."""
-        return self.read().head if self.exists() else None
+        return self._read_to_its_end().head
+
+    def defect(self) -> str | None:
+        """Return what is wrong with the first line that does not follow from the line before it, or None."""
+        return self._read_to_its_end().defect
+
+    def _read_to_its_end(self) -> ChainReader:
+        reader = self.read()
+        deque(reader, maxlen=0)
+        return reader
 
     def describe(self) -> str:
         """Return one line: the head and the number of entries, or that there is no chain."""
         if not self.exists():
             return "no chain: the records predate it, and an edit that violates no invariant cannot be seen"
-        reading = self.read()
-        adopted = sum(entry["kind"] == "adopted" for entry in reading.entries)
-        older = f", {adopted} of records that are older than the chain" if adopted else ""
-        return f"chain of {len(reading.entries)} entries{older}, head {reading.head}"
+        reader = self.read()
+        kinds = Counter(entry["kind"] for entry in reader)
+        older = f", {kinds['adopted']} of records that are older than the chain" if kinds["adopted"] else ""
+        return f"chain of {kinds.total()} entries{older}, head {reader.head}"
 
     def head_problem(self, head: str) -> str | None:
         """Return how a head that was printed earlier contradicts the chain, or None when the chain continues from it."""
         if not self.exists():
             return "there is no chain to compare the head with"
-        if any(entry["digest"] == head for entry in self.read().entries):
+        if any(entry["digest"] == head for entry in self.read()):
             return None
         return f"no entry of the chain has the digest {head}: the chain was made anew after that head was printed"
 
     def sha256_by_launch(self) -> dict[tuple[str, int], str | None]:
         """Return what the last entry of each launch says; empty when there is no chain, or one that was edited."""
-        reading = self.read() if self.exists() else ChainReading([], None)
-        if reading.defect:
-            return {}
-        launches = (entry for entry in reading.entries if entry["kind"] != "plan")
-        return {(entry["cell_id"], entry["launch"]): entry["sha256"] for entry in launches}
+        reader = self.read()
+        by_launch = {(entry["cell_id"], entry["launch"]): entry["sha256"] for entry in reader if entry["kind"] != "plan"}
+        return {} if reader.defect else by_launch
 
-    def read(self) -> ChainReading:
-        """Read the chain and check every digest."""
-        text = self.path.read_text(encoding="utf-8", errors="replace")
-        entries: list[ChainEntry] = []
-        for number, line in enumerate(text[: text.rfind("\n") + 1].splitlines(), start=1):
-            try:
-                entry = json.loads(line)
-                expected = _digest(entries[-1]["digest"] if entries else "", entry)
-                is_entry = isinstance(entry["kind"], str) and entry["digest"] == expected
-            except (AttributeError, KeyError, TypeError, ValueError):
-                is_entry = False
-            if not is_entry:
-                return ChainReading(entries, f"line {number} does not follow: it or a line before it was edited or removed")
-            entries.append(cast("ChainEntry", entry))
-        return ChainReading(entries, None)
+    def read(self) -> ChainReader:
+        """Return its entries, to be iterated over; none when there is no chain."""
+        return ChainReader(self.path)

@@ -142,8 +142,7 @@ class RunStore:
         cells = [{"cell_id": cell_id, "cell": dict(cell)} for cell_id, cell in run.cells.items()]
         values = {"schema_version": SCHEMA_VERSION, **asdict(run), "cells": cells}
         sha256 = plan_sha256(values)
-        reading = self.chain.read() if self.chain.exists() else None
-        plans = [entry["sha256"] for entry in reading.entries if entry["kind"] == "plan"] if reading else []
+        plans = [entry["sha256"] for entry in self.chain.read() if entry["kind"] == "plan"]
         if plans[-1:] != [sha256]:
             self._append_to_chain({"kind": "plan", "sha256": sha256})
         write_json(self.path / "run.json", values)

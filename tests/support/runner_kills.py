@@ -193,8 +193,8 @@ def _verify(run: Path) -> list[str]:
 
     A command that is killed between the entry and the record measures the launch again, which adds an entry.
     """
-    reading = Chain(run / "chain.jsonl").read()
-    problems = [f"{run.name}: {reading.defect}"] if reading.defect else []
+    defect = Chain(run / "chain.jsonl").defect()
+    problems = [f"{run.name}: {defect}"] if defect else []
     done = run_in_process("verify", run)
     # Steps of a millisecond beside other processes: how their times add up says nothing about kills.
     lines = [line for line in done.stdout.splitlines() if "chain" in line or "record of" in line or "malformed" in line]

@@ -77,13 +77,13 @@ def test_a_report_of_a_read_only_run_prints_its_table_and_one_line(tmp_path: Pat
 @pytest.mark.parametrize("name", ["table.csv", "table.parquet"])
 def test_a_table_that_cannot_be_written_leaves_the_old_one_whole(name: str, tmp_path: Path) -> None:
     """The error has the name of the table, not of the temporary file in its place."""
-    table = LaunchTable()
-    for record in write_example(tmp_path / "run").records():
-        table.add(record)
-    table.write(tmp_path)
-    assert (tmp_path / "table.csv").stat().st_size < (tmp_path / "table.parquet").stat().st_size
-    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    with file_size_limit(len(before[tmp_path / name]) - 1), pytest.raises(OSError, match="File too large") as raised:
+    with LaunchTable() as table:
+        for record in write_example(tmp_path / "run").records():
+            table.add(record)
         table.write(tmp_path)
+        assert (tmp_path / "table.csv").stat().st_size < (tmp_path / "table.parquet").stat().st_size
+        before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+        with file_size_limit(len(before[tmp_path / name]) - 1), pytest.raises(OSError, match="File too large") as raised:
+            table.write(tmp_path)
     assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(tmp_path / name))
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before

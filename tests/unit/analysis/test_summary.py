@@ -8,6 +8,8 @@ from statistics import mean, median
 import pytest
 
 from benchbox.analysis.summary import label, summarize, varying_fields
+from benchbox.registry.metrics import metric_by_name
+from benchbox.registry.phases import STEP_PARTS
 from benchbox.registry.statuses import STATUSES
 from tests.support.example_run import CELL, MEASURE, MIB, OOM, example_record, example_run
 from tests.support.host_states import busy_state, quiet_state
@@ -119,3 +121,44 @@ def test_a_record_that_shares_values_with_the_first_one_has_its_own_where_they_d
     left_out = {"step_time_s", "phases_s", "step_split_s", "throughput", "host"}
     kept = [{key: value for key, value in record.items() if key not in left_out} for record in records]
     assert [dict(record) for record in summary.records] == kept
+
+
+def test_numbers_belong_to_the_launches_that_know_them():
+    """Launches that failed or do not know a metric have none, wherever they stand among the others."""
+    records = [example_record(launch=launch, step_s=0.1 * launch) for launch in (1, 2, 3, 5, 8)]
+    for unknown in (records[0], records[2]):
+        unknown["mfu"] = None
+    for launch, known in ((2, records[1]), (5, records[3])):
+        known["mfu"] = launch / 10
+    records[4] |= {"status": "oom", "error": OOM, "mfu": 0.8}
+    summary = summary_of(*records)
+    assert summary.by_launch(metric_by_name("mfu")) == {2: 0.2, 5: 0.5}
+    assert summary.values["mfu"].launches == 2
+    steps = {record["launch"]: median(record["step_time_s"]["slowest"]) for record in records[:4]}
+    assert summary.by_launch(metric_by_name("step_time_s")) == steps
+    assert summary.by_launch(metric_by_name("hfu")) == {}
+    assert summary.words(metric_by_name("status"), records[3:]) == "ok, oom"
+
+
+def test_times_of_a_launch_are_told_apart_by_rank_phase_and_part():
+    record = example_record(launch=4)
+    per_rank = [[1.0, 2.0, 6.0], [2.0, 3.0, 7.0]]
+    record["step_time_s"] = {"per_rank": per_rank, "slowest": per_rank[1]}
+    record["phases_s"] = {"forward": {"per_rank": [[1.0, 1.0, 1.0], [1.5, 2.0, 2.5]]}, "backward": {"per_rank": per_rank}}
+    parts = {part: {"per_rank": [[index] * 3, [10 + index] * 3]} for index, part in enumerate(STEP_PARTS)}
+    times = summary_of(record | {"step_split_s": parts}).times[4]
+    assert (times.mean_step_s, [*times.median_step_s]) == (4.0, [2.0, 3.0])
+    assert times.phase_seconds() == {"forward": 2.0, "backward": 4.0}
+    assert {part: [*seconds] for part, seconds in times.split().items()} == {
+        part: [index, 10 + index] for index, part in enumerate(STEP_PARTS)
+    }
+    without = summary_of(record | {"step_split_s": None}).times[4]
+    assert (times.has_split, without.has_split, without.split()) == (True, False, {})
+
+
+def test_launches_with_the_same_phases_and_words_share_them():
+    first, second, third = (example_record(launch=launch) for launch in (1, 2, 3))
+    third["phases_s"] = {"other": first["phases_s"]["forward"]}
+    times = summary_of(first, second, third).times
+    assert times[1].phases is times[2].phases
+    assert times[3].phases == ("other",)

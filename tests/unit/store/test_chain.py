@@ -21,7 +21,7 @@ def store(tmp_path):
 
 
 def kinds(store):
-    return [entry["kind"] for entry in store.chain.read().entries]
+    return [entry["kind"] for entry in store.chain.read()]
 
 
 def test_a_plan_and_every_record_are_an_entry_and_the_same_plan_is_none_again(store):
@@ -48,7 +48,7 @@ def test_records_from_before_the_chain_are_adopted_by_name(store):
 def test_a_line_that_was_cut_off_when_the_machine_stopped_is_replaced(store):
     whole = store.chain.path.read_bytes()
     store.chain.path.write_bytes(whole + b'{"kind": "record", "cell_id"')
-    assert store.chain.read().defect is None
+    assert store.chain.defect() is None
     store.write_record(example_record(launch=2))
     assert store.chain.path.read_bytes().startswith(whole)
     assert kinds(store) == ["plan", "record", "record"]
@@ -57,7 +57,7 @@ def test_a_line_that_was_cut_off_when_the_machine_stopped_is_replaced(store):
 @pytest.mark.parametrize("line", ["[]", "{}", "nonsense", '{"kind": "record", "digest": "0"}'])
 def test_a_line_that_is_no_entry_is_a_defect_and_no_traceback(store, line):
     store.chain.path.write_text(store.chain.path.read_text() + line + "\n")
-    assert store.chain.read().defect == "line 3 does not follow: it or a line before it was edited or removed"
+    assert store.chain.defect() == "line 3 does not follow: it or a line before it was edited or removed"
     assert store.chain.sha256_by_launch() == {}
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from benchbox.errors import EXIT_USAGE, RecordError
@@ -119,10 +120,10 @@ def test_the_table_has_one_row_a_launch_and_survives_parquet_and_csv(tmp_path):
     failed = frame[frame["status"] == "oom"].iloc[0]
     assert failed["error.type"] == "OutOfMemoryError"
     assert pd.isna(failed["step_time_s"])
-    table = LaunchTable()
-    for record in records:
-        table.add(record)
-    csv, parquet = table.write(tmp_path)
+    with LaunchTable() as table:
+        for record in records:
+            table.add(record)
+        csv, parquet = table.write(tmp_path)
     pd.testing.assert_frame_equal(pd.read_parquet(parquet), frame)
     again = pd.read_csv(csv, float_precision="round_trip")  # the default of pandas 2 rounds
     assert again["global_samples_per_s"].tolist()[0] == records[0]["throughput"]["global_samples_per_s"]
@@ -139,6 +140,38 @@ def test_a_field_that_some_cells_lack_is_missing_in_their_rows():
     assert frame["added"][1] == 7
 
 
+def test_a_column_has_the_type_of_its_values_and_text_for_values_of_several_kinds(tmp_path):
+    added = [{"count": 1, "share": 1, "flag": True, "either": 2, "none": None}, {"share": 0.5, "either": "two", "count": None}]
+    records = [example_record(launch=number) for number in (1, 2)]
+    for record, fields in zip(records, added, strict=True):
+        record["cell"] = {**record["cell"], **fields}
+    frame = launch_table(records)
+    assert frame[[*added[0]]].dtypes.astype(str).to_dict() == {
+        "count": "Int64",
+        "share": "Float64",
+        "flag": "boolean",
+        "either": "string",
+        "none": "string",
+    }
+    assert frame["share"].tolist() == [1.0, 0.5]
+    assert frame["either"].tolist() == ["2", "two"]
+    assert frame["count"].isna().tolist() == frame["flag"].isna().tolist() == [False, True]
+
+
+def test_a_table_of_more_rows_than_a_group_and_than_fit_in_memory_is_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchbox.store.table._GROUP_ROWS", 4)
+    monkeypatch.setattr("benchbox.store.table._SPOOLED_BYTES", 1000)
+    with LaunchTable() as table:
+        for number in range(1, 11):
+            table.add(example_record(launch=number))
+        csv, parquet = table.write(tmp_path)
+        table.add(example_record(launch=11))
+        assert table.frame()["launch"].tolist() == [*range(1, 12)], "rows can be added after it was written"
+    file = pq.ParquetFile(parquet)
+    assert [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)] == [4, 4, 2]
+    assert file.read(["launch"])["launch"].to_pylist() == pd.read_csv(csv)["launch"].tolist() == [*range(1, 11)]
+
+
 def test_the_busiest_host_of_a_launch_is_in_its_row():
     quiet, busy = quiet_state(), busy_state()
     states = [quiet | {"hosts": [*first["hosts"], *second["hosts"]]} for first, second in ((quiet, busy), (busy, quiet))]
@@ -147,7 +180,8 @@ def test_the_busiest_host_of_a_launch_is_in_its_row():
 
 
 def test_a_run_without_records_has_an_empty_table(tmp_path):
-    csv, parquet = LaunchTable().write(tmp_path)
+    with LaunchTable() as table:
+        csv, parquet = table.write(tmp_path)
     assert csv.exists()
     assert len(pd.read_parquet(parquet)) == 0
 

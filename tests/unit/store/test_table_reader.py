@@ -11,7 +11,8 @@ import pytest
 from benchbox.analysis.invariants import verify_run
 from benchbox.errors import RecordError
 from benchbox.store.run import RunStore
-from benchbox.store.table import LaunchTable, TableReader
+from benchbox.store.table import LaunchTable
+from benchbox.store.table_reader import TableReader
 from tests.support.example_run import CELL, example_record, example_run
 
 RECORDS = [example_record(replace(CELL, seed=seed), launch) for seed in range(200) for launch in (1, 2)]
@@ -20,11 +21,11 @@ NAMES = ("table.csv", "table.parquet")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    table = LaunchTable()
-    for record in RECORDS:
-        table.add(record)
     folder = tmp_path_factory.mktemp("table")
-    table.write(folder)
+    with LaunchTable() as table:
+        for record in RECORDS:
+            table.add(record)
+        table.write(folder)
     return folder
 
 
