@@ -22,31 +22,45 @@ def test_of_several_calls_the_one_that_takes_the_least_time_is_measured():
 
     for times in ((0.001, 0.01, 0.01), (0.01, 0.001, 0.01), (0.01, 0.01, 0.001)):
         calls = [call(seconds) for seconds in times]
-        assert fastest(calls, CPU) is calls[times.index(0.001)]
+        assert fastest(calls, CPU) == times.index(0.001)
+
+
+def test_a_call_that_takes_long_is_tried_once_after_its_first():
+    """A product that a processor has no instructions for may take a minute, and a group without progress is ended."""
+    counts = Counter()
+
+    def call(name, seconds):
+        return lambda: (counts.update([name]), time.sleep(seconds))
+
+    assert fastest([call("slow", 0.6), call("fast", 0.001)], CPU) == 1
+    assert counts["slow"] == 2
+    assert counts["fast"] > 2
 
 
 @pytest.mark.parametrize("batch", [1, 8])
 def test_the_rate_is_that_of_the_layout_in_which_products_are_fastest(monkeypatch, batch):
-    """Each class of shape is tried in all three, of which only the fastest is timed."""
-    tried = []
+    """Each class of shape is tried in all three by some of its rows; of the fastest, the whole product is timed."""
+    tried, products = [], []
 
     def choose(calls, device):
         tried.append(len(calls))
         for call in calls:
             call()
-        return calls[1]
+        return 1
 
     monkeypatch.setattr("benchbox.measure.peaks.fastest", choose)
-    strides = []
-    through = torch.bmm if batch > 1 else torch.mm
-    monkeypatch.setattr(
-        f"torch.{'bmm' if batch > 1 else 'mm'}",
-        lambda left, right, *, out: (strides.append((left.stride()[-1], right.stride()[-1])), through(left, right, out=out))[1],
-    )
-    rates = matmul_rates({"small": (batch, 16, 32, 64)}, CPU, 0.001, lambda: None)
+    name = "bmm" if batch > 1 else "mm"
+    through = getattr(torch, name)
+
+    def product(left, right, *, out):
+        products.append((left.shape[-2], left.stride()[-1], right.stride()[-1]))
+        return through(left, right, out=out)
+
+    monkeypatch.setattr(f"torch.{name}", product)
+    rates = matmul_rates({"small": (batch, 1024, 32, 64)}, CPU, 0.001, lambda: None)
     assert tried == [3, 3]
-    assert strides[:3] == [(1, 64), (1, 1), (16, 1)]
-    calls = Counter(strides)
-    assert calls[1, 64] == calls[16, 1] == 2, "once for each dtype, to choose"
-    assert calls[1, 1] > 2
+    assert products[:3] == [(256, 1, 64), (256, 1, 1), (256, 256, 1)]
+    whole = Counter(product for product in products if product[0] == 1024)
+    assert [*whole] == [(1024, 1, 1)]
+    assert len(products) - whole.total() == 6, "once for each dtype, to choose"
     assert all(rate["small"]["per_s"] > 0 for rate in rates.values())
