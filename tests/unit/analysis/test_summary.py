@@ -156,7 +156,7 @@ def test_times_of_a_launch_are_told_apart_by_rank_phase_and_part():
     assert (times.has_split, without.has_split, without.split()) == (True, False, {})
 
 
-def test_launches_with_the_same_phases_and_words_share_them():
+def test_launches_with_the_same_phases_share_their_names():
     first, second, third = (example_record(launch=launch) for launch in (1, 2, 3))
     third["phases_s"] = {"other": first["phases_s"]["forward"]}
     times = summary_of(first, second, third).times

@@ -54,6 +54,20 @@ def test_a_line_that_was_cut_off_when_the_machine_stopped_is_replaced(store):
     assert kinds(store) == ["plan", "record", "record"]
 
 
+def test_a_chain_is_read_as_often_as_it_is_iterated_over(store):
+    reader = store.chain.read()
+    assert [*reader] == [*reader]
+    digests = [json.loads(line)["digest"] for line in store.chain.path.read_text().splitlines()]
+    assert len(digests) == 2
+    assert (reader.head, reader.defect) == (digests[-1], None)
+
+
+def test_without_a_chain_there_are_no_entries_and_no_head(store):
+    store.chain.path.unlink()
+    assert ([*store.chain.read()], store.chain.head(), store.chain.defect()) == ([], None, None)
+    assert store.chain.sha256_by_launch() == {}
+
+
 @pytest.mark.parametrize("line", ["[]", "{}", "nonsense", '{"kind": "record", "digest": "0"}'])
 def test_a_line_that_is_no_entry_is_a_defect_and_no_traceback(store, line):
     store.chain.path.write_text(store.chain.path.read_text() + line + "\n")

@@ -177,6 +177,8 @@ def test_the_busiest_host_of_a_launch_is_in_its_row():
     states = [quiet | {"hosts": [*first["hosts"], *second["hosts"]]} for first, second in ((quiet, busy), (busy, quiet))]
     frame = launch_table([example_record(launch=number) | {"host": state} for number, state in enumerate(states, start=1)])
     assert frame["host.other_cpu_share"].tolist() == [busy["hosts"][0]["other_cpu_share"]] * 2
+    without = launch_table([example_record() | {"host": None}])
+    assert set(frame) - set(without) == {"host.busy", "host.other_cpu_share", "host.energy_j_per_sample"}
 
 
 def test_a_run_without_records_has_an_empty_table(tmp_path):
