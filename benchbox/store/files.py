@@ -68,9 +68,9 @@ def remove_temporary_files(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
+    """Write a text file atomically. What is no character, such as a byte of a path that is not UTF-8, becomes an escape."""
     with atomic_file(path) as stream:
-        stream.write(text.encode())
+        stream.write(text.encode(errors="backslashreplace"))
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:

@@ -65,11 +65,16 @@ def describe_error(error: BaseException, state: RankState) -> ErrorEvent:
     return {
         "status": status,
         "type": type(error).__name__,
-        "message": str(error),
+        "message": _printable(str(error)),
         "stage": state.stage,
         "step": state.step,
         "phase": state.phase,
-        "traceback": traceback.format_exc(),
+        "traceback": _printable(traceback.format_exc()),
         "operation": getattr(error, "operation", None),
         "secondary": isinstance(error, dist.DistError) and status == "crash",
     }
+
+
+def _printable(text: str) -> str:
+    """Return a text with escapes for what is no character: Python keeps the bytes of paths that are not UTF-8 as such."""
+    return text.encode(errors="backslashreplace").decode()

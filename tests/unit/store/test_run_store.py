@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pandas as pd
@@ -67,6 +68,12 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
         write_text(path, "new")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_character_is_written_as_an_escape(tmp_path):
+    """As the byte of a path that is not UTF-8, which Python keeps as half of a pair of UTF-16."""
+    write_text(tmp_path / "report.md", os.fsdecode(b"caf\xe9 \xc3\xa9"))
+    assert (tmp_path / "report.md").read_text() == r"caf\udce9 é"
 
 
 def test_a_record_has_no_number_that_is_not_json(store):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -80,6 +81,20 @@ def test_an_error_carries_the_traceback_of_where_it_was_raised() -> None:
         event = describe_error(error, STATE)
     assert "in fail" in event["traceback"]
     assert event["traceback"].endswith("RuntimeError: boom\n")
+
+
+def test_a_path_that_is_not_utf_8_is_named_by_an_escape() -> None:
+    """Neither a report nor a table could be written of it as Python keeps it."""
+
+    def fail() -> None:
+        raise MismatchError(os.fsdecode(b"caf\xe9: another backend"))
+
+    try:
+        fail()
+    except MismatchError as error:
+        event = describe_error(error, STATE)
+    assert event["message"] == r"caf\udce9: another backend"
+    assert event["traceback"].endswith("caf\\udce9: another backend\n")
 
 
 def test_progress_is_reported_at_every_stage_and_step(tmp_path: Path) -> None:
