@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import tempfile
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Self
 
 from benchbox.registry.host_load import busy_reasons
 from benchbox.registry.metrics import metrics
@@ -25,12 +24,8 @@ if TYPE_CHECKING:
 
 _GROUP_ROWS = 256  # of a Parquet file
 _SPOOLED_BYTES = 2**16  # in memory; what is beyond goes to a temporary file
-_PANDAS_DTYPES = {
-    "bool": "boolean",
-    "int64": "Int64",
-    "double": "Float64",
-    "string": "string",
-}  # by Arrow type; they know missing
+# By Arrow type: those that have missing values.
+_PANDAS_DTYPES = {"bool": "boolean", "int64": "Int64", "double": "Float64", "string": "string"}
 OBSERVED = ("backend", "sharding", "attention_kernel", "checkpointed_modules", "trainable_numel", "total_numel")
 
 
@@ -89,11 +84,9 @@ class LaunchTable:
 
         csv_path, parquet_path, schema = folder / "table.csv", folder / "table.parquet", self._schema()
         with atomic_file(csv_path) as stream:
-            text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
-            writer = csv.writer(text, lineterminator="\n")
+            writer = csv.writer(_Lines(stream))
             writer.writerow(schema.names)
             writer.writerows(self._values(schema))
-            text.detach()
         with atomic_file(parquet_path) as stream, pq.ParquetWriter(stream, schema) as file:
             for group in self._groups():
                 file.write_batch(group)
@@ -136,6 +129,20 @@ class LaunchTable:
             arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
             del columns  # before those of the next group are read
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class _Lines:
+    """Rows of `csv.writer`, ended by line feeds.
+
+    By default they end in a carriage return and a line feed, and it is those that `csv` quotes within values: with a line feed
+    alone, the output of a progress bar in an error would end a row.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+
+    def write(self, row: str) -> None:
+        self._stream.write(row.removesuffix("\r\n").encode() + b"\n")
 
 
 def _arrow_type(types: set[type]) -> pa.DataType:

@@ -13,7 +13,7 @@ from benchbox.errors import RecordError
 from benchbox.store.run import RunStore
 from benchbox.store.table import LaunchTable
 from benchbox.store.table_reader import TableReader
-from tests.support.example_run import CELL, example_record, example_run
+from tests.support.example_run import CELL, OOM, example_record, example_run
 
 RECORDS = [example_record(replace(CELL, seed=seed), launch) for seed in range(200) for launch in (1, 2)]
 NAMES = ("table.csv", "table.parquet")
@@ -39,6 +39,20 @@ def test_records_agree_with_their_rows_in_any_order(folder, name):
     shuffled = random.Random(0).sample(RECORDS, len(RECORDS))
     for records in (RECORDS, RECORDS[::-1], shuffled):
         assert problems(folder / name, records) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("message", ["10%\r20%\rdone", "two\nlines", "both\r\n", 'a "quote", a comma', "é"])
+def test_an_error_of_any_text_stays_in_its_row(tmp_path, name, message):
+    failed = example_record(status="oom", error={**OOM, "message": message})
+    with LaunchTable() as table:
+        for record in (failed, RECORDS[1]):
+            table.add(record)
+        table.write(tmp_path)
+    assert problems(tmp_path / name, [failed, RECORDS[1]]) == []
+    read = pd.read_csv(tmp_path / name) if name.endswith(".csv") else pd.read_parquet(tmp_path / name)
+    assert read["error.message"][0] == message
+    assert b"\r\n" not in (tmp_path / "table.csv").read_bytes().replace(b'"both\r\n"', b"")
 
 
 @pytest.mark.parametrize("name", NAMES)
