@@ -71,7 +71,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
 
 
 def test_what_is_no_character_is_written_as_an_escape(tmp_path):
-    """As the byte of a path that is not UTF-8, which Python keeps as half of a pair of UTF-16."""
+    """Bytes of a path that are not UTF-8 are kept by Python as halves of pairs of UTF-16."""
     write_text(tmp_path / "report.md", os.fsdecode(b"caf\xe9 \xc3\xa9"))
     assert (tmp_path / "report.md").read_text() == r"caf\udce9 é"
 
