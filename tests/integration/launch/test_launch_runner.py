@@ -139,3 +139,12 @@ def test_a_stopped_run_is_resumed_where_it_stopped(bench: Bench) -> None:
     resumed = bench.run(*cells)
     assert (resumed.reused, resumed.executed) == (1, 2)
     assert bench.statuses() == ["healthy 1 ok"] * 3
+
+
+def test_a_stop_between_two_launches_begins_no_other(bench: Bench) -> None:
+    """No launch was interrupted then, so the summary alone tells that the user stopped."""
+    cells = [cell("healthy", 1, seed=seed) for seed in range(3)]
+    summary = bench.run(*cells, stop=lambda: bool(bench.statuses()))
+    assert (summary.stopped, summary.executed, summary.remaining) == (True, 1, 2)
+    assert bench.statuses() == ["healthy 1 ok"]
+    assert bench.launcher.started == [("healthy", 1)]

@@ -81,6 +81,7 @@ def test_the_fingerprint_does_not_depend_on_the_location_of_the_folders(
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    pass\nelse:\n    from .._shared import block", True),
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .._shared import block", False),
         ("import typing\nif typing.TYPE_CHECKING:\n    from .._shared import block", False),
+        ("import sys\nif sys.argv:\n    from .._shared import block", True),
         ("from .._shared import unrelated", False),
         ("from _shared import block", False),
         ("from .... import block", False),

@@ -6,21 +6,26 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner
 
 from benchbox.cli.app import app
 from benchbox.errors import ConfigurationError
-from benchbox.launch.job import Job
-from benchbox.launch.nodes.coordinator import coordinate
+from benchbox.launch.job import Job, RankGroup
+from benchbox.launch.nodes.coordinator import _CoordinatedGroup, coordinate
 from benchbox.launch.nodes.files import NodeFile, NodeLostError, NodeWatch
 from benchbox.launch.nodes.follower import follow
 from benchbox.launch.nodes.settings import NodeSettings, read_node_settings
 from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.supervise.trace import Trace
 from benchbox.store.environments import merge_environments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchbox.launch.job import RankExit
 
 NODES = NodeSettings(count=2, rank=0, master_addr="a", master_port=29500, timeout_s=1.0)
 OPTIONS: dict[str, Any] = {"nnodes": 2, "node_rank": 1, "master_addr": "a", "master_port": 29500, "timeout_s": 1.0}
@@ -125,6 +130,62 @@ def test_a_launch_is_not_started_without_a_node_that_ended(tmp_path: Path) -> No
         follower.join()
         with pytest.raises(NodeLostError, match=r"node 1 \(.+\) has ended; start the same command on every node again"):
             launcher.start(job(tmp_path))
+
+
+class Ranks(RankGroup):
+    """The ranks of node 0, which have ended with `code`, or still run."""
+
+    def __init__(self, code: int | None) -> None:
+        self._code = code
+
+    def poll(self, timeout_s: float = 0.0) -> int | None:
+        return self._code
+
+    def signal_ranks(self, pids: Sequence[int], number: int) -> None:
+        raise AssertionError
+
+    def end(self) -> None:
+        raise AssertionError
+
+    def failures(self) -> Sequence[RankExit]:
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "timeout_s", "group"),
+    [
+        (None, {}, 60.0, None),
+        (0, {}, 60.0, None),  # the other node needs longer
+        (0, {"1": 0}, 60.0, None),  # of the launch before
+        (0, {"2": 0}, 60.0, 0),
+        (0, {"2": 3}, 60.0, 3),
+        (2, {}, 60.0, 2),
+        (2, {"2": 3}, 60.0, 2),
+        (None, {"2": 0}, 60.0, None),
+        (0, {}, -1.0, 1),  # the other node is lost
+        (None, {}, -1.0, 1),
+    ],
+)
+def test_a_launch_has_ended_when_it_has_on_all_nodes_or_failed_on_one(
+    here: int | None, there: dict[str, int], timeout_s: float, group: int | None, tmp_path: Path
+) -> None:
+    """The exit codes of node 1 are by number of the launch; the second is asked for."""
+    follower = NodeFile(tmp_path, 1)
+    (tmp_path / "nodes").mkdir()
+    follower.update(exit_codes=there)
+    watch = NodeWatch(tmp_path, 1, timeout_s)
+    assert _CoordinatedGroup(Ranks(here), job(tmp_path), 2, NodeFile(tmp_path, 0), [watch]).poll() == group
+
+
+def test_ranks_here_get_some_time_to_fail_after_those_of_another_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank in a collective fails by itself once its peers are gone, and says where."""
+    follower = NodeFile(tmp_path, 1)
+    (tmp_path / "nodes").mkdir()
+    follower.update(exit_codes={"1": 3})
+    group = _CoordinatedGroup(Ranks(None), job(tmp_path), 1, NodeFile(tmp_path, 0), [NodeWatch(tmp_path, 1, 60.0)])
+    assert group.poll() is None
+    monkeypatch.setattr("benchbox.launch.nodes.coordinator._FAILING_LIMIT_S", 0.0)
+    assert group.poll() == 3
 
 
 @pytest.mark.parametrize(

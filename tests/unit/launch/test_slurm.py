@@ -6,15 +6,20 @@ import shlex
 import subprocess
 from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from typer.testing import CliRunner
 
 from benchbox.cli.app import app
 from benchbox.errors import ConfigurationError
-from benchbox.launch.slurm.job import SlurmJob
+from benchbox.launch.slurm.job import SlurmError, SlurmJob
 from benchbox.launch.slurm.options import parse_slurm_options
 from benchbox.launch.slurm.script import render_script
+from benchbox.store.files import write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HOSTILE = "a'; touch pwned; $(touch pwned)\n#SBATCH --uid=0 %j `touch pwned`"
 
@@ -135,3 +140,70 @@ def test_a_machine_without_slurm_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="there is no command sbatch on this machine"):
         SlurmJob(tmp_path).submit("#!/bin/bash\n")
+
+
+@pytest.fixture
+def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], SlurmJob]:
+    """Return a job whose `squeue` is the given line of shell: real jobs do not end in every way."""
+
+    def job_of(line: str) -> SlurmJob:
+        squeue = tmp_path / "squeue"
+        squeue.write_text(f"#!/bin/bash\n{line}\n")
+        squeue.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        write_json(tmp_path / "slurm" / "job.json", {"id": 7})
+        return SlurmJob(tmp_path)
+
+    return job_of
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "active", "ended_by_itself"),
+    [
+        ("echo 'PENDING|Resources'", "PENDING (Resources)", True, False),
+        ("echo 'RUNNING|None'", "RUNNING", True, False),
+        ("echo 'COMPLETING|None'", "COMPLETING", True, False),
+        ("echo 'COMPLETED|None'", "COMPLETED", False, True),
+        ("echo 'FAILED|NonZeroExitCode'", "FAILED (NonZeroExitCode)", False, True),
+        ("echo 'TIMEOUT|TimeLimit'", "TIMEOUT (TimeLimit)", False, False),
+        ("echo 'NODE_FAIL|None'", "NODE_FAIL", False, False),
+        ("true", "FORGOTTEN", False, False),
+        ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", "FORGOTTEN", False, False),
+    ],
+)
+def test_a_job_is_followed_while_it_is_active_and_ended_by_its_command_or_by_slurm(
+    line: str, text: str, active: bool, ended_by_itself: bool, answer: Callable[[str], SlurmJob]
+) -> None:
+    state = answer(line).state()
+    assert (str(state), state.active, state.ended_by_itself) == (text, active, ended_by_itself)
+
+
+def test_a_slurm_that_does_not_answer_is_quoted(answer: Callable[[str], SlurmJob]) -> None:
+    """It may answer again: the job is not taken for one that has ended."""
+    job = answer("echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(SlurmError, match="squeue: slurm_load_jobs error: Unable to contact slurm controller"):
+        job.state()
+
+
+def test_every_change_of_a_job_and_every_line_of_its_output_is_shown_once(
+    tmp_path: Path, answer: Callable[[str], SlurmJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each poll, the job writes half a line more."""
+    monkeypatch.setattr("benchbox.launch.slurm.job._POLL_S", 0.0)
+    output = tmp_path / "slurm" / "job-7.log"
+    states = ["PENDING|Priority", "RUNNING|None", "RUNNING|None", "RUNNING|None", "COMPLETED|None"]
+    (tmp_path / "states").write_text("".join(f"{state}\n" for state in states))
+    job = answer(
+        f"head -n 1 {tmp_path}/states; sed -i 1d {tmp_path}/states; n=$(wc -l < {tmp_path}/states)\n"
+        f'[ $n = 3 ] && printf "launch 1" >> {output}; [ $n = 1 ] && printf " ok\\nlaunch 2 ok\\n" >> {output}; true'
+    )
+    lines: list[str] = []
+    state = job.follow(lambda: False, lines.append)
+    assert str(state) == "COMPLETED"
+    assert lines == [
+        "Slurm job 7: PENDING (Priority)",
+        "Slurm job 7: RUNNING",
+        "launch 1 ok",
+        "launch 2 ok",
+        "Slurm job 7: COMPLETED",
+    ]
