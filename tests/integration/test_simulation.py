@@ -18,6 +18,7 @@ from benchbox.estimation.estimate import estimate
 from benchbox.launch.process.environment import host_variables
 from benchbox.launch.simulated_ranks import Simulation, simulate, simulate_cells
 from benchbox.registry.backends import BUILT_IN_BACKENDS
+from benchbox.theory.sharding import MODELS
 from tests.support.ranks import tiny_cell
 from tests.support.tiers import in_tiers
 
@@ -151,9 +152,21 @@ def test_the_end_of_the_process_that_forks_is_the_reason_of_every_cell(tmp_path:
     assert all(str(reason).endswith("cannot be simulated: exit code 3") for reason in simulations.values())
 
 
-def test_a_single_cell_that_is_not_simulated_raises_why() -> None:
-    with pytest.raises(UnsupportedError, match="backend single is not simulated: there is no formula"):
-        simulate(tiny_cell(backend="single"))
+@pytest.mark.parametrize(
+    ("cell", "reason"),
+    [
+        ({"backend": "single"}, "backend single is not simulated: there is no formula"),
+        ({"backend": "fsdp2", "world_size": 2}, "backend fsdp2 is not simulated: there is no formula"),
+        ({"backend": "ddp", "world_size": 2, "compile": "blocks"}, "compiled graphs are not simulated"),
+    ],
+)
+def test_a_single_cell_that_is_not_simulated_raises_why(
+    cell: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FSDP2 stands for a backend of somebody's own."""
+    monkeypatch.setattr("benchbox.launch.simulated_ranks.MODELS", {"ddp": MODELS["ddp"]})
+    with pytest.raises(UnsupportedError, match=reason):
+        simulate(tiny_cell(**cell))
 
 
 @pytest.mark.usefixtures("cache")
