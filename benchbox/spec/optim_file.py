@@ -15,7 +15,7 @@ _SPIKE: Any = SpikeSpec()
 
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
-Steps = Annotated[int, Field(ge=0)]
+Steps = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Betas = Annotated[list[Beta], Field(min_length=2, max_length=2)]
 
@@ -65,7 +65,7 @@ class OptimFile(Strict):
     schedule: Literal["constant", "warmup_constant", "warmup_cosine", "wsd"] = _OPTIM.schedule
     """wsd: warm-up, a stable phase, and a decay at the end."""
     warmup_steps: Steps = _OPTIM.warmup_steps
-    total_steps: Annotated[int, Field(ge=1)] = _OPTIM.total_steps
+    total_steps: Annotated[Steps, Field(ge=1)] = _OPTIM.total_steps
     final_lr: NonNegative = _OPTIM.final_lr
     """Learning rate at the end of warmup_cosine and wsd."""
     decay_steps: Count = ABSENT

@@ -65,6 +65,10 @@ APPENDED = [
     ("measure: 3", "m.yaml:8:10: measure must be a mapping, not 3"),
     ("optim: {betas: [0.9]}", "m.yaml:8:16: optim.betas must have 2 values, and has 1"),
     ("optim: {lr: .inf}", "m.yaml:8:13: optim.lr must be a finite number, not Infinity"),
+    *(
+        (f"optim: {{{key}: {10**20}}}", f"m.yaml:8:{11 + len(key)}: optim.{key} must be at most 1000000000, not {10**20}")
+        for key in ("warmup_steps", "total_steps", "freeze_backbone_steps", "thaw_warmup_steps")
+    ),
     (
         "measure: {memory_limit: 40 GiBs}",
         "m.yaml:8:25: '40 GiBs' is not an amount of memory; write it as in 40 GiB, 512 MiB, 1.5 GB, or as bytes",
