@@ -79,13 +79,13 @@ def launch_training(
         for name in ("metrics.jsonl", "validation.jsonl", "findings.jsonl", "restarts.json"):
             (folder / name).unlink(missing_ok=True)
     with progress.display():
-        outcome = _run_once(config, job, folder, resume, launcher, progress, stop_signals)
+        outcome = _run_once(config, job, folder, launcher, progress, stop_signals)
         for number in range(1, max_restarts + 1):
             if stop_signals or not is_restartable(outcome):
                 break
             progress.restarted(record_restart(folder, outcome, number, max_restarts))
             job = replace(job, config={**job_config, "resume": True})
-            outcome = _run_once(config, job, folder, True, launcher, progress, stop_signals)
+            outcome = _run_once(config, job, folder, launcher, progress, stop_signals)
     return outcome
 
 
@@ -93,13 +93,12 @@ def _run_once(
     config: TrainConfig,
     job: Job,
     folder: Path,
-    resume: bool,
     launcher: Launcher,
     progress: TrainingProgress,
     stop_signals: Sequence[str],
 ) -> Outcome:
     """Run one process group, and show the rows of its metrics, validations and findings as they appear."""
-    start = _steps_taken(folder) if resume else 0
+    start = _steps_taken(folder)
     followers = [RowFollower(folder / "metrics.jsonl", progress.metrics_row, first_step=start)]
     if config.validation.every:  # else the rows are of an earlier run
         path, first = folder / "validation.jsonl", start + 1 if start else 0

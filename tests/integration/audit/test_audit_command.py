@@ -265,6 +265,7 @@ def test_a_command_that_cannot_be_run_is_one_line(run):
     for command, line in (
         (("torchrum", "x.py"), "error: -- torchrum: no such command; is its environment active?"),
         ((str(script),), f"error: -- {script}: cannot be run: Permission denied; give it to its interpreter: python {script}"),
+        (("/etc/passwd",), "error: -- /etc/passwd: cannot be run: Permission denied"),
     ):
         done = run(*AUDIT, "--", *command)
         assert (done.returncode, done.stdout, done.stderr.splitlines()) == (2, "", [line])

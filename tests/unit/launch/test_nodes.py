@@ -111,6 +111,12 @@ def test_a_node_that_does_not_join_is_named_and_not_waited_for_longer(tmp_path: 
         raise AssertionError
 
 
+def test_a_node_that_comes_before_node_0_waits_in_a_folder_that_it_creates(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="node 0 has not reported here"):
+        follow(tmp_path / "runs" / "m", replace(NODES, rank=1, timeout_s=0.0), stop=lambda: False, on_line=print)
+    assert NodeWatch(tmp_path / "runs" / "m", 1, 1.0).read()["closed"]
+
+
 def test_a_node_does_not_take_the_file_of_a_run_that_was_killed_for_node_0(tmp_path: Path) -> None:
     NodeFile(tmp_path, 0).update()  # which has no heartbeat
     with pytest.raises(ConfigurationError, match="node 0 has not reported here within 1 s; start the same command there"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchbox.launch.job import Job, RankExit
-from benchbox.launch.supervise.group import _name_full_disk
+from benchbox.launch.supervise.group import _name_full_disk, _name_node
 from benchbox.launch.supervise.outcome import classify_outcome
 from benchbox.launch.supervise.trace import Trace
 from benchbox.launch.supervise.watch import GroupEnding
@@ -121,6 +121,8 @@ def test_a_launcher_that_died_after_a_rank_had_failed_is_not_the_cause() -> None
     assert classify_outcome(ending("ended", [error(status="oom")], [progress(3, "sync")], exit_code=-9)).status == "oom"
     stuck = ending("ended", [progress(2, "sync")], [progress(2, "sync")], exit_code=-9)
     assert classify_outcome(stuck, [RankExit(1, -9, 100.0)]).error["rank"] == 1
+    disappeared = classify_outcome(stuck, [RankExit(1, 3, 100.0)])
+    assert (disappeared.error["rank"], disappeared.error["message"]) == (1, "ended with exit code 3 without reporting an error")
 
 
 @pytest.mark.parametrize("cause", ["hang", "timeout"])
@@ -129,6 +131,14 @@ def test_a_stuck_group_waits_for_the_rank_furthest_behind(cause: str) -> None:
     outcome = classify_outcome(ending(cause, *ranks))
     assert (outcome.status, outcome.error["rank"]) == (cause, 1)
     assert (outcome.error["stage"], outcome.error["step"], outcome.error["phase"]) == ("measure", 4, "forward")
+
+
+@pytest.mark.parametrize("cause", ["hang", "timeout"])
+def test_how_ranks_end_that_the_launcher_ended_is_no_failure_of_theirs(cause: str) -> None:
+    """A rank in a collective does not react to SIGTERM and is killed."""
+    failures = [RankExit(0, -15, 100.0), RankExit(1, -9, 101.0)]
+    outcome = classify_outcome(ending(cause, [progress(4, "forward")], [progress(4, "sync")]), failures)
+    assert (outcome.status, outcome.error["rank"]) == (cause, 0)
 
 
 def test_an_earlier_step_is_further_behind_than_an_earlier_phase_and_a_stage_than_both() -> None:
@@ -167,6 +177,18 @@ def test_in_a_failing_group_a_dead_rank_is_distinguished_from_one_that_waits() -
 
 def test_a_group_that_the_user_stopped_is_interrupted_whatever_its_ranks_reported() -> None:
     assert classify_outcome(ending("stopped", [error()], [])).status == "interrupted"
+
+
+def test_an_error_of_several_nodes_names_that_of_its_rank() -> None:
+    """Of four ranks on two nodes, the last two are on node 1."""
+    outcome = classify_outcome(ending("ended", [error(rank=2)], exit_code=1))
+    job = Job(config={}, ranks=4, folder=Path(), timeout_s=None, hang_after_s=1.0, nnodes=2)
+    assert _name_node(outcome, job).error["message"] == "said so (on node 1)"
+    assert _name_node(outcome, replace(job, nnodes=1)) == outcome
+    of_no_rank = classify_outcome(ending("ended", [DONE], exit_code=1))
+    assert _name_node(of_no_rank, job) == of_no_rank
+    ok = classify_outcome(ending("ended", [DONE], exit_code=0))
+    assert _name_node(ok, job) == ok
 
 
 def test_a_crash_beside_a_full_disk_says_so() -> None:
