@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Bytecode is cached: otherwise every rank would compile its policy, and every command all of benchbox.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-all perf perf-baseline site lint docs compat compat-requirements audit-corpus parity peers gpu gpu-bundle
+.PHONY: run test test-all perf perf-baseline published site lint docs compat compat-requirements audit-corpus parity peers gpu gpu-bundle
 
 # Measure matrices/fsdp_vs_zero2.yaml on this machine and write its report.
 run: $(VENV)/.installed
@@ -67,6 +67,11 @@ parity: $(VENV)/.installed-dev
 # Time training steps beside lerobot's own code, and write reports/peers. It needs an idle machine.
 peers: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.peers
+
+# Measure the published runs again, at the commit that is checked out, and publish them: see reports/measure.py. It needs an idle
+# machine for hours, and a repeated call continues; ONLY='backends repeated/1' selects some.
+published: $(VENV)/.installed-dev
+	$(BIN)/python reports/measure.py $(ONLY)
 
 # Write reports/site: trends of the runs that this repository has published, in all its commits.
 site: $(VENV)/.installed-dev

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.summary import summarize
+from benchbox.spec.load import load_matrix
 from benchbox.store.run import RunStore
 
 REPORTS = Path(__file__).parents[3] / "reports"
@@ -33,3 +37,47 @@ def test_a_published_run_has_a_record_of_every_planned_launch_and_violates_nothi
 def test_a_published_run_has_its_report_and_tables_and_a_row_in_the_index(path):
     assert {"report.md", "table.csv", "table.parquet", "records.parquet"} <= {file.name for file in path.iterdir()}
     assert f"| `{path.name}/` |" in (REPORTS / "README.md").read_text()
+
+
+@pytest.fixture
+def measure():
+    """The script of `make published`."""
+    spec = importlib.util.spec_from_file_location("measure_published", REPORTS / "measure.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["measure_published"] = module  # its data class looks for its module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["measure_published"]
+
+
+def test_one_command_measures_every_published_run_as_it_was_measured(measure):
+    published = {}
+    for measurement in measure.MEASUREMENTS:
+        for folder in [measurement.name, *measure.COPIES.get(measurement.name, [])] if measurement.is_published else []:
+            published[REPORTS / folder] = measurement
+    assert published.keys() == {*RUNS, *REPEATED}
+    for path, measurement in published.items():
+        run, options = RunStore(path).run(), dict(zip(measurement.options[::2], measurement.options[1::2], strict=True))
+        assert measurement.matrix == run.matrix_file
+        launches = int(options.pop("--launches", load_matrix(REPORTS.parent / measurement.matrix).measure.launches))
+        assert (launches, options) == (run.measure["launches"], {}), path.name
+
+
+def test_studies_are_measured_by_the_commands_that_their_matrices_state(measure):
+    stated = {
+        line.removeprefix("#").strip()
+        for matrix in (REPORTS / "noise").glob("*.yaml")
+        for line in matrix.read_text().splitlines()
+        if "benchbox" in line
+    }
+    commands = set()
+    for measurement in measure.MEASUREMENTS:
+        if not measurement.is_published:
+            out = f"--out runs/{measurement.name}"
+            commands.add(f"benchbox {measurement.verb} {measurement.matrix} {shlex.join(measurement.options)} {out}")
+    assert commands == stated
+
+
+def test_a_run_that_is_not_published_is_no_run_to_measure(measure, capsys):
+    assert measure.main(["backend"]) == 2
+    assert capsys.readouterr().err.startswith("no such run: backend; there are repeated/1, ")
