@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -26,6 +27,85 @@ COUNTS = {
     "vitra": 3_174_149_808,  # PaliGemma 2 (3.03 B), DiT-B (136.6 M) and two tokens
     "cosmos_droid": 14_550_802_624,  # the published 16 B include a vision tower and a text head, which take no part in a step
 }
+SIGLIP = {"vision.heads": 16, "vision.image": 224, "vision.patch": 14, "vision.temporal_every": None, "pool": None}
+VIDEO = SIGLIP | {"vision.temporal_every": 4}
+POOLED = {"vision.image": 448, "pool": 2}
+GEMMA = {
+    "backbone.heads": 8,
+    "backbone.kv_heads": 1,
+    "backbone.head_dim": 256,
+    "backbone.activation": "gelu",
+    "backbone.unit_norm": True,
+    "backbone.softcap": None,
+    "backbone.rope_base": 1e4,
+    "backbone.window": None,
+    "backbone.global_every": 1,
+    "backbone.global_rope_base": None,
+    "backbone.global_rope_stretch": 1.0,
+}
+GEMMA_2 = GEMMA | {"backbone.kv_heads": 4, "backbone.softcap": 50.0, "backbone.window": 4096, "backbone.global_every": 2}
+GEMMA_3 = GEMMA | {
+    "backbone.kv_heads": 4,
+    "backbone.global_every": 6,
+    "backbone.global_rope_base": 1e6,
+    "backbone.global_rope_stretch": 8.0,
+}
+GEMMA_3_270M = GEMMA_3 | {"backbone.heads": 4, "backbone.kv_heads": 1, "backbone.global_rope_stretch": 1.0}
+QWEN_3 = {
+    "heads": 32,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "activation": "silu",
+    "unit_norm": False,
+    "softcap": None,
+    "rope_base": 5e6,
+    "window": None,
+    "global_every": 1,
+    "global_rope_base": None,
+}
+TEXT = {"prompt_tokens": 200, "response_tokens": 52}
+FAST = {"fast_tokens": 32, "fast_vocab": 2048, "knowledge_insulation": True}
+CHUNK = {"horizon": 50, "history": 1, "denoising_steps": 10}
+DROPS = {"history": 0.3, "subgoal": 0.75, "response": 0.3, "metadata": 0.15, "metadata_field": 0.05}
+CONTEXT = TEXT | FAST | CHUNK | {"history": 6, **{f"drops.{name}": share for name, share in DROPS.items()}}
+# Settings of `full` that its number of parameters does not show.
+SETTINGS = {
+    "pi0": SIGLIP | GEMMA | CHUNK | {"prompt_tokens": 48, "fast_tokens": 0, "knowledge_insulation": False},
+    "pi05": SIGLIP | GEMMA | TEXT | FAST | CHUNK,
+    "pi05_mem": VIDEO | GEMMA | TEXT | FAST | CHUNK | {"history": 8},
+    "pi06": SIGLIP | POOLED | GEMMA_3 | TEXT | FAST | CHUNK | {"denoising_steps": 5},
+    "pi07_low_level": VIDEO | POOLED | GEMMA_3 | CONTEXT | {"denoising_steps": 5},
+    "pi07_high_level": SIGLIP | POOLED | GEMMA_3 | TEXT | {"history": 1, "memory_tokens": 52},
+    "pi07_paligemma": VIDEO | GEMMA | CONTEXT,
+    "value": SIGLIP | GEMMA_3_270M | TEXT | {"history": 1},
+    "vitra": SIGLIP
+    | GEMMA_2
+    | {
+        "dit.heads": 12,
+        "horizon": 16,
+        "history": 1,
+        "diffusion_steps": 100,
+        "denoising_steps": 10,
+        "guidance": 5.0,
+        "repeated_samples": 8,
+        "condition_drop": 0.1,
+        "state_drop": 0.1,
+        "weights.pose": 1.0,
+        "weights.joints": 1.0,
+    },
+    "cosmos_droid": QWEN_3
+    | {
+        "image": (352, 640),
+        "horizon": 32,
+        "fps": 15,
+        "domain": 8,
+        "time_shift": 5.0,
+        "caption_drop": 0.1,
+        "normalisation": "identity",
+        "denoising_steps": 10,
+        "guidance": 3.0,
+    },
+}
 NETWORKS = ("pi07_low_level", "value", "vitra", "cosmos_droid")  # a policy of each, with all the blocks that it can have
 WITHOUT_SAMPLE_LOSSES = "pi07_high_level"  # as published
 
@@ -39,6 +119,21 @@ def count(policy: torch.nn.Module) -> int:
 @pytest.mark.parametrize("name", COUNTS)
 def test_full_has_the_published_number_of_parameters(name):
     assert count(build_on_meta(name, "full")) == COUNTS[name]
+
+
+def flatten(settings: dict[str, object], prefix: str = "") -> dict[str, object]:
+    """Return nested settings by dotted name, those of the model without its name."""
+    flat: dict[str, object] = {}
+    for name, value in settings.items():
+        path = prefix if name == "model" else f"{prefix}{name}."
+        flat |= flatten(value, path) if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_full_has_the_published_settings_that_its_number_of_parameters_does_not_show(name):
+    settings = flatten(asdict(build_on_meta(name, "full").config))
+    assert {key: settings[key] for key in SETTINGS[name]} == SETTINGS[name]
 
 
 @every

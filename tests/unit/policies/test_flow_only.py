@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,13 +42,14 @@ def test_the_flow_loss_trains_the_backbone_of_flow_only_pi05():
     assert gradients(policy)["model.layers.0.backbone.query.weight"].any()
 
 
-def test_full_flow_has_the_layers_of_full_and_no_embedding_of_fast_tokens():
+def test_full_flow_is_full_without_fast_tokens_response_and_insulation():
     full, flow = build_on_meta("pi05", "full"), build_on_meta("pi05", "full_flow")
     sizes = {name: tuple(parameter.shape) for name, parameter in full.named_parameters()}
     own = {name: tuple(parameter.shape) for name, parameter in flow.named_parameters()}
     missing = sizes.keys() - own.keys()
     assert own.items() <= sizes.items()
     assert {"discrete.embedding.weight", "discrete.head.weight"} <= missing
+    assert flow.config == replace(full.config, fast_tokens=0, response_tokens=0, knowledge_insulation=False)
 
 
 @pytest.mark.parametrize("name", WITH_FAST_TOKENS)
