@@ -329,18 +329,20 @@ def test_select_actions_integrates_guided_velocities_of_both_parts_and_computes_
     torch.testing.assert_close(selected, action, rtol=1e-4, atol=1e-5)
 
 
-def test_selected_actions_are_in_raw_units_of_the_dataset(awake):
+def test_states_and_selected_actions_are_in_raw_units_of_the_dataset(awake):
     """DROID is not normalised."""
     action = {"mean": [5.0] * 7, "std": [2.0] * 7}
-    statistics = [{"action": action, "observation.state": {"mean": [0.0] * 7, "std": [1.0] * 7}}]
+    statistics = [{"action": action, "observation.state": {"mean": [3.0] * 7, "std": [4.0] * 7}}]
     trained, batch = awake("cosmos_droid")
+    scaled = {**batch, "state": batch["state"] * torch.where(torch.arange(32) < 7, 4.0, 1.0)}
+    scaled["state"][..., :7] += 3.0
     before = {}
     for mode in ("identity", "mean_std"):
         policy = with_preset({"normalisation": mode})
         policy.load_state_dict(trained.state_dict())
         policy.load_statistics(statistics)
         assert (policy.spec.state_normalisation, policy.spec.action_normalisation) == (mode, mode)
-        before[mode] = policy.select_actions(batch)[..., :7]
+        before[mode] = policy.select_actions(batch if mode == "identity" else scaled)[..., :7]
     assert trained.config.normalisation == "identity"
     torch.testing.assert_close(before["mean_std"], before["identity"] * 2.0 + 5.0, rtol=1e-3, atol=1e-3)
 

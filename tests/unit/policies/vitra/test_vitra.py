@@ -230,6 +230,21 @@ def test_training_drops_condition_and_state_by_their_uniform_numbers(drop, field
     assert torch.equal(policies[1](batch).total, policies[0](batch).total), "validation drops nothing"
 
 
+def test_every_chunk_has_numbers_of_its_own_for_time_and_condition_and_the_state_has_the_last():
+    policy = vitra(repeated_samples=2)
+    batch = make_batch(policy.batch_spec(), 3)
+    batch["uniform"] = torch.tensor(
+        [[0.0, 0.515, 0.05, 0.5, 0.5], [0.999, 0.205, 0.5, 0.09, 0.1], [0.705, 0.705, 0.5, 0.5, 0.05]]
+    )
+    arguments = []
+    policy.dit.register_forward_pre_hook(lambda _, args: arguments.append(args))
+    policy(batch)
+    _, _, timestep, _, unconditional, _, state_mask = arguments[0]
+    assert timestep.tolist() == [[0, 51], [99, 20], [70, 70]]
+    assert unconditional.tolist() == [[True, False], [False, True], [False, False]]
+    assert state_mask.any(dim=1).tolist() == [True, True, False]
+
+
 def test_training_drops_one_in_ten_conditions():
     policy = build("vitra")
     unconditional = []
