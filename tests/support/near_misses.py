@@ -149,6 +149,15 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
             "a warm-up that begins at zero",
             ranks(steps=(*step_facts(rates={"AdamW": (0.0,)}, schedule_rates={}), *step_facts())),
         ),
+        (
+            "a schedule that begins at zero",
+            ranks(
+                steps=step_facts(
+                    rates=lambda step: {"AdamW": (1e-3 * (step - 1),)},
+                    schedule_rates=lambda step: {"LambdaLR": (1e-3 * (step - 1),)},
+                )
+            ),
+        ),
         ("one group of several", ranks(steps=step_facts(schedule_rates=lambda step: {"LambdaLR": (1e-3 / step, 5e-4 / step)}))),
         (
             "left over from a discarded optimizer",
@@ -180,6 +189,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ),
         ("a schedule by epochs", ranks(steps=step_facts(schedule_steps={"LambdaLR": 1}))),
         ("a script that calls no module", ranks(steps=step_facts(micro_batches=0))),
+        ("a first step that was not counted", ranks(steps=step_facts(micro_batches=lambda step: 1 if step > 1 else None))),
         (
             "one step that a scaler skipped",
             ranks(steps=step_facts(schedule_steps=lambda step: {"LambdaLR": step + (step > 3)})),
@@ -192,6 +202,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
             "a temperature that is learned beside the model",
             ranks_stepping(tensor(), unlinked(elements=1), parameters=(live(), live(NORM, linked=False))),
         ),
+        ("weights that move without an optimizer that was seen", ranks_stepping(parameters=(live(linked=None),))),
         ("the average of another model", ranks(parameters=(live(), live("average.weight", linked=None)))),
         (
             "a partition that covers parameters",
@@ -221,6 +232,7 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
         ("shards that keep their dimensions", ranks_stepping(tensor(weight_decay=0.0), groups=((0.1, 0), (0.0, 2)))),
         ("an empty group that was not to decay", flattened(groups=((0.0, 0), (0.0, 2)))),
         ("a group whose parameters had no gradient", flattened(groups=((0.1, 2), (0.0, 2)))),
+        ("one unknown shape", ranks_stepping(tensor(weight_decay=0.0), tensor(NORM, weight_decay=0.0, live_ndim=None))),
         ("an optimizer without weight decay", flattened(groups=((0.0, 2),), default_decay=None)),
     ],
     "BXP501": [

@@ -179,6 +179,16 @@ FIRES: dict[str, list[tuple[str, str, Facts]]] = {
         ),
         ("none", "error", ranks_stepping(parameters=(live(linked=False),))),
         ("a head that was replaced", "error", ranks(parameters=(live(linked=False),), strangers=("AdamW parameter 2",))),
+        (
+            "a head that was replaced, beside an average that moves",
+            "error",
+            ranks(parameters=(live(linked=False), live("average.weight", linked=None)), strangers=("AdamW parameter 2",)),
+        ),
+        (
+            "left out, as is a weight of its name in another model",
+            "info",
+            ranks(parameters=(live(linked=False, gradient="float32", unmoved_steps=12), live(linked=False))),
+        ),
     ],
     "BXP405": [
         ("fsdp became ddp", "error", ranks(setup=setup("ddp", "fsdp"))),

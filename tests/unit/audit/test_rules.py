@@ -95,6 +95,14 @@ def test_without_facts_nothing_is_judged() -> None:
     ("code", "facts", "reason"),
     [
         ("BXP102", ranks_stepping(half(updates=0, update_squared=0.0, update_dot=0.0)), "AdamW: no update was computed"),
+        (
+            "BXP102",
+            ranks_stepping(
+                half(updates=0, update_squared=0.0, update_dot=0.0),
+                steps=step_facts(changed_gradients=lambda step: "AdamW calls its closure twice" if step > 1 else None),
+            ),
+            "AdamW calls its closure twice",
+        ),
         ("BXP103", ranks(steps=step_facts(2)), "fewer than 3 steps"),
         ("BXP104", ranks_stepping(tensor(live_differs=None)), "no master could be compared"),
         ("BXP105", ranks_stepping(tensor(live_device=None)), "the device of the live parameters was not observed"),
@@ -104,6 +112,11 @@ def test_without_facts_nothing_is_judged() -> None:
         (
             "BXP404",
             ranks_stepping(unlinked(), parameters=(live(linked=None), live(NORM, linked=False))),
+            "which of the stepped tensors",
+        ),
+        (
+            "BXP404",
+            [rank(0), rank(1, contract=None, stepped=(unlinked(),), parameters=(live(linked=None), live(NORM, linked=False)))],
             "which of the stepped tensors",
         ),
         ("BXP406", ranks_stepping(tensor(live_ndim=None, weight_decay=0.0)), "unsharded shapes"),

@@ -39,7 +39,7 @@ def test_select_and_ignore_accept_codes_and_families() -> None:
 
 
 def test_codes_are_parsed_from_lists_in_any_case_and_unknown_ones_are_refused() -> None:
-    assert parse_codes(["bxp101, BXP2", "BXP3"], "--select") == ("BXP101", "BXP2", "BXP3")
+    assert parse_codes(["bxp101, BXP2,", " ", "BXP3"], "--select") == ("BXP101", "BXP2", "BXP3")
     with pytest.raises(ConfigurationError, match="--select: no rule is called 'BXP109'; did you mean 'BXP10"):
         parse_codes(["BXP109"], "--select")
 
