@@ -85,6 +85,24 @@ def test_the_prompt_follows_the_images_and_only_its_tokens_are_predicted():
     assert inputs["attention_mask"].sum(dim=1).tolist() == [16 + 5, 48]
 
 
+@pytest.mark.parametrize(
+    ("kind", "field", "image_type"),
+    [("paligemma", "token_type_ids", 0), ("gemma3", "token_type_ids", 1), ("qwen2_5_vl", "mm_token_type_ids", 1)],
+)
+def test_the_model_is_told_which_tokens_are_those_of_the_images_of_all_cameras(kind, field, image_type):
+    """In PaliGemma type 1 is causal, in Gemma 3 type 0."""
+    policy = build(kind, cams=2)
+    inputs = policy._batch(_batch(policy))
+    placeholders = inputs["input_ids"] == policy.module.config.image_token_id
+    count = int(placeholders[0].sum())
+    assert placeholders[:, :count].all()
+    assert inputs[field].tolist() == [[image_type] * count + [1 - image_type] * (inputs["input_ids"].shape[1] - count)] * 2
+    if kind == "qwen2_5_vl":
+        vision = policy.module.config.vision_config
+        assert count == int(inputs["image_grid_thw"][:2].prod(dim=1).sum()) // vision.spatial_merge_size**2
+        assert len(inputs["pixel_values"]) == int(inputs["image_grid_thw"].prod(dim=1).sum())
+
+
 def test_patches_of_qwen_are_those_of_the_image():
     """Each row is one patch, of every frame; rows that are merged follow one another."""
     policy = build("qwen2_5_vl")
