@@ -297,8 +297,12 @@ def test_each_of_two_optimizers_is_compared_with_its_own_clipping() -> None:
     assert "BXP304" in judgement.clean
 
 
-def test_clipping_of_one_optimizer_is_not_compared_with_the_steps_of_another() -> None:
-    """A generator is clipped and stepped once for two steps of its critic, which is never clipped."""
+@pytest.mark.parametrize("early", [False, True])
+def test_clipping_of_one_optimizer_is_not_compared_with_the_steps_of_another(early: bool) -> None:
+    """A generator is clipped and stepped once for two steps of its critic, which is never clipped.
+
+    Clipped early, it is so before the second of these steps.
+    """
 
     def training() -> nn.Module:
         models = layers()
@@ -306,11 +310,14 @@ def test_clipping_of_one_optimizer_is_not_compared_with_the_steps_of_another() -
         first = torch.optim.AdamW(generator.parameters(), lr=1e-3)
         second = torch.optim.SGD(critic.parameters(), lr=1e-3)
         for _ in range(STEPS):
-            for _ in range(2):
+            for turn in range(2):
                 models.zero_grad()
                 loss_of(models).backward()
+                if early and turn == 1:
+                    nn.utils.clip_grad_norm_(generator.parameters(), 1e-4)
                 second.step()
-            nn.utils.clip_grad_norm_(generator.parameters(), 1e-4)
+            if not early:
+                nn.utils.clip_grad_norm_(generator.parameters(), 1e-4)
             first.step()
         return models
 

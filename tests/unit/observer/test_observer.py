@@ -46,6 +46,27 @@ def test_stepped_tensors_carry_their_groups_options_and_their_state():
     }
 
 
+class Scaled(torch.nn.Linear):
+    """Has no bias and no mean, but what is registered after them."""
+
+    def __init__(self):
+        super().__init__(8, 8, bias=False)
+        self.scale = torch.nn.Parameter(torch.ones(8))
+        self.register_buffer("mean", None)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+def test_parameters_and_buffers_that_a_module_does_without_hide_no_others():
+    model = torch.nn.Sequential(Scaled(), Scaled())
+    facts = observe_training(model, torch.optim.AdamW(model.parameters()))
+    names = ["0.weight", "0.scale", "1.weight", "1.scale"]
+    assert [parameter.name for parameter in facts.parameters] == [tensor.name for tensor in facts.stepped] == names
+    assert [buffer.name for buffer in facts.buffers] == ["0.count", "1.count"]
+
+
 def test_a_parameter_without_a_gradient_is_not_stepped():
     model = layers()
     model[0].requires_grad_(requires_grad=False)

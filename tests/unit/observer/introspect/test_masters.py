@@ -80,7 +80,7 @@ def test_a_flat_tensor_that_live_parameters_view_is_no_master():
     assert not {"master", "master_gradient"} & {entry.kind for entry in facts.entries}
 
 
-def test_stochastic_rounding_and_kahan_buffers_are_recognised():
+def test_stochastic_rounding_kahan_buffers_and_masters_in_the_state_are_recognised():
     class Rounding(torch.optim.SGD):
         bf16_stochastic_round = True
 
@@ -91,8 +91,19 @@ def test_stochastic_rounding_and_kahan_buffers_are_recognised():
                     self.state[parameter].setdefault("kahan_comp", torch.zeros_like(parameter))
             return super().step(closure)
 
-    for kind, name in ((Rounding, "stochastic rounding"), (Kahan, "Kahan")):
+    class WithMasters(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    self.state[parameter].setdefault("master_param", parameter.detach().float())
+            return super().step(closure)
+
+    for kind, name in (
+        (Rounding, "stochastic rounding"),
+        (Kahan, "Kahan buffer kahan_comp"),
+        (WithMasters, "state master_param in float32"),
+    ):
         model = layers(torch.bfloat16)
         facts = observe_training(model, kind(model.parameters(), lr=0.1))
-        assert all(name in tensor.compensation for tensor in facts.stepped)
+        assert [tensor.compensation for tensor in facts.stepped] == [name] * 4
         assert facts.opaque == ()

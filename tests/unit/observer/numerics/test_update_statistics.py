@@ -70,6 +70,17 @@ def test_a_norm_weight_that_cannot_move_is_pinned_and_one_that_can_is_not():
     assert pinned == {"weight": 8, "bias": 0}, "the bias starts at 0, where every update arrives"
 
 
+def test_second_moments_that_underflow_are_counted_where_there_is_a_gradient():
+    """In float16, 0.001 x (1e-3)^2 is zero."""
+    model = nn.Linear(4, 1, bias=False).half()
+    optimizer = torch.optim.AdamW(model.parameters(), eps=1e-3)
+    with StepObserver(source="command", steps=2) as observer:
+        for _ in range(2):
+            model.weight.grad = torch.tensor([[1.0, 1e-3, 0.0, 1e-3]]).half()
+            optimizer.step()
+    assert observer.facts().stepped[0].numbers.second_moment_zero == pytest.approx(2 / 3)
+
+
 def test_moments_that_went_through_bfloat16_are_recognised_by_their_bits():
     model = layers()
     optimizer = torch.optim.AdamW(model.parameters())
