@@ -46,6 +46,16 @@ def test_stepped_tensors_carry_their_groups_options_and_their_state():
     }
 
 
+def test_tensors_of_a_head_that_was_replaced_are_strangers():
+    """The optimizer holds them, and nothing gives them a gradient."""
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model[1] = torch.nn.Linear(8, 8)
+    facts = observe_training(model, optimizer)
+    assert facts.strangers == ("AdamW parameter 2", "AdamW parameter 3")
+    assert [parameter.name for parameter in facts.parameters if not parameter.linked] == ["1.weight", "1.bias"]
+
+
 class Scaled(torch.nn.Linear):
     """Has no bias and no mean, but what is registered after them."""
 
@@ -196,6 +206,7 @@ def test_autocast_and_the_dtype_of_matmuls_are_seen():
     assert facts.autocast.active
     assert facts.autocast.dtype == "bfloat16"
     assert facts.products == {"bfloat16": 2}
+    assert not {"autocast", "products", "collectives"} & facts.missing.keys()
     assert census_table(facts)["product", "bfloat16"] == (2, 2 * 2 * 8, 2 * 2 * 8 * 2)
 
 
