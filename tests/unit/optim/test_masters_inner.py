@@ -142,16 +142,24 @@ class Together(torch.optim.Optimizer):
                 parameter.sub_(parameter.grad / norm, alpha=group["lr"] / group["calls"])
 
 
+class WithoutClosure(Together):
+    """Takes no closure at all."""
+
+    def step(self) -> None:  # type: ignore[override]
+        super().step()
+
+
 @pytest.mark.usefixtures("small_buckets")
-def test_an_unknown_optimizer_sees_everything_at_once() -> None:
+@pytest.mark.parametrize("inner", [Together, WithoutClosure])
+def test_an_unknown_optimizer_sees_everything_at_once(inner: type[Together]) -> None:
     """Called bucket by bucket, it would compute something else without a word."""
     full, live = model(), live_model()
 
     def groups(of: nn.Sequential) -> list[dict[str, Any]]:
         return [{"params": list(of[0].parameters())}, {"params": list(of[2].parameters()), "lr": 0.3}]
 
-    optimizer = MasterWeightOptimizer(groups(live), Together, masters=list(model().parameters()), lr=0.1)
-    reference = Together(groups(full), lr=0.1)
+    optimizer = MasterWeightOptimizer(groups(live), inner, masters=list(model().parameters()), lr=0.1)
+    reference = inner(groups(full), lr=0.1)
     optimizer.step()  # nothing to step yet: not a call
     for step in range(3):
         set_gradients(live, step)
