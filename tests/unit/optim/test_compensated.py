@@ -158,3 +158,19 @@ def test_stochastic_rounding_differs_from_step_to_step():
         optimizer.step()
         rounded.append(weight.detach() < 1)
     assert 0.2 < (rounded[0] == rounded[1]).float().mean() < 0.8
+
+
+def test_a_closure_of_stochastic_rounding_is_evaluated_once_with_gradients_and_its_loss_comes_back() -> None:
+    weight = nn.Parameter(torch.ones(8, dtype=torch.bfloat16))
+    optimizer = StochasticAdamW([weight], lr=0.5, weight_decay=0.0)
+    losses = []
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = weight.float().square().sum()
+        loss.backward()
+        losses.append(loss.item())
+        return loss.item()
+
+    assert [optimizer.step(closure)] == losses == [8.0]
+    assert torch.equal(weight.detach(), torch.full((8,), 0.5, dtype=torch.bfloat16))

@@ -29,6 +29,17 @@ def test_micro_batches_clipping_and_the_dtype_that_accumulates_are_seen():
     assert facts.steps[-1].stepped_norm == pytest.approx(0.5, rel=0.01)
 
 
+def test_a_single_micro_batch_that_adds_to_gradients_of_zero_accumulates_nothing():
+    model = layers(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with StepObserver(source="command", steps=4) as observer:
+        for _ in range(4):
+            model(torch.ones(2, 8, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    assert observer.facts().accumulated_in == ()
+
+
 def test_loading_moments_into_16_bit_parameters_is_seen_to_cast_them():
     model = layers(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters())

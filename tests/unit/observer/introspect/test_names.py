@@ -40,6 +40,12 @@ def test_a_part_named_module_keeps_its_name_within_a_model():
     assert [name for name, _ in live_parameters(wrapped)] == expected
 
 
+def test_wrappers_of_a_part_leave_no_trace_in_the_names_of_a_model():
+    model = nn.Sequential(nn.DataParallel(nn.Linear(2, 2)), Own())
+    names = [name for name, _ in live_parameters(model)]
+    assert names == ["0.weight", "0.bias", "1.module.weight", "1.module.bias", "1.head.weight", "1.head.bias"]
+
+
 def test_checkpoint_wrappers_leave_no_trace_in_the_names_of_a_model():
     model = nn.Sequential(checkpoint_wrapper(Own()), nn.Linear(2, 2))
     names = [name for name, _ in live_parameters(model)]
