@@ -127,6 +127,16 @@ def test_a_group_that_is_refused_leaves_everything_as_it_was() -> None:
     optimizer.step()
 
 
+@pytest.mark.usefixtures("small_buckets")
+def test_loading_rounds_the_masters_into_the_live_parameters() -> None:
+    """Although these had other weights, as of a model whose own state was not loaded."""
+    saved, live = master_optimizer(live_model(seed=1), list(model(seed=1).parameters())), live_model()
+    optimizer = master_optimizer(live, None)
+    optimizer.load_state_dict(saved.state_dict())
+    assert all_equal(optimizer.masters, model(seed=1).parameters())
+    assert all_equal(live.parameters(), live_model(seed=1).parameters())
+
+
 class Together(torch.optim.Optimizer):
     """Divides by the norm over all its tensors, and counts its calls in its groups, as optimizers outside torch may."""
 

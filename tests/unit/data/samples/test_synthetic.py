@@ -45,6 +45,20 @@ def test_a_past_before_the_episode_is_black_and_masked_and_the_present_is_not(fu
         assert SyntheticSamples(replace(full_spec, history=1), seed=0).sample(0, index)["history_mask"].all()
 
 
+def test_the_statistics_are_those_of_states_and_actions(full_spec):
+    samples = SyntheticSamples(full_spec, seed=0)
+    (statistics,) = samples.statistics
+    drawn = [samples.sample(0, index) for index in range(300)]
+    for feature, name in (("observation.state", "state"), ("action", "action")):
+        values = torch.stack([sample[name] for sample in drawn])
+        width = values.shape[-1]
+        expected = {"mean": values.mean(), "std": values.std(), "min": values.min(), "max": values.max()}
+        expected |= {f"q{percent:02d}": values.flatten().quantile(percent / 100) for percent in (1, 10, 50, 90, 99)}
+        assert statistics[feature].keys() == expected.keys()
+        for statistic, value in expected.items():
+            assert statistics[feature][statistic] == [pytest.approx(value.item(), abs=0.05)] * width, statistic
+
+
 def test_what_follows_and_what_is_said_of_the_whole_is_real(full_spec):
     samples = SyntheticSamples(full_spec, seed=0)
     for index in range(6):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
 
+from benchbox.observer.facts import Scaler
 from benchbox.observer.observer import StepObserver
 from tests.support.observed_trainings import layers, train
 
@@ -27,6 +29,21 @@ def test_micro_batches_clipping_and_the_dtype_that_accumulates_are_seen():
     assert facts.steps[-1].max_norm == 0.5
     assert facts.steps[-1].reported_norm > 1.0
     assert facts.steps[-1].stepped_norm == pytest.approx(0.5, rel=0.01)
+
+
+def test_steps_of_a_gradient_scaler_and_those_that_it_skips_are_counted():
+    model = layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with StepObserver(source="command", steps=4) as observer:
+        for step in range(4):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(2, 8)).sum()).backward()
+            if step == 1:
+                model[0].bias.grad[0] = math.inf
+            scaler.step(optimizer)
+            scaler.update()
+    assert observer.facts().scaler == Scaler(name="GradScaler", steps=4, skipped=1)
 
 
 def test_a_single_micro_batch_that_adds_to_gradients_of_zero_accumulates_nothing():
