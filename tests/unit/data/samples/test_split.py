@@ -10,7 +10,8 @@ import pytest
 
 from benchbox.data.dataset.lerobot import open_dataset
 from benchbox.data.samples.mixture import MixtureSamples, select_datasets
-from benchbox.data.samples.selection import select_frames, validation_episodes
+from benchbox.data.samples.selection import check_not_empty, select_frames, validation_episodes
+from benchbox.errors import DataError
 from benchbox.spec.datasets import DatasetSpec
 from tests.support.datasets import write_robot
 
@@ -64,6 +65,13 @@ def test_an_episode_of_which_nothing_is_kept_is_in_neither_part(root, tmp_path):
     file.write_text('{"3": [[0, 1]], "8": [[1, 3]]}')
     selection = split(root, 0.5, keep=str(file))
     assert (selection.training_episodes, selection.validation_episodes, selection.kept_frames) == (1, 1, 3)
+
+
+def test_a_dataset_without_episodes_is_refused_by_its_name():
+    selection = select_frames([], validation=0.3)
+    assert (selection.frames, selection.training_episodes, selection.validation_episodes) == (0, 0, 0)
+    with pytest.raises(DataError, match=r"^robots/empty: the dataset has no frames$"):
+        check_not_empty(selection, "robots/empty")
 
 
 def test_the_segments_of_a_mixture_are_in_its_index_space(root, bare_spec):
