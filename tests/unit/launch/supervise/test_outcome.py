@@ -180,7 +180,7 @@ def test_a_group_that_the_user_stopped_is_interrupted_whatever_its_ranks_reporte
 
 
 def test_an_error_of_several_nodes_names_that_of_its_rank() -> None:
-    """Of four ranks on two nodes, the last two are on node 1."""
+    """The last two of four ranks are on node 1 of two."""
     outcome = classify_outcome(ending("ended", [error(rank=2)], exit_code=1))
     job = Job(config={}, ranks=4, folder=Path(), timeout_s=None, hang_after_s=1.0, nnodes=2)
     assert _name_node(outcome, job).error["message"] == "said so (on node 1)"
