@@ -58,7 +58,7 @@ def read_sources(names: Sequence[str], out: Path, *, history: bool) -> SiteSourc
         figures = side.figures
         if isinstance(figures, Benchmarks):
             left_out.append((name, "benchmarks of tests have no cells: benchbox compare reads them"))
-        elif not any(cell.by_launch or cell.values for cell in figures.cells.values()):
+        elif not any(value is not None for cell in figures.cells.values() for value in cell.values.values()):
             left_out.append((name, "no launch in it has figures"))
         else:
             runs.append(SiteRun(figures=figures, report=_report(name, out), published_at=published_at))

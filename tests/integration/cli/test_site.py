@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import shutil
 import subprocess
@@ -13,8 +15,9 @@ from benchbox.errors import EXIT_OK, EXIT_USAGE
 from benchbox.report import write_reports
 from benchbox.store.revisions import revisions_of
 from benchbox.store.run import RunStore
+from tests.support.benchmark_files import benchmark_json
 from tests.support.chromium import Chromium, find_chromium
-from tests.support.example_run import CELL, MEASURE, example_run, steady_records
+from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, steady_records
 
 HOSTILE = '<script>alert("x")</script>'
 LAUNCHES = 5
@@ -75,9 +78,9 @@ def test_history_shows_the_change_with_both_commits_and_links_the_report(benchbo
     assert page.index(measured[2][:8]) < page.index(measured[3][:8])
     assert (root / "reports/site" / "../example/report.html").is_file()
     assert 'href="../example/report.html"' in index
-    for html in (index, page):
-        assert "<script" not in html
-        assert not re.search(r'(src|href)="(https?:)?//', html)
+    for text in (index, page):
+        assert "<script" not in text
+        assert not re.search(r'(src|href)="(https?:)?//', text)
 
 
 def test_versions_are_those_of_the_commits_that_changed_the_run_the_oldest_first(history, monkeypatch):
@@ -164,3 +167,31 @@ def test_the_pages_fit_and_load_nothing_else(benchbox, history, scheme):
         accent = {"light": "rgb(31, 95, 208)", "dark": "rgb(138, 180, 255)"}[scheme]
         assert stroke == accent, "the chart has the colours of the page"
         assert len(colours) == 1
+
+
+def test_what_has_no_figures_is_left_out_with_the_reason(benchbox, history):
+    """Benchmarks, a run in which nothing ended ok, and an earlier version that cannot be read."""
+    root, _ = history
+    (root / "perf.json").write_text(json.dumps(benchmark_json({"test_cost": {}})))
+    failed = RunStore(root / "failed")
+    failed.write_run(example_run([CELL], name="failed"))
+    failed.write_record(example_record(status="oom", error=OOM))
+    whole = (root / "reports" / "example" / "records.parquet").read_bytes()
+    for content, subject in ((b"PAR1", "damage"), (whole, "mend")):
+        (root / "reports" / "example" / "records.parquet").write_bytes(content)
+        git(root, "commit", "-qam", subject)
+    damaged = git(root, "rev-parse", "--short=10", "HEAD~1")
+    names = ("reports/example", "HEAD~2:reports/example", "perf.json", "failed")
+    done = benchbox("site", *names, "--history", "--out", "site", cwd=root)
+    assert done.returncode == EXIT_OK, done.stderr
+    notes = done.stderr.splitlines()
+    assert len(notes) == 3
+    assert notes[0].startswith(f"note: {damaged}")
+    assert "cannot be read as Parquet" in notes[0]
+    assert notes[1:] == [
+        "note: perf.json: benchmarks of tests have no cells: benchbox compare reads them",
+        "note: failed: no launch in it has figures",
+    ]
+    index = (root / "site" / "index.html").read_text()
+    assert "failed.html" not in index
+    assert all(note.partition(": ")[2].rpartition(": ")[2] in html.unescape(index) for note in notes[1:])

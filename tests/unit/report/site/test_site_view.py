@@ -1,0 +1,124 @@
+"""The content of a site: texts of points and changes, labels of cells, and measurements that were published twice."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchbox.analysis.baseline import make_baseline
+from benchbox.analysis.figures import figures_of_baseline, figures_of_run
+from benchbox.analysis.summary import summarize
+from benchbox.report.site.sources import SiteRun, SiteSources
+from benchbox.report.site.view import MatrixPage, build_pages, change_texts, point_texts
+from tests.support.example_run import CELL, MEASURE, example_run, steady_records
+
+if TYPE_CHECKING:
+    from benchbox.spec.cell import Cell
+
+ZERO = replace(CELL, backend="zero2")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """No noise of this machine was measured."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def run_and_records(*cells: Cell, step_s: float = 0.2, day: int = 1, commit: str | None = "a" * 40, **environment: Any):
+    measure = asdict(MEASURE) | {"launches": 5}
+    records = [r for cell in cells for r in steady_records(cell, step_s=step_s, started=f"2026-01-{day:02}")]
+    git = {} if commit is None else {"git": {"commit": commit, "dirty": False}}
+    for record in records:
+        record["environment"] = record["environment"] | git | environment
+    return example_run(list(cells), measure=measure), records
+
+
+def site_run(name: str, *cells: Cell, **options: Any) -> SiteRun:
+    return SiteRun(figures=figures_of_run(name, *run_and_records(*(cells or (CELL,)), **options)), report=None, published_at="")
+
+
+def page_of(*runs: SiteRun, metrics: tuple[str, ...] = ("step_time_s",)) -> MatrixPage:
+    order = {letter * 40: number for number, letter in enumerate("abcdef")}
+    (page,) = build_pages(SiteSources(runs=runs, left_out=()), order, metrics=metrics, relevant=0.02)
+    return page
+
+
+def test_a_change_has_both_values_with_their_commits_the_interval_and_what_else_differs():
+    page = page_of(
+        site_run("old"),
+        site_run("new", step_s=0.3, day=2, commit="b" * 40, torch="2.14.0"),
+        metrics=("step_time_s", "peak_allocated_bytes"),
+    )
+    ((trend, change),) = page.changes
+    cell, metric, before, after, ratio, verdict, differences = change_texts(trend, change)
+    assert (cell, metric, verdict) == ("backend=ddp", "step_time_s", "worse")
+    assert (before, after) == ("200.2 ms at aaaaaaaa", "300.3 ms at bbbbbbbb")
+    assert ratio == f"1.500x ({change.low:.3f}x to {change.high:.3f}x)"
+    assert differences == "torch 2.14.0 against 2.13.0"
+    assert page.summary.endswith("; 2 of 2 trends have two runs or more. Changes: 1 for the worse.")
+    assert page.dates == "2026-01-01 to 2026-01-02"
+
+
+@pytest.mark.parametrize(
+    ("step_s", "commit", "summary"),
+    [
+        (0.1, "b" * 40, "1 for the better"),
+        (0.3, "a" * 40, "1 drift of the machine within a commit"),
+        (0.2, "b" * 40, "none"),
+    ],
+)
+def test_changes_are_counted_by_their_direction_and_within_a_commit_they_are_drift(step_s, commit, summary):
+    page = page_of(site_run("old"), site_run("new", step_s=step_s, day=2, commit=commit))
+    assert page.summary.startswith("2 runs and baselines of 1 cells on example-cpu-2-cores; 1 of 1 trends ")
+    assert page.summary.endswith(f"Changes: {summary}.")
+    assert [change_texts(*change)[-1] for change in page.changes] == ([] if summary == "none" else ["nothing"])
+
+
+def test_what_a_run_does_not_know_is_a_dash_and_uncommitted_changes_have_an_asterisk():
+    known, unknown = site_run("known"), site_run("unknown", commit=None, torch=None)
+    edited = replace(known.figures, environment=known.figures.environment | {"git": {"commit": "c" * 40, "dirty": True}})
+    texts = []
+    for run in (
+        known,
+        replace(known, figures=edited),
+        replace(unknown, figures=replace(unknown.figures, started_at=frozenset())),
+    ):
+        (trend,) = page_of(run).trends
+        texts.append(point_texts(trend.points[0], trend.metric))
+    assert texts[0] == ("known", "aaaaaaaa", "2026-01-01", "200.2 ms", "5", "200.0 ms", "200.4 ms", "2.13.0")
+    assert texts[1][1] == "cccccccc*"
+    assert (texts[2][1], texts[2][2], texts[2][-1]) == ("-", "-", "-")
+    assert page_of(known).summary.startswith("1 run of 1 cells")
+    assert page_of(known).dates == "2026-01-01"
+
+
+def test_one_measurement_that_was_published_twice_is_one_point_with_its_launches():
+    run, records = run_and_records(CELL)
+    baseline = figures_of_baseline("baseline", make_baseline(run, summarize(run, records), "example"))
+    older = replace(baseline, cells={CELL.cell_id: replace(baseline.cells[CELL.cell_id], by_launch={})})
+    measured = site_run("run")
+    reported = replace(measured, figures=replace(measured.figures, name="reported"), report="report.html")
+    for runs in ((older, measured.figures), (measured.figures, older)):
+        (trend,) = page_of(*(SiteRun(figures=figures, report=None, published_at="") for figures in runs)).trends
+        assert [(point.run, len(point.launches)) for point in trend.points] == [("run", 5)]
+    for order in ((measured, reported), (reported, measured)):
+        assert page_of(*order).measurements == {"reported"}
+    assert page_of(measured, site_run("again", day=2, step_s=0.2001)).measurements == {"run", "again"}
+
+
+def test_cells_that_differ_only_between_runs_are_told_apart_by_their_ids():
+    page = page_of(site_run("old", CELL, ZERO), site_run("new", replace(CELL, seed=1), day=2))
+    assert list(page.cells) == [
+        f"backend=ddp ({replace(CELL, seed=1).cell_id})",
+        f"backend=ddp ({CELL.cell_id})",
+        "backend=zero2",
+    ]
+
+
+def test_a_matrix_that_several_machines_have_run_has_a_page_for_each():
+    sources = SiteSources(runs=(site_run("a"), site_run("b", machine="Other")), left_out=())
+    pages = build_pages(sources, {}, metrics=("step_time_s",), relevant=0.02)
+    assert [page.file for page in pages] == ["example-example-cpu-2-cores.html", "example-other.html"]
+    assert page_of(site_run("a")).file == "example.html"
