@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from benchbox.analysis.baseline import make_baseline
 from benchbox.analysis.best_batches import compare_best_batches
@@ -12,6 +14,7 @@ from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import summarize
 from benchbox.report.markdown import render_markdown
+from benchbox.report.terminal import print_table
 from benchbox.report.view import build_report
 from benchbox.spec.matrix import BatchSearch
 from tests.support.example_run import MEASURE, MIB
@@ -130,6 +133,15 @@ def test_set_ups_are_compared_at_the_fastest_batch_of_each_and_the_batch_is_name
     report = render_markdown(build_report(run, list(machine.store.records())))
     assert "| backend=fsdp1\\_full | 6 | 7 |" in report
     assert "The batch is chosen here and not compared" in report
+    stream = io.StringIO()
+    print_table(machine.folder, Console(file=stream))
+    lines = stream.getvalue().splitlines()
+    (row,) = (line for line in lines if line.startswith("backend=fsdp1_full  6 "))
+    assert " ".join(row.split()).endswith(" - 2: 12.3, 5: 15.4, 6: 15.7*, 7: oom 4 + 7")
+    assert lines[lines.index("* the highest throughput of the walk") + 1].startswith("2 of 2 walks have a certificate")
+    assert any(
+        line.startswith("backend=fsdp1_full at batch 6, over the reference at batch 7: 0.91x (7 against 7") for line in lines
+    )
 
 
 def test_a_report_shows_certificates_and_no_failure(tmp_path):
@@ -167,3 +179,41 @@ def test_verify_reports_a_certificate_that_lacks_a_launch(machine):
     store.remove_record(replace(START, batch=7).cell_id, 1)
     messages = [str(violation) for violation in verify_run(store).violations]
     assert any("ended, and its launches do not show it: launches are missing" in text for text in messages)
+
+
+def test_a_walk_of_which_no_batch_fits_has_no_memory_and_no_retries(machine):
+    replace(machine, largest=lambda _: 0).run()
+    (result,) = results(machine)
+    assert (result.limit_bytes, result.peak_bytes, result.headroom_bytes, result.fastest) == (None, None, None, None)
+    assert (result.allocation_retries, result.retries_reason) == (None, "no batch fits")
+    assert result.beyond.cell["batch"] == 1
+
+
+def test_a_walk_that_another_one_prunes_after_launches_of_its_own_names_the_launch_that_shows_it(tmp_path):
+    """With 4 cameras batch 2 ran out of memory; then batch 1 did with one camera."""
+    machine = Machine(tmp_path, lambda _: 0, cameras(4), LIMITED)
+    with pytest.raises(Killed):
+        machine.run(at_most_launches=1)
+    machine.starts = cameras(4, 1)
+    machine.run()
+    assert [(cell.cams, cell.batch) for cell, _ in machine.launched] == [(4, 2), (1, 2), (1, 1)]
+    pruned, shown = results(machine)
+    assert (pruned.outcome, pruned.beyond.cell["batch"], shown.outcome) == ("pruned", 2, "nothing fits")
+    assert pruned.reason.startswith(f"pruned: launch 1 of {replace(START, batch=1).cell_id} (cams=1, checkpointing=no) ran out")
+
+
+def test_set_ups_that_cannot_be_compared_at_their_fastest_batches_say_why(tmp_path):
+    machine = Machine(tmp_path, lambda _: 3, BACKENDS, LIMITED, predicted=3, fastest=3)
+    machine.run()
+    records = list(machine.store.records())
+    for record in records:
+        record["environment"] = record["environment"] | {"torch": record["cell"]["backend"]}
+    (row,) = build_report(machine.store.run(), records).walks.best
+    assert row == ("backend=fsdp1_full", "3", "3", "-", "they also differ in torch: fsdp1_full against zero2")
+
+
+def test_the_launch_that_chose_a_batch_counts_where_there_is_no_other_that_ended_ok(tmp_path):
+    machine = Machine(tmp_path, lambda _: 3, BACKENDS, replace(LIMITED, launches=1), predicted=3, fastest=3)
+    machine.run()
+    (comparison,) = compare_best_batches(results(machine), {"backend": "zero2"}, {"backend": ["fsdp1_full", "zero2"]})
+    assert comparison.effect.launches == (1, 1)

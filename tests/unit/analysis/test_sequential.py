@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
 
 from benchbox.analysis.inference import ALPHA, RELEVANT, estimate_effect, launches_to_settle
 from benchbox.analysis.sequential import MAX_LOOKS, criteria_of, look_at, look_launches, plan_looks
-from benchbox.cli.auto_launches import Budget, run_until_settled
+from benchbox.cli.auto_launches import Budget, plan_auto, run_until_settled
 from benchbox.cli.quantities import parse_duration, parse_share
 from benchbox.errors import ConfigurationError
 from benchbox.launch.runner import RunSummary
+from benchbox.plan import Plan
 from benchbox.report.view import build_report
 from benchbox.store.run import RunStore
 from tests.support.example_run import CELL, example_run, steady_records
@@ -204,3 +205,26 @@ def test_a_resolution_is_a_percentage():
     assert parse_share("5%") == 0.05
     with pytest.raises(ConfigurationError, match="write it as 2%"):
         parse_share("0.05")
+
+
+def test_what_ends_the_looks_is_said(tmp_path):
+    """Nothing can be compared, or the pairs that are left are those of cells that were not selected."""
+    alone, store = example_run([CELL], reference={"backend": "ddp"}), RunStore(tmp_path / "alone")
+    _, lines = settle(store, Launches(store, {CELL: 0.2}), replace(alone, sequential=plan_looks(alone)))
+    assert lines[-1] == "stopped: no pair can be compared"
+    run, store, launch, (fast, noisy, _) = three_pairs(tmp_path / "pairs")
+    launch(list(product((CELL, noisy), range(1, run.sequential["looks"][0] + 1))))
+    _, lines = settle(store, launch, run, selected=[fast])
+    assert lines[-1].startswith("stopped: ")
+    assert lines[-1].endswith(" not settled, of cells that were not selected")
+
+
+def test_cells_beside_walks_have_the_launches_of_the_matrix():
+    run, planned = example_run([CELL, FASTER], reference={"backend": "ddp"}), Plan((CELL, FASTER), ())
+    auto = plan_auto(run, planned, 0.05)
+    assert (auto.sequential["resolution"], auto.sequential["launches"]) == (0.05, {})
+    assert auto.measure == run.measure
+    searching = plan_auto(run, Plan((CELL, FASTER), (), (FASTER,)), 0.05)
+    assert searching.sequential["launches"] == {CELL.cell_id: 2}
+    assert searching.sequential["looks"] == [launches + 1 for launches in auto.sequential["looks"]]
+    assert searching.measure == run.measure | {"launches": 1}
