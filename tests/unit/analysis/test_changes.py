@@ -155,3 +155,35 @@ def test_a_baseline_has_the_figures_of_its_run():
 def test_a_metric_that_is_a_word_is_refused():
     with pytest.raises(ConfigurationError, match="metric status is a word"):
         compare_runs(BASE, BASE, metric_names=["status"])
+
+
+def test_a_cell_that_fails_otherwise_than_before_is_neither_better_nor_worse():
+    crashed = [example_record(launch=1, status="crash", error=OOM)]
+    (change,) = compare_runs(figures([example_record(launch=1, status="oom", error=OOM)]), figures(crashed)).changes
+    assert (change.base, change.head, change.verdict) == ("oom", "crash", "inconclusive")
+    assert change.reason == "OutOfMemoryError: tried to allocate 2.00 GiB"
+    (same,) = compare_runs(figures(crashed), figures(crashed)).changes
+    assert (same.verdict, same.reason) == ("neutral", None)
+
+
+def test_runs_of_other_numbers_of_steps_are_incomparable():
+    longer = replace(figures(steady_records(step_s=STEP_S)), measure=asdict(MEASURE) | {"steps": 8})
+    (change,) = compare_runs(BASE, longer, metric_names=THROUGHPUT).changes
+    assert (change.verdict, change.reason) == ("incomparable", "4 measured steps against 8")
+
+
+def test_a_figure_that_one_side_lacks_is_missing_and_one_that_both_lack_is_left_out():
+    unknown = [record | {"loss": None} for record in steady_records(step_s=STEP_S)]
+    lost = compared(unknown, ("final_loss", "mfu"))
+    assert (lost.metric, lost.base, lost.head, lost.verdict) == ("final_loss", 0.4, None, "missing")
+    assert lost.reason == "head has no value"
+    known = compared(steady_records(step_s=STEP_S), ("final_loss",), base=replace(figures(unknown), started_at=frozenset()))
+    assert (known.base, known.head, known.reason) == (None, 0.4, "base has no value")
+
+
+def test_launches_are_not_tested_against_a_baseline_that_has_none():
+    (cell,) = BASE.cells.values()
+    older = replace(BASE, cells={CELL.cell_id: replace(cell, by_launch={})})
+    change = compared(steady_records(step_s=STEP_S * 1.5), base=older)
+    assert (change.verdict, change.ratio) == ("missing", None)
+    assert change.reason == "a baseline of an earlier version has no values of launches"

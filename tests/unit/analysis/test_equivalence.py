@@ -202,8 +202,24 @@ def test_float32_products_in_tf32_have_the_tolerance_of_that_format(device, tf32
 
 @pytest.mark.parametrize(
     ("value", "expected", "difference"),
-    [(1.1, 1.0, 0.1), (0.9, 1.0, 0.1), (-1.0, -1.0, 0.0), (0.1, 0.0, 0.2), (None, 1.0, float("inf")), (None, None, None)],
+    [
+        (1.1, 1.0, 0.1),
+        (0.9, 1.0, 0.1),
+        (-1.0, -1.0, 0.0),
+        (-1.0, -2.0, 0.5),
+        (0.1, 0.0, 0.2),
+        (None, 1.0, float("inf")),
+        (None, None, None),
+    ],
 )
 def test_relative_differences(value, expected, difference):
     """A value near zero is measured against the smallest scale."""
     assert relative_difference(value, expected, 0.5) == (None if difference is None else pytest.approx(difference))
+
+
+def test_a_recipe_that_declares_no_tolerance_is_not_judged(monkeypatch):
+    recipe = replace(recipe_by_name(CELL.recipe), tolerance=None)
+    monkeypatch.setattr("benchbox.analysis.equivalence.recipes", lambda: {CELL.recipe: recipe})
+    _, summaries = judged(example_record(SINGLE), scaled(example_record(CELL), "loss", 2))
+    assert {summary.equivalence.verdict for summary in summaries.values()} == {"not compared"}
+    assert summaries["ddp"].equivalence.reason == "its recipe declares no tolerance"

@@ -287,3 +287,11 @@ def test_a_failed_cell_is_never_excused():
     excuse = {"severity": "warning", "accept": {"reason": "r", "until": "2999-01-01"}}
     gate_rows = rows(failed, [{"metric": "status", "expect": "ok"} | excuse])
     assert verdict_of(gate_rows) == "breach"
+
+
+def test_a_demand_on_the_baseline_is_missing_where_no_launch_has_the_value(lookup):
+    row = regression_row(steady_records(step_s=STEP_S), lookup, "mfu")
+    assert (row.expected, row.actual, row.verdict) == ("within 5% of the baseline", "no value", "missing")
+    assert row.note == "no launch could measure it"
+    failed = [example_record(launch=launch, status="oom", error=OOM) for launch in (1, 2)]
+    assert regression_row(failed, lookup).note == "no launch ended ok"

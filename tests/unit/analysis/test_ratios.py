@@ -176,3 +176,24 @@ def test_what_is_no_ratio_is_refused_with_its_test(tmp_path, entry, message):
     with pytest.raises(RecordError, match=message) as caught:
         read_benchmarks(path)
     assert "test_a" in str(caught.value)
+
+
+def test_an_improvement_passes_and_asks_for_new_runs_so_that_the_gate_holds_it(tmp_path):
+    path = tmp_path / "perf.json"
+    write_benchmarks_baseline(path, baseline())
+    (first, second, *_) = gate_ratios(run_of_tests(99, slower=1 / 1.4), path)
+    assert (first.verdict, second.verdict, second.note) == ("ok", "ok", None)
+    assert first.note.startswith("better than the spread of the baseline explains: promote new runs")
+    assert first.expected.startswith("<= ")
+    assert f" {MIN_RUNS} runs, " in first.expected
+
+
+def test_a_run_of_tests_without_ratios_is_not_checked(tmp_path):
+    with pytest.raises(RecordError, match="there is nothing to check"):
+        gate_ratios(replace(run_of_tests(99), ratios=()), tmp_path)
+
+
+def test_one_run_on_each_side_has_no_spread_and_settles_nothing():
+    judgement, *_ = judge_ratios(run_of_tests(1), run_of_tests(2, slower=3.0))
+    assert (judgement.verdict, judgement.limit) == ("inconclusive", None)
+    assert judgement.reason == "one run on each side has no spread: promote a baseline"

@@ -157,3 +157,22 @@ def test_a_damaged_file_of_predictions_is_refused_with_its_name(tmp_path):
     (tmp_path / "predictions.json").write_text('{"schema_version": 1, "predictions": 3}')
     with pytest.raises(RecordError, match=r"predictions\.json: not what benchbox writes"):
         read_predictions(tmp_path)
+
+
+def test_on_a_gpu_the_allocator_explains_what_is_left_and_what_it_reserves_is_named():
+    record = example_record(CELL, 1, cuda=True)
+    peak = record["memory"]["worst"]["allocated_peak_bytes"]
+    residual = "1.00 MiB more: the allocator's rounding, and workspaces of libraries"
+    memory = reconciled(record, peak_bytes=peak - 2**20)[0]
+    assert (memory.verdict, memory.residual) == (
+        "confirmed",
+        f"{residual}; the allocator reserves 20.0 MiB more than it gives out",
+    )
+    assert reconciled(record, peak_bytes=peak + 2**20)[0].residual.startswith(residual.replace("more", "less"))
+
+
+def test_an_error_relative_to_nothing_is_unknown(record):
+    silent = record | {"collectives": {}}
+    (none, some) = (reconciled(silent, collectives=collectives)[1] for collectives in ({}, record["collectives"]))
+    assert (none.measured, none.verdict, none.error) == (0, "confirmed", 0.0)
+    assert (some.verdict, some.error) == ("refuted", None)

@@ -131,3 +131,11 @@ def test_points_are_in_the_order_of_commits_and_by_time_where_a_commit_is_unknow
     late, early = point(1, 1.0, noise, commit="b"), point(5, 1.0, noise, commit="a")
     assert order_points([late, early], {"a": 0, "b": 1}) == [early, late]
     assert order_points([early, late], {"a": 0}) == [late, early]
+
+
+def test_runs_without_launches_show_no_change():
+    """Baselines of earlier versions have none."""
+    stepped = trend([100.0] * 3 + [50.0] * 3)
+    older = replace(stepped, points=tuple(replace(entry, launches=()) for entry in stepped.points))
+    assert changed_at(mark_changes([stepped])[0]) == [3]
+    assert mark_changes([older])[0].changes == ()
