@@ -94,3 +94,8 @@ def test_html_escapes_input_and_needs_nothing_from_elsewhere(text):
     assert "default-src &#39;none&#39;" in page or "default-src 'none'" in page
     assert page.index('id="changed"') < page.index('id="unsettled"') < page.index('id="neutral"')
     assert '<span data-verdict="regression">regression</span>' in page
+
+
+def test_runs_without_figures_in_common_say_so():
+    text = render_markdown(replace(COMPARISON, changes=()))
+    assert text.startswith("**old and new have no figures to compare.**\n")

@@ -9,6 +9,7 @@ import pytest
 
 from benchbox.report.comparison.html import render_html as render_comparison
 from benchbox.report.comparison.view import NO_DIFFERENCES
+from benchbox.report.environment import MAX_VALUES
 from benchbox.report.html import render_html
 from benchbox.report.markdown import render_markdown
 from benchbox.report.view import build_report
@@ -56,3 +57,15 @@ def test_equal_environments_are_said_to_be_equal():
 def test_the_page_of_a_comparison_has_the_differences_of_its_sides(differences, text):
     page = render_comparison(replace(COMPARISON, differences=differences))
     assert text in page[page.index('id="environment-differences"') :]
+
+
+def test_of_a_key_with_many_values_the_last_are_counted():
+    """A scheduler sets such a variable anew for every launch."""
+    cells = [replace(CELL, seed=seed) for seed in range(MAX_VALUES + 2)]
+    records = [copy.deepcopy(example_record(cell)) for cell in cells]
+    for number, record in enumerate(records):
+        record["environment"]["job"] = f"job {number}"
+    (*_, last, others) = build_report(example_run(cells), records).differences.rows
+    assert last == ("job", f"job {MAX_VALUES - 1}", "1", f"seed={MAX_VALUES - 1} (1 of {len(cells)} cells)")
+    seeds = f"seed in [{MAX_VALUES}, {MAX_VALUES + 1}]"
+    assert others == ("job", "2 more values", "2", f"{seeds} (2 of {len(cells)} cells)")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from benchbox.report.evaluation import build_evaluation_report, training_drawing, write_evaluation_report
+from benchbox.errors import RecordError
+from benchbox.report.evaluation import build_evaluation_report, training_drawing, write_evaluation, write_evaluation_report
 from benchbox.report.figures.curves import Curve
 from tests.support.figure_svg import curve_points, texts_of
 
@@ -65,3 +67,30 @@ def test_curves_share_an_axis_of_steps_and_begin_at_zero() -> None:
 def test_curves_without_values_are_refused() -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
         training_drawing("loss", "Loss", "Of none.", [Curve("a", [0], [0.0])])
+
+
+def test_the_page_of_an_evaluation_has_its_steps_its_execution_and_its_stills(folders: list[Path]) -> None:
+    solved, none = folders
+    record = json.loads((solved / "evaluation.json").read_text())
+    record["episodes"][0] |= {"stills": ["a.png", "b.png"], "steps": 19}
+    record["episodes"][3]["stills"] = ["b.png"]
+    (solved / "evaluation.json").write_text(json.dumps(record))
+    for name in ("a", "b"):
+        (solved / f"{name}.png").write_bytes(name.encode())
+    first, second = build_evaluation_report([solved, none]).rows
+    assert (first.mean_steps, second.mean_steps) == ("12", "none solved")
+    assert (first.execution, first.interval) == ("5 of 10 actions, at most 60", "0% to 100%")
+    a, b = (f"data:image/png;base64,{base64.b64encode(name.encode()).decode()}" for name in ("a", "b"))
+    assert [(episode.title, episode.stills) for episode in first.filmed] == [
+        ("seed 0: solved after 19 actions", (a, b)),
+        ("seed 3: not solved after 9 actions", (b,)),
+    ]
+    page = write_evaluation([solved], solved)
+    assert page == solved / "evaluation.html"
+    assert a in page.read_text()
+
+
+def test_a_record_of_something_else_is_refused_with_its_file(folders: list[Path]) -> None:
+    (folders[0] / "evaluation.json").write_text('{"checkpoint": {}}')
+    with pytest.raises(RecordError, match=r"bf16_master/evaluation.json: not what benchbox eval writes \(KeyError: 'cell'\)"):
+        build_evaluation_report(folders)

@@ -9,6 +9,7 @@ import pytest
 
 from benchbox.report.html import render_html
 from benchbox.report.markdown import render_markdown
+from benchbox.report.rank_positions import describe_positions
 from benchbox.report.view import Report, build_report
 from tests.support.example_run import CELL, OOM, example_record, example_run
 
@@ -45,6 +46,7 @@ def test_html_and_markdown_say_where_every_rank_of_a_stuck_group_stood(report: R
             "    File &#34;policy.py&#34;, line 40" if text.startswith("<!") else '    File "policy.py", line 40',
         ):
             assert line in text
+    assert "backend=ddp, launch 1, rank 1, backward: hang. The ranks:\n\n    rank 0: " in render_markdown(report)
 
 
 def test_a_failure_of_one_rank_keeps_its_traceback() -> None:
@@ -66,3 +68,13 @@ def test_batches_beyond_the_memory_limit_are_not_in_the_equivalence_panel() -> N
     assert panel is not None
     assert [row.cell for row in panel.rows] == ["backend=ddp batch=2", "backend=zero2 batch=2"]
     assert panel.summary.startswith("2 cells: ")
+
+
+def test_a_rank_that_waits_in_no_collective_says_so() -> None:
+    lines = describe_positions([position(2, step=None, phase=None), position(3, stage=None, step=None, phase=None)])
+    assert lines.splitlines() == [
+        "rank 2: measure",
+        "  waits in no collective",
+        "rank 3: its position is unknown",
+        "  waits in no collective",
+    ]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from benchbox.report.view import build_report
 from tests.support.example_run import CELL, example_record, example_run
+from tests.support.host_states import quiet_state
 from tests.support.peaks import made_up_peaks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from benchbox.spec.cell import Cell
     from benchbox.store.peaks import MeasuredPeaks
 
 
@@ -68,3 +71,66 @@ def test_a_share_is_left_out_where_the_optimizer_may_run_in_backward() -> None:
     record["fused_phases"] = {"optimizer": "steps in backward"}
     report = build_report(example_run([CELL]), [record], peaks=lambda _: {"2 cpu ranks with 1 thread": made_up_peaks()})
     assert "forward and backward" not in {item.name for item in report.observed[0].observations}
+
+
+def observations(**changes: Any) -> dict[str, list[str]]:
+    """Return the observed values by name of a cell of which a launch has these values in its record."""
+    record: Any = example_record(CELL) | changes
+    lines: dict[str, list[str]] = {}
+    for item in build_report(example_run([CELL]), [record]).observed[0].observations:
+        lines.setdefault(item.name, []).append(item.observed)
+    return lines
+
+
+def test_compilation_is_that_of_the_rank_that_took_longest_with_its_breaks_and_recompilations() -> None:
+    rank = {"graphs": 1, "time_s": 2.0, "from_cache": 0, "not_from_cache": 0, "in_measured_steps": 0}
+    rank |= {"graph_breaks": [], "recompilations": []}
+    longest = rank | {"graphs": 3, "time_s": 20.0, "from_cache": 1, "not_from_cache": 3, "in_measured_steps": 2}
+    longest["graph_breaks"] = [{"where": "policy.py:40", "reason": "a print", "count": 2}]
+    longest["recompilations"] = [{"function": "forward", "reason": "another shape"}]
+    assert observations(compilation={"per_rank": [rank, longest]})["torch.compile"] == [
+        "3 graphs, 20.0 s, 1 of 4 found in the cache, 2 compilations in measured steps",
+        "graph break at policy.py:40: a print (2)",
+        "forward was compiled again: another shape",
+    ]
+    assert observations(compilation={"per_rank": [rank]})["torch.compile"] == ["1 graphs, 2.00 s"]
+
+
+def test_data_say_what_was_kept_held_out_and_drawn_of_every_dataset() -> None:
+    dataset = {"dataset": "a", "source": "real", "control_mode": "joint", "fps": 30.0, "frames": 1000, "training_frames": 900}
+    dataset |= {"training_episodes": 9, "keep": None, "kept_frames": 950, "kept_episodes": 10, "drawn": 30, "share": 0.8}
+    dataset |= {"validation_frames": 0, "validation_episodes": 0}
+    other = dataset | {"dataset": "b", "keep": "k.json", "validation_frames": 50, "validation_episodes": 1, "drawn": 10}
+    first, second = observations(data={"mode": "policy", "datasets": [dataset, other | {"share": 0.2}]})["data"]
+    beginning = "900 of 1,000 frames at 30 frames/s in 9 episodes, source real, control mode joint"
+    assert first == f"a: {beginning}, 75.0% of the drawn samples, 80.0% as configured"
+    assert second == (
+        f"b: {beginning}, 950 frames in 10 episodes kept, 50 frames in 1 episodes for validation, "
+        "25.0% of the drawn samples, 20.0% as configured"
+    )
+    assert observations(data={"mode": "action", "datasets": [dataset]})["data"] == ["mode action", f"a: {beginning}"]
+
+
+def test_energy_of_the_devices_and_collectives_and_flops_that_are_unknown_are_shown() -> None:
+    shown = observations(host=quiet_state() | {"energy_j_per_sample": 12.5}, collectives=None, flops=None)
+    assert shown["host"][-1] == "energy of the devices: 12.5 J per sample"
+    assert (shown["collectives in a step"], shown["FLOPs of a step"]) == (["-"], ["-"])
+    assert observations(collectives={})["collectives in a step"] == ["none"]
+
+
+def test_a_share_is_left_out_where_it_is_not_certain() -> None:
+    """Not counted FLOPs, more than the peak, and float32 products of a GPU, which may be TF32."""
+    record: Any = example_record(CELL)
+    record["environment"]["threads"] = 1
+
+    def is_shown(cell: Cell = CELL, group: str = "2 cpu ranks with 1 thread", **changes: Any) -> bool:
+        described = {"cell_id": cell.cell_id, "cell": cell.to_dict(), "config": cell.to_dict()}
+        report = build_report(example_run([cell]), [record | described | changes], peaks=lambda _: {group: made_up_peaks()})
+        return "forward and backward" in {item.name for item in report.observed[0].observations}
+
+    assert is_shown()
+    assert not is_shown(flops=record["flops"] | {"model_flops_per_step": None})
+    assert not is_shown(flops=record["flops"] | {"model_flops_per_step": 10**15})
+    on_gpu = {"observed": record["observed"] | {"device": ["cuda:0", "cuda:1"]}}
+    assert is_shown(group="2 cuda ranks", **on_gpu)
+    assert not is_shown(replace(CELL, recipe="fp32"), group="2 cuda ranks", **on_gpu)

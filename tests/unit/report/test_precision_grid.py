@@ -73,3 +73,31 @@ def test_a_cell_has_the_colour_of_its_worst_finding_and_the_table_counts_its_not
     assert "BXP201" in wrong.details
     position = [column.name for column in report.table.columns].index("findings")
     assert [row[position].text for row in report.table.rows] == ["none", column]
+
+
+def test_what_was_not_measured_and_what_is_not_supported_have_no_colour_of_a_verdict():
+    """One recipe has no cell under one condition, one cell has not run, and one was not audited."""
+    ddp, zero = (replace(CELL, backend=backend, recipe="fp32") for backend in ("ddp", "zero2"))
+    unaudited = replace(CELL, recipe="bf16_pure")
+    records = [example_record(ddp), example_record(unaudited) | {"precision": None}]
+    grid = build_report(example_run([ddp, zero, unaudited]), records).precision
+    rows = dict(grid.rows)
+    sound, missing = rows["fp32"]
+    assert (sound.level, missing.edq, missing.level, missing.details) == ("ok", "-", "missing", ("missing",))
+    unknown, unsupported = rows["bf16_pure"]
+    assert (unknown.edq, unknown.level) == ("-", "missing")
+    assert (unsupported.edq, unsupported.level, unsupported.details) == ("-", "missing", ("not supported",))
+
+
+def test_a_cell_lists_what_its_updates_and_moments_lost():
+    records = [example_record(replace(CELL, recipe=recipe)) for recipe in ("fp32", "bf16_pure")]
+    records[1]["precision"]["numbers"] = {"edq": 0.6, "updates_lost": 0.25, "second_moment_stalled": 0.5}
+    grid = build_report(example_run([replace(CELL, recipe=recipe) for recipe in ("fp32", "bf16_pure")]), records).precision
+    ((sound,), (lossy,)) = (row for _, row in grid.rows)
+    assert lossy.details == (
+        "25% of updates moved nothing",
+        "v stalls: 50%",
+        "Adam state bfloat16",
+        "loss 0.40000",
+    )
+    assert not any("stalls" in detail for detail in sound.details)

@@ -288,3 +288,12 @@ def test_a_run_of_failures_and_a_run_that_has_not_begun_still_have_a_report():
     assert column(begun, "status") == ["missing"]
     assert begun.failures[0].message == "it has not run"
     assert dict(begun.counts) == {"cells": 1, "ok": 0, "missing": 1}
+
+
+def test_steps_that_were_skipped_because_of_their_gradient_are_counted_below_the_table():
+    records = [*launches(FSDP), *launches(ZERO)]
+    for record in records[:2]:
+        record["skipped_steps"] = [1, 3]
+    notes = report_of(records).table.notes
+    assert "optim.spike skipped 4 steps of 1 cells: their times lack the update of the weights." in notes
+    assert not any("optim.spike" in note for note in report_of(launches(FSDP)).table.notes)

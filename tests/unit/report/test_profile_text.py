@@ -1,0 +1,77 @@
+"""The profile of a cell as text, from made-up times of two ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchbox.analysis.profile import build_profile
+from benchbox.report.profile import OPERATORS, render_profile
+from tests.support.host_states import rank_host
+from tests.support.peaks import made_up_peaks
+
+GROUP = "2 cpu ranks with 1 thread"
+
+
+def rank_profile(rank: int, step_s: float, **changes: Any) -> Any:
+    """Return the profile of a rank: half of its time is backward, and the optimizer moves 500 MB."""
+    product = {"tower": "vision", "dtype": "bfloat16"}
+    values = {
+        "rank": rank,
+        "device": "cpu",
+        "threads": 1,
+        "machine": "Example CPU",
+        "step_s": [step_s] * 2,
+        "profiled_step_s": [2 * step_s] * 2,
+        "phases_s": {"forward": [0.3 * step_s] * 2, "backward": [0.5 * step_s] * 2, "optimizer": [0.1 * step_s] * 2},
+        "fused_phases": {"clip": "clipped in the optimizer's step"},
+        "bytes": {"optimizer": {"read": 3 * 10**8, "written": 2 * 10**8, "collectives": 0}},
+        "products": [
+            product | {"phase": "forward", "shape": "large", "flops": 6 * 10**9},
+            product | {"phase": "backward", "shape": "thin", "flops": 6 * 10**9},
+        ],
+        "flops_reason": None,
+        "tower_s": {"forward": {"vision": 0.3, "": 0.1}, "backward": {"vision": 0.6}},
+        "operators": [{"name": f"aten::op{number}", "calls": 4, "self_s": 0.1 - number / 200} for number in range(17)],
+        "recomputed_flops": 0,
+        "host": rank_host(rank),
+    }
+    return values | changes
+
+
+def rows_of(profile: Any) -> dict[str, list[str]]:
+    """Return the words of each line of the text by its first word, the first such line."""
+    rows: dict[str, list[str]] = {}
+    for line in render_profile(profile).splitlines():
+        words = line.split()
+        rows.setdefault(words[0] if words else "", words[1:])
+    return rows
+
+
+def test_the_slowest_rank_has_its_phases_towers_and_longest_operations():
+    profile = build_profile("c", {}, [rank_profile(0, 0.1), rank_profile(1, 0.2)], {GROUP: made_up_peaks()})
+    rows, text = rows_of(profile), render_profile(profile)
+    assert text.startswith("rank 1, the slowest: a step takes 200 ms on Example CPU\n")
+    assert rows["forward"] == ["60.0", "ms", "30.0%", "100", "GFLOP/s", "25%", "25%", "-", "-", "compute"]
+    assert rows["backward"] == ["100", "ms", "50.0%", "60.0", "GFLOP/s", "15%", "60%", "-", "-", "compute"]
+    assert rows["optimizer"] == ["20.0", "ms", "10.0%", "-", "-", "-", "23.3", "GiB/s", "-", "-"]
+    assert rows["clip:"] == ["clipped", "in", "the", "optimizer's", "step"]
+    assert rows["vision"] == ["forward", "45.0", "ms", "75.0%", "6.00", "GFLOP", "133", "GFLOP/s", "33%"]
+    assert rows["none"] == ["forward", "15.0", "ms", "25.0%", "-", "-", "-"]
+    assert "in 2 profiled steps; a profiled step takes 2.00 times as long\n" in text
+    assert rows["aten::op1"] == ["4", "95.0", "ms", "11.9%"]
+    assert text.count("aten::op") == OPERATORS
+    assert "forward runs at 25% and backward at 15% of what this device can do in products\n" in text
+    assert not any(word in text for word in ("uncertain", "busy host", "unknown"))
+
+
+def test_what_the_times_and_the_shares_cannot_be_trusted_for_is_said():
+    busy = rank_profile(0, 0.2, host=rank_host(busy_s=9.8), flops_reason="a product of another package was not seen")
+    ranks = [busy, rank_profile(1, 0.1)]
+    peaks = made_up_peaks()
+    peaks.matmul["float32"]["large"]["spread"] = 0.4
+    text = render_profile(build_profile("c", {}, ranks, {GROUP: peaks}))
+    assert "forward: a product of another package was not seen\n" in text
+    assert "the peaks are uncertain: their repetitions differ by up to 40%; run benchbox doctor --peaks again" in text
+    assert "warning: busy host while steps were timed: other processes used 18% of the CPU time: times are too long\n" in text
+    unmeasured = render_profile(build_profile("c", {}, ranks, {}))
+    assert f"shares of the peaks are unknown: no peaks were measured for {GROUP}; run benchbox doctor --peaks" in unmeasured
