@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +79,27 @@ def test_what_is_no_file_of_benchmarks_is_named_in_one_line(benchbox, tmp_path, 
     assert refused.returncode == EXIT_USAGE
     assert refused.stderr.startswith(f"error: {path}: ")
     assert refused.stderr.count("\n") == 1
+
+
+def test_tests_without_ratios_have_their_times_and_a_note_that_nothing_is_compared(benchbox, tmp_path):
+    path = tmp_path / "perf.json"
+    path.write_text(json.dumps(benchmark_json({"test_cost": {}}, started="2026-01-01T10:20:30")))
+    reported = benchbox("report", path)
+    header, row, note, summary, *files = reported.stdout.splitlines()
+    assert header.split() == ["test", "rounds", "fastest", "median", "slowest"]
+    assert row.split() == ["test_cost", "3", "100", "ms", "200", "ms", "400", "ms"]
+    assert note.startswith("note: No test recorded a ratio")
+    place = "example-cpu-2ghz-2-cores, commit 0123456789"
+    assert summary == f"0 ratios of a run of the tests at 2026-01-01T10:20 on {place}."
+    assert files == [str(tmp_path / "perf.html"), str(tmp_path / "perf.md")]
+    for file in files:
+        text = Path(file).read_text()
+        assert "Times of a round" in text
+        assert "No test recorded a ratio" in text
+        assert "Ratios" not in text
+
+
+def test_thresholds_are_not_for_ratios(benchbox, tmp_path):
+    refused = benchbox("check", write_benchmarks(tmp_path / "perf.json", 1.0, "now"), "--thresholds", tmp_path / "t.yaml")
+    assert refused.returncode == EXIT_USAGE
+    assert refused.stderr.startswith("error: --thresholds is for runs: ")

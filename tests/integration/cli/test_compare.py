@@ -70,6 +70,7 @@ def test_what_is_not_settled_ends_with_exit_code_5_only_under_strict(base, tmp_p
         ("html", "<!doctype html>"),
         ("junit", "<?xml"),
         ("github", "::error "),
+        ("sarif", "{"),
         ("text", "cell "),
     ],
 )
@@ -81,6 +82,9 @@ def test_every_format_is_printed_and_written(base, slower, tmp_path, name, begin
     assert out.read_text() == printed.stdout
     if name == "json":
         assert json.loads(printed.stdout)["counts"] == {"regression": 1, "neutral": 4}
+    if name == "sarif":
+        (result,) = json.loads(printed.stdout)["runs"][0]["results"]
+        assert (result["ruleId"], result["level"]) == ("global_samples_per_s", "error")
 
 
 def test_annotations_are_at_the_axes_of_the_matrix(base, tmp_path, monkeypatch):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import product
 
 import pytest
 
+from benchbox.analysis.noise import noise_floor
 from benchbox.errors import EXIT_INCONCLUSIVE, EXIT_OK, EXIT_THRESHOLD, EXIT_USAGE
+from benchbox.store.noise import Noise, write_noise
 from benchbox.store.run import RunStore
 from tests.support.commands import run_in_process as benchbox
-from tests.support.example_run import CELL, MEASURE, example_record, example_run, steady_records, write_example
+from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, steady_records, write_example
 
 
 @pytest.fixture
@@ -175,3 +178,102 @@ def test_thresholds_of_a_file_replace_those_of_the_matrix(complete, tmp_path):
     wrong = benchbox("check", complete.path, "--thresholds", thresholds)
     assert wrong.returncode == EXIT_USAGE
     assert f"{thresholds}:2:27: unknown key 'maxx'" in wrong.stderr
+
+
+def test_a_summary_is_a_page_of_markdown_and_writes_nothing(tmp_path):
+    store = write_example(tmp_path / "run")
+    finding = {"code": "BXP101", "severity": "error", "title": "t|", "where": "w", "rank": 0, "evidence": {}, "repair": "r"}
+    *_, record = (record for record in store.records() if record["status"] == "ok")
+    for severity in ("error", "info"):
+        record["precision"]["findings"].append(finding | {"severity": severity, "code": f"BXP-{severity}"})
+    store.write_record(record)
+    before = sorted(path.name for path in store.path.iterdir())
+    done = benchbox("report", store.path, "--summary", "--memory", "200MiB")
+    assert done.returncode == EXIT_OK, done.stderr
+    assert sorted(path.name for path in store.path.iterdir()) == before
+    lines = done.stdout.splitlines()
+    assert lines[0] == "# example"
+    assert lines[2].endswith(" 8 cells, 7 ok, 1 failed, 1 skipped.")
+    assert any(line.startswith("- Fastest of 4 set-ups in 200 MiB: backend=zero2 ") for line in lines)
+    assert "- No answer: none of 3 set-ups fits in 200 MiB." in lines
+    assert "**Launches do not settle whether fsdp1\\_full or zero2 trains faster: 4 more of each cell could.**" in lines
+    failed = lines[lines.index("### What did not run") + 2]
+    assert failed.endswith("(1 of 8 cells): oom, OutOfMemoryError: tried to allocate 2.00 GiB")
+    assert lines[lines.index("### Precision") + 2 :] == ["- BXP-error error: t\\|"]
+    refused = benchbox("report", store.path, "--summary", "--memory", "much")
+    assert (refused.returncode, refused.stdout) == (EXIT_USAGE, "")
+    assert refused.stderr == "error: --memory: 'much' is not an amount of memory; write it as 80GiB, 512MiB or 1.5GB\n"
+
+
+def test_a_summary_of_a_large_run_is_cut_to_a_page(tmp_path):
+    cells = [replace(CELL, backend="zero2", seed=seed, batch=batch) for seed in range(9) for batch in (2, 3)]
+    store = RunStore(tmp_path)
+    store.write_run(example_run(cells))
+    for number, cell in enumerate(cells):
+        error = OOM | {"message": f"message {number}"}
+        store.write_record(example_record(cell, **({"status": "oom", "error": error} if cell.batch == 3 else {})))
+    text = benchbox("report", tmp_path, "--summary").stdout
+    assert text.count("- The only set-up: ") == 8
+    assert "\n1 more tasks: report.html has their answers.\n" in text
+    assert text.count(": oom, OutOfMemoryError: message ") == 8
+    assert "\n1 more: report.html and table.csv have all of them.\n" in text
+
+
+def test_figures_are_written_alone_and_of_several_runs_into_a_folder_of_each(complete, tmp_path):
+    second = write_example(tmp_path / "other").path
+    done = benchbox("report", complete.path, second, "--figures", tmp_path / "figures")
+    assert done.returncode == EXIT_OK, done.stderr
+    written = [*(tmp_path / "figures").rglob("*.*")]
+    assert sorted(done.stdout.splitlines()) == sorted(map(str, written))
+    for name, end in product(("whole", "other"), ("svg", "pdf", "png")):
+        assert tmp_path / "figures" / name / f"throughput.{end}" in written
+    assert not (complete.path / "report.html").exists()
+    assert benchbox("report", complete.path, "--figures", complete.path / "run.json").returncode == EXIT_USAGE
+
+
+def test_a_check_names_the_noise_floor_and_what_is_within_it_is_no_breach(complete, tmp_path):
+    assert benchbox("baseline", "promote", complete.path, cwd=tmp_path).returncode == EXIT_OK
+    measure_again(complete, step_s=0.215)
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    before = benchbox("check", complete.path, cwd=tmp_path, variables=cache)
+    assert before.returncode == EXIT_THRESHOLD
+    machine = "example-cpu-2-cores"
+    assert f"noise floor of {machine}: not measured; `benchbox noise matrices/example.yaml` measures it\n" in before.stdout
+    noise = Noise(sigma=0.05, launches=12, ratio=1.0, cell="backend=ddp", measured_at="2026-01-02", benchbox_version="1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", cache["XDG_CACHE_HOME"])
+        write_noise(machine, "example", noise)
+    after = benchbox("check", complete.path, cwd=tmp_path, variables=cache)
+    assert (after.returncode, after.stderr.partition(":")[0]) == (EXIT_OK, "inconclusive"), "8% are within the floor"
+    floor = f"{noise_floor(0.05, 5):.1%} with 5 launches (benchbox noise, 2026-01-02, backend=ddp)"
+    assert f"noise floor of {machine}: {floor}\n" in after.stdout
+    shown = json.loads(benchbox("check", complete.path, "--format", "json", cwd=tmp_path, variables=cache).stdout)
+    assert shown["noise"] == asdict(noise)
+    assert shown["rows"][0].keys() == {"cell_id", "cell", "metric", "expected", "found", "verdict", "note"}
+
+
+def test_verify_refuses_a_run_without_records_and_checks_the_figures_of_a_baseline(complete, tmp_path):
+    empty = RunStore(tmp_path / "empty")
+    empty.write_run(example_run([CELL]))
+    refused = benchbox("verify", empty.path)
+    message = f"error: {empty.path}: no records to verify; `benchbox run` measures them\n"
+    assert (refused.returncode, refused.stderr) == (EXIT_USAGE, message)
+    assert benchbox("baseline", "promote", complete.path, "--out", tmp_path).returncode == EXIT_OK
+    path = tmp_path / "example-cpu-2-cores" / "example.json"
+    held = benchbox("verify", path)
+    assert (held.returncode, held.stdout.splitlines()[-1]) == (EXIT_OK, "1 cells, their figures follow from their launches")
+    baseline = json.loads(path.read_text())
+    baseline["cells"][CELL.cell_id]["values"]["step_time_s"]["value"] /= 2
+    path.write_text(json.dumps(baseline))
+    forged = benchbox("verify", path)
+    assert forged.returncode == EXIT_THRESHOLD
+    assert forged.stdout.startswith(f"cell {CELL.cell_id}: step_time_s is ")
+    assert forged.stderr == f"error: violations in {path}: 1\n"
+
+
+def test_a_baseline_is_made_of_one_run(complete, tmp_path):
+    refused = benchbox("baseline", "promote", complete.path, complete.path, "--out", tmp_path / "b")
+    assert refused.returncode == EXIT_USAGE
+    assert refused.stderr.startswith("error: a baseline is made of one run; ")
+    named = benchbox("baseline", "promote", complete.path, "--machine", "My Host", "--out", tmp_path / "b")
+    assert named.stdout.startswith(f"{tmp_path / 'b' / 'my-host' / 'example.json'}: 1 cells; commit it")
