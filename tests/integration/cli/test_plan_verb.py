@@ -119,3 +119,21 @@ def test_a_bundled_matrix_is_planned_by_its_name_from_an_empty_folder(benchbox):
     hint = "did you mean 'fsdp_vs_zero2'?"
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert unknown.stderr == f"error: fsdp_vs_zero: no such file, and none of that name in matrices; {hint}\n"
+
+
+def test_walks_are_shown_with_the_largest_batch_that_theory_predicts(tmp_path, capsys):
+    path = tmp_path / "walks.yaml"
+    path.write_text(
+        "name: walks\npolicy: pi05\nsize: tiny\ndata: synthetic\nworld_size: 2\n"
+        "axes: {backend: [ddp, zero2], batch: {search: max, start: 2, at_most: 64}}\n"
+    )
+    loaded = load_matrix(path)
+    planned = plan(loaded)
+    first, second = planned.walks
+    print_plan(loaded, planned, None, {first.cell_id: 48, second.cell_id: "no formula"})
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line.startswith("cell")).endswith("  predicted largest batch")
+    assert next(line for line in lines if line.startswith(first.cell_id)).endswith("  48")
+    assert next(line for line in lines if line.startswith(second.cell_id)).endswith("  no formula")
+    assert "2 walks to the largest batch that fits, each from batch 2 on, at most 64: `run`" in " ".join(lines)
+    assert not any("launches of" in line for line in lines), "how many follow is not known"

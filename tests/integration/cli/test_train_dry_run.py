@@ -76,3 +76,20 @@ def test_what_only_the_policy_shows_is_wrong_at_its_line(benchbox, tmp_path: Pat
     assert (result.returncode, result.stdout) == (2, "")
     message = "'model.visoin.*' matches no trainable parameter; did you mean 'model.vision.*'?"
     assert result.stderr == f"error: {config}:17:15: {message}\n"
+
+
+def test_a_dry_run_says_what_is_frozen_what_happens_to_spikes_and_that_nothing_is_saved(benchbox, tmp_path: Path) -> None:
+    text = TRAINING.partition("optim:")[0] + (
+        "data: synthetic\nfreeze: freeze_vision\ncheckpoint: {every: 0}\n"
+        "optim: {spike: {factor: 4.0, window: 20, action: skip}}\n"
+    )
+    result = benchbox("train", write(tmp_path, text), "--dry-run")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert re.search(r"^data: synthetic, generated without end; ", result.stdout, re.MULTILINE)
+    assert "\ngradient norms above 4 times the median of 20: skip\n" in result.stdout
+    assert "\ncheckpoints: none; checkpoint.every is 0\n" in result.stdout
+    (frozen,) = re.findall(r"^([\d,]+) elements never train$", result.stdout, re.MULTILINE)
+    (trained,) = re.findall(r"^all +\d+ +([\d,]+) ", result.stdout, re.MULTILINE)
+    elements = sum(parameter.numel() for parameter in build_policy("pi05", "tiny", Axes()).parameters())
+    assert int(frozen.replace(",", "")) == elements - int(trained.replace(",", "")) > 0
+    assert "validation" not in result.stdout

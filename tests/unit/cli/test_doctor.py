@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 import typer
+from av.codec.codec import UnknownCodecError
 
 from benchbox.cli import doctor
+from benchbox.data.video.files import CODEC
+from benchbox.errors import CellFailedError, ConfigurationError
 from benchbox.measure.environment import environment
 
 
@@ -79,3 +83,57 @@ def test_a_full_disk_is_a_warning(machine, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
     checks = checks_by_name(machine)
     assert [checks[name].state for name in ("disk", "shared memory")] == ["warn", "warn"]
+
+
+def test_ranks_are_refused_where_the_checks_start_none():
+    with pytest.raises(ConfigurationError, match="--ranks is for --links and --peaks"):
+        doctor.doctor(ranks=2)
+
+
+def test_links_are_between_two_ranks_at_least():
+    with pytest.raises(ConfigurationError, match="--ranks 1: a link is between at least two ranks"):
+        doctor.doctor(links=True, ranks=1)
+
+
+def test_ranks_that_cannot_communicate_are_missing_a_requirement(machine, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_gloo_available", lambda: False)
+    assert checks_by_name(machine)["gloo"].state == "missing"
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    checks = checks_by_name(machine, devices=[])
+    assert (checks["collectives"].state, checks["collectives"].detail) == ("missing", "torch.distributed is not built in")
+    assert "gloo" not in checks
+
+
+def test_codecs_that_pyav_lacks_are_named_with_their_use(machine, monkeypatch):
+    def codec(name, mode):
+        if name == "av1" or mode == "w":
+            raise UnknownCodecError(name)
+
+    assert checks_by_name(machine)["video"].state == "ok"
+    monkeypatch.setattr("av.codec.Codec", codec)
+    check = checks_by_name(machine)["video"]
+    assert (check.state, check.detail) == ("warn", f"PyAV has no codec for reading av1, writing {CODEC}")
+
+
+def test_gpus_need_no_extension(machine, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=141 * doctor.GIB))
+    check = checks_by_name(machine, devices=["NVIDIA H200"])["extension"]
+    assert (check.state, check.detail) == ("ok", "not needed: on GPUs DeepSpeed communicates by NCCL")
+
+
+def test_an_extension_that_does_not_compile_ends_with_exit_code_3(machine, monkeypatch, capsys):
+    """Compiled on request only, and not where there are GPUs."""
+    commands = []
+
+    def failing(command, **options):
+        commands.append((command, options["env"]["DS_ACCELERATOR"]))
+        return SimpleNamespace(returncode=1)
+
+    monkeypatch.setattr("benchbox.measure.environment.environment", lambda: {**machine, "devices": []})
+    monkeypatch.setattr(doctor.subprocess, "run", failing)
+    with pytest.raises(CellFailedError, match="extension could not be compiled") as failed:
+        doctor.doctor(compile_extension=True)
+    assert failed.value.exit_code == 3
+    ((command, accelerator),) = commands
+    assert (command[0], command[-1].rpartition("; ")[2], accelerator) == (sys.executable, "build_extension()", "cpu")
+    assert "missing" not in capsys.readouterr().out

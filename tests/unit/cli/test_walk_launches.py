@@ -8,7 +8,9 @@ import pytest
 from benchbox.analysis.certificates import certificates
 from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.summary import summarize
-from benchbox.cli.walk_launches import plan_walks
+from benchbox.cli.walk_launches import check_memory_limit, plan_walks
+from benchbox.errors import ConfigurationError
+from benchbox.spec import load_matrix
 from tests.support.example_run import MEASURE
 from tests.support.walks import START, Killed, Machine, cameras
 
@@ -136,3 +138,28 @@ def test_fresh_repeats_every_launch_of_a_walk(tmp_path):
     launched = list(machine.launched)
     machine.run(fresh=True)
     assert machine.launched == launched * 2
+
+
+def test_a_search_that_nothing_limits_is_refused_at_its_line(tmp_path, monkeypatch):
+    path = tmp_path / "m.yaml"
+    path.write_text(
+        "name: m\npolicy: pi05\nsize: tiny\ndata: synthetic\nworld_size: 1\nbackend: single\n"
+        "axes:\n  recipe: [fp32]\n  batch: {search: max}\n"
+    )
+    monkeypatch.setattr("benchbox.launch.process.environment.has_cuda_device", lambda _: False)
+    with pytest.raises(ConfigurationError, match=r"m\.yaml:9:10: without a GPU a search needs measure\.memory_limit"):
+        check_memory_limit(load_matrix(path), {})
+    limited = load_matrix(path, {"measure.memory_limit": "64 MiB"})
+    assert check_memory_limit(limited, {"measure.memory_limit": "64 MiB"}) is None
+    monkeypatch.setattr("benchbox.launch.process.environment.has_cuda_device", lambda _: True)
+    assert check_memory_limit(load_matrix(path), {}) is None
+
+
+def test_a_walk_that_was_not_selected_is_not_gone_on_with(tmp_path):
+    machine = Machine(tmp_path, lambda _: 6, starts=cameras(1, 4), measure=ONE_LAUNCH, predicted=6)
+    with pytest.raises(Killed):
+        machine.run(at_most_launches=2)
+    walks = machine.open()
+    assert {cell.cams for cell, _ in walks.pending()} == {1, 4}
+    walks.selected = machine.starts[1:]
+    assert {cell.cams for cell, _ in walks.pending()} == {4}

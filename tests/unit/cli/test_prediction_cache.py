@@ -1,0 +1,75 @@
+"""Predictions in the user's cache: read back for the same cell, step, device, sources and data, and for nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchbox.cli.predicting import predict_largest_batches
+from benchbox.cli.prediction_cache import PredictionCache
+from benchbox.spec.cell import DataSpec
+from benchbox.theory.prediction import Estimate
+from tests.support.example_run import CELL
+
+VALUE = replace(CELL, policy="value")
+ESTIMATE = Estimate(
+    peak_bytes=100,
+    moment="backward",
+    components={"parameters": 100},
+    resident_bytes=10,
+    logits_bytes=0,
+    collectives={},
+    model_flops=1,
+    recomputed_flops=0,
+    optimizer_bytes=1,
+    world_size=2,
+    total_numel=5,
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "benchbox" / "predictions"
+
+
+def test_a_prediction_is_that_of_its_cell_device_and_under_zero3_its_step(folder):
+    zero3 = replace(VALUE, backend="zero3")
+    cache = PredictionCache((), 3)
+    assert cache.read(VALUE) is None
+    for cell in (VALUE, zero3):
+        cache.write(cell, ESTIMATE)
+        assert cache.read(cell) == PredictionCache((), 3).read(cell) == ESTIMATE
+    names = {path.name for path in folder.rglob("*.json")}
+    assert names == {f"{VALUE.cell_id}.cpu.json", f"{zero3.cell_id}.step3.cpu.json"}
+    other_step = PredictionCache((), 4)
+    assert (other_step.read(VALUE), other_step.read(zero3)) == (ESTIMATE, None)
+    assert PredictionCache((), 3, "cuda").read(VALUE) is None
+    assert cache.read(replace(VALUE, batch=3)) is None
+
+
+def test_another_policy_or_a_dataset_that_was_edited_needs_a_new_prediction(tmp_path, policy_dir):
+    meta = tmp_path / "data" / "meta" / "info.json"
+    meta.parent.mkdir(parents=True)
+    meta.write_text("{}")
+    cell = replace(CELL, policy="stand_in", data=DataSpec(kind="lerobot", path=str(tmp_path / "data")))
+    PredictionCache((policy_dir,), 3).write(cell, ESTIMATE)
+    assert PredictionCache((policy_dir,), 3).read(cell) == ESTIMATE
+    meta.write_text("{ }")
+    assert PredictionCache((policy_dir,), 3).read(cell) is None
+    PredictionCache((policy_dir,), 3).write(cell, ESTIMATE)
+    (policy_dir / "stand_in" / "policy.py").write_text("def build(preset, axes): return None\n")
+    assert PredictionCache((policy_dir,), 3).read(cell) is None
+
+
+def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path):
+    (tmp_path / "cache").write_text("a file")
+    cache = PredictionCache((), 3)
+    cache.write(VALUE, ESTIMATE)
+    assert cache.read(VALUE) is None
+
+
+def test_without_the_memory_of_a_device_no_largest_batch_is_predicted():
+    predicted = predict_largest_batches([VALUE], (), 3, limit_bytes=None, at_most=8)
+    assert predicted == {VALUE.cell_id: "the memory of the device is unknown"}
