@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ from benchbox.errors import ConfigurationError
 from benchbox.plan import plan as plan_cells
 from benchbox.spec import load_matrix
 from benchbox.spec.cell import Cell
+from benchbox.store.predictions import write_predictions
+from benchbox.store.run import RunStore
+from tests.support.example_run import CELL, example_record, example_run
+from tests.unit.analysis.test_reconciliation import prediction_of
 
 MATRIX = """
 name: small
@@ -128,3 +133,33 @@ def test_a_prediction_that_fails_in_any_way_is_a_reason(cache, tmp_path):
 def test_a_time_without_known_hardware_is_refused_in_a_line(matrix, options, message):
     with pytest.raises(ConfigurationError, match=message):
         CliRunner().invoke(app, ("estimate", matrix, *options), catch_exceptions=False)
+
+
+def test_predictions_of_a_run_stand_beside_what_it_measured(tmp_path, monkeypatch):
+    cells = [CELL, replace(CELL, backend="zero2"), replace(CELL, backend="fsdp2")]
+    store = RunStore(tmp_path)
+    store.write_run(example_run(cells))
+    records = {cell: example_record(cell) for cell in cells}
+    for cell in cells[:2]:
+        store.write_record(records[cell])
+    predictions = {cell.cell_id: prediction_of(record) for cell, record in records.items()}
+    predictions[CELL.cell_id]["peak_bytes"] //= 2
+
+    def write(folder, _):
+        return write_predictions(folder, predictions, {})
+
+    monkeypatch.setattr("benchbox.cli.predicting.predict_run", write)
+    lines = invoke("estimate", str(tmp_path)).splitlines()
+    assert lines[0] == "backend=ddp: peak memory refuted"
+    assert lines[1].startswith("  predicted 80.00 MiB, measured 160.0 MiB, error -50.00%; 80.0 MiB more than predicted for ")
+    assert "backend=zero2: communication confirmed" in lines
+    unmeasured = lines[lines.index("backend=fsdp2: peak memory not measured") + 1]
+    assert unmeasured == "  predicted 160.0 MiB, measured -; no launch ended ok with it"
+    assert lines[-2:] == [
+        "6 predictions: confirmed 3, not measured 2, refuted 1",
+        f"{tmp_path / 'predictions.json'}; `benchbox report {tmp_path}` shows them",
+    ]
+    first, *_ = json.loads(invoke("estimate", str(tmp_path), "--format", "json"))
+    assert (first["cell_id"], first["verdict"], first["error"]) == (CELL.cell_id, "refuted", -0.5)
+    with pytest.raises(ConfigurationError, match="is a run directory: --set, --only and --simulate are for a matrix"):
+        CliRunner().invoke(app, ("estimate", str(tmp_path), "--only", "backend=ddp"), catch_exceptions=False)

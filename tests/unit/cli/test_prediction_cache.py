@@ -47,6 +47,9 @@ def test_a_prediction_is_that_of_its_cell_device_and_under_zero3_its_step(folder
     assert (other_step.read(VALUE), other_step.read(zero3)) == (ESTIMATE, None)
     assert PredictionCache((), 3, "cuda").read(VALUE) is None
     assert cache.read(replace(VALUE, batch=3)) is None
+    (path,) = folder.rglob(f"{VALUE.cell_id}.*")
+    path.write_text(path.read_text().replace('"ddp"', '"zero2"'))
+    assert PredictionCache((), 3).read(VALUE) is None, "the file is of another cell with the same id"
 
 
 def test_another_policy_or_a_dataset_that_was_edited_needs_a_new_prediction(tmp_path, policy_dir):

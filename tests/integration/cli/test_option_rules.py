@@ -1,0 +1,67 @@
+"""Options of `run` and `train` that need one another, or that one another rules out: one line and exit code 2."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchbox.errors import EXIT_OK, EXIT_USAGE
+
+MATRIX = """\
+name: trial
+policy: pi05
+size: tiny
+data: synthetic
+world_size: 2
+batch: 1
+axes: {backend: [ddp, zero3]}
+measure: {warmup_steps: 1, steps: 2, launches: 3}
+"""
+TRAINING = "name: trial\npolicy: pi05\nsize: tiny\nbackend: single\nworld_size: 1\ndata: synthetic\nbatch: 1\nsteps: 4\n"
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path):
+    (tmp_path / "m.yaml").write_text(MATRIX)
+    (tmp_path / "t.yaml").write_text(TRAINING)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("run", "m.yaml", "--budget", "10m"),
+            "error: --budget is for --launches auto: ",
+        ),
+        (("run", "m.yaml", "--launches", "auto"), "error: --launches auto tests pairs with the reference of the matrix"),
+        (
+            ("run", "m.yaml", "--set", "checkpointing=true", "--only", "backend=zero3"),
+            "error: m.yaml: no cell can run: zero3",
+        ),
+        (("train", "t.yaml", "--from", "runs/trial"), "error: --from RUN and --cell ID go together"),
+        (("train", "--cell", "0"), "error: --from RUN and --cell ID go together"),
+        (("train",), "error: give a training file, or the set-up of a measured cell: --from RUN --cell ID --steps N"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(benchbox, arguments, message, tmp_path):
+    refused = benchbox(*arguments)
+    assert (refused.returncode, refused.stdout) == (EXIT_USAGE, "")
+    assert refused.stderr.startswith(message)
+    assert refused.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_figure_is_drawn_of_a_dry_run_only(benchbox, tmp_path):
+    refused = benchbox("train", "t.yaml", "--figure", "rates.svg")
+    assert refused.returncode == EXIT_USAGE
+    assert "draws the schedule of --dry-run only" in " ".join(refused.stderr.split())
+    assert not (tmp_path / "rates.svg").exists()
+    unwritable = benchbox("train", "t.yaml", "--dry-run", "--figure", "absent/rates.svg")
+    assert unwritable.stderr == "error: --figure absent/rates.svg: cannot be written: No such file or directory\n"
+
+
+def test_a_dry_run_of_looks_says_how_many_launches_there_are_at_most(benchbox):
+    auto = benchbox("run", "m.yaml", "--launches", "auto", "--set", "reference={backend: ddp}", "--dry-run", "--out", "r")
+    assert auto.returncode == EXIT_OK, auto.stderr
+    assert auto.stdout.endswith("in r: 0 launches are done, 80 would run at most\n")
+    fixed = benchbox("run", "m.yaml", "--launches", "5", "--dry-run")
+    assert fixed.stdout.endswith("in runs/trial: 0 launches are done, 10 would run\n")
