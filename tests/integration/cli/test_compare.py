@@ -112,3 +112,16 @@ def test_runs_and_baselines_of_commits_are_named_as_git_names_them(base, slower,
     absent = compare("HEAD:reports/absent", "reports/example").exception
     assert isinstance(absent, RecordError)
     assert "no run in that commit" in str(absent)
+
+
+def test_what_may_vary_is_named_by_keys_and_only_the_metrics_named_are_compared(base, tmp_path):
+    store = RunStore(write_run(tmp_path / "other", step_s=0.3, started="2026-01-01"))
+    for record in list(store.records()):
+        store.write_record(record | {"environment": record["environment"] | {"machine": "another", "torch": "9.9"}})
+    refused = compare(base, store.path)
+    assert refused.exit_code == EXIT_OK
+    assert "--vary machine,torch compares nevertheless" in " ".join(refused.stdout.split())
+    for options in (("--vary", "machine,torch"), ("--vary", "machine", "--vary", "torch")):
+        varied = compare(base, store.path, *options, "--metric", "step_time_s")
+        assert str(varied.exception) == f"1 of 1 figures are worse in {store.path} than in {base}"
+        assert "also differ in machine another against Example CPU, 2 cores; torch 9.9 against 2.13.0." in varied.stdout

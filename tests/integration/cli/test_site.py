@@ -75,6 +75,8 @@ def test_history_shows_the_change_with_both_commits_and_links_the_report(benchbo
     assert f"at {measured[3][:8]}" in row
     assert "0.800x" in row
     assert page.count("<svg") == 1, "peaks are constant"
+    assert "160.0 MiB in all 6 runs." in page
+    assert re.search(r"1[56]\.\d+ samples/s now\.", page)
     assert page.index(measured[2][:8]) < page.index(measured[3][:8])
     assert (root / "reports/site" / "../example/report.html").is_file()
     assert 'href="../example/report.html"' in index

@@ -295,3 +295,13 @@ def test_a_demand_on_the_baseline_is_missing_where_no_launch_has_the_value(looku
     assert row.note == "no launch could measure it"
     failed = [example_record(launch=launch, status="oom", error=OOM) for launch in (1, 2)]
     assert regression_row(failed, lookup).note == "no launch ended ok"
+
+
+def test_a_demand_says_what_it_allows_in_the_unit_of_its_metric(lookup):
+    records = steady_records(step_s=STEP_S)
+    assert regression_row(records, lookup).expected == "<= 230.2 ms (baseline 219.2 ms + 5%)"
+    throughput = regression_row(records, lookup, "global_samples_per_s", allowed=0.025).expected
+    assert throughput == ">= 17.79 samples/s (baseline 18.25 samples/s - 2.5%)"
+    assert regression_row(records, lookup, "final_loss").expected == "0.3800 .. 0.4200 (baseline 0.4000 +- 5%)"
+    demands = [{"metric": "peak_allocated_bytes", "min": 2**20, "max": 2**30}, {"metric": "mfu", "expect": 0.3}]
+    assert [row.expected for row in rows(COMPLETE, demands)[1:]] == [">= 1.000 MiB", "<= 1.000 GiB", "= 30.00%"]

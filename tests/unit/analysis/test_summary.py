@@ -162,3 +162,18 @@ def test_launches_with_the_same_phases_share_their_names():
     times = summary_of(first, second, third).times
     assert times[1].phases is times[2].phases
     assert times[3].phases == ("other",)
+
+
+def test_values_vary_that_a_file_writes_differently():
+    """Python takes `1`, `1.0` and `true` for equal; cells of them have other ids."""
+    for first, second in (
+        (1, 1.0),
+        (1, True),
+        ([0.9, 1], [0.9, 1.0]),
+        ({"a": 1}, {"a": True}),
+        ({"a": 1}, {"b": 1}),
+        ([1], [1, 2]),
+        (None, 0),
+    ):
+        assert varying_fields([{"field": first}, {"field": second}]) == ("field",)
+        assert varying_fields([{"field": first}, {"field": first}]) == ()
