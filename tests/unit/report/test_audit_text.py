@@ -208,3 +208,8 @@ def test_only_terminals_that_accept_colours_get_them(monkeypatch):
     assert "\x1b" not in printed(audit(pure()))
     monkeypatch.setenv("NO_COLOR", "1")
     assert not COLOUR.search(printed(audit(pure()), force_terminal=True))
+
+
+def test_many_names_of_one_form_are_folded_and_counted():
+    text = printed(audit(ranks_stepping(*(half(f"layers.{index}.weight") for index in range(30)))))
+    assert "30 tensors: layers.0-29.weight" in text

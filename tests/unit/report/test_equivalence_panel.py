@@ -88,3 +88,9 @@ def test_a_terminal_shows_only_diverged_cells_of_a_large_run():
 
 def test_a_run_without_equal_trainings_has_no_panel():
     assert panel((SINGLE, [2.0] * STEPS), (replace(CELL, seed=1), [2.0] * STEPS)) is None
+
+
+def test_a_quantity_without_a_number_on_both_sides_has_no_difference():
+    unknown = [None] * STEPS
+    _, row = panel((SINGLE, unknown), (CELL, unknown)).rows
+    assert (row.verdict, row.differences) == ("equivalent", ("-", "nothing"))

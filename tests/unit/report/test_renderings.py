@@ -110,8 +110,9 @@ def test_no_text_of_a_record_becomes_an_element_of_the_page(tmp_path):
 def test_markdown_shows_names_literally_and_keeps_its_tables_intact(written):
     text = written.markdown.read_text()
     assert "<script>" not in text.replace("\\<script\\>", "")
-    rows = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
-    assert {row.count("|") for row in rows[:10]} == {rows[0].count("|")}
+    for block in text.split("\n\n"):
+        rows = [line.replace("\\|", "") for line in block.splitlines() if line.startswith("|")]
+        assert len({row.count("|") for row in rows}) <= 1, block
     assert escape("a|b\nc*d*") == "a\\|b c\\*d\\*"
 
 
@@ -123,6 +124,7 @@ def test_markdown_has_the_content_of_the_page(written):
         "OutOfMemoryError: tried to allocate 2.00 GiB",
         "zero3 refuses checkpointing",
         "DeepSpeed clips inside its optimizer step.",
+        "- backend=fsdp1\\_full cams=4 attention=eager checkpointing=no: fsdp1\\_full is oom",
         "| samples/s | more is better |",
     ):
         assert part in text

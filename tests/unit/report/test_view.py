@@ -297,3 +297,16 @@ def test_steps_that_were_skipped_because_of_their_gradient_are_counted_below_the
     notes = report_of(records).table.notes
     assert "optim.spike skipped 4 steps of 1 cells: their times lack the update of the weights." in notes
     assert not any("optim.spike" in note for note in report_of(launches(FSDP)).table.notes)
+
+
+def test_a_cell_that_waits_for_generated_samples_is_not_sent_to_a_dataset():
+    waiting = [replace(cell, data=DataSpec(kind="synthetic")) for cell in (FSDP, replace(ZERO, backend="ddp"))]
+    records = [record for cell in waiting for record in launches(cell)]
+    for number, record in enumerate(records):
+        phases = record["phases_s"]
+        for waits, forward in zip(phases["data_wait"]["per_rank"], phases["forward"]["per_rank"], strict=True):
+            waits[:] = [wait + (0.2 if number < 2 else 0.5) * step for wait, step in zip(waits, forward, strict=True)]
+            forward[:] = [(0.8 if number < 2 else 0.5) * step for step in forward]
+    assert figure(report_of(*[records]), "phases").notes == (
+        "fsdp1_full, ddp: data_wait is 11% to 20% of a step; the samples are generated, so a dataset may take less.",
+    )
