@@ -1,0 +1,115 @@
+"""Last lines and exit codes of commands that start ranks, by what became of these."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+
+from benchbox.cli import run, train, validate
+from benchbox.errors import EXIT_CELL_FAILED, EXIT_THRESHOLD, EXIT_USAGE, CellFailedError
+from benchbox.launch.runner import RunSummary
+from benchbox.launch.slurm.job import JobState, SlurmJobError
+from benchbox.launch.supervise.outcome import Outcome
+from benchbox.store.run import RunStore
+from tests.support.example_run import CELL, OOM, example_record, example_run
+
+FAILED = {"type": "RuntimeError", "message": "it fell", "rank": 1, "phase": "backward", "traceback": None}
+
+
+def test_a_stopped_run_names_the_command_that_resumes_it_without_beginning_anew(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["benchbox", "run", "my matrix.yaml", "--fresh", "--only", "cams=1"])
+    for walks, least in ((False, ""), (True, "at least ")):
+        with pytest.raises(typer.Exit) as stopped:
+            run._exit(RunSummary(stopped=True, remaining=3, failed_cells={"a"}), tmp_path, 4, walks=walks)
+        assert stopped.value.exit_code == 130
+        command = "benchbox run 'my matrix.yaml' --only cams=1"
+        assert capsys.readouterr().err == f"stopped with {least}3 launches left; resume with: {command}\n"
+
+
+def test_a_run_says_that_its_budget_ended_and_how_many_cells_failed(capsys, tmp_path):
+    run._exit(RunSummary(), tmp_path, 4, walks=False)
+    assert capsys.readouterr().out == ""
+    with pytest.raises(CellFailedError, match=f"2 of 4 cells did not end ok; records and logs of each rank: {tmp_path}/cells"):
+        run._exit(RunSummary(out_of_time=True, remaining=5, failed_cells={"a", "b"}), tmp_path, 4, walks=False)
+    assert capsys.readouterr().out == "the budget ended with 5 launches left to the next look; the same command continues\n"
+
+
+def test_a_job_that_left_launches_failed_by_itself_or_was_ended_by_slurm(tmp_path):
+    store, job = RunStore(tmp_path), SimpleNamespace(id=7, log="job-7.log")
+    store.write_run(example_run([CELL]))
+    store.write_record(example_record(status="oom", error=OOM))
+    pending = [(CELL, 1)]
+    with pytest.raises(CellFailedError, match=r"Slurm job 7: 1 launches did not end ok; output: job-7\.log"):
+        run._check_job(job, JobState("FAILED"), pending, store)
+    for state, launches in ((JobState("TIMEOUT", "TimeLimit"), pending), (JobState("COMPLETED"), [(CELL, 2)])):
+        with pytest.raises(SlurmJobError, match=f"{state.state}.* with 1 launches left; the same command submits them"):
+            run._check_job(job, state, launches, store)
+    assert run._check_job(job, JobState("TIMEOUT"), [], store) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("RuntimeError", EXIT_CELL_FAILED),
+        ("ConfigurationError", EXIT_USAGE),
+        ("DataError", EXIT_USAGE),
+        ("ThresholdError", EXIT_THRESHOLD),
+    ],
+)
+def test_a_training_that_failed_names_the_rank_the_newest_checkpoint_and_the_logs(kind, code, capsys, tmp_path):
+    for steps in (5, 40):
+        (tmp_path / "checkpoints" / f"step-{steps:08}").mkdir(parents=True)
+    with pytest.raises(typer.Exit) as ended:
+        train._exit(Outcome("crash", {**FAILED, "type": kind}), tmp_path)
+    assert ended.value.exit_code == code
+    newest = f"newest checkpoint: {tmp_path / 'checkpoints' / 'step-00000040'}"
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: crash: {kind}: it fell (rank 1, backward); {newest}",
+        f"error: logs of each rank: {tmp_path / 'launch'}",
+    ]
+
+
+def test_a_training_that_ended_or_was_stopped_says_how_to_go_on(capsys, tmp_path):
+    train._exit(Outcome("ok"), tmp_path)
+    assert capsys.readouterr().out == f"done; no checkpoint; metrics: {tmp_path / 'metrics.jsonl'}\n"
+    with pytest.raises(typer.Exit) as stopped:
+        train._exit(Outcome("interrupted", {**FAILED, "message": "by the user"}), tmp_path)
+    assert stopped.value.exit_code == 130
+    assert capsys.readouterr().err == "stopped: by the user; no checkpoint; continue with --resume\n"
+    for error, place in (({**FAILED, "phase": None}, " (rank 1, outside a step)"), ({**FAILED, "rank": None}, "")):
+        with pytest.raises(typer.Exit):
+            train._exit(Outcome("crash", error), tmp_path)
+        assert capsys.readouterr().err.startswith(f"error: crash: RuntimeError: it fell{place}; no checkpoint\n")
+
+
+def test_a_validation_prints_its_loss_its_terms_and_its_groups(capsys):
+    record: dict[str, Any] = {
+        "checkpoint": {"name": "step-00000040"},
+        "evaluated_weights": "averages",
+        "recipe": "bf16_master",
+        "loss": 1.5,
+        "terms": {"flow": 1.0},
+        "parts": {"arm": 0.25},
+        "samples": 1200,
+        "episodes": 3,
+        "seconds": 2.25,
+        "reason": "another dataset: its statistics are its own",
+        "groups": [
+            {"dataset": "a", "control_mode": "joint", "loss": 1.0, "samples": 1000},
+            {"dataset": "b", "control_mode": "unknown", "loss": 2.0, "samples": 200},
+        ],
+    }
+    validate._print_record(record)
+    assert capsys.readouterr().out.splitlines() == [
+        "step-00000040, averages of the weights, bf16_master: loss 1.5000  flow 1.0000  arm 0.2500",
+        "1,200 samples of 3 episodes in 2.2 s",
+        "another dataset: its statistics are its own",
+        "  a, joint: loss 1.0000 of 1,000 samples",
+        "  b: loss 2.0000 of 200 samples",
+    ]
+    validate._print_record({**record, "evaluated_weights": "weights", "groups": (), "parts": {}})
+    assert capsys.readouterr().out.startswith("step-00000040, bf16_master: loss 1.5000  flow 1.0000\n")
