@@ -48,6 +48,10 @@ def test_a_launch_that_ended_ok_shows_its_throughput() -> None:
     )
 
 
+def test_a_launch_without_throughput_and_error_is_its_status() -> None:
+    assert outcome_line({"status": "ok", "duration_s": 3.0, "throughput": None, "error": None}) == "ok 3.0 s"
+
+
 def ended_lines(launch: dict[str, Any]) -> list[str]:
     stream = io.StringIO()
     progress = ConsoleProgress(Console(file=stream), lambda cell: cell.backend)
