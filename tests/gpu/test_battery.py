@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import time
@@ -12,25 +11,17 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.requirements import Requirement
 
+from tests.support.scripts import load_script
+
 if TYPE_CHECKING:
     from types import ModuleType
 
 HERE = Path(__file__).parent
 
 
-def load(name: str) -> ModuleType:
-    """Load a script beside this file, which no package contains."""
-    spec = importlib.util.spec_from_file_location(f"gpu_{name}", HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def battery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    module = load("battery")
+    module = load_script(HERE / "battery.py")
     monkeypatch.setattr(module, "WORK", tmp_path)
     return module
 
@@ -96,7 +87,7 @@ def test_every_part_of_the_matrix_is_run(battery: ModuleType) -> None:
 
 
 def test_a_bundle_has_all_requirements_but_those_of_the_machine() -> None:
-    bundle = load("bundle")
+    bundle = load_script(HERE / "bundle.py")
     pins = bundle.collect_pins("3.12")
     assert {"accelerate", "deepspeed", "av", "pydantic-core", "pytest"} <= set(pins)
     assert not any(name in pins or name.startswith("nvidia-cu") for name in bundle.PRESENT)

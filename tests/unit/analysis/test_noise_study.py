@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
@@ -15,18 +13,14 @@ import pytest
 from benchbox.analysis.inference import estimate_effect
 from benchbox.store.run import RunStore
 from tests.support.example_run import CELL, example_run, steady_records
+from tests.support.scripts import load_script
 
 STUDY = Path(__file__).parents[3] / "reports" / "noise" / "study.py"
 
 
 @pytest.fixture(scope="module")
 def study():
-    spec = importlib.util.spec_from_file_location("noise_study", STUDY)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["noise_study"] = module  # its data classes look for their module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["noise_study"]
+    return load_script(STUDY)
 
 
 def launches(count, noise, seed=0):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,8 @@ from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.summary import summarize
 from benchbox.spec.load import load_matrix
 from benchbox.store.run import RunStore
+from tests.support.example_run import CELL, example_record, example_run
+from tests.support.scripts import load_script
 
 REPORTS = Path(__file__).parents[3] / "reports"
 RUNS = sorted(path.parent for path in REPORTS.glob("*/run.json"))
@@ -42,19 +42,11 @@ def test_a_published_run_has_its_report_and_tables_and_a_row_in_the_index(path):
 @pytest.fixture
 def measure():
     """The script of `make published`."""
-    spec = importlib.util.spec_from_file_location("measure_published", REPORTS / "measure.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["measure_published"] = module  # its data class looks for its module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["measure_published"]
+    return load_script(REPORTS / "measure.py")
 
 
 def test_one_command_measures_every_published_run_as_it_was_measured(measure):
-    published = {}
-    for measurement in measure.MEASUREMENTS:
-        for folder in [measurement.name, *measure.COPIES.get(measurement.name, [])] if measurement.is_published else []:
-            published[REPORTS / folder] = measurement
+    published = {REPORTS / folder: measurement for measurement in measure.MEASUREMENTS for folder in measurement.folders}
     assert published.keys() == {*RUNS, *REPEATED}
     for path, measurement in published.items():
         run, options = RunStore(path).run(), dict(zip(measurement.options[::2], measurement.options[1::2], strict=True))
@@ -72,7 +64,7 @@ def test_studies_are_measured_by_the_commands_that_their_matrices_state(measure)
     }
     commands = set()
     for measurement in measure.MEASUREMENTS:
-        if not measurement.is_published:
+        if not measurement.folders:
             out = f"--out runs/{measurement.name}"
             commands.add(f"benchbox {measurement.verb} {measurement.matrix} {shlex.join(measurement.options)} {out}")
     assert commands == stated
@@ -81,3 +73,14 @@ def test_studies_are_measured_by_the_commands_that_their_matrices_state(measure)
 def test_a_run_that_is_not_published_is_no_run_to_measure(measure, capsys):
     assert measure.main(["backend"]) == 2
     assert capsys.readouterr().err.startswith("no such run: backend; there are repeated/1, ")
+
+
+def test_launches_of_another_commit_or_of_changed_sources_are_not_published(measure, tmp_path):
+    """They may lie in `runs/` from before: `benchbox run` repeats them only if its own sources have changed."""
+    store = RunStore(tmp_path)
+    store.write_run(example_run([CELL]))
+    commits = [{"commit": "a", "dirty": False}, {"commit": "b", "dirty": False}, {"commit": "a", "dirty": True}, None]
+    for launch, git in enumerate(commits, 1):
+        record = example_record(CELL, launch)
+        store.write_record(record | {"environment": record["environment"] | {"git": git}})
+    assert measure.other_launches(tmp_path, "a") == [f"launch {launch} of {CELL.cell_id}" for launch in (2, 3)]
