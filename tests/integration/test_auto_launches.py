@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import pytest
 
 from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.sequential import look_at
 from benchbox.store.run import RunStore
 from tests.support.commands import run_in_process
+from tests.support.waiting_policy import write_waiting_policy
 
 pytestmark = pytest.mark.ranks
 
-POLICY = Path(__file__).parents[2] / "reports" / "noise" / "policies" / "waiting" / "policy.py"
-# Steps wait for a timer, which other tests on the machine do not disturb as they would a computation.
-PRESETS = """
-fast: {wait_s: 0.1}
-slow: {wait_s: 0.4}
-"""
 MATRIX = """
 name: auto
 policy: waiting
@@ -40,10 +32,8 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunStore, str, s
     """Return the run directory, and the output of a command without time and of the one that continues it."""
     folder = tmp_path_factory.mktemp("auto")
     (folder / "auto.yaml").write_text(MATRIX)
-    (folder / "policies" / "waiting").mkdir(parents=True)
-    shutil.copy(POLICY, folder / "policies" / "waiting")
-    (folder / "policies" / "waiting" / "presets.yaml").write_text(PRESETS)
-    command = ["run", folder / "auto.yaml", "--out", folder / "run", "--policy-dir", folder / "policies"]
+    policies = write_waiting_policy(folder, fast=0.1, slow=0.4)
+    command = ["run", folder / "auto.yaml", "--out", folder / "run", "--policy-dir", policies]
     outputs = []
     for budget in ("0.001s", "10m"):
         done = run_in_process(*command, "--launches", "auto", "--budget", budget)
