@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from benchbox_policies._layers.nn.norms import RMSNorm
 
+from benchbox.registry.policies import PACKAGE
 from tests.support.policy_batches import build
 
 if TYPE_CHECKING:
@@ -45,14 +46,25 @@ SCALES: dict[str, float | Callable[[int, int], float]] = {
     ),
 }
 ZERO_BIASES = r".* model\.vision\.layers\..*|vitra dit\..*|cosmos_droid .*|.*\.modulation\.bias"
-WITHOUT_SCALE = (torch.nn.LayerNorm, RMSNorm)
+
+
+def rms_norms(policy: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """Return the RMS norms of a policy by name.
+
+    Policies are imported again where the folders of policies change, so that a class imported above may be another one.
+    """
+    rms_norm = sys.modules[f"{PACKAGE}._layers.nn.norms"].RMSNorm
+    norms = {name: module for name, module in policy.named_modules() if isinstance(module, rms_norm)}
+    assert norms
+    return norms
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_new_matrices_have_the_scale_of_the_published_code(name):
     """An expert, a head and a diffusion transformer are trained from these values."""
     policy = build(name)
-    norms = {prefix for prefix, module in policy.named_modules() if isinstance(module, WITHOUT_SCALE)}
+    norms = {*rms_norms(policy)}
+    norms |= {prefix for prefix, module in policy.named_modules() if isinstance(module, torch.nn.LayerNorm)}
     biases = {key for key, _ in policy.named_parameters() if key.endswith("bias") or "bias.weight" in key}
     for key, parameter in policy.named_parameters():
         if key in biases or key.rpartition(".")[0] in norms:
@@ -69,6 +81,5 @@ def test_new_matrices_have_the_scale_of_the_published_code(name):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_new_norm_multiplies_by_one(name):
-    for module in build(name).modules():
-        if isinstance(module, RMSNorm):
-            assert torch.equal(module.weight, torch.full_like(module.weight, 0.0 if module.unit else 1.0))
+    for key, module in rms_norms(build(name)).items():
+        assert torch.equal(module.weight, torch.full_like(module.weight, 0.0 if module.unit else 1.0)), key
