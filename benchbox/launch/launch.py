@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from benchbox.launch.job import Launcher
     from benchbox.launch.supervise.trace import Trace
+    from benchbox.registry.launch_environment import LaunchEnvironment
     from benchbox.registry.launch_record import LaunchRecord, Precision
     from benchbox.spec.cell import Cell, MeasureSpec
     from benchbox.store.rank_result import RankResult
@@ -67,7 +68,7 @@ def launch_cell(
         hang_after_s=measure.hang_after_s,
         nnodes=launcher.nnodes,
     )
-    environment = {
+    environment: LaunchEnvironment = {
         "benchbox_sha256": benchbox_sha256(),
         "policy_sha256": policy_sha256(cell.policy, policy_dirs),
         "launcher": launcher.name,

@@ -9,7 +9,7 @@ import socket
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -19,14 +19,15 @@ import benchbox
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PACKAGES = ("accelerate", "deepspeed", "transformers")
+    from benchbox.registry.launch_environment import GitState, RankEnvironment
+
 # Environment variables that influence the measurement, beside all those of NCCL.
 _VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 _NCCL_PREFIX = "NCCL_"
 _HOST_NAMES = ("NCCL_HOSTID",)
 
 
-def environment() -> dict[str, Any]:
+def environment() -> RankEnvironment:
     """Return versions, machine, devices, threads, variables and git state of this process, as JSON values.
 
     Packages that are not installed, a missing driver and unset variables are null.
@@ -38,7 +39,9 @@ def environment() -> dict[str, Any]:
         "benchbox": benchbox.__version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),  # with its build, which the metadata of wheels of PyPI lack: 2.10.0+cu128
-        **{name: _version(name) for name in _PACKAGES},
+        "accelerate": _version("accelerate"),
+        "deepspeed": _version("deepspeed"),
+        "transformers": _version("transformers"),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": cpu,
         # Of what computes: a hypervisor may give processors of several generations one name.
@@ -58,7 +61,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _node() -> dict[str, Any]:
+def _node() -> RankEnvironment:
     """Return the node of this rank and its host where the launch has several, by the variables that torchrun sets."""
     if int(os.environ.get("GROUP_WORLD_SIZE", "1")) == 1:
         return {}
@@ -140,7 +143,7 @@ def _driver() -> str | None:
         pynvml.nvmlShutdown()
 
 
-def _git() -> dict[str, Any] | None:
+def _git() -> GitState | None:
     """Return the commit of the working directory's repository, and whether tracked files differ; None outside a repository."""
     commit = _run_git("rev-parse", "HEAD")
     if commit is None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NotRequired, TypedDict
 
+from benchbox.registry.launch_environment import LaunchEnvironment  # noqa: TC001 (types are read at run time)
+
 # `Cell.to_dict()`. Its fields are declared once, in `benchbox.spec.cell.Cell`, so they are not repeated as a TypedDict here.
 CellDict = Mapping[str, Any]
 
@@ -361,7 +363,7 @@ class LaunchRecord(_LaterKeys):
     samples: list[int] | None  # consumed in the measured steps, counted by every rank
     loss: Sequence[float | None] | None  # every step from the first warm-up step, mean over the global batch
     grad_norm: Sequence[float | None] | None  # the same steps, before clipping
-    environment: dict[str, Any] | None
+    environment: LaunchEnvironment | None
     config: dict[str, Any]  # fully resolved
     started_at: str  # ISO 8601, UTC
     duration_s: float  # of the launch, start to end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from benchbox.store.environments import merge_environments
 from benchbox.store.host_state import merge_host_state
@@ -11,8 +11,9 @@ from benchbox.store.record import SCHEMA_VERSION
 from benchbox.store.step_split import split_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
+    from benchbox.registry.launch_environment import LaunchEnvironment
     from benchbox.registry.launch_record import (
         CollectiveRecord,
         Compilation,
@@ -46,7 +47,7 @@ def assemble_record(
     error: ErrorRecord | None,
     started_at: str,
     duration_s: float,
-    environment: Mapping[str, Any] | None,
+    environment: LaunchEnvironment | None,
     precision: Precision | None,
 ) -> LaunchRecord:
     """Return the launch record of a process group.

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from benchbox.errors import RecordError
+from benchbox.registry.launch_environment import LaunchEnvironment  # noqa: TC001 (types are read at run time)
 from benchbox.store.files import read_json, write_json
 from benchbox.store.json_types import type_problem
 from benchbox.store.record import SCHEMA_VERSION, check_version
@@ -34,7 +35,7 @@ class _BaselineFile(TypedDict, total=False):
     promoted_at: str
     benchbox_version: str
     measure: dict[str, Any]
-    environment: dict[str, Any]
+    environment: LaunchEnvironment
     cells: dict[str, _BaselineCell]
     started_at: list[str]
 

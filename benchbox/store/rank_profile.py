@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 if TYPE_CHECKING:
+    from benchbox.registry.launch_environment import RankEnvironment
     from benchbox.store.rank_result import RankHost
 
 
@@ -55,4 +56,4 @@ class RankProfile(TypedDict):
     flops_reason: str | None  # why the products are not complete
     bytes: dict[str, PhaseBytes]  # of one step, by phase
     trace: str  # file name
-    environment: dict[str, Any]
+    environment: RankEnvironment

@@ -21,6 +21,8 @@ from benchbox.registry.launch_record import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchbox.registry.launch_environment import RankEnvironment
+
 
 class RankObserved(ObservedOnEveryRank):
     """Observations of one rank."""
@@ -111,5 +113,5 @@ class RankResult(Utilisation):
     collective_times_reason: NotRequired[str | None]  # why they are null
     data: NotRequired[DataRecord]  # with the samples that this rank drew
     unchecked_reason: str | None
-    environment: dict[str, Any]
+    environment: RankEnvironment
     config: dict[str, Any]

@@ -10,6 +10,8 @@ import torch
 
 import benchbox
 from benchbox.measure.environment import environment, machine_slug
+from benchbox.registry.launch_environment import RankEnvironment
+from benchbox.store.json_types import type_problem
 
 
 @pytest.fixture
@@ -22,6 +24,11 @@ def test_the_environment_is_plain_json_and_names_the_versions(record):
     assert record["torch"] == torch.__version__
     assert record["benchbox"] == benchbox.__version__
     assert record["threads"] == torch.get_num_threads()
+
+
+def test_the_environment_has_the_declared_keys_and_types(record):
+    assert type_problem(record, RankEnvironment) is None
+    assert record.keys() == RankEnvironment.__annotations__.keys() - {"node", "host"}, "those of several nodes"
 
 
 def test_the_environment_names_no_host_and_no_folder(record):

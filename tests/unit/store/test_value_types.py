@@ -15,6 +15,7 @@ from tests.support.example_run import CELL, example_record, example_run
 from tests.support.host_states import busy_state
 
 REMOVED = object()
+VALUE = {"value": 0.5, "low": 0.4, "high": 0.6, "launches": 3}  # of a baseline
 
 
 def change(value: Any, path: str, item: object) -> Any:
@@ -47,6 +48,9 @@ def change(value: Any, path: str, item: object) -> Any:
         ("host.hosts.0.load_average", 2.5, "host.hosts[0].load_average: a number, and an object or null is expected"),
         ("loss", 0.5, "loss: a number, and a list or null is expected"),
         ("environment", "", "environment: text, and an object or null is expected"),
+        ("environment.threads", [2], "environment.threads: a list, and a whole number is expected"),
+        ("environment.variables", "1", "environment.variables: text, and an object is expected"),
+        ("environment.git", {}, "environment.git: missing commit, dirty"),
         ("cell", "ddp", "cell: text, and an object is expected"),
         ("cell.batch", "2", "cell.batch: text, and a whole number is expected"),
         ("started_at", 0, "started_at: a whole number, and text is expected"),
@@ -88,13 +92,22 @@ def test_a_plan_with_a_wrong_value_is_refused_with_its_file_and_key(tmp_path, pa
     assert str(raised.value) == f"{file}: not what benchbox writes ({problem})"
 
 
-def test_a_baseline_with_a_wrong_value_is_refused_with_its_file_and_key(tmp_path):
-    value = {"value": "fast", "low": 0.4, "high": 0.6, "launches": 3}
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (
+            {"cells": {"abc": {"cell": {}, "values": {"step_time_s": {**VALUE, "value": "fast"}}}}},
+            "cells.abc.values.step_time_s.value: text, and a number is expected",
+        ),
+        ({"environment": {"torch": 2.13}}, "environment.torch: a number, and text is expected"),
+    ],
+)
+def test_a_baseline_with_a_wrong_value_is_refused_with_its_file_and_key(tmp_path, content, problem):
     file = tmp_path / "x.json"
-    file.write_text(json.dumps({"schema_version": 1, "cells": {"abc": {"cell": {}, "values": {"step_time_s": value}}}}))
+    file.write_text(json.dumps({"schema_version": 1} | content))
     with pytest.raises(RecordError) as raised:
         read_baseline(file)
-    assert str(raised.value) == (f"{file}: not a baseline (cells.abc.values.step_time_s.value: text, and a number is expected)")
+    assert str(raised.value) == f"{file}: not a baseline ({problem})"
 
 
 @pytest.mark.parametrize(("value", "declared"), [(1, float), ((1, 2), list[int]), ({"a": None}, dict[str, int | None])])
