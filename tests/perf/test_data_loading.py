@@ -93,7 +93,7 @@ def our_loader(root: Path, order: str, workers: int, size: str, block: int = 16)
     data = DataSpec(kind="lerobot", path=str(root), workers=workers, block=block, buffer=BUFFER)
     arguments = {"batch": BATCH, "accumulation": 1, "rank": 0, "world_size": 1, "seed": 0}
     with closing(open_stream(data, spec_of(size), order=order, **arguments)) as stream:
-        for _ in range(2 * BUFFER // BATCH):  # fills the buffer of episode_shuffle
+        for _ in range(2 * BUFFER // BATCH if order == "episode_shuffle" else 1):  # fills its buffer
             next(stream)
 
         def seconds_per_sample(batches: int = 60) -> float:
