@@ -97,6 +97,23 @@ def all_reduce_rate(size: int, device: torch.device, limit_s: float) -> Measured
     return time_together(lambda: dist.all_reduce(buffer), device, limit_s).rate(size, [size])
 
 
+def bfloat16_slowdown() -> float:
+    """Return the time of products of a layer, forward and backward, in bfloat16 over that in float32, on this processor.
+
+    On one thread: several wait for one another, also for one that another process keeps from running.
+    """
+    device, threads = torch.device("cpu"), torch.get_num_threads()
+    seconds = {}
+    torch.set_num_threads(1)
+    try:
+        for dtype in (torch.float32, torch.bfloat16):
+            left, right = (torch.randn(1, rows, columns).to(dtype) for rows, columns in ((64, 512), (512, 512)))
+            seconds[dtype] = sum(min(_tried(call, device)) for call in _products(left, right))
+    finally:
+        torch.set_num_threads(threads)
+    return seconds[torch.bfloat16] / seconds[torch.float32]
+
+
 def time_together(call: Callable[[], object], device: torch.device, limit_s: float) -> CallTiming:
     """Time a call that all ranks make at the same time, until its times are stable or `limit_s` has passed."""
     _repeat(call, 1, device)  # allocates, and chooses kernels

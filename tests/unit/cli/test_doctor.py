@@ -9,7 +9,7 @@ import torch
 import typer
 from av.codec.codec import UnknownCodecError
 
-from benchbox.cli import doctor
+from benchbox.cli import doctor, machine_checks
 from benchbox.data.video.files import CODEC
 from benchbox.errors import CellFailedError, ConfigurationError
 from benchbox.measure.environment import environment
@@ -21,7 +21,7 @@ def machine():
 
 
 def checks_by_name(machine, **changes):
-    return {check.name: check for check in doctor.check_machine({**machine, **changes})}
+    return {check.name: check for check in machine_checks.check_machine({**machine, **changes})}
 
 
 def test_a_package_that_is_not_installed_is_needed(machine):
@@ -46,7 +46,7 @@ def test_a_driver_without_a_torch_that_sees_its_devices_is_a_warning_with_a_reme
 
 
 def test_devices_are_named_with_their_memory_and_nccl_is_then_required(machine, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=141 * doctor.GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=141 * machine_checks.GIB))
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     checks = checks_by_name(machine, devices=["NVIDIA H200"], driver="580.1", cuda="13.0")
     assert checks["devices"].detail == "NVIDIA H200 (141 GiB); driver 580.1, CUDA 13.0"
@@ -115,9 +115,19 @@ def test_codecs_that_pyav_lacks_are_named_with_their_use(machine, monkeypatch):
     assert (check.state, check.detail) == ("warn", f"PyAV has no codec for reading av1, writing {CODEC}")
 
 
-def test_gpus_need_no_extension(machine, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=141 * doctor.GIB))
-    check = checks_by_name(machine, devices=["NVIDIA H200"])["extension"]
+@pytest.mark.parametrize(("slowdown", "state", "factor"), [(0.62, "ok", "0.62"), (31.4, "warn", "31")])
+def test_a_processor_without_instructions_for_bfloat16_is_a_warning(machine, monkeypatch, slowdown, state, factor):
+    monkeypatch.setattr("benchbox.measure.peaks.bfloat16_slowdown", lambda: slowdown)
+    check = checks_by_name(machine, devices=[])["bfloat16"]
+    assert (check.state, check.detail) == (state, f"products take {factor} times as long as in float32")
+    assert ("recipe=fp32 is faster here" in check.remedy) == (state == "warn")
+
+
+def test_gpus_need_no_extension_and_no_instructions_of_the_processor(machine, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=141 * machine_checks.GIB))
+    checks = checks_by_name(machine, devices=["NVIDIA H200"])
+    check = checks["extension"]
+    assert "bfloat16" not in checks
     assert (check.state, check.detail) == ("ok", "not needed: on GPUs DeepSpeed communicates by NCCL")
 
 

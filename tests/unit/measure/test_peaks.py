@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from benchbox.measure.peaks import fastest, matmul_rates
+from benchbox.measure.peaks import bfloat16_slowdown, fastest, matmul_rates
 
 CPU = torch.device("cpu")
 
@@ -64,3 +64,18 @@ def test_the_rate_is_that_of_the_layout_in_which_products_are_fastest(monkeypatc
     assert [*whole] == [(1024, 1, 1)]
     assert len(products) - whole.total() == 6, "once for each dtype, to choose"
     assert all(rate["small"]["per_s"] > 0 for rate in rates.values())
+
+
+def test_the_slowdown_of_bfloat16_is_that_of_all_three_products_of_a_layer(monkeypatch):
+    """By a clock that only products advance: in bfloat16, the one whose right factor is stored by columns takes long."""
+    clock = [0.0]
+    through = torch.mm
+
+    def product(left, right, *, out):
+        by_columns = right.stride()[-1] > 1
+        clock[0] += 10.0 if left.dtype == torch.bfloat16 and by_columns else 1.0
+        return through(left, right, out=out)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(torch, "mm", product)
+    assert bfloat16_slowdown() == (10 + 1 + 1) / 3
