@@ -119,7 +119,7 @@ def _rival(fastest: CellSummary, other: CellSummary, pairs: int, criteria: Crite
     if reason := why_incomparable(fastest, other, SETUP_FIELDS):
         return Rival(summary=other, effect=None, reason=reason)
     metric = metric_by_name("global_samples_per_s")
-    effect = estimate_effect(fastest.by_launch(metric), other.by_launch(metric), alpha=criteria.alpha)
+    effect = estimate_effect(fastest.by_launch(metric), other.by_launch(metric), alpha=criteria.alpha, pairs=pairs)
     p = None if effect.p is None else min(1.0, effect.p * pairs)
     verdict = verdict_of_effect(effect, p, criteria)
     return None if verdict == "improvement" else Rival(summary=other, effect=effect, is_equal=verdict == "neutral")

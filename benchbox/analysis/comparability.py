@@ -132,12 +132,19 @@ def compare_pairs(
     Returns:
         Comparisons by the id of the first cell.
     """
-    comparisons = {subject.cell_id: _comparison(subject, reference, axis, obstacle, criteria) for subject, reference in pairs}
+    comparisons = {
+        subject.cell_id: _comparison(subject, reference, axis, obstacle, criteria, len(pairs)) for subject, reference in pairs
+    }
     return _with_verdicts(comparisons, criteria)
 
 
 def _comparison(
-    subject: CellSummary, reference: CellSummary | None, axis: tuple[str, ...], obstacle: str | None, criteria: Criteria
+    subject: CellSummary,
+    reference: CellSummary | None,
+    axis: tuple[str, ...],
+    obstacle: str | None,
+    criteria: Criteria,
+    pairs: int,
 ) -> Comparison:
     reason = obstacle
     if reason is None and reference is None:
@@ -158,7 +165,7 @@ def _comparison(
     if criteria.complete:  # the reference goes on for its other pairs: this one stays as its look has left it
         last = min(map(max, values))
         values = [{number: value for number, value in side.items() if number <= last} for side in values]
-    effect = estimate_effect(*values, alpha=criteria.alpha)
+    effect = estimate_effect(*values, alpha=criteria.alpha, pairs=pairs)
     return Comparison(axis=axis, subject=subject, reference=reference, verdict="inconclusive", effect=effect, criteria=criteria)
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 ALPHA = 0.01  # of wrong verdicts that are accepted over all pairs of a table
 RELEVANT = 0.02  # a smaller difference of two cells is none
 MAX_EXCHANGES = 200_000  # more are sampled: 10 against 10 launches are still enumerated
+MIN_SAMPLED = 20_000
+ROUNDING = 1e-12  # a difference by rounding alone is none, whatever the number of launches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,30 +63,35 @@ class Effect:
 
 
 def estimate_effect(
-    subject: Mapping[int, float], reference: Mapping[int, float], *, alpha: float = ALPHA, same_run: bool = True
+    subject: Mapping[int, float], reference: Mapping[int, float], *, alpha: float = ALPHA, pairs: int = 1, same_run: bool = True
 ) -> Effect:
     """Return the ratio of subject to reference.
 
-    Launches of the same number ran in one round of a run. From ten common rounds on, launches are exchanged within rounds,
-    which removes what changed from round to round; with fewer they are exchanged over all rounds, which settles sooner.
+    Launches of the same number ran in one round of a run. With enough common rounds, ten for a single pair, launches are
+    exchanged within rounds, which removes what changed from round to round; with fewer they are exchanged over all rounds,
+    which settles sooner.
 
     Args:
         subject: positive values of a metric by number of the launch, from 1; at least one.
         reference: the same of the other cell.
+        pairs: of the table, each of which must be able to reach `alpha / pairs`.
         same_run: whether launches of the same number ran in one round.
     """
     rounds = sorted(subject.keys() & reference.keys()) if same_run else []
-    if 8 / 2 ** len(rounds) <= alpha:
+    sampled = min(MAX_EXCHANGES, max(MIN_SAMPLED, math.ceil(4 * pairs / alpha)))
+    if 8 / 2 ** len(rounds) <= alpha / pairs:
         differences = np.array([math.log(subject[number] / reference[number]) for number in rounds])
         shifts, method = _shifts_of_rounds(differences), "exchanged rounds"
         means = (differences[:, None] + differences[None, :]) / 2
         estimate = _median(means[np.triu_indices(len(rounds))])
         counts = (len(rounds), len(rounds))
+        extremes, possible = (differences.min(), -differences.max()), 2 ** len(rounds)
     else:
         ours, theirs = (np.log(list(values.values())) for values in (subject, reference))
-        shifts, method = _shifts_of_launches(ours, theirs), "exchanged launches"
+        shifts, method = _shifts_of_launches(ours, theirs, sampled), "exchanged launches"
         estimate = _median((ours[:, None] - theirs[None, :]).ravel())
         counts = (len(ours), len(theirs))
+        extremes, possible = (ours.min() - theirs.max(), theirs.min() - ours.max()), math.comb(sum(counts), counts[0])
     exchanges = len(shifts) + 1  # those that exchange nothing included
     rank = math.floor(alpha / 2 * exchanges)
     low = high = p = None
@@ -92,10 +99,12 @@ def estimate_effect(
         ends = (rank - 1, len(shifts) - rank)
         ordered = np.partition(shifts, ends)  # two of up to 200,000 are needed in their order
         low, high = (math.exp(ordered[end]) for end in ends)
-        # A difference by rounding alone is none, whatever the number of launches.
-        not_above = 1 + int(np.count_nonzero(shifts <= 1e-12))
-        not_below = 1 + int(np.count_nonzero(shifts >= -1e-12))
-        p = min(1.0, 2 * min(not_above, not_below) / exchanges)
+        if max(extremes) > ROUNDING:  # every exchange makes the difference smaller, sampled or not
+            p = 2 / possible
+        else:
+            not_above = 1 + int(np.count_nonzero(shifts <= ROUNDING))
+            not_below = 1 + int(np.count_nonzero(shifts >= -ROUNDING))
+            p = min(1.0, 2 * min(not_above, not_below) / exchanges)
     return Effect(ratio=math.exp(estimate), low=low, high=high, p=p, launches=counts, method=method)  # type: ignore[arg-type]
 
 
@@ -127,14 +136,14 @@ def _means_of_sets(sets: np.ndarray, differences: np.ndarray) -> np.ndarray:
     return means
 
 
-def _shifts_of_launches(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Return the shifts at which exchanging k launches of ours for k of theirs changes nothing.
+def _shifts_of_launches(ours: np.ndarray, theirs: np.ndarray, sampled: int) -> np.ndarray:
+    """Return the shifts at which exchanging k launches of ours for k of theirs changes nothing; `sampled` ones if all are many.
 
     With the sums of the exchanged launches a shift is (sum of ours - sum of theirs) / k.
     """
     n, m = len(ours), len(theirs)
     if math.comb(n + m, n) > MAX_EXCHANGES:
-        return _sampled_shifts(ours, theirs)
+        return _sampled_shifts(ours, theirs, sampled)
     shifts = []
     for k in range(1, min(n, m) + 1):
         removed, added = (_sums(values, k) for values in (ours, theirs))
@@ -154,16 +163,18 @@ def _sets(n: int, k: int) -> np.ndarray:
     return np.array(list(combinations(range(n), k)))
 
 
-def _sampled_shifts(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+def _sampled_shifts(ours: np.ndarray, theirs: np.ndarray, sampled: int) -> np.ndarray:
     rng, pooled, n = np.random.default_rng(0), np.concatenate([ours, theirs]), len(ours)
+    pooled -= pooled.mean()
     shifts = []
-    for _ in range(MAX_EXCHANGES // 10):
-        order = rng.permutation(len(pooled))
-        added = order[:n][order[:n] >= n]
-        removed = order[n:][order[n:] < n]
-        if len(added):
-            shifts.append((pooled[removed].sum() - pooled[added].sum()) / len(added))
-    return np.array(shifts)
+    rows = max(1, 1_000_000 // len(pooled))  # at once
+    for start in range(0, sampled, rows):
+        keys = rng.random((min(rows, sampled - start), len(pooled)))
+        chosen = np.argpartition(keys, n - 1, axis=1)[:, :n]  # the launches that take the place of ours
+        exchanged = np.count_nonzero(chosen >= n, axis=1)
+        differences = pooled[:n].sum() - pooled[chosen].sum(axis=1)
+        shifts.append(differences[exchanged > 0] / exchanged[exchanged > 0])
+    return np.concatenate(shifts)
 
 
 def launches_to_settle(pairs: int = 1, *, alpha: float = ALPHA) -> int:

@@ -128,3 +128,25 @@ def test_the_number_of_launches_that_can_settle_a_table_grows_with_its_pairs(pai
 def test_holm_multiplies_the_smallest_p_by_all_pairs_and_never_decreases():
     assert holm([0.01, 0.04, 0.03, None]) == [pytest.approx(0.04), pytest.approx(0.09), pytest.approx(0.09), None]
     assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def noisy(launches, factor, seed):
+    rng = np.random.default_rng(seed)
+    return {number: factor * math.exp(0.02 * rng.normal()) for number in range(1, launches + 1)}
+
+
+@pytest.mark.parametrize("same_run", [True, False])
+@pytest.mark.parametrize("pairs", [1, 6, 28, 100, 765])
+def test_more_launches_than_can_settle_all_pairs_settle_a_large_difference_too(pairs, same_run):
+    """Whichever exchanges are made, and whether all of them are or a sample."""
+    for launches in range(launches_to_settle(pairs), 20):
+        effect = estimate_effect(noisy(launches, 2.0, 0), noisy(launches, 1.0, 1), pairs=pairs, same_run=same_run)
+        assert effect.p * pairs <= ALPHA, (launches, effect)
+
+
+def test_a_disturbed_launch_does_not_keep_many_launches_from_settling_one_of_several_hundred_demands():
+    """Launches overlap, so that p is that of sampled exchanges: as many as the strict alpha asks for."""
+    disturbed = noisy(20, 2.0, 0) | {20: 0.9}
+    effect = estimate_effect(disturbed, noisy(20, 1.0, 1), alpha=ALPHA / 400, same_run=False)
+    assert effect.low > 1
+    assert effect.p <= ALPHA / 400

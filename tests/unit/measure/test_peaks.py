@@ -67,7 +67,7 @@ def test_the_rate_is_that_of_the_layout_in_which_products_are_fastest(monkeypatc
 
 
 def test_the_slowdown_of_bfloat16_is_that_of_all_three_products_of_a_layer(monkeypatch):
-    """By a clock that only products advance: in bfloat16, the one whose right factor is stored by columns takes long."""
+    """The clock advances with products only: in bfloat16, the one whose right factor is stored by columns takes long."""
     clock = [0.0]
     through = torch.mm
 
