@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchbox import __version__
-from benchbox.analysis.comparability import environment_differences
+from benchbox.analysis.comparability import environment_differences, latest_environment, steps_difference
 from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import label, varying_fields
 from benchbox.errors import RecordError, ThresholdError
@@ -130,9 +130,10 @@ def find_baseline(run: Run, records: Sequence[LaunchRecord], location: Path) -> 
     if shared := set(baseline.started_at) & {record["started_at"] for record in records}:
         remedy = f"{path} was promoted from this run ({len(shared)} launches are the same): measure another run to compare"
         return BaselineLookup(None, remedy)
-    environment = next((record["environment"] for record in reversed(records) if record["environment"]), None) or {}
-    if different := environment_differences(environment, baseline.environment):
-        texts = "; ".join(different.values())
-        remedy = f"{path} is not like for like with this run: {texts}: promote a run of today's versions"
+    different = [*environment_differences(latest_environment(records), baseline.environment).values()]
+    different += filter(None, [steps_difference(run.measure, baseline.measure)])
+    if different:
+        texts = "; ".join(different)
+        remedy = f"{path} is not like for like with this run: {texts}: promote a run of today's versions and steps"
         return BaselineLookup(None, remedy)
     return BaselineLookup(baseline, None)

@@ -118,7 +118,8 @@ def _certificate(
         case "unfinished":
             reason = "launches are missing: the same command continues"
         case "capped":
-            reason = f"at_most {at_most} fits, and no larger batch was tried"
+            fits = f"at_most {at_most}" if state.largest == at_most else f"batch {state.largest}, above at_most {at_most},"
+            reason = f"{fits} fits, and no larger batch is tried"
         case "nothing fits":
             reason = "not even batch 1 fits"
         case "pruned":

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from benchbox.analysis.comparability import Verdict, environment_differences, verdict_of_effect
+from benchbox.analysis.comparability import Verdict, environment_differences, steps_difference, verdict_of_effect
 from benchbox.analysis.inference import ALPHA, RELEVANT, Criteria, estimate_effect, holm, launches_to_settle
 from benchbox.analysis.noise import noise_floor
 from benchbox.analysis.regression import has_noise
@@ -148,9 +148,7 @@ def _refusal(base: RunFigures, head: RunFigures, differences: Mapping[str, str])
         return f"{len(shared)} launches are in both: a run is not compared with itself"
     if differences:
         return f"they also differ in {'; '.join(differences.values())} (--vary {','.join(differences)} compares nevertheless)"
-    if base.measure.get("steps") != head.measure.get("steps"):
-        return f"{base.measure.get('steps')} measured steps against {head.measure.get('steps')}"
-    return None
+    return steps_difference(base.measure, head.measure)
 
 
 def _status_change(cell_id: str, text: str, before: CellFigures | None, after: CellFigures | None) -> Change | None:

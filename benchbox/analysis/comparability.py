@@ -235,6 +235,21 @@ def environment_differences(
     return differences
 
 
+def latest_environment(records: Sequence[LaunchRecord]) -> Mapping[str, Any]:
+    """Return the environment of the latest launch that recorded its machine: one that failed early has a part of it only."""
+    environments = [record["environment"] for record in reversed(records) if record["environment"]]
+    return next((environment for environment in environments if environment.get("machine")), next(iter(environments), {}))
+
+
+def steps_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
+    """Return how the steps of two runs' launches differ, by their `measure`: losses and lost updates depend on both numbers."""
+    for key, name in (("steps", "measured steps"), ("warmup_steps", "warm-up steps")):
+        sides = ours.get(key), theirs.get(key)
+        if None not in sides and sides[0] != sides[1]:
+            return f"{sides[0]} {name} against {sides[1]}"
+    return None
+
+
 @cache
 def _controlled_values(axis: frozenset[str]) -> dict[str, Callable[[LaunchRecord], Any]]:
     """Return readers of the observed values, by name, that must be equal on both sides whatever was requested."""

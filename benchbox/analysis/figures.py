@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from benchbox.analysis.comparability import latest_environment
 from benchbox.analysis.summary import Spread, summarize
 from benchbox.registry.metrics import metrics
 
@@ -56,16 +57,10 @@ def figures_of_run(name: str, run: Run, records: Sequence[LaunchRecord]) -> RunF
         name=name,
         matrix=run.name,
         cells=cells,
-        environment=_environment(records),
+        environment=latest_environment(records),
         measure=run.measure,
         started_at=frozenset(record["started_at"] for record in records),
     )
-
-
-def _environment(records: Sequence[LaunchRecord]) -> Mapping[str, Any]:
-    """Return the environment of the latest launch that recorded its machine: one that failed early has a part of it only."""
-    environments = [record["environment"] for record in reversed(records) if record["environment"]]
-    return next((environment for environment in environments if environment.get("machine")), next(iter(environments), {}))
 
 
 def figures_of_baseline(name: str, baseline: Baseline) -> RunFigures:

@@ -53,13 +53,13 @@ class TrendPoint:
 class ChangePoint:
     """A change between two neighbouring runs of a trend. `index` is that of the first run after it.
 
-    `ratio` is after / before over the launches that were tested, with its interval where launches give one.
+    `ratio` is after / before over the launches that were tested, with its interval where launches give one; None after zero.
     """
 
     index: int
     before: TrendPoint
     after: TrendPoint
-    ratio: float
+    ratio: float | None
     low: float | None
     high: float | None
     p: float | None  # after both corrections; None for a metric without noise
@@ -74,8 +74,8 @@ class ChangePoint:
 
     @property
     def size(self) -> float:
-        """Relative size in either direction: 0.25 for 1.25 as for 0.8."""
-        return max(self.ratio, 1 / self.ratio) - 1
+        """Relative size in either direction: 0.25 for 1.25 as for 0.8; infinite after zero."""
+        return max(self.ratio, 1 / self.ratio) - 1 if self.ratio else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,24 +179,33 @@ def _value_changes(trend: Trend, relevant: float) -> list[ChangePoint]:
     reference = 0  # a slow drift adds up: compared with the run after the last change
     for index in range(1, len(trend.points)):
         before, after = trend.points[reference].value, trend.points[index].value
-        size = (
-            abs(after - before) if trend.metric.unit in ("fraction", "ratio") else abs(after - before) / abs(before or math.inf)
-        )
-        if size > relevant and before:
-            proposal = _Proposal(reference, index, index + 1, None, after / before, None, None)
-            changes.append(_change_of(trend, proposal, None))
+        size = abs(after - before)
+        if trend.metric.unit not in ("fraction", "ratio") and size:
+            size = size / abs(before) if before else math.inf
         if size > relevant:
+            changes.append(_value_change(trend, reference, index))
             reference = index
     return changes
 
 
-def _change_of(trend: Trend, proposal: _Proposal, p: float | None) -> ChangePoint:
-    before = trend.points[proposal.start if p is None else proposal.split - 1]
-    after = trend.points[proposal.split]
-    differences = list(environment_differences(after.environment, before.environment).values())
-    if before.steps != after.steps:
-        differences.append(f"{after.steps} measured steps against {before.steps}")
-    is_worse = trend.metric.direction == "none" or (proposal.ratio > 1) == (trend.metric.direction == "lower")
+def _value_change(trend: Trend, reference: int, index: int) -> ChangePoint:
+    before, after = trend.points[reference], trend.points[index]
+    ratio = after.value / before.value if before.value else None
+    return ChangePoint(
+        index=index,
+        before=before,
+        after=after,
+        ratio=ratio,
+        low=None,
+        high=None,
+        p=None,
+        is_worse=_is_worse(trend, rises=after.value > before.value),
+        differences=_differences(before, after),
+    )
+
+
+def _change_of(trend: Trend, proposal: _Proposal, p: float) -> ChangePoint:
+    before, after = trend.points[proposal.split - 1], trend.points[proposal.split]
     return ChangePoint(
         index=proposal.split,
         before=before,
@@ -205,9 +214,20 @@ def _change_of(trend: Trend, proposal: _Proposal, p: float | None) -> ChangePoin
         low=proposal.low,
         high=proposal.high,
         p=p,
-        is_worse=is_worse,
-        differences=tuple(differences),
+        is_worse=_is_worse(trend, rises=proposal.ratio > 1),
+        differences=_differences(before, after),
     )
+
+
+def _is_worse(trend: Trend, *, rises: bool) -> bool:
+    return trend.metric.direction == "none" or rises == (trend.metric.direction == "lower")
+
+
+def _differences(before: TrendPoint, after: TrendPoint) -> tuple[str, ...]:
+    differences = list(environment_differences(after.environment, before.environment).values())
+    if before.steps != after.steps:
+        differences.append(f"{after.steps} measured steps against {before.steps}")
+    return tuple(differences)
 
 
 def order_points(points: Sequence[TrendPoint], commits: Mapping[str, int]) -> list[TrendPoint]:

@@ -78,7 +78,7 @@ def walk_state(
         return state("contradictory")
     if fits + 1 == fails:
         return state("complete" if fits else "nothing fits")
-    if fits == at_most:
+    if at_most is not None and fits >= at_most:  # more, where at_most was lowered since
         return state("capped")
     if bounds.fails == 1 and not fits:
         return state("pruned")

@@ -48,7 +48,7 @@ def _draw(trend: Trend, palette: Palette) -> Figure:
         colour = palette.soft if change.is_drift else palette.bad if change.is_worse else palette.ok
         panel.axvline(change.index - 0.5, color=colour, linewidth=1.4, linestyle=(0, (4, 3)))
         panel.annotate(
-            f"{change.ratio:.2f}x",
+            "from 0" if change.ratio is None else f"{change.ratio:.2f}x",
             (change.index - 0.5, 1),
             xycoords=("data", "axes fraction"),
             xytext=(4, -3),

@@ -201,13 +201,14 @@ def verdict_of_change(change: ChangePoint) -> str:
 
 def change_texts(trend: Trend, change: ChangePoint) -> tuple[str, ...]:
     """Return a change as texts, one for each of `CHANGE_COLUMNS`."""
+    ratio = "from 0" if change.ratio is None else f"{change.ratio:.3f}x"
     interval = "" if change.low is None or change.high is None else f" ({change.low:.3f}x to {change.high:.3f}x)"
     return (
         trend.cell,
         trend.metric.name,
         f"{quantity(change.before.value, trend.metric.unit, digits=4)} at {commit_text(change.before)}",
         f"{quantity(change.after.value, trend.metric.unit, digits=4)} at {commit_text(change.after)}",
-        f"{change.ratio:.3f}x{interval}",
+        f"{ratio}{interval}",
         verdict_of_change(change),
         "; ".join(change.differences) or "nothing",
     )

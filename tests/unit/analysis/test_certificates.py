@@ -72,7 +72,7 @@ def test_on_a_gpu_the_device_is_the_limit_and_retries_are_counted(machine):
     ("changes", "outcome", "reason"),
     [
         ({"largest": lambda _: 0}, "nothing fits", "not even batch 1 fits"),
-        ({"search": BatchSearch(start=2, at_most=5)}, "capped", "at_most 5 fits, and no larger batch was tried"),
+        ({"search": BatchSearch(start=2, at_most=5)}, "capped", "at_most 5 fits, and no larger batch is tried"),
         ({"failures": {5: "crash"}}, "failed", "batch 5 ended crash"),
     ],
     ids=["nothing fits", "capped", "failed"],

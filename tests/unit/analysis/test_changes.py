@@ -166,10 +166,15 @@ def test_a_cell_that_fails_otherwise_than_before_is_neither_better_nor_worse():
     assert (same.verdict, same.reason) == ("neutral", None)
 
 
-def test_runs_of_other_numbers_of_steps_are_incomparable():
-    longer = replace(figures(steady_records(step_s=STEP_S)), measure=asdict(MEASURE) | {"steps": 8})
-    (change,) = compare_runs(BASE, longer, metric_names=THROUGHPUT).changes
-    assert (change.verdict, change.reason) == ("incomparable", "4 measured steps against 8")
+@pytest.mark.parametrize(
+    ("changed", "reason"), [({"steps": 8}, "4 measured steps against 8"), ({"warmup_steps": 7}, "1 warm-up steps against 7")]
+)
+def test_runs_of_other_numbers_of_steps_are_incomparable(changed, reason):
+    """The last loss is that after both, and the same training has another one."""
+    longer = replace(figures(steady_records(step_s=STEP_S)), measure=asdict(MEASURE) | changed)
+    for metric in (THROUGHPUT, ("final_loss",)):
+        (change,) = compare_runs(BASE, longer, metric_names=metric).changes
+        assert (change.verdict, change.reason) == ("incomparable", reason)
 
 
 def test_a_figure_that_one_side_lacks_is_missing_and_one_that_both_lack_is_left_out():

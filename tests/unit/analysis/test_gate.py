@@ -222,6 +222,27 @@ def test_the_baseline_of_this_machine_is_found_and_that_of_another_is_not_compar
     assert "example-cpu-2-cores, and this run on another: not comparable" in rejected.remedy
 
 
+def test_a_baseline_of_other_numbers_of_steps_is_not_compared(tmp_path, lookup):
+    path = tmp_path / "example.json"
+    write_baseline(path, lookup.baseline)
+    for changed, text in (({"steps": 8}, "8 measured steps against 4"), ({"warmup_steps": 7}, "7 warm-up steps against 1")):
+        found = find_baseline(example_run([CELL], measure=asdict(MEASURE) | changed), COMPLETE, path)
+        assert found.baseline is None
+        assert f"not like for like with this run: {text}: promote" in found.remedy
+
+
+def test_a_launch_that_ran_out_of_memory_hides_no_difference_of_the_others(tmp_path, lookup):
+    """Its ranks ended before they reported versions, and the last launch of a walk is often such a one."""
+    path = tmp_path / "example.json"
+    write_baseline(path, lookup.baseline)
+    environment = {**COMPLETE[-1]["environment"], "torch": "2.99.0"}
+    newer = [record | {"environment": environment} for record in COMPLETE]
+    failed = example_record(launch=9, status="oom", error=OOM) | {"environment": {"launcher": "fork_server"}}
+    found = find_baseline(example_run([CELL]), [*newer, failed], path)
+    assert found.baseline is None
+    assert "torch 2.99.0 against 2.13.0" in found.remedy
+
+
 def test_a_run_is_never_its_own_baseline(tmp_path):
     records = steady_records(step_s=STEP_S)
     run = example_run([CELL], measure=asdict(MEASURE) | {"launches": 5})

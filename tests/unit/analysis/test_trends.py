@@ -126,6 +126,16 @@ def test_peaks_change_with_their_value_and_say_what_else_differs():
     assert any("torch" in text for text in change.differences)
 
 
+@pytest.mark.parametrize(
+    ("metric", "levels"), [("updates_lost", (0.0, 0.0, 0.46, 0.46)), ("peak_allocated_bytes", (0.0, 0.0, 5.0, 5.0))]
+)
+def test_a_value_without_noise_that_leaves_zero_has_changed(metric, levels):
+    marked = trend([1.0] * 4, metric=metric)
+    exact = tuple(replace(entry, value=value) for entry, value in zip(marked.points, levels, strict=True))
+    (change,) = mark_changes([replace(marked, points=exact)])[0].changes
+    assert (change.index, change.is_worse, change.ratio, change.size) == (2, True, None, math.inf)
+
+
 def test_points_are_in_the_order_of_commits_and_by_time_where_a_commit_is_unknown():
     noise = random.Random(0)
     late, early = point(1, 1.0, noise, commit="b"), point(5, 1.0, noise, commit="a")
