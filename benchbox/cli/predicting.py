@@ -47,8 +47,7 @@ def predict_cells(
         try:
             predictions |= _in_process(_trace_cells, missing, policy_dirs, step, device)
         except Exception as error:  # noqa: BLE001 (as when memory ends: a prediction never ends a command)
-            reason = f"the process that predicts failed: {type(error).__name__}: {error}"
-            predictions |= {cell.cell_id: reason for cell in missing}
+            predictions |= {cell.cell_id: _process_reason(error) for cell in missing}
     return {cell.cell_id: predictions[cell.cell_id] for cell in cells}
 
 
@@ -114,13 +113,15 @@ def predict_largest_batches(
             predictions[cell.cell_id] = largest_batch(peak_bytes, limit_bytes, at_most=at_most)
         except BenchboxError as error:
             predictions[cell.cell_id] = str(error).strip().splitlines()[0]
+        except Exception as error:  # noqa: BLE001 (a prediction never ends a command)
+            predictions[cell.cell_id] = f"the estimate failed: {type(error).__name__}: {error}"
     return predictions
 
 
 def predict_in_process(
     cells: Sequence["Cell"], policy_dirs: Sequence[Path], step: int, limit_bytes: int | None, at_most: int | None
 ) -> "Mapping[str, int | str]":
-    """Return the predictions of `predict_largest_batches`, made in a process of its own."""
+    """Return the predictions of `predict_largest_batches`, made in a process of its own, whatever happens to it."""
     from benchbox.launch.capacity import device_memory_bytes
     from benchbox.launch.process.environment import has_cuda_device
 
@@ -129,7 +130,14 @@ def predict_in_process(
         device, total = "cuda", device_memory_bytes()
         limit_bytes = min((size for size in (limit_bytes, total) if size is not None), default=None)
     options = {"limit_bytes": limit_bytes, "at_most": at_most, "device": device}
-    return _in_process(predict_largest_batches, cells, policy_dirs, step, **options)
+    try:
+        return _in_process(predict_largest_batches, cells, policy_dirs, step, **options)
+    except Exception as error:  # noqa: BLE001 (a prediction never ends a command)
+        return {cell.cell_id: _process_reason(error) for cell in cells}
+
+
+def _process_reason(error: Exception) -> str:
+    return f"the process that predicts failed: {type(error).__name__}: {error}"
 
 
 def _in_process(function: Callable[..., T], *arguments: Any, **options: Any) -> T:

@@ -157,9 +157,10 @@ def run(
 
     def open_walks() -> WalkLaunches:
         """Read the plan of the run directory, to go on with its walks."""
-        goes_on = loaded.search is not None and (folder / "run.json").is_file() and not fresh
-        earlier = store.run() if goes_on else None
-        with_walks = plan_walks(described, planned.walks, loaded.search, earlier) if loaded.search else described
+        with_walks = described
+        if loaded.search:
+            earlier = store.run() if (folder / "run.json").is_file() else None
+            with_walks = plan_walks(described, planned.walks, loaded.search, earlier, selected.walks if fresh else ())
         return WalkLaunches(with_walks, store, selected.walks, measure, loaded.policy_dirs, fresh)
 
     def find_pending(*, fresh: bool) -> "PendingLaunches":

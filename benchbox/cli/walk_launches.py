@@ -1,7 +1,7 @@
 """`batch: {search: max}`: rounds of launches, the next batch of every walk in each of them, until all walks have ended."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,8 +44,18 @@ def check_memory_limit(matrix: "Matrix", overrides: Mapping[str, str]) -> None:
     raise ConfigurationError(Problem(source.where(("axes", "batch")), message, "give it as in 64 MiB"))
 
 
-def plan_walks(run: "Run", starts: Sequence["Cell"], search: "BatchSearch", earlier: "Run | None") -> "Run":
-    """Return a plan with a walk for each cell that begins one, and the batches that an earlier plan has tried there."""
+def plan_walks(
+    run: "Run",
+    starts: Sequence["Cell"],
+    search: "BatchSearch",
+    earlier: "Run | None",
+    anew: "Collection[Cell]" = (),
+) -> "Run":
+    """Return a plan with a walk for each cell that begins one, and the batches that an earlier plan has tried there.
+
+    Args:
+        anew: first cells of the walks that begin again, without earlier batches and prediction.
+    """
     if earlier and earlier.measure.get("memory_limit") != run.measure["memory_limit"]:
         earlier = None
     tried = [earlier.cells[cell_id] for walk in earlier.walks for cell_id in walk["cells"]] if earlier else []
@@ -54,10 +64,11 @@ def plan_walks(run: "Run", starts: Sequence["Cell"], search: "BatchSearch", earl
     cells = dict(run.cells)
     for start in starts:
         point = walk_point(start.to_dict())
-        batches = {Cell.from_dict(dict(cell)).cell_id: cell for cell in tried if walk_point(cell) == point}
+        goes_on = start not in anew
+        batches = {Cell.from_dict(dict(cell)).cell_id: cell for cell in tried if goes_on and walk_point(cell) == point}
         batches = {start.cell_id: start.to_dict()} | batches
         cells |= batches
-        before = predictions.get(point)
+        before = predictions.get(point) if goes_on else None
         walks.append(
             {
                 "cells": list(batches),
@@ -153,9 +164,7 @@ class WalkLaunches:
 
     def fastest_batches(self) -> list[str]:
         """Return the ids of the fastest batches of the selected walks that have ended."""
-        chosen = {walk_point(cell.to_dict()) for cell in self.selected}
-        fastest = [walk["fastest"] for walk in self.run.walks if walk["fastest"]]
-        return [cell_id for cell_id in fastest if walk_point(self.run.cells[cell_id]) in chosen]
+        return [walk["fastest"] for walk in self._selected_walks() if walk["fastest"]]
 
     def _cell(self, cell_id: str) -> "Cell":
         return Cell.from_dict(dict(self.run.cells[cell_id]))
@@ -167,23 +176,28 @@ class WalkLaunches:
 
     def _statuses(self) -> dict[str, str]:
         """Return how launches ended, by cell: those that need not be repeated, and those of this object."""
-        launches = [(self._cell(cell_id), 1) for walk in self.run.walks for cell_id in walk["cells"]]
-        pending = pending_launches(
-            launches, self.measure, self.store, self.policy_dirs, fresh=self.fresh, final=("ok", "oom")
-        ).launches
-        valid = {cell.cell_id for cell, _ in launches} - {cell.cell_id for cell, _ in pending} | self._attempted
+        selected = {cell_id for walk in self._selected_walks() for cell_id in walk["cells"]}
+        others = {cell_id for walk in self.run.walks for cell_id in walk["cells"]} - selected
+        valid = set(self._attempted)
+        for cells, fresh in ((selected, self.fresh), (others, False)):
+            launches = [(self._cell(cell_id), 1) for cell_id in cells]
+            pending = pending_launches(
+                launches, self.measure, self.store, self.policy_dirs, fresh=fresh, final=("ok", "oom")
+            ).launches
+            valid |= cells - {cell.cell_id for cell, _ in pending}
         return {cell_id: status for cell_id in valid if (status := self._status(cell_id)) is not None}
+
+    def _selected_walks(self) -> "list[Walk]":
+        chosen = {walk_point(cell.to_dict()) for cell in self.selected}
+        return [walk for walk in self.run.walks if walk_point(self.run.cells[walk["cells"][0]]) in chosen]
 
     def _states(self) -> "list[tuple[Walk, WalkState]]":
         """Return the walks that are selected, with their states."""
         statuses = self._statuses()
         shown = [(self.run.cells[cell_id], status) for cell_id, status in statuses.items()]
-        chosen = {walk_point(cell.to_dict()) for cell in self.selected}
         states = []
-        for walk in self.run.walks:
+        for walk in self._selected_walks():
             first = self.run.cells[walk["cells"][0]]
-            if walk_point(first) not in chosen:
-                continue
             batches = {self.run.cells[cell_id]["batch"]: statuses[cell_id] for cell_id in walk["cells"] if cell_id in statuses}
             state = walk_state(
                 batches,
@@ -206,9 +220,9 @@ class WalkLaunches:
         ]
 
     def _drop_outdated(self) -> None:
-        """Take batches out of the plan that this command will not launch again unless the walk comes to them."""
+        """Take batches of selected walks out of the plan that will not be launched again unless the walk comes to them."""
         valid = self._statuses()
-        for walk in self.run.walks:
+        for walk in self._selected_walks():
             walk["cells"] = [cell_id for cell_id in walk["cells"] if cell_id in valid or cell_id == walk["cells"][0]]
         dropped = set(self.run.cells) - {cell_id for walk in self.run.walks for cell_id in walk["cells"]} - self._fixed
         self.run = replace(self.run, cells={key: cell for key, cell in self.run.cells.items() if key not in dropped})

@@ -41,6 +41,7 @@ class Machine:
     fastest: int = 4  # the batch at which throughput is highest
     failures: dict[int, str] = field(default_factory=dict)  # status of launches at these batches
     launched: list[tuple[Cell, int]] = field(default_factory=list)
+    only: Sequence[Cell] = ()  # first cells of the walks that commands select; all if empty
 
     @property
     def store(self) -> RunStore:
@@ -75,11 +76,12 @@ class Machine:
     def open(self, *, fresh: bool = False) -> WalkLaunches:
         """Return the walks as a command finds them."""
         described = example_run(list(self.starts), measure=asdict(self.measure), matrix={"axes": {"backend": ["ddp"]}})
-        earlier = self.store.run() if (self.folder / "run.json").is_file() and not fresh else None
-        planned = plan_walks(described, self.starts, self.search, earlier)
+        earlier = self.store.run() if (self.folder / "run.json").is_file() else None
+        selected = self.only or self.starts
+        planned = plan_walks(described, self.starts, self.search, earlier, selected if fresh else ())
         for walk in planned.walks:
             walk["predicted_batch"] = self.predicted
-        return WalkLaunches(planned, self.store, self.starts, self.measure, (), fresh)
+        return WalkLaunches(planned, self.store, selected, self.measure, (), fresh)
 
     def _record(self, cell: Cell, number: int) -> Any:
         status = self.failures.get(cell.batch, "ok" if cell.batch <= self.largest(cell) else "oom")

@@ -8,6 +8,7 @@ import pytest
 from benchbox.analysis.certificates import certificates
 from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.summary import summarize
+from benchbox.cli.predicting import predict_in_process
 from benchbox.cli.walk_launches import check_memory_limit, plan_walks
 from benchbox.errors import ConfigurationError
 from benchbox.spec import load_matrix
@@ -163,3 +164,41 @@ def test_a_walk_that_was_not_selected_is_not_gone_on_with(tmp_path):
     assert {cell.cams for cell, _ in walks.pending()} == {1, 4}
     walks.selected = machine.starts[1:]
     assert {cell.cams for cell, _ in walks.pending()} == {4}
+
+
+def test_a_search_that_begins_anew_leaves_walks_that_were_not_selected_as_they_are(tmp_path):
+    first, second = cameras(1, 4)
+    machine = Machine(tmp_path, lambda _: 6, starts=(first, second), predicted=6)
+    machine.run()
+    run, files = machine.store.run(), {path: path.read_bytes() for path in tmp_path.rglob("launch-*.json")}
+    machine.launched.clear()
+    machine.only = (first,)
+    machine.run(fresh=True)
+    assert {cell.cams for cell, _ in machine.launched} == {1}
+    assert set(machine.batches) == {2, 6, 7}
+    assert machine.store.run().walks[1] == run.walks[1]
+    untouched = {path: content for path, content in files.items() if f'"cams": {second.cams}' in content.decode()}
+    assert untouched
+    assert {path: path.read_bytes() for path in untouched} == untouched
+
+
+def test_outdated_batches_of_walks_that_were_not_selected_stay_in_the_plan(tmp_path):
+    first, second = cameras(1, 4)
+    machine = Machine(tmp_path, lambda _: 6, starts=(first, second), measure=ONE_LAUNCH, predicted=6)
+    machine.run()
+    before = machine.store.run().walks
+    machine.measure = replace(ONE_LAUNCH, steps=MEASURE.steps + 1)
+    machine.only = (first,)
+    machine.run()
+    assert machine.store.run().walks == before
+
+
+def test_a_search_goes_on_without_a_prediction_whatever_happens_to_it(tmp_path):
+    """Of a policy whose code raises, or ends the process that traces it."""
+    for name, body in (("broken", "raise KeyError('no weights')"), ("fatal", "import os; os._exit(9)")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "presets.yaml").write_text("tiny: {}\n")
+        (tmp_path / name / "policy.py").write_text(f"def build(preset, axes):\n    {body}\n")
+        cell = replace(START, policy=name)
+        ((_, reason),) = predict_in_process([cell], [tmp_path], 3, 2**30, None).items()
+        assert ("no weights" if name == "broken" else "the process that predicts failed") in reason
