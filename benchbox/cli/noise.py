@@ -43,6 +43,7 @@ def noise(
     from benchbox.launch.process.lock import lock_run_directory
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.launch.progress import ConsoleProgress
+    from benchbox.launch.resume import remove_outdated_launches
     from benchbox.launch.runner import run_matrix
     from benchbox.plan import Plan, join_expressions, plan
     from benchbox.spec import load_matrix, parse_overrides
@@ -73,8 +74,11 @@ def noise(
         store.write_run(run)
         prepare_statistics(loaded.data, console)
         with stop_on_signals() as stop, open_launcher(TrainingLauncherName.local, folder, None, stop) as launcher:
+            asked = [(cell, number) for number in range(1, launches + 1)]
+            if note := remove_outdated_launches(asked, measure, store, loaded.policy_dirs, fresh=False):
+                console.print(note, markup=False, soft_wrap=True)
             summary = run_matrix(
-                [(cell, number) for number in range(1, launches + 1)],
+                asked,
                 measure=measure,
                 store=store,
                 launcher=launcher,

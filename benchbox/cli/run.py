@@ -114,7 +114,7 @@ def run(
     from benchbox.launch.process.lock import lock_run_directory
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.launch.progress import ConsoleProgress
-    from benchbox.launch.resume import pending_launches
+    from benchbox.launch.resume import pending_launches, remove_outdated_launches
     from benchbox.launch.runner import RunSummary, run_matrix
     from benchbox.plan import join_expressions, plan
     from benchbox.plan import launches as launches_of
@@ -226,6 +226,10 @@ def run(
                     may_start=allowance.has_time,
                 )
 
+            if selected_launches and not auto:
+                note = remove_outdated_launches(selected_launches, measure, store, loaded.policy_dirs, fresh=fresh)
+                if note:
+                    console.print(note, markup=False, soft_wrap=True)
             summary = run_launches(selected_launches) if selected_launches else RunSummary()
             if loaded.search and not summary.has_ended:
                 summary = summary.followed_by(walks.launch(run_launches, console))

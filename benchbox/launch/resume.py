@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
+from benchbox.registry.statuses import STATUSES
 from benchbox.store.chain import content_sha256
 
 if TYPE_CHECKING:
@@ -67,6 +68,34 @@ def pending_launches(
             pending.append((cell, launch))
     notes = [f"measuring {count} launch{'es' if count > 1 else ''} again: {reason}" for reason, count in reasons.items()]
     return PendingLaunches(pending, len(launches) - len(pending), notes)
+
+
+def remove_outdated_launches(
+    launches: Sequence[tuple[Cell, int]], measure: MeasureSpec, store: RunStore, policy_dirs: Sequence[Path], *, fresh: bool
+) -> str | None:
+    """Remove records of further launches of these cells, left by a command that asked for more, if they are outdated.
+
+    They would be among the figures of the cell, though they were not measured as its launches are now. With `fresh` all of them
+    are outdated.
+
+    Returns:
+        a line that says how many, or None.
+
+    Raises:
+        RecordError: a record cannot be read, and which.
+        ConfigurationError: a policy does not exist.
+    """
+    asked = {(cell.cell_id, launch) for cell, launch in launches}
+    cells = {cell.cell_id: cell for cell, _ in launches}
+    stored = [(record["cell_id"], record["launch"]) for record in store.records() if record["cell_id"] in cells]
+    further = [(cells[cell_id], launch) for cell_id, launch in stored if (cell_id, launch) not in asked]
+    outdated = pending_launches(further, measure, store, policy_dirs, fresh=fresh, final=STATUSES).launches
+    for cell, launch in outdated:
+        store.remove_record(cell.cell_id, launch)
+    if not outdated:
+        return None
+    count = len(outdated)
+    return f"removing {count} further launch{'es' if count > 1 else ''}, which an earlier command measured"
 
 
 def _why_failed(record: LaunchRecord, final: Collection[str]) -> str | None:

@@ -10,7 +10,7 @@ from benchbox.launch import resume
 from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
 from benchbox.registry.policies import policy_entry
 from benchbox.store.run import RunStore
-from tests.support.example_run import example_record
+from tests.support.example_run import example_record, example_run
 from tests.support.launchers import MEASURE, cell
 
 if TYPE_CHECKING:
@@ -88,6 +88,32 @@ def test_a_record_that_was_edited_after_it_was_measured_is_measured_again(policy
     assert pending().reused == 1
     path.write_text(path.read_text().replace('"duration_s": 14.2', '"duration_s": 7.1'))
     assert pending().notes == ["measuring 1 launch again: its record is not the last one that was measured"]
+
+
+@pytest.mark.parametrize("status", ["ok", "crash"])
+def test_further_launches_that_are_outdated_are_removed_and_others_stay(policy_dir: Path, tmp_path: Path, status: str) -> None:
+    """They would be among the figures of the cell. A failure stays one, also where fewer launches are asked for."""
+    store, healthy, other = RunStore(tmp_path / "run"), cell("healthy"), replace(cell("healthy"), seed=9)
+    store.write_run(example_run([healthy, other]))
+    environment = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256("stand_in", [policy_dir])}
+    steps = {"warmup_steps": MEASURE.warmup_steps, "steps": MEASURE.steps, "environment": environment}
+    for launch, changes in ((1, {}), (2, {"steps": 99}), (3, {"steps": 99, "status": status}), (4, {"status": status})):
+        store.write_record(cast("LaunchRecord", example_record(healthy, launch) | steps | changes))
+    store.write_record(cast("LaunchRecord", example_record(other, 3) | steps | {"steps": 99}))
+    asked = [(healthy, 1), (healthy, 2)]
+
+    def removed(*, fresh: bool) -> str | None:
+        return resume.remove_outdated_launches(asked, MEASURE, store, [policy_dir], fresh=fresh)
+
+    def kept() -> list[tuple[str, int]]:
+        return [(record["cell_id"], record["launch"]) for record in store.records()]
+
+    note = "removing 1 further launch, which an earlier command measured"
+    assert removed(fresh=False) == note
+    assert kept() == [*((healthy.cell_id, launch) for launch in (1, 2, 4)), (other.cell_id, 3)]
+    assert removed(fresh=False) is None
+    assert removed(fresh=True) == note
+    assert kept() == [(healthy.cell_id, 1), (healthy.cell_id, 2), (other.cell_id, 3)]
 
 
 def test_of_other_policies_not_even_the_presets_are_read(policy_dir: Path) -> None:

@@ -1,0 +1,46 @@
+"""Launches of an earlier command that asked for more: they stay among the figures only if this one could reuse them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
+from benchbox.launch.runner import RunSummary
+from benchbox.store.run import RunStore
+from tests.support.commands import run_in_process
+from tests.support.example_run import steady_records
+
+MATRIX = """\
+name: small
+policy: pi05
+size: tiny
+data: synthetic
+world_size: 2
+batch: 1
+backend: ddp
+axes: {recipe: [bf16_master]}
+measure: {warmup_steps: 1, steps: 4}
+"""
+
+
+@pytest.mark.parametrize("command", [("run", "m.yaml", "--no-estimate"), ("noise", "m.yaml")])
+@pytest.mark.parametrize(("options", "kept"), [((), 13), (("--set", "measure.steps=3"), 12)])
+def test_further_launches_of_other_steps_are_not_among_the_figures(tmp_path, monkeypatch, command, options, kept):
+    sources = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256("pi05")}
+
+    def launch(launches, *, store, measure, **_):
+        for cell, number in launches:
+            record = steady_records(cell, step_s=0.2, launches=number)[-1]
+            record["environment"] = {**record["environment"], **sources}
+            store.write_record(record | {"steps": measure.steps, "warmup_steps": measure.warmup_steps})
+        return RunSummary()
+
+    (tmp_path / "m.yaml").write_text(MATRIX)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("benchbox.launch.runner.run_matrix", launch)
+    first = run_in_process(*command, "--out", "run", "--launches", "13", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    again = run_in_process(*command, "--out", "run", "--launches", "12", *options, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert len(list(RunStore(tmp_path / "run").records())) == kept
+    assert ("removing 1 further launch" in again.stdout) == (kept == 12)
