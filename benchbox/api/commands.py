@@ -37,6 +37,7 @@ def run(
     overrides: Mapping[str, Any] | None = None,
     only: Sequence[str] = (),
     launches: int | None = None,
+    policy_dirs: Sequence[str | Path] = (),
     options: Sequence[str] = (),
 ) -> Results:
     """Measure a matrix in a process of its own, print its progress, and return the results.
@@ -49,6 +50,7 @@ def run(
         out: the run directory; by default `runs/<name of the matrix>`.
         overrides: values of the matrix by key, such as {"size": "small", "axes.batch": [1, 2]}.
         only: expressions that select cells, as of `--only`.
+        policy_dirs: folders of further policies, as of `--policy-dir`.
         options: more options of `benchbox run`.
 
     Raises:
@@ -56,10 +58,12 @@ def run(
         BenchboxError: the command was stopped, or failed in another way.
     """
     sets = [f"{key}={_yaml(value)}" for key, value in (overrides or {}).items()]
-    folder = Path(out) if out is not None else Path("runs") / load_matrix(Path(matrix), parse_overrides(sets)).name
+    further = [Path(folder) for folder in policy_dirs]
+    folder = Path(out) if out is not None else Path("runs") / load_matrix(Path(matrix), parse_overrides(sets), further).name
     arguments = ["run", str(matrix), "--out", str(folder), *options]
     arguments += [word for text in sets for word in ("--set", text)]
     arguments += [word for text in only for word in ("--only", text)]
+    arguments += [word for policies in further for word in ("--policy-dir", str(policies))]
     arguments += [] if launches is None else ["--launches", str(launches)]
     command = [sys.executable, "-m", "benchbox.cli.app", *arguments]
     # Both streams are read here: what a child writes to the terminal itself does not reach a notebook.

@@ -75,8 +75,9 @@ def estimate(
     if measured is None and (accelerator is None) != (link is None):
         raise ConfigurationError("the time of a step needs --accelerator and --link, and only one of them is given")
     if target.is_dir():
-        if sets or only or simulate:
-            raise ConfigurationError(f"{target} is a run directory: --set, --only and --simulate are for a matrix")
+        if sets or only or simulate or accelerator or link:
+            options = "--set, --only, --simulate, --accelerator and --link"
+            raise ConfigurationError(f"{target} is a run directory: {options} are for a matrix")
         _estimate_run(target, policy_dirs, format_)
         return
     from benchbox.cli.predicting import predict_cells

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,17 @@ def test_a_wrong_matrix_raises_what_the_command_says(tmp_path):
     matrix.write_text(MATRIX.replace("tiny", "tny"))
     with pytest.raises(ConfigurationError, match=r"api.yaml:3:7: .*tny"):
         benchbox.run(matrix, out=tmp_path / "run")
+
+
+def test_a_matrix_of_a_policy_in_another_folder_is_found_without_a_run_directory(tmp_path, policy_dir, monkeypatch):
+    (tmp_path / "api.yaml").write_text(MATRIX.replace("pi05", "stand_in"))
+    others = policy_dir.rename(tmp_path / "others")  # `policies` would be found by itself
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="unknown policy 'stand_in'"):
+        benchbox.run("api.yaml")
+    results = benchbox.run("api.yaml", policy_dirs=[others], only=["batch=1"])
+    assert results.path == Path("runs/api")
+    assert "crash" in results.cells["status"].tolist(), "it was launched: it is no more than a name"
 
 
 def test_every_rank_gets_the_judgement_on_all_of_them(tmp_path):

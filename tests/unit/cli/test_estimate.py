@@ -161,5 +161,8 @@ def test_predictions_of_a_run_stand_beside_what_it_measured(tmp_path, monkeypatc
     ]
     first, *_ = json.loads(invoke("estimate", str(tmp_path), "--format", "json"))
     assert (first["cell_id"], first["verdict"], first["error"]) == (CELL.cell_id, "refuted", -0.5)
-    with pytest.raises(ConfigurationError, match="is a run directory: --set, --only and --simulate are for a matrix"):
-        CliRunner().invoke(app, ("estimate", str(tmp_path), "--only", "backend=ddp"), catch_exceptions=False)
+    for options in (("--only", "backend=ddp"), ("--accelerator", "h100", "--link", "nvlink4")):
+        with pytest.raises(
+            ConfigurationError, match="is a run directory: --set, --only, --simulate, --accelerator and --link "
+        ):
+            CliRunner().invoke(app, ("estimate", str(tmp_path), *options), catch_exceptions=False)
