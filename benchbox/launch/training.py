@@ -128,7 +128,7 @@ def _steps_taken(folder: Path) -> int:
 
 
 def _trains(trace: Trace) -> bool:
-    return trace.state is not None and trace.state.stage in ("train", "validate")
+    return trace.state is not None and trace.state.stage in ("train", "validate", "write")
 
 
 def _check(config: TrainConfig, folder: Path, resume: bool, nnodes: int, progress: TrainingProgress) -> None:

@@ -80,7 +80,12 @@ class TrainingProgress:
         """Show an audit, a row of `findings.jsonl`: a line for each finding, or one that there are none."""
         shown = [finding for finding in row["findings"] if finding["severity"] in _AUDIT_SEVERITIES]
         edq = row["numbers"].get("edq")
-        if not shown:
+        problems = row.get("problems", ())
+        for problem in problems:
+            self.warn(
+                f"the observer failed on {problem}: nothing was judged after that", title=f"audit after step {row['step']}"
+            )
+        if not shown and not problems:
             quality = "" if edq is None else f", effective descent quality {edq:.4f}"
             self._print(f"audit after step {row['step']}: no errors or warnings{quality}")
         for finding in shown:

@@ -114,7 +114,9 @@ def _folders(policy_dirs: Sequence[Path]) -> dict[str, Path]:
         for folder in _policy_folders(root):
             folders.setdefault(folder.name, folder)
     for folder in _single_policies(policy_dirs):
-        folders.setdefault(folder.name, folder)
+        if (other := folders.setdefault(folder.name, folder)) != folder:
+            message = f"a policy named {folder.name!r} exists already, in {other}"
+            raise ConfigurationError(Problem(str(folder), message, "rename the folder, or give the folder around it"))
     return folders
 
 

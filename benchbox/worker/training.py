@@ -46,9 +46,10 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
     cell, folder = config.cell, Path(job["folder"])
     reporter = Reporter(tracker, events)
     reporter.enter_stage("build")
-    checkpoints = None
-    if config.checkpoint.every:
-        checkpoints = CheckpointManager(folder / "checkpoints", cell, config.checkpoint, config.to_dict())
+    manager = CheckpointManager(
+        folder / "checkpoints", cell, config.checkpoint, config.to_dict(), lambda: tracker.within("write", 1)
+    )
+    checkpoints = manager if config.checkpoint.every else None
     policy = build_cell_policy(cell, [Path(directory) for directory in job["policy_dirs"]])
     meta_policy = copy_meta_policy(cell, policy)
     existing = list_checkpoints(folder / "checkpoints") if job["resume"] else []
@@ -76,8 +77,8 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
             write_json(folder / "weights.json", session.loaded.to_dict())
         if checkpoints is not None:
             session.backend.training_state()  # a backend that cannot be saved says so before the first step
-        if checkpoints is not None and existing:
-            checkpoints.restore(session, existing[-1])
+        if existing:
+            manager.restore(session, existing[-1])
             if rank == 0:
                 print(describe_resume(existing[-1], cell), flush=True)
         recipe, group, waits = recipe_by_name(cell.recipe), cpu_group(), DataWaitClock()

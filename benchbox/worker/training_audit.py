@@ -101,17 +101,19 @@ class TrainingAudit:
         return gathered
 
     def _log(self, facts: list[RankFacts], completed: int) -> list[str]:
-        """Write the row of an audit and return the codes of the findings that stop the training."""
+        """Write the row of an audit and return what stops the training: codes of findings, and failures of the observer."""
         judgement = judge(facts)
+        problems = [f"rank {rank_facts.rank}: {problem}" for rank_facts in facts for problem in rank_facts.problems]
         row = {
             "step": completed,
             "findings": [finding.to_dict() for finding in judgement.findings],
             "not_judged": dict(judgement.not_judged),
             "numbers": summarize_numbers(facts),
-            "problems": [f"rank {rank_facts.rank}: {problem}" for rank_facts in facts for problem in rank_facts.problems],
+            "problems": problems,
         }
         with self._path.open("a") as log:
             log.write(json_text(row) + "\n")
         if self._section.stop_on == "never":
             return []
-        return list(judgement.failing(warnings=self._section.stop_on == "warning"))
+        failing = judgement.failing(warnings=self._section.stop_on == "warning")
+        return [*failing, *(f"the observer failed on {problem}" for problem in problems)]

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from benchbox.store.checkpoints import list_checkpoints
@@ -40,13 +41,16 @@ steps: 1000
 log_every: 1
 checkpoint: {{every: 500}}
 """
-# By backend, the signals and the processes that get them: the command, or a rank.
+ALL = -1  # as a batch system does that signals every process of a job
+# By backend, the signals and the processes that get them: the command, a rank, or all there are.
 STOPS: dict[str, list[tuple[signal.Signals, int | None]]] = {
-    "ddp": [(signal.SIGINT, None), (signal.SIGUSR1, None), (signal.SIGTERM, 1)],
+    "ddp": [(signal.SIGINT, None), (signal.SIGUSR1, None), (signal.SIGTERM, 1), (signal.SIGUSR1, ALL)],
     "zero2": [(signal.SIGTERM, None), (signal.SIGUSR1, 0)],
 }
 DEFAULT_BACKENDS = ("ddp",)
-STOP_IDS = [f"{backend}-{number.name}-to-{rank}" for backend, stops in STOPS.items() for number, rank in stops]
+STOP_IDS = [
+    f"{backend}-{number.name}-to-{'all' if rank == ALL else rank}" for backend, stops in STOPS.items() for number, rank in stops
+]
 
 
 @dataclass(frozen=True)
@@ -82,12 +86,15 @@ def stop(config: Path, out: Path, number: signal.Signals, rank: int | None) -> S
         time.sleep(0.05)
     if rank is None:
         process.send_signal(number)
+    elif rank == ALL:
+        for each in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+            each.send_signal(number)
     else:
         (start, *_), _ = read_events(out / "launch" / f"events-rank{rank}.jsonl")
         os.kill(start["pid"], number)
     stdout, stderr = process.communicate(timeout=200)
     steps = int(list_checkpoints(out / "checkpoints")[-1].name.removeprefix("step-"))
-    return Stop(rank is None, number, process.returncode, stdout, stderr, steps, len(metrics(out)))
+    return Stop(rank in (None, ALL), number, process.returncode, stdout, stderr, steps, len(metrics(out)))
 
 
 @pytest.fixture(scope="module")

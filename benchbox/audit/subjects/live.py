@@ -39,13 +39,18 @@ class PrecisionAudit:
 
     @property
     def passed(self) -> bool:
-        """Return whether no finding is an error or unknown."""
-        return not self.judgement.failing()
+        """Return whether no finding is an error or unknown, and no observer failed: what it missed is unknown too."""
+        return not self.judgement.failing() and not self._failures
+
+    @property
+    def _failures(self) -> list[str]:
+        return [f"the observer failed on rank {facts.rank}: {facts.problems[0]}" for facts in self.facts if facts.problems]
 
     def check(self) -> None:
         """Raise ThresholdError, with every failing finding and its repair, unless the audit passed."""
         failing = set(self.judgement.failing())
         lines = [f"{finding.code} {finding.title}: {finding.repair}" for finding in self.findings if finding.code in failing]
+        lines += self._failures
         if lines:
             raise ThresholdError("\n".join(lines))
 

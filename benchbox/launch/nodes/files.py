@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from benchbox.errors import CellFailedError, ConfigurationError, Problem, RecordError
@@ -86,7 +87,8 @@ class NodeFile:
 
     def _beat(self) -> None:
         while not self._stopped.wait(_HEARTBEAT_S):
-            self.update()
+            with suppress(OSError):  # of a full disk, or a server that does not answer, which may come back
+                self.update()
 
 
 class NodeWatch:

@@ -21,6 +21,7 @@ from benchbox.worker.parent import signal_on_parent_death
 def main() -> None:
     exits, *sys.argv[1:] = sys.argv[1:]
     signal_on_parent_death(signal.SIGTERM)  # on which torchrun ends its ranks
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a batch system may send it to every process; ranks that train wait for it
     try:
         runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
     except Exception as error:

@@ -128,6 +128,8 @@ def _hang_limit_s(job: Job, traces: Sequence[Trace]) -> float:
         return math.inf
     if any(trace.state is not None and trace.state.phase == COMPILATION for trace in traces):
         return math.inf  # the others may wait for its collective
+    if any(trace.state is not None and trace.state.stage == "write" for trace in traces):
+        return math.inf  # files of any size, to a disk of any speed
     return job.hang_after_s
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..introspect.tensors import has_class_named
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -31,8 +33,10 @@ def expected_update(
     weight, gradient = weight.float(), gradient.float()
     if group.get("maximize"):
         gradient = -gradient
-    if type(optimizer).__module__.startswith("optimi.") and "beta1" in group:
-        return _optimi_adam(weight, gradient, group, state)
+    if type(optimizer).__module__.startswith("optimi."):  # RAdam, Lion, ... have options of Adam, and other arithmetic
+        return _optimi_adam(weight, gradient, group, state) if has_class_named(optimizer, "Adam") else None
+    if has_class_named(optimizer, "NAdam", "RAdam", "Adamax"):
+        return None
     if "betas" in group and "eps" in group and not group.get("amsgrad"):
         return _adam(weight, gradient, group, state, decoupled=has_decoupled_decay(optimizer, group))
     if type(optimizer).__name__ == "SGD" and "momentum" in group:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -36,7 +36,8 @@ from benchbox.trainer.checkpoint.state import (
 from benchbox.trainer.checkpoint.writing import BackgroundTask, CheckpointContents, write_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from benchbox.session import Session
@@ -55,8 +56,16 @@ class CheckpointManager:
         config: the training configuration, for the manifest.
     """
 
-    def __init__(self, folder: Path, cell: Cell, section: CheckpointSection, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cell: Cell,
+        section: CheckpointSection,
+        config: Mapping[str, Any] | None = None,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._folder = folder
+        self._waiting = waiting  # entered while the training waits for files
         self._cell = cell
         self._section = section
         self._config = config
@@ -116,7 +125,8 @@ class CheckpointManager:
         if self._section.background:
             self._task = BackgroundTask(write)
         else:
-            write()
+            with self._waiting():
+                write()
         return self._folder / checkpoint_name(steps)
 
     def close(self) -> None:
@@ -127,7 +137,8 @@ class CheckpointManager:
         """
         task, self._task = self._task, None
         if task is not None:
-            task.join()
+            with self._waiting():
+                task.join()
 
     def _manifest(self, session: Session, steps: int, score: float | None) -> CheckpointManifest:
         backend = session.backend

@@ -15,6 +15,7 @@ from torch import nn
 from benchbox.audit.judge import judge
 from benchbox.audit.selection import Selection
 from benchbox.audit.subjects.checkpoint import read_checkpoint
+from benchbox.errors import DataError
 from benchbox.observer.facts import SECTIONS, RankFacts
 from benchbox.optim.masters import MasterWeightOptimizer
 
@@ -306,3 +307,17 @@ def test_averages_of_the_weights_are_no_model_that_was_stepped(tmp_path):
     average = {name: value.bfloat16() for name, value in model.state_dict().items()}
     torch.save({"model_ema": average, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "a.pt")
     assert {parameter.dtype for parameter in read_one(tmp_path / "a.pt").parameters} == {"float32"}
+
+
+def test_of_a_sharded_model_in_both_formats_safetensors_is_read_and_only_its_index(tmp_path):
+    parts = [{"a.weight": torch.ones(4, 4)}, {"b.weight": torch.ones(4, 4)}]
+    for stem, suffix, save in (("model", "safetensors", save_file), ("pytorch_model", "bin", torch.save)):
+        names = [f"{stem}-0000{number}-of-00002.{suffix}" for number in (1, 2)]
+        for part, name in zip(parts, names, strict=True):
+            save(part, tmp_path / name)
+        weight_map = dict(zip(("a.weight", "b.weight"), names, strict=True))
+        (tmp_path / f"{stem}.{suffix}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert {parameter.name for parameter in read_one(tmp_path).parameters} == {"a.weight", "b.weight"}
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(DataError, match=r"model.safetensors.index.json names model-00002-of-00002.safetensors"):
+        read_checkpoint(tmp_path)

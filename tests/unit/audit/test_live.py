@@ -72,3 +72,12 @@ def test_an_observer_removes_itself_after_its_steps():
             step()
     assert observer.steps_observed == 2
     assert {tensor.name for tensor in observer.facts().stepped} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_an_audit_whose_observer_failed_does_not_pass(monkeypatch):
+    """What it missed is unknown, and the rules say nothing about it."""
+    monkeypatch.setattr("benchbox.observer.numerics.probes.TensorProbe.before_step", lambda *_: 1 / 0)
+    result = benchbox.audit_precision(*training(torch.float32))
+    assert not result.passed
+    with pytest.raises(ThresholdError, match=r"the observer failed on rank 0: .*ZeroDivisionError"):
+        result.check()

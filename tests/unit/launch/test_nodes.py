@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -237,3 +238,26 @@ def test_launches_on_different_numbers_of_nodes_are_of_different_machines() -> N
     mixed = merge_environments(ranks((0, "h100"), (1, "a100"), (2, "h100")))
     assert mixed["machine"] == "a100-and-h100-3-nodes"
     assert [node["ranks"] for node in mixed["nodes"]] == [[0], [1], [2]]
+
+
+def test_a_heartbeat_outlives_an_error_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a full disk, or a server that does not answer for a moment: the node is not lost."""
+    from benchbox.launch.nodes import files
+
+    through, failures, failed = files.write_json, [OSError(28, "No space left on device")], threading.Event()
+
+    def write(*arguments: Any, **options: Any) -> None:
+        if threading.current_thread() is not threading.main_thread() and failures:
+            failed.set()
+            raise failures.pop()
+        through(*arguments, **options)
+
+    monkeypatch.setattr(files, "_HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(files, "write_json", write)
+    with NodeFile(tmp_path, 1):
+        assert failed.wait(60)
+        watch = NodeWatch(tmp_path, 1, 60.0)
+        before, deadline = watch.read()["beat"], time.monotonic() + 60
+        while watch.read()["beat"] == before:
+            assert time.monotonic() < deadline, "no beat after the error"
+            time.sleep(0.01)

@@ -105,6 +105,17 @@ def test_warnings_and_findings_are_lines(screen: io.StringIO, capsys: pytest.Cap
     ]
 
 
+def test_an_audit_whose_observer_failed_is_no_audit_without_errors(
+    screen: io.StringIO, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress(screen).audit_row(audit_row() | {"problems": ["rank 1: after_step: KeyError: 'eps'"]})
+    assert "no errors" not in screen.getvalue()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "audit after step 20: the observer failed on rank 1: after_step: KeyError: 'eps': nothing was judged"
+    )
+
+
 def test_new_rows_are_passed_on_once_and_a_line_that_is_being_written_waits(tmp_path: Path) -> None:
     path, steps = tmp_path / "rows.jsonl", []
     follower = RowFollower(path, lambda row: steps.append(row["step"]), first_step=2)

@@ -154,3 +154,14 @@ def test_a_folder_has_a_fingerprint_of_all_its_files(project):
     (folder / "helper.py").write_text("")
     assert policy_sha256("mine", [folder]) != first
     assert Path(policy_entry("mine", [folder]).folder) == folder.resolve()
+
+
+def test_a_folder_of_one_policy_with_a_name_that_is_taken_is_refused(tmp_path):
+    """It would be ignored: a modified copy of a bundled policy, and the bundled one measured."""
+    folder = tmp_path / "pi0"
+    folder.mkdir()
+    (folder / "policy.py").write_text("")
+    (folder / "presets.yaml").write_text("tiny: {}\n")
+    with pytest.raises(ConfigurationError, match="a policy named 'pi0' exists already, in "):
+        policy_entry("pi0", [folder])
+    assert policy_entry("pi0", [tmp_path]).folder == folder

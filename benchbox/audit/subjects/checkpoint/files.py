@@ -194,12 +194,14 @@ def _load_json(path: Path) -> Any:
 def _read_model(folder: Path, files: Iterable[Path]) -> dict[str, StoredArray]:
     """Read the weights in all files: shards of one model if an index lists them, else one model in each file."""
     files = list(files)
-    indexes = sorted(folder.glob("*.index.json"))
     models = {path.stem: read_safetensors(path) if _is_safetensors(path) else load_torch_file(path) for path in files}
-    for index in indexes:
-        shards = set(_load_json(index).get("weight_map", {}).values())
-        if missing := sorted(shards - {path.name for path in files}):
-            raise DataError(f"{folder}: {index.name} names {', '.join(missing)}, which is not there")
+    names = {path.name for path in files}
+    indexes = {path.name: set(_load_json(path).get("weight_map", {}).values()) for path in sorted(folder.glob("*.index.json"))}
+    if names:  # a model that was saved in two formats has an index of each
+        indexes = {index: shards for index, shards in indexes.items() if names & shards}
+    for index, shards in indexes.items():
+        if missing := sorted(shards - names):
+            raise DataError(f"{folder}: {index} names {', '.join(missing)}, which is not there")
     if indexes:
         models = {"": {name: tensor for model in models.values() for name, tensor in model.items()}}
     return merge_models(models)

@@ -37,6 +37,18 @@ def test_the_expected_update_is_what_torch_does_in_float32():
             torch.testing.assert_close(before + update, weight.detach(), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("library", "name"),
+    [("torch.optim", name) for name in ("RAdam", "NAdam", "Adamax")]
+    + [("optimi", name) for name in ("RAdam", "Ranger", "Lion", "Adan", "SGD")],
+)
+def test_optimizers_with_arithmetic_of_their_own_have_no_expected_update(library, name):
+    """Their groups look like Adam's, whose arithmetic would call their updates lost, or fail."""
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = getattr(pytest.importorskip(library), name)([weight], lr=1e-3)
+    assert expected_update(optimizer, optimizer.param_groups[0], {}, weight.detach(), torch.ones(4)) is None
+
+
 @pytest.mark.parametrize(("rate", "lowest", "highest"), [(1e-3, 0.85, 1.05), (1e-5, 0.0, 0.25)])
 def test_updates_that_bfloat16_loses_are_counted(rate, lowest, highest):
     """Weights of N(0, 0.02), Adam's updates near the rate: next to none are lost at 1e-3, most at 1e-5."""
