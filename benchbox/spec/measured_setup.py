@@ -9,6 +9,7 @@ from benchbox.errors import Problem
 from benchbox.spec.cell import OptimSpec
 from benchbox.spec.fields import POINT_TYPES
 from benchbox.spec.matrix import to_yaml_word
+from benchbox.spec.optim import SpikeSpec
 
 if TYPE_CHECKING:
     from benchbox.spec.cell import Cell
@@ -63,9 +64,14 @@ def differences(cell: Cell, measured: Cell) -> list[str]:
 
 def _changed_values(optim: OptimSpec) -> dict[str, Any]:
     """Return the values that are not the default, as in a file."""
-    defaults, values = asdict(OptimSpec()), asdict(optim)
+    defaults, values = OptimSpec().to_dict(), optim.to_dict()
     changed = {name: value for name, value in values.items() if value != defaults[name]}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
+    if optim.groups:
+        changed["groups"] = [{key: value for key, value in group.items() if value is not None} for group in values["groups"]]
+    if optim.spike is not None:
+        spike = asdict(SpikeSpec())
+        changed["spike"] = {key: value for key, value in asdict(optim.spike).items() if value != spike[key]}
+    return changed
 
 
 def _set(source: Source, name: str, value: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from benchbox.data.order.frames import SampleKey
 from benchbox.data.order.groups import SampleGroup
 from benchbox.data.samples.provenance import Provenance
-from benchbox.data.samples.selection import FrameSelection, check_not_empty, count_frames, select_frames
+from benchbox.data.samples.selection import FrameSelection, check_not_empty, count_frames, select_frames, used_episodes
 from benchbox.data.samples.windows import FAST_CHUNKS, DatasetSamples, Membership, evenly_distributed
 from benchbox.data.text.fast import FastTokenizer
 
@@ -43,9 +43,16 @@ def select_datasets(
         DataError: a keep file is missing or damaged, or there is nothing to train on in a dataset.
         ConfigurationError: a keep file names frames that the dataset does not have.
     """
-    members = []
-    for number, (dataset, settings) in enumerate(datasets):
-        selection = select_frames(dataset.episodes, settings.keep, validation=validation, seed=seed, dataset=number)
+    entries, members = list(datasets), []
+    roots = [dataset.root.resolve() for dataset, _ in entries]
+    for number, (dataset, settings) in enumerate(entries):
+        # Entries of one dataset divide its episodes alike: none is trained on in one and validated in another.
+        first = roots.index(roots[number])
+        keeps = [other.keep for root, (_, other) in zip(roots, entries, strict=True) if root == roots[number]]
+        divided = used_episodes(dataset.episodes, keeps) if len(keeps) > 1 else None
+        selection = select_frames(
+            dataset.episodes, settings.keep, validation=validation, seed=seed, dataset=first, divided=divided
+        )
         check_not_empty(selection, settings.path)
         members.append(MixtureDataset(dataset, settings, selection))
     return members

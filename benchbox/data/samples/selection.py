@@ -45,7 +45,13 @@ class FrameSelection:
 
 
 def select_frames(
-    episodes: Sequence[Episode], keep: str | None = None, *, validation: float = 0.0, seed: int = 0, dataset: int = 0
+    episodes: Sequence[Episode],
+    keep: str | None = None,
+    *,
+    validation: float = 0.0,
+    seed: int = 0,
+    dataset: int = 0,
+    divided: np.ndarray | None = None,
 ) -> FrameSelection:
     """Select the frames of a dataset.
 
@@ -55,19 +61,18 @@ def select_frames(
         keep: file of ranges, see `benchbox.data.samples.keep`.
         validation: share of the episodes that is not trained on.
         dataset: number of the dataset in its mixture.
+        divided: the episodes to divide (n,), counted over those with frames, where further entries of the mixture draw from
+            the same dataset: by default those that `keep` has frames of.
 
     Raises:
         DataError: the keep file is missing or damaged.
         ConfigurationError: it names frames that the dataset does not have.
     """
-    if keep is None:
-        segments = np.array([(e.from_index, e.to_index) for e in episodes if e.length], dtype=np.int64).reshape(-1, 2)
-    else:
-        segments = read_keep_ranges(Path(keep), episodes)
-    starts = np.array([episode.from_index for episode in episodes if episode.length], dtype=np.int64)
-    episode_of = np.searchsorted(starts, segments[:, 0], side="right") - 1  # (n,)
+    segments, episode_of = _kept_segments(episodes, keep)
     used = np.unique(episode_of)
-    chosen = validation_episodes(used, len(starts), validation, seed, dataset)
+    number = sum(1 for episode in episodes if episode.length)
+    chosen = validation_episodes(used if divided is None else divided, number, validation, seed, dataset)
+    chosen = chosen[np.isin(chosen, used)]
     is_validation = np.isin(episode_of, chosen)
     return FrameSelection(
         training=segments[~is_validation],
@@ -77,6 +82,21 @@ def select_frames(
         training_episodes=len(used) - len(chosen),
         validation_episodes=len(chosen),
     )
+
+
+def used_episodes(episodes: Sequence[Episode], keeps: Sequence[str | None]) -> np.ndarray:
+    """Return the episodes that at least one of several selections of a dataset has frames of."""
+    return np.unique(np.concatenate([_kept_segments(episodes, keep)[1] for keep in dict.fromkeys(keeps)]))
+
+
+def _kept_segments(episodes: Sequence[Episode], keep: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the segments (n, 2) that are drawn, and the episode of each (n,), counted over those with frames."""
+    if keep is None:
+        segments = np.array([(e.from_index, e.to_index) for e in episodes if e.length], dtype=np.int64).reshape(-1, 2)
+    else:
+        segments = read_keep_ranges(Path(keep), episodes)
+    starts = np.array([episode.from_index for episode in episodes if episode.length], dtype=np.int64)
+    return segments, np.searchsorted(starts, segments[:, 0], side="right") - 1
 
 
 def validation_episodes(used: np.ndarray, episodes: int, fraction: float, seed: int, dataset: int = 0) -> np.ndarray:
@@ -99,4 +119,5 @@ def count_frames(segments: np.ndarray) -> int:
 def check_not_empty(selection: FrameSelection, name: str) -> None:
     """Raise DataError if no frame of a dataset is trained on."""
     if not len(selection.training):
-        raise DataError(f"{name}: the dataset has no frames")
+        reason = "all episodes that it draws from are validated: keep frames of more of them"
+        raise DataError(f"{name}: {reason if len(selection.validation) else 'the dataset has no frames'}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchbox.errors import ConfigurationError
 from benchbox.spec.cell import Cell, DataSpec, OptimSpec
 from benchbox.spec.load import load_matrix
 from benchbox.spec.measured_setup import MeasuredSetup, differences
+from benchbox.spec.optim import GroupSpec, SpikeSpec
 from benchbox.spec.train import load_train
 
 TRAINING = """\
@@ -107,3 +110,17 @@ def test_a_file_with_another_set_up_is_refused_where_it_says_so(write, policies,
         "t.yaml:4:8: batch is 4 here and 8 in cell 12ab of runs/r; remove it, or change the measured set-up on purpose with "
         "--set batch=..."
     )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"spike": SpikeSpec()},
+        {"spike": SpikeSpec(max=3.0)},
+        {"groups": (GroupSpec(match="*", lr=1e-5, betas=(0.9, 0.98)), GroupSpec(match="*.bias", weight_decay=0.0))},
+    ],
+)
+def test_a_training_takes_the_optimizer_of_a_measured_cell_whatever_it_has(policies, options):
+    cell = replace(MEASURED, optim=replace(MEASURED.optim, **options))
+    config = load_train(None, {"steps": "3"}, [policies], measured=MeasuredSetup(cell=cell, label="cell 12ab of runs/r"))
+    assert config.cell == cell

@@ -1,6 +1,8 @@
 """Mixtures of datasets of different robots."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -241,3 +243,27 @@ def test_policies_train_on_a_batch_of_two_robots(name, roots):
     batch = next(stream)
     assert set(batch["dataset_index"].tolist()) == {0, 1}
     assert torch.isfinite(policy(batch).total)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("halves", [False, True])
+def test_no_episode_of_a_dataset_that_is_named_twice_is_both_trained_on_and_validated(tmp_path, seed, halves):
+    """Its entries may draw from the same frames with another weight, or from halves of every episode."""
+    dataset = open_dataset(write_dataset(tmp_path / "data", lengths=(6,) * 10, tasks=("lift",) * 10))
+    keeps = [None, None]
+    if halves:
+        keeps = [str(tmp_path / f"keep-{half}.json") for half in range(2)]
+        for half, keep in enumerate(keeps):
+            ranges = {str(episode.index): [[3 * half, 3 * half + 3]] for episode in dataset.episodes}
+            Path(keep).write_text(json.dumps(ranges))
+    entries = [(dataset, DatasetSpec(path=str(dataset.root), keep=keep)) for keep in keeps]
+    members = select_datasets(entries, validation=0.2, seed=seed)
+
+    def episodes(segments):
+        return {dataset.episode_of(int(start)).index for start, _ in segments}
+
+    trained, validated = (
+        set().union(*(episodes(getattr(member.selection, name)) for member in members)) for name in ("training", "validation")
+    )
+    assert len(validated) == 2
+    assert trained.isdisjoint(validated)
