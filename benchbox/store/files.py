@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -71,6 +71,24 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file atomically. What is no character, such as a byte of a path that is not UTF-8, becomes an escape."""
     with atomic_file(path) as stream:
         stream.write(text.encode(errors="backslashreplace"))
+
+
+def keep_rows(path: Path, is_kept: Callable[[int], bool]) -> None:
+    """Leave those rows of a JSON Lines file whose `step` is kept, and remove a line that was not written to its end.
+
+    A full disk or a killed process leaves a part of a line, and what was written later may follow on it.
+    """
+    rows = [(line, _step_of_row(line)) for line in path.read_text(errors="replace").splitlines(keepends=True)]
+    write_text(path, "".join(line for line, step in rows if step is not None and is_kept(step)))
+
+
+def _step_of_row(line: str) -> int | None:
+    if not line.endswith("\n"):
+        return None
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from benchbox.errors import NonFiniteError
-from benchbox.store.files import write_text
+from benchbox.store.files import keep_rows
 from benchbox.trainer.trackers.fan_out import Trackers
 
 if TYPE_CHECKING:
@@ -57,8 +57,7 @@ class MetricsLog:
         self._block: list[tuple[int, StepResult]] = []
         self._block_start_s = time.perf_counter()
         if is_writer and path.exists():
-            lines = path.read_text().splitlines(keepends=True)
-            write_text(path, "".join(line for line in lines if json.loads(line)["step"] < start))
+            keep_rows(path, lambda step: step < start)
 
     def add(self, step: int, result: StepResult) -> None:
         """Add the result of a step, and write the block if it is full.

@@ -14,7 +14,7 @@ from benchbox.data.samples.mixture import MixtureSamples
 from benchbox.errors import ConfigurationError, NonFiniteError, Problem
 from benchbox.registry.names import did_you_mean
 from benchbox.spec.train import BestSection
-from benchbox.store.files import write_text
+from benchbox.store.files import keep_rows
 from benchbox.trainer.evaluation import evaluating
 from benchbox.trainer.sample_table import SampleTable, gather
 from benchbox.trainer.trackers.fan_out import Trackers
@@ -135,8 +135,7 @@ class Validation:
         self._best = best or BestSection()
         self.trackers = Trackers()  # get the loss, its terms and its parts, on the rank that writes
         if is_writer and path.exists():
-            lines = path.read_text().splitlines(keepends=True)
-            write_text(path, "".join(line for line in lines if json.loads(line)["step"] <= start))
+            keep_rows(path, lambda step: start > 0 and step <= start)  # one that begins again validates again
 
     def is_due(self, completed: int, *, last: bool) -> bool:
         """Return whether to validate after `completed` steps: at intervals, after the last step, at the start on request."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -12,7 +11,7 @@ from benchbox.audit.record import summarize_numbers
 from benchbox.audit.subjects.session import STEPS, SessionObservation
 from benchbox.errors import ThresholdError
 from benchbox.observer.facts import RankFacts
-from benchbox.store.files import json_text, write_text
+from benchbox.store.files import json_text, keep_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,8 +53,7 @@ class TrainingAudit:
         self._rank = dist.get_rank() if dist.is_initialized() else 0
         self._observation: SessionObservation | None = None
         if self._rank == 0 and path.exists():
-            lines = path.read_text().splitlines(keepends=True)
-            write_text(path, "".join(line for line in lines if json.loads(line)["step"] <= start))
+            keep_rows(path, lambda step: step <= start)
 
     def take_step(self, step: int, batches: Iterator[Batch], instruments: Instrument) -> StepResult:
         """Take a step of the session, under the observer if it is one of the last three before an audit."""

@@ -74,6 +74,21 @@ def test_steps_that_are_repeated_after_an_interruption_are_in_the_log_once(tmp_p
     assert [(row["step"], row["loss"]) for row in rows(path)] == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
 
 
+@pytest.mark.parametrize("torn", [-10, -1])
+def test_a_row_that_was_not_written_to_its_end_is_removed(tmp_path: Path, torn: int) -> None:
+    """A full disk leaves such a row, and an earlier benchbox may have gone on in its line."""
+    path = tmp_path / "metrics.jsonl"
+    log = open_log(path, block_steps=1)
+    for step in range(3):
+        log.add(step, result(loss=1.0))
+    path.write_text(path.read_text()[:torn])
+    open_log(path, start=3)
+    assert [row["step"] for row in rows(path)] == [0, 1]
+    path.write_text(path.read_text() + '{"step": 2, "lo{"step": 2, "loss": 1.0}\n')
+    open_log(path, start=3)
+    assert [row["step"] for row in rows(path)] == [0, 1]
+
+
 def test_only_the_writer_touches_the_file(tmp_path: Path) -> None:
     """Another rank logs the same steps, and leaves the file of an interrupted run alone too."""
     path = tmp_path / "metrics.jsonl"

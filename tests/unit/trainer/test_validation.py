@@ -148,6 +148,13 @@ def test_rows_of_steps_that_are_repeated_after_an_interruption_are_removed(
     assert [row["step"] for row in rows(tmp_path)] == [3, 6, 9]
 
 
+def test_a_training_that_begins_again_has_one_row_of_its_start(validation: Callable[..., Validation], tmp_path: Path) -> None:
+    """An interrupted validation left a part of a row behind it."""
+    (tmp_path / "validation.jsonl").write_text('{"step": 0, "loss": 1.0}\n{"step": 3, "lo')
+    validation(start=0)
+    assert rows(tmp_path) == []
+
+
 def test_a_loss_that_is_not_finite_ends_the_training_after_its_row(
     validation: Callable[..., Validation], tmp_path: Path
 ) -> None:
