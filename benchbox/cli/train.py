@@ -195,7 +195,8 @@ def _exit(outcome: "Outcome", folder: Path) -> None:
     error = outcome.error
     assert error is not None, "every other status has an error"
     if outcome.status == "interrupted":
-        print(f"stopped: {error['message']}; {newest}; continue with --resume", file=sys.stderr)
+        hint = "; continue with --resume" if checkpoints else ""
+        print(f"stopped: {error['message']}; {newest}{hint}", file=sys.stderr)
         raise typer.Exit(_EXIT_STOPPED)
     location = f" (rank {error['rank']}, {error['phase'] or 'outside a step'})" if error["rank"] is not None else ""
     print(f"error: {outcome.status}: {error['type']}: {error['message']}{location}; {newest}", file=sys.stderr)

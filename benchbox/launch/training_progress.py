@@ -113,7 +113,8 @@ class TrainingProgress:
 
     def stop_requested(self, signal: str) -> None:
         """Show that a signal ends the training after a step."""
-        self.warn(f"{signal}: the training stops after this step with a checkpoint; a second signal ends it at once", title="")
+        saved = "with a checkpoint" if self._config.checkpoint.every else "without a checkpoint (checkpoint.every is 0)"
+        self.warn(f"{signal}: the training stops after this step {saved}; a second signal ends it at once", title="")
 
     def _plain_line(self, row: Mapping[str, Any]) -> str:
         step, steps, remaining_s = int(row["step"]) + 1, self._config.steps, self._remaining_s(row)

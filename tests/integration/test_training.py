@@ -187,6 +187,18 @@ def test_a_training_continues_on_another_backend_and_says_what_changed(ddp: tupl
     assert [row["step"] for row in metrics(tmp_path / "moved")] == list(range(7))
 
 
+def test_a_resumed_training_that_saves_no_checkpoints_is_the_same_training(single: tuple[Path, Path], tmp_path: Path) -> None:
+    """It continues from the newest checkpoint of the earlier run, and adds none."""
+    config, out = single
+    shutil.copytree(out, tmp_path / "unsaved", symlinks=True)
+    shutil.rmtree(tmp_path / "unsaved/checkpoints/step-00000006")
+    resumed = train(config, tmp_path / "unsaved", "--resume", "--set", "checkpoint.every=0")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resuming after step 3 (24 samples)\n" in resumed.stdout
+    assert metrics(tmp_path / "unsaved") == metrics(out)
+    assert [path.name for path in (tmp_path / "unsaved/checkpoints").glob("step-*")] == ["step-00000003"]
+
+
 def test_a_training_that_is_complete_starts_no_ranks_and_says_how_to_go_on(ddp: tuple[Path, Path], tmp_path: Path) -> None:
     config, out = ddp
     shutil.copytree(out, tmp_path / "complete", symlinks=True)

@@ -76,10 +76,16 @@ def test_a_training_that_failed_names_the_rank_the_newest_checkpoint_and_the_log
 def test_a_training_that_ended_or_was_stopped_says_how_to_go_on(capsys, tmp_path):
     train._exit(Outcome("ok"), tmp_path)
     assert capsys.readouterr().out == f"done; no checkpoint; metrics: {tmp_path / 'metrics.jsonl'}\n"
-    with pytest.raises(typer.Exit) as stopped:
-        train._exit(Outcome("interrupted", {**FAILED, "message": "by the user"}), tmp_path)
-    assert stopped.value.exit_code == 130
-    assert capsys.readouterr().err == "stopped: by the user; no checkpoint; continue with --resume\n"
+    checkpoint = tmp_path / "saved" / "checkpoints" / "step-00000005"
+    checkpoint.mkdir(parents=True)
+    for folder, text in (
+        (tmp_path, "no checkpoint"),
+        (tmp_path / "saved", f"newest checkpoint: {checkpoint}; continue with --resume"),
+    ):
+        with pytest.raises(typer.Exit) as stopped:
+            train._exit(Outcome("interrupted", {**FAILED, "message": "by the user"}), folder)
+        assert stopped.value.exit_code == 130
+        assert capsys.readouterr().err == f"stopped: by the user; {text}\n"
     for error, place in (({**FAILED, "phase": None}, " (rank 1, outside a step)"), ({**FAILED, "rank": None}, "")):
         with pytest.raises(typer.Exit):
             train._exit(Outcome("crash", error), tmp_path)

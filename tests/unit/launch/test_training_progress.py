@@ -116,6 +116,15 @@ def test_an_audit_whose_observer_failed_is_no_audit_without_errors(
     )
 
 
+@pytest.mark.parametrize(("every", "promise"), [("5", "with a checkpoint;"), ("0", "without a checkpoint (")])
+def test_a_signal_promises_a_checkpoint_only_where_one_is_written(
+    screen: io.StringIO, capsys: pytest.CaptureFixture[str], every: str, promise: str
+) -> None:
+    shown = TrainingProgress(load_train("pi05", {"checkpoint.every": every}), Console(file=screen))
+    shown.stop_requested("SIGTERM")
+    assert f"SIGTERM: the training stops after this step {promise} a second signal" in capsys.readouterr().err
+
+
 def test_new_rows_are_passed_on_once_and_a_line_that_is_being_written_waits(tmp_path: Path) -> None:
     path, steps = tmp_path / "rows.jsonl", []
     follower = RowFollower(path, lambda row: steps.append(row["step"]), first_step=2)
