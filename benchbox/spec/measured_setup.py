@@ -12,6 +12,8 @@ from benchbox.spec.matrix import to_yaml_word
 from benchbox.spec.optim import SpikeSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from benchbox.spec.cell import Cell
     from benchbox.spec.source import Source
 
@@ -45,6 +47,15 @@ def add_measured_values(source: Source, measured: MeasuredSetup) -> list[Problem
     if isinstance(optim, dict):
         _set(source, "optim", _changed_values(measured.cell.optim) | optim)
     return problems
+
+
+def incomplete_data(source: Source, overrides: Mapping[str, str], measured: MeasuredSetup) -> list[Problem]:
+    """Return problems of overrides that change a part of the measured data: they would be parts of the default dataset."""
+    given = [key for key in overrides if key.split(".")[0] == "data"]
+    if "data" in source.values or not given or {"data", "data.lerobot", "data.mixture"} & set(given):
+        return []
+    message = f"the data of {measured.label} are taken as a whole, and this is a part of them"
+    return [Problem(f"--set {key}", message, "give a file with `data`, or --set data.lerobot=PATH beside it") for key in given]
 
 
 def differences(cell: Cell, measured: Cell) -> list[str]:

@@ -21,7 +21,7 @@ from benchbox.spec.checks import REQUIRED
 from benchbox.spec.data_checks import check_data
 from benchbox.spec.files import TRAINING_FILES, find_file
 from benchbox.spec.load import data_spec
-from benchbox.spec.measured_setup import add_measured_values
+from benchbox.spec.measured_setup import add_measured_values, incomplete_data
 from benchbox.spec.optim_file import optim_spec
 from benchbox.spec.overrides import apply_overrides
 from benchbox.spec.policies import resolve_policies
@@ -153,6 +153,7 @@ def load_train(
     problems = list(source.problems)
     if measured is not None:
         problems += add_measured_values(source, measured)
+        problems += incomplete_data(source, overrides or {}, measured)
     problems += apply_overrides(source, overrides or {})
     policies, policy_dirs, unresolved = resolve_policies(source, path, policy_dirs)
     problems += unresolved

@@ -122,7 +122,7 @@ def test_a_signal_promises_a_checkpoint_only_where_one_is_written(
 ) -> None:
     shown = TrainingProgress(load_train("pi05", {"checkpoint.every": every}), Console(file=screen))
     shown.stop_requested("SIGTERM")
-    assert f"SIGTERM: the training stops after this step {promise} a second signal" in capsys.readouterr().err
+    assert f"SIGTERM: the training stops after this step {promise}" in capsys.readouterr().err
 
 
 def test_new_rows_are_passed_on_once_and_a_line_that_is_being_written_waits(tmp_path: Path) -> None:

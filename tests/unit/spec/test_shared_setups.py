@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchbox.data.sample import sample_path
 from benchbox.errors import ConfigurationError
 from benchbox.spec.cell import Cell, DataSpec, OptimSpec
 from benchbox.spec.load import load_matrix
@@ -124,3 +125,16 @@ def test_a_training_takes_the_optimizer_of_a_measured_cell_whatever_it_has(polic
     cell = replace(MEASURED, optim=replace(MEASURED.optim, **options))
     config = load_train(None, {"steps": "3"}, [policies], measured=MeasuredSetup(cell=cell, label="cell 12ab of runs/r"))
     assert config.cell == cell
+
+
+def test_a_part_of_the_measured_data_is_not_changed_into_one_of_the_default_dataset(write, policies):
+    with pytest.raises(ConfigurationError) as refused:
+        from_measured(None, policies, {"steps": "3", "data.workers": "2"})
+    assert str(refused.value).startswith(
+        "--set data.workers: the data of cell 12ab of runs/r are taken as a whole, and this is a part"
+    )
+    dataset = str(sample_path())
+    whole = from_measured(None, policies, {"steps": "3", "data.lerobot": dataset, "data.workers": "2"})
+    assert (whole.cell.data.path, whole.cell.data.workers) == (dataset, 2)
+    file = from_measured(write(REST + "data: {validation: 0.2}\n"), policies, {"data.workers": "2"})
+    assert (file.cell.data.validation, file.cell.data.workers) == (0.2, 2)
