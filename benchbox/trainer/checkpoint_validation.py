@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from benchbox.registry.contracts import BatchSpec
+
 SCHEMA_VERSION = 1
 
 
@@ -58,8 +60,7 @@ def validate_checkpoint(checkpoint: Path, settings: CheckpointValidation, policy
     trained = Cell.from_dict(manifest.cell)
     cell = _cell_of_one_process(trained, _data(trained, settings))
     policy = load_policy(checkpoint, policy_dirs, averages=settings.averages, attention=cell.attention)
-    samples = open_samples(cell.data, policy.batch_spec(), cell.seed)
-    assert isinstance(samples, MixtureSamples), "generated data are refused"
+    samples = open_validated_samples(trained, cell.data, policy.batch_spec())
     segments = np.concatenate([group.segments for group in samples.groups()]) if settings.all_episodes else None
     section = ValidationSection(every=1, batch=settings.batch, max_samples=settings.max_samples)
     one_pass = ValidationPass(section, cell, samples, rank=0, tracker=ProgressTracker(), segments=segments)
@@ -74,6 +75,23 @@ def validate_checkpoint(checkpoint: Path, settings: CheckpointValidation, policy
         "device": str(session.device),
         **row,
     }
+
+
+def open_validated_samples(trained: Cell, data: DataSpec, spec: BatchSpec) -> MixtureSamples:
+    """Open the data of a validation. FAST tokens are those of the tokenizer that the training had, whatever is validated.
+
+    Raises:
+        ConfigurationError: the data do not fit the policy.
+        DataError: a dataset is missing or damaged, also one of the training, from which its tokenizer is trained again.
+    """
+    fast = None
+    if spec.fast_tokens and trained.data.kind != "synthetic" and data != trained.data:
+        of_training = open_samples(trained.data, spec, trained.seed)
+        assert isinstance(of_training, MixtureSamples)
+        fast = of_training.fast
+    samples = open_samples(data, spec, trained.seed, fast=fast)
+    assert isinstance(samples, MixtureSamples), "generated data are refused"
+    return samples
 
 
 def _data(trained: Cell, settings: CheckpointValidation) -> DataSpec:

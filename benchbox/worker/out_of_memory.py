@@ -6,6 +6,7 @@ Those are recognised by the fixed text that they begin with, so that an error th
 
 from __future__ import annotations
 
+import errno
 import re
 
 import torch
@@ -44,6 +45,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an exception means that memory could not be allocated, on the device or on the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
+    if isinstance(error, OSError):  # as of a fork: Python has no class for it
+        return error.errno == errno.ENOMEM
     if isinstance(error, torch.AcceleratorError) and (code := getattr(error, "error_code", None)) is not None:
         return bool(code == _CUDA_ERROR_MEMORY_ALLOCATION)
     message = str(error)

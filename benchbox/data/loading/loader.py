@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from benchbox.data.loading.prefetch import Copier
     from benchbox.data.order.groups import SampleGroup
     from benchbox.data.samples.provenance import Provenance
+    from benchbox.data.text.fast import FastTokenizer
     from benchbox.registry.contracts import Batch, BatchSpec
     from benchbox.spec.cell import DataSpec
 
@@ -235,8 +236,13 @@ def open_stream(
     return MicroBatchStream(batches, samples, data_use, CudaCopier() if pinned else None)
 
 
-def open_samples(data: DataSpec, spec: BatchSpec, seed: int) -> MixtureSamples | SyntheticSamples:
+def open_samples(
+    data: DataSpec, spec: BatchSpec, seed: int, *, fast: FastTokenizer | None = None
+) -> MixtureSamples | SyntheticSamples:
     """Open the samples that are trained on.
+
+    Args:
+        fast: see `MixtureSamples`.
 
     Raises:
         ConfigurationError: the data cannot be provided in the form that the policy requires.
@@ -252,7 +258,8 @@ def open_samples(data: DataSpec, spec: BatchSpec, seed: int) -> MixtureSamples |
         opened = [(_decode(open_training_dataset(dataset.path)[0], data), dataset) for dataset in data.lerobot_datasets]
     else:
         raise ConfigurationError(Problem("", f"unknown kind of data {data.kind!r}", "one of sample, lerobot, synthetic"))
-    return MixtureSamples(select_datasets(opened, validation=data.validation, seed=seed), spec, seed, data.tokenizer_file)
+    members = select_datasets(opened, validation=data.validation, seed=seed)
+    return MixtureSamples(members, spec, seed, data.tokenizer_file, fast=fast)
 
 
 def _decode(dataset: LeRobotDataset, data: DataSpec) -> LeRobotDataset:

@@ -66,12 +66,23 @@ class MixtureSamples:
 
     With weights every dataset is a group of its own. Without them all are one, and each frame is drawn once per epoch.
 
+    Args:
+        fast: the FAST tokenizer that a policy has learned; by default one is trained on what is drawn.
+
     Raises:
         DataError: a dataset's state or action is wider than the policy's, or a statistic is missing or not finite.
         ConfigurationError: the prompt or the actions do not fit the policy's vocabularies.
     """
 
-    def __init__(self, members: Sequence[MixtureDataset], spec: BatchSpec, seed: int, tokenizer: Path | None = None) -> None:
+    def __init__(
+        self,
+        members: Sequence[MixtureDataset],
+        spec: BatchSpec,
+        seed: int,
+        tokenizer: Path | None = None,
+        *,
+        fast: FastTokenizer | None = None,
+    ) -> None:
         self.members = tuple(members)
         settings = [member.settings for member in members]
         self.provenance = Provenance(
@@ -87,10 +98,11 @@ class MixtureSamples:
             DatasetSamples(member.dataset, spec, seed, tokenizer, membership=self._membership(number), train_fast=False)
             for number, member in enumerate(members)
         ]
+        self.fast = fast
         if spec.fast_tokens:
-            fast = FastTokenizer.train(self._fast_chunks(), horizon=spec.horizon, vocab=spec.fast_vocab)
+            self.fast = fast or FastTokenizer.train(self._fast_chunks(), horizon=spec.horizon, vocab=spec.fast_vocab)
             for part in self._parts:
-                part.fast = fast
+                part.fast = self.fast
 
     def __len__(self) -> int:
         """Return the number of frames, those that are not drawn included."""

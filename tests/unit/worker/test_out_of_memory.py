@@ -5,6 +5,7 @@ The errors of CUDA, cuBLAS, cuDNN and NCCL are constructed with the texts of the
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,6 +62,7 @@ def test_an_allocation_of_the_host_that_fails_is_out_of_memory(allocate: Callabl
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:118] data. DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."
         ),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
         dist.DistBackendError(NCCL_OUT_OF_MEMORY),
         dist.DistBackendError(f"{NCCL_ERROR}Cuda failure 'out of memory'"),
         dist.DistBackendError(f"{NCCL_ERROR}Failed to CUDA calloc async 2432 bytes"),
@@ -86,6 +88,7 @@ def test_an_error_that_means_a_failed_allocation_is_out_of_memory(error: BaseExc
         dist.DistBackendError("peer reported: Last error:\nCuda failure 2 'out of memory'"),
         dist.DistNetworkError(NCCL_OUT_OF_MEMORY),
         RuntimeError(NCCL_OUT_OF_MEMORY),
+        OSError(errno.ENOSPC, "Cannot allocate memory"),
         KeyboardInterrupt(),
     ],
 )

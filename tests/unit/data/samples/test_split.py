@@ -1,5 +1,6 @@
 """Episodes that are not trained on: chosen by the seed, the same in every process."""
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -74,8 +75,9 @@ def test_a_dataset_without_episodes_is_refused_by_its_name():
         check_not_empty(selection, "robots/empty")
 
 
-def test_the_segments_of_a_mixture_are_in_its_index_space(root, bare_spec):
-    opened = [(open_dataset(root), DatasetSpec(path=str(root))) for _ in range(2)]
+def test_the_segments_of_a_mixture_are_in_its_index_space(root, bare_spec, tmp_path):
+    other = shutil.copytree(root, tmp_path / "other")
+    opened = [(open_dataset(path), DatasetSpec(path=str(path))) for path in (root, other)]
     members = select_datasets(opened, validation=0.3, seed=2)
     samples = MixtureSamples(members, replace(bare_spec, cameras=1), 2)
     (group,) = samples.groups()
