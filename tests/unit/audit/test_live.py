@@ -75,7 +75,7 @@ def test_an_observer_removes_itself_after_its_steps():
 
 
 def test_an_audit_whose_observer_failed_does_not_pass(monkeypatch):
-    """What it missed is unknown, and the rules say nothing about it."""
+    """The rules say nothing about what it missed."""
     monkeypatch.setattr("benchbox.observer.numerics.probes.TensorProbe.before_step", lambda *_: 1 / 0)
     result = benchbox.audit_precision(*training(torch.float32))
     assert not result.passed

@@ -194,7 +194,7 @@ def test_outdated_batches_of_walks_that_were_not_selected_stay_in_the_plan(tmp_p
 
 
 def test_a_search_goes_on_without_a_prediction_whatever_happens_to_it(tmp_path):
-    """Of a policy whose code raises, or ends the process that traces it."""
+    """The code of a policy raises, or ends the process that traces it."""
     for name, body in (("broken", "raise KeyError('no weights')"), ("fatal", "import os; os._exit(9)")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "presets.yaml").write_text("tiny: {}\n")

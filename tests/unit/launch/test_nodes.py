@@ -241,7 +241,7 @@ def test_launches_on_different_numbers_of_nodes_are_of_different_machines() -> N
 
 
 def test_a_heartbeat_outlives_an_error_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a full disk, or a server that does not answer for a moment: the node is not lost."""
+    """A full disk, or a server that does not answer for a moment, loses no node."""
     from benchbox.launch.nodes import files
 
     through, failures, failed = files.write_json, [OSError(28, "No space left on device")], threading.Event()
