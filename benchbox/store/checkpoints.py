@@ -138,14 +138,29 @@ def publish_checkpoint(folder: Path, steps: int) -> Path:
 
 
 def remove_old_checkpoints(folder: Path, keep: int, best: int = 0) -> None:
-    """Remove all but the newest `keep` checkpoints and the `best` of lowest score."""
+    """Remove all but the newest `keep` checkpoints and the `best` of lowest score.
+
+    Scores of another metric or validation than that of the newest checkpoint are not compared with the others: checkpoints that
+    have them stay until there are `best` others.
+    """
     paths = list_checkpoints(folder)
-    newest = set(paths[-keep:])
-    scores = {path: read_manifest(path).score for path in paths} if best else {}
-    scored = sorted((score, path) for path, score in scores.items() if score is not None)
+    kept = set(paths[-keep:])
+    if best and paths:
+        manifests = {path: read_manifest(path) for path in paths}
+        scores = {path: manifest.score for path, manifest in manifests.items() if manifest.score is not None}
+        compared = _what_is_compared(manifests[paths[-1]])
+        comparable = sorted((score, path) for path, score in scores.items() if _what_is_compared(manifests[path]) == compared)
+        kept |= {path for _, path in comparable[:best]} if len(comparable) >= best else scores.keys()
     for path in paths:
-        if path not in newest | {path for _, path in scored[:best]}:
+        if path not in kept:
             _remove(path)
+
+
+def _what_is_compared(manifest: CheckpointManifest) -> tuple[Any, ...]:
+    """Return what the score of a checkpoint is: these settings may change when a training is resumed."""
+    config = manifest.config or {}
+    best, validation = (config.get("checkpoint") or {}).get("keep_best") or {}, config.get("validation") or {}
+    return best.get("metric"), best.get("mode"), validation.get("weights"), validation.get("max_samples")
 
 
 def describe_files(folder: Path, paths: Iterable[Path]) -> dict[str, dict[str, int]]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import Cell
 
 
-def save(folder: Path, steps: int, cell: Cell = CELL, score: float | None = None) -> Path:
+def save(folder: Path, steps: int, cell: Cell = CELL, score: float | None = None, mode: str | None = None) -> Path:
     """Save a checkpoint that has one file."""
     partial = begin_checkpoint(folder, steps)
     (partial / "tensors.bin").write_bytes(os.urandom(4096))
@@ -38,7 +38,7 @@ def save(folder: Path, steps: int, cell: Cell = CELL, score: float | None = None
         steps=steps,
         samples=8 * steps,
         cell=cell.to_dict(),
-        config=None,
+        config=None if mode is None else {"checkpoint": {"keep_best": {"metric": "loss", "mode": mode}}},
         topology={},
         recipe=cell.recipe,
         trainable_only=False,
@@ -122,6 +122,17 @@ def test_where_every_checkpoint_is_damaged_none_is_renamed_and_no_training_start
     with pytest.raises(DataError, match=r"damaged checkpoint \(tensors.bin is missing\), and there is no intact one"):
         set_damaged_aside(tmp_path)
     assert list_checkpoints(tmp_path) == [checkpoint]
+
+
+def test_scores_of_another_metric_are_not_compared_and_what_has_them_stays_until_there_are_others(tmp_path: Path) -> None:
+    """The mode was wrong at first: the lowest score of the first checkpoints is that of the highest loss."""
+    first = [save(tmp_path, steps, score=score, mode="max") for steps, score in ((2, -1.5), (4, -1.4))]
+    second = [save(tmp_path, 6, score=1.9, mode="min")]
+    remove_old_checkpoints(tmp_path, keep=1, best=2)
+    assert list_checkpoints(tmp_path) == [*first, *second]
+    second += [save(tmp_path, steps, score=score, mode="min") for steps, score in ((8, 1.2), (10, 2.5))]
+    remove_old_checkpoints(tmp_path, keep=1, best=2)
+    assert list_checkpoints(tmp_path) == second
 
 
 def test_no_checkpoint_is_without_its_files_while_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
