@@ -41,7 +41,7 @@ def evaluate_checkpoint(
     dtype: Annotated[ExportDtype, typer.Option("--dtype", help="Dtype of the weights.")] = ExportDtype.float32,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Output folder.", show_default="evaluation-<env> beside CHECKPOINT"),
+        typer.Option("--out", metavar="DIR", help="Output folder.", show_default="evaluation-<env>-step-<n> beside it"),
     ] = None,
 ) -> None:
     """Let the policy of a checkpoint act in an environment, and report its success rate with a 95% Wilson interval.
@@ -51,6 +51,7 @@ def evaluate_checkpoint(
     """
     from benchbox.report.evaluation import write_evaluation
     from benchbox.simulation.evaluate import EvaluationSettings, evaluate
+    from benchbox.store.checkpoints import find_checkpoint
 
     settings = EvaluationSettings(
         env=env,
@@ -63,7 +64,8 @@ def evaluate_checkpoint(
         averages=averages,
         dtype=dtype.value,
     )
-    folder = out or checkpoint.resolve().parent / f"evaluation-{env.replace('/', '-').replace(':', '-')}"
+    checkpoint = find_checkpoint(checkpoint)
+    folder = out or checkpoint.parent / f"evaluation-{env.replace('/', '-').replace(':', '-')}-{checkpoint.name}"
     record = evaluate(checkpoint, settings, folder, policy_dirs, _print_episode)
     rate = record["success_rate"]
     print(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,23 @@ def evaluate(checkpoint: Path, env: str, out: Path, *options: str) -> str:
     if result.exception is not None:
         raise result.exception
     return result.stdout
+
+
+def test_each_checkpoint_of_a_training_has_an_evaluation_of_its_own(checkpoint: Path, tmp_path: Path) -> None:
+    """By default: the earlier one, perhaps hours of simulation, stays."""
+    folder = tmp_path / "training" / "checkpoints"
+    for steps in (3, 7):
+        shutil.copytree(checkpoint, folder / f"step-{steps:08}")
+    (folder / "latest").symlink_to("step-00000007")
+    for given in (tmp_path / "training", folder / "step-00000003"):
+        options = ["--env", TOY, "--episodes", "1", "--videos", "0", "--execute", "5"]
+        result = CliRunner().invoke(app, ["eval", str(given), *options])
+        assert result.exception is None, result.exception
+    records = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("evaluation-*/evaluation.json")}
+    assert {name.rpartition("-step-")[2]: record["checkpoint"]["name"] for name, record in records.items()} == {
+        "00000003": "step-00000003",
+        "00000007": "step-00000007",
+    }
 
 
 def test_an_evaluation_writes_its_record_videos_and_report(checkpoint: Path, tmp_path: Path) -> None:
