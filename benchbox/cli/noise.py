@@ -60,7 +60,7 @@ def noise(
     cell = planned.cells[0]
     text = label(cell.to_dict(), ("backend", "policy", "batch"))
     measure = replace(loaded.measure, launches=launches)
-    described = build_run(loaded, Plan((cell,), ()), matrix_file=str(matrix))
+    described = build_run(loaded, Plan((cell,), ()), matrix_file=str(matrix), sets=sets, policy_dirs=policy_dirs)
     run = replace(
         described,
         name=f"{loaded.name}-noise",

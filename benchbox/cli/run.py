@@ -27,7 +27,7 @@ from benchbox.cli.slurm import SlurmOption, job_command, render, slurm_options, 
 from benchbox.errors import CellFailedError, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from benchbox.launch.resume import Launches, PendingLaunches
     from benchbox.launch.runner import RunSummary
@@ -142,7 +142,7 @@ def run(
         raise ConfigurationError(f"{matrix}: no cell can run: {reasons}")
     world_sizes = (cell.world_size for cell in selected.cells)
     check_world_sizes(loaded.path, overrides, world_sizes, resources.nodes if resources else nnodes)
-    described = build_run(loaded, planned, matrix_file=str(matrix))
+    described = build_run(loaded, planned, matrix_file=str(matrix), sets=sets, policy_dirs=policy_dirs)
     measure = loaded.measure
     if resources is None and not dry_run:
         check_memory_limit(loaded, overrides)
@@ -266,9 +266,13 @@ def _check_job(job: "SlurmJob", state: "JobState", pending: "Launches", store: "
     raise SlurmJobError(f"Slurm job {job.id} ended {state} with {len(pending)} launches left; the same command submits them")
 
 
-def build_run(matrix: "Matrix", planned: "Plan", *, matrix_file: str) -> "Run":
+def build_run(
+    matrix: "Matrix", planned: "Plan", *, matrix_file: str, sets: "Sequence[str]", policy_dirs: "Sequence[Path]"
+) -> "Run":
     """Return the plan of a run."""
     from benchbox.store.run import Run
+
+    options = [("--set", text) for text in sets] + [("--policy-dir", str(folder)) for folder in policy_dirs]
 
     return Run(
         name=matrix.name,
@@ -279,6 +283,7 @@ def build_run(matrix: "Matrix", planned: "Plan", *, matrix_file: str) -> "Run":
         measure=asdict(matrix.measure),
         cells={cell.cell_id: cell.to_dict() for cell in planned.cells},
         skipped=[{"cell": skip.cell.to_dict(), "reason": skip.reason} for skip in planned.skipped],
+        options=[word for option in options for word in option],
     )
 
 

@@ -61,17 +61,18 @@ def cell_cards(
     return tuple(
         CellCard(
             title=label(summary.cell, axes),
-            command=run_command(run.matrix_file, summary.cell, fields),
+            command=run_command(run, summary.cell, fields),
             groups=tuple(group for group in _groups(summary, axes, columns, row, observed.get(summary.cell_id)) if group.rows),
         )
         for summary, row in zip(summaries, rows, strict=True)
     )
 
 
-def run_command(matrix_file: str, cell: CellDict, fields: Sequence[str]) -> str:
-    """Return the command that runs one cell of a matrix, for a POSIX shell."""
+def run_command(run: Run, cell: CellDict, fields: Sequence[str]) -> str:
+    """Return the command that runs one cell of a run again, for a POSIX shell."""
     conditions = ", ".join(f"{field}={to_yaml_word(cell.get(field))}" for field in fields)
-    return shlex.join(["benchbox", "run", matrix_file, *(["--only", conditions] if conditions else [])])
+    selection = ["--only", conditions] if conditions else []
+    return shlex.join(["benchbox", "run", run.matrix_file, *selection, *run.options])
 
 
 def _groups(

@@ -68,6 +68,7 @@ class _RunFile(TypedDict, total=False):
     skipped: list[_SkippedCell]
     sequential: dict[str, Any] | None
     walks: list[Walk]
+    options: list[str]
     benchbox_version: str
     created_at: str
 
@@ -90,6 +91,9 @@ class Run:
     # Of `--launches auto`: {"looks": [launches, ...], "resolution": ..., "launches": {cell id: of one that stopped early}}
     sequential: Mapping[str, Any] | None = None
     walks: Sequence[Walk] = field(default_factory=list)
+    options: Sequence[str] = field(
+        default_factory=list
+    )  # of the command that decide what a cell is: --set, --policy-dir; empty in older runs
     benchbox_version: str = __version__
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 

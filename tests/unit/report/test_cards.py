@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchbox.analysis.summary import varying_fields
+from benchbox.cli.run import build_run
 from benchbox.plan import plan
 from benchbox.plan.only import select
 from benchbox.report.cards import run_command
 from benchbox.report.view import build_report
-from benchbox.spec import load_matrix
+from benchbox.spec import load_matrix, parse_overrides
 from benchbox.store.run import RunStore
 from tests.support.example_run import CELL, OOM, example_record, example_run
 from tests.support.large_runs import PUBLISHED
@@ -22,10 +23,27 @@ def test_the_command_of_a_cell_selects_that_cell_of_its_matrix():
     cells = plan(load_matrix(Path(run.matrix_file), {}, [])).cells
     axes = varying_fields([*run.cells.values()])
     for cell in [*run.cells.values()][::40]:
-        words = shlex.split(run_command(run.matrix_file, cell, axes))
+        words = shlex.split(run_command(run, cell, axes))
         assert words[:4] == ["benchbox", "run", run.matrix_file, "--only"]
         (selected,) = select(words[4], cells)
         assert {axis: getattr(selected, axis) for axis in axes} == {axis: cell[axis] for axis in axes}
+
+
+def test_the_command_of_a_cell_has_the_options_that_decide_what_the_cell_is():
+    loaded = load_matrix(
+        PUBLISHED.parents[1] / "matrices/backends.yaml", parse_overrides(["size=small", "batch=1, seed=3"]), []
+    )
+    run = build_run(
+        loaded,
+        plan(loaded),
+        matrix_file="matrices/backends.yaml",
+        sets=["size=small", "batch=1, seed=3"],
+        policy_dirs=[Path("my own")],
+    )
+    card, *_ = build_report(run, []).cards
+    words = shlex.split(card.command)
+    assert words[:3] == ["benchbox", "run", "matrices/backends.yaml"]
+    assert words[-6:] == ["--set", "size=small", "--set", "batch=1, seed=3", "--policy-dir", "my own"]
 
 
 def test_a_card_has_all_that_is_known_about_its_cell_and_an_axis_only_in_its_title():
