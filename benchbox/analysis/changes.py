@@ -122,7 +122,7 @@ def compare_runs(
         assert before is not None
         assert after is not None
         for metric in named:
-            change, effect = _change(cell_id, text, metric, before, after, refusal, relevant)
+            change, effect = _change(cell_id, text, metric, before, after, refusal, relevant, len(pairs) * len(named))
             if change is None:
                 continue
             if effect is not None:
@@ -176,6 +176,7 @@ def _change(
     after: CellFigures,
     refusal: str | None,
     relevant: float,
+    figures_compared: int,
 ) -> tuple[Change | None, Effect | None]:
     """Return the change of a metric and, where launches are to be tested, the effect, which is above 1 for the better."""
     old, new = (figures.values.get(metric.name) for figures in (before, after))
@@ -196,7 +197,7 @@ def _change(
     if not all(launches):
         return replace(change, reason="a baseline of an earlier version has no values of launches"), None
     better, worse = (launches[1], launches[0]) if metric.direction == "higher" else (launches[0], launches[1])
-    return change, estimate_effect(better, worse, alpha=ALPHA, same_run=False)
+    return change, estimate_effect(better, worse, alpha=ALPHA, pairs=figures_compared, same_run=False)
 
 
 def _judge_values(change: Change, metric: Metric, old: float, new: float, relevant: float) -> Change:

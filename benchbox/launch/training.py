@@ -13,6 +13,7 @@ from benchbox.launch.restarts import is_restartable, record_restart
 from benchbox.launch.supervise.group import run_group
 from benchbox.launch.supervise.outcome import Outcome
 from benchbox.registry.backends import backend_info
+from benchbox.registry.phases import CHECKPOINT
 from benchbox.store.checkpoints import checkpoint_steps, describe_resume, list_checkpoints, set_damaged_aside
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _steps_taken(folder: Path) -> int:
 
 
 def _trains(trace: Trace) -> bool:
-    return trace.state is not None and trace.state.stage in ("train", "validate", "write")
+    return trace.state is not None and trace.state.stage in ("train", "validate", CHECKPOINT)
 
 
 def _check(config: TrainConfig, folder: Path, resume: bool, nnodes: int, progress: TrainingProgress) -> None:

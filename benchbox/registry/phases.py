@@ -7,7 +7,23 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-STAGES = ("build", "compile_extension", "prepare", "warmup", "measure", "profile", "train", "validate", "probe", "write")
+CHECKPOINT = "checkpoint"  # the stage in which a training waits for the files of a checkpoint
+
+STAGES = (
+    "build",
+    "compile_extension",
+    "prepare",
+    "warmup",
+    "measure",
+    "profile",
+    "train",
+    "validate",
+    CHECKPOINT,
+    "probe",
+    "write",
+)
+
+CHECKPOINT_LIMIT_S = 7200.0  # after which a rank no longer waits for the files of another one
 
 # Texts of the stages whose names do not say what takes so long.
 STAGE_TEXTS = {"compile_extension": "compiling DeepSpeed's CPU extension, once per environment"}

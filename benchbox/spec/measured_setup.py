@@ -51,11 +51,14 @@ def add_measured_values(source: Source, measured: MeasuredSetup) -> list[Problem
 
 def incomplete_data(source: Source, overrides: Mapping[str, str], measured: MeasuredSetup) -> list[Problem]:
     """Return problems of overrides that change a part of the measured data: they would be parts of the default dataset."""
-    given = [key for key in overrides if key.split(".")[0] == "data"]
-    if "data" in source.values or not given or {"data", "data.lerobot", "data.mixture"} & set(given):
+    if "data" in source.values or {"data", "data.lerobot", "data.mixture"} & overrides.keys():
         return []
     message = f"the data of {measured.label} are taken as a whole, and this is a part of them"
-    return [Problem(f"--set {key}", message, "give a file with `data`, or --set data.lerobot=PATH beside it") for key in given]
+    return [
+        Problem(f"--set {key}", message, "give a file with `data`, or --set data.lerobot=PATH beside it")
+        for key in overrides
+        if key.startswith("data.")
+    ]
 
 
 def differences(cell: Cell, measured: Cell) -> list[str]:

@@ -144,15 +144,15 @@ def remove_old_checkpoints(folder: Path, keep: int, best: int = 0) -> None:
     have them stay until there are `best` others.
     """
     paths = list_checkpoints(folder)
-    kept = set(paths[-keep:])
+    remaining = set(paths[-keep:])
     if best and paths:
         manifests = {path: read_manifest(path) for path in paths}
         scores = {path: manifest.score for path, manifest in manifests.items() if manifest.score is not None}
         compared = _what_is_compared(manifests[paths[-1]])
         comparable = sorted((score, path) for path, score in scores.items() if _what_is_compared(manifests[path]) == compared)
-        kept |= {path for _, path in comparable[:best]} if len(comparable) >= best else scores.keys()
+        remaining |= {path for _, path in comparable[:best]} if len(comparable) >= best else scores.keys()
     for path in paths:
-        if path not in kept:
+        if path not in remaining:
             _remove(path)
 
 

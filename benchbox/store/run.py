@@ -91,9 +91,8 @@ class Run:
     # Of `--launches auto`: {"looks": [launches, ...], "resolution": ..., "launches": {cell id: of one that stopped early}}
     sequential: Mapping[str, Any] | None = None
     walks: Sequence[Walk] = field(default_factory=list)
-    options: Sequence[str] = field(
-        default_factory=list
-    )  # of the command that decide what a cell is: --set, --policy-dir; empty in older runs
+    # Words of the command that decide what a cell is, of --set and --policy-dir; none in older runs.
+    options: Sequence[str] = field(default_factory=list)
     benchbox_version: str = __version__
     created_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 

@@ -85,7 +85,8 @@ def open_validated_samples(trained: Cell, data: DataSpec, spec: BatchSpec) -> Mi
         DataError: a dataset is missing or damaged, also one of the training, from which its tokenizer is trained again.
     """
     fast = None
-    if spec.fast_tokens and trained.data.kind != "synthetic" and data != trained.data:
+    is_other = replace(data, workers=trained.data.workers) != trained.data
+    if spec.fast_tokens and is_other and trained.data.kind != "synthetic":
         of_training = open_samples(trained.data, spec, trained.seed)
         assert isinstance(of_training, MixtureSamples)
         fast = of_training.fast

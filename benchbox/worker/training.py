@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from benchbox.measure.compilation import CompilationWatch
 from benchbox.measure.phases import CombinedInstrument
+from benchbox.registry.phases import CHECKPOINT
 from benchbox.registry.recipes import recipe_by_name
 from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, copy_meta_policy, open_cell_data
@@ -47,7 +48,7 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
     reporter = Reporter(tracker, events)
     reporter.enter_stage("build")
     manager = CheckpointManager(
-        folder / "checkpoints", cell, config.checkpoint, config.to_dict(), lambda: tracker.within("write", 1)
+        folder / "checkpoints", cell, config.checkpoint, config.to_dict(), waiting=lambda: tracker.within(CHECKPOINT, 1)
     )
     checkpoints = manager if config.checkpoint.every else None
     policy = build_cell_policy(cell, [Path(directory) for directory in job["policy_dirs"]])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import psutil
 
 from benchbox.launch.supervise.trace import Trace
-from benchbox.registry.phases import COMPILATION
+from benchbox.registry.phases import CHECKPOINT, CHECKPOINT_LIMIT_S, COMPILATION
 from benchbox.store.events import read_events
 from benchbox.store.rank_state import read_rank_state
 
@@ -128,8 +128,8 @@ def _hang_limit_s(job: Job, traces: Sequence[Trace]) -> float:
         return math.inf
     if any(trace.state is not None and trace.state.phase == COMPILATION for trace in traces):
         return math.inf  # the others may wait for its collective
-    if any(trace.state is not None and trace.state.stage == "write" for trace in traces):
-        return math.inf  # files of any size, to a disk of any speed
+    if any(trace.state is not None and trace.state.stage == CHECKPOINT and not trace.final_event for trace in traces):
+        return CHECKPOINT_LIMIT_S + job.hang_after_s  # the ranks themselves give up before
     return job.hang_after_s
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from benchbox.backends.state import STATE, WEIGHTS
 from benchbox.dcp.files import TensorFolder
 from benchbox.errors import DataError
+from benchbox.registry.phases import CHECKPOINT_LIMIT_S
 from benchbox.store.checkpoints import (
     CheckpointManifest,
     checkpoint_name,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from benchbox.spec.cell import Cell
     from benchbox.spec.train import CheckpointSection
 
-_WRITE_LIMIT = timedelta(hours=2)  # for one rank to wait for the files of another
 _LEAVE_LIMIT_S = 60.0  # to wait for a checkpoint after the training has failed
 
 
@@ -54,6 +54,7 @@ class CheckpointManager:
     Args:
         section: how often they are saved, and how many are kept.
         config: the training configuration, for the manifest.
+        waiting: entered while the training waits for files.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class CheckpointManager:
         waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._folder = folder
-        self._waiting = waiting  # entered while the training waits for files
+        self._waiting = waiting
         self._cell = cell
         self._section = section
         self._config = config
@@ -115,7 +116,7 @@ class CheckpointManager:
         )
         if self._group is None and dist.is_initialized():
             # Of its own, because a thread must not mix its collectives with those of the step; on hosts, as files are.
-            self._group = dist.new_group(backend="gloo", timeout=_WRITE_LIMIT)
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=CHECKPOINT_LIMIT_S))
 
         def write() -> None:
             best = self._section.keep_best

@@ -1,6 +1,9 @@
+import signal
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchbox.launch.job import Job
@@ -24,3 +27,28 @@ def test_ranks_find_ninja_beside_their_interpreter_though_the_environment_is_not
     assert group.poll(60.0) == 0, job.group_log.read_text()
     group.end()
     assert (job.folder / "ninja").read_text() == str(Path(sys.executable).parent / "ninja"), job.group_log.read_text()
+
+
+def test_torchrun_and_its_ranks_survive_the_signal_that_asks_a_training_to_stop(tmp_path: Path, monkeypatch) -> None:
+    """A batch system may send it to every process of a job; ranks that train wait for it, and the others ignore it."""
+    (tmp_path / "wait.py").write_text(
+        "import json, pathlib, sys, time\n"
+        "out = pathlib.Path(json.loads(pathlib.Path(sys.argv[1]).read_text())['out'])\n"
+        "(out / 'started').touch()\n"
+        "while not (out / 'go').exists():\n"
+        "    time.sleep(0.05)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    job = Job(config={"kind": "look"}, ranks=1, folder=tmp_path / "job", timeout_s=60.0, hang_after_s=60.0)
+    job.prepare()
+    group = TorchrunLauncher(worker_module="wait").start(job)
+    deadline = time.monotonic() + 120
+    while not (job.folder / "started").exists():
+        assert time.monotonic() < deadline, job.group_log.read_text()
+        time.sleep(0.05)
+    processes = psutil.Process().children(recursive=True)
+    for process in (process for process in processes if "torchrun" in " ".join(process.cmdline())):
+        process.send_signal(signal.SIGUSR1)
+    (job.folder / "go").touch()
+    assert group.poll(60.0) == 0, job.group_log.read_text()
+    group.end()

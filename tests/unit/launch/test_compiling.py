@@ -40,13 +40,6 @@ def test_it_is_no_hang_however_long_it_takes() -> None:
     assert _hang_limit_s(job, traces("measure", "measure")) == 3.0
 
 
-def test_a_checkpoint_of_any_size_may_be_written_for_as_long_as_it_takes() -> None:
-    """The other ranks wait for the one that writes."""
-    job = Job(config={"kind": "look"}, ranks=2, folder=Path("job"), timeout_s=None, hang_after_s=3.0)
-    assert _hang_limit_s(job, traces("train", "write")) == math.inf
-    assert _hang_limit_s(job, traces("train", "train")) == 3.0
-
-
 def test_a_rank_that_compiles_is_behind_one_that_prepares() -> None:
     compiling, preparing = traces("compile_extension", "prepare")
     assert compiling.state is not None

@@ -165,3 +165,5 @@ def test_a_folder_of_one_policy_with_a_name_that_is_taken_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="a policy named 'pi0' exists already, in "):
         policy_entry("pi0", [folder])
     assert policy_entry("pi0", [tmp_path]).folder == folder
+    bundled = policy_entry("pi0").folder
+    assert policy_entry("pi0", [bundled / ".." / "pi0"]).folder.samefile(bundled), "it is that folder itself"

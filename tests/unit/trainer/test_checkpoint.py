@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +21,8 @@ from benchbox.trainer.checkpoint import CheckpointManager
 from tests.support.small_session import SmallSession, batches
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from benchbox.spec.cell import Cell
 
 FILES = ["checkpoint.json", "tensors/.metadata", "tensors/__0_0.distcp", "trainer.json"]
@@ -128,6 +132,34 @@ def test_a_save_that_fails_is_an_error_of_the_training_and_leaves_no_checkpoint(
     assert (tmp_path / "latest").resolve() == first
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", first.name], "no room is taken by what is incomplete"
     manager.close()  # raised once
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_the_training_says_that_it_waits_for_files_while_it_does(
+    tmp_path: Path, cell: Cell, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    """Otherwise a slow disk would look like a rank that is stuck."""
+    order, written = [], threading.Event()
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        order.append("begin")
+        written.set()
+        yield
+        order.append("end")
+
+    through = os.fsync
+
+    def flush(descriptor: int) -> None:
+        assert written.wait(60), "files are written before the training waits for them"
+        if order[-1] == "begin":
+            order.append("write")
+        through(descriptor)
+
+    manager = CheckpointManager(tmp_path, cell, CheckpointSection(every=1, background=background), waiting=waiting)
+    monkeypatch.setattr(os, "fsync", flush)
+    save_and_wait(manager, 1)
+    assert order == ["begin", "write", "end"]
 
 
 def test_a_failed_save_ends_the_training_at_the_next_step(tmp_path: Path, cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:

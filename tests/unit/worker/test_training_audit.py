@@ -1,0 +1,46 @@
+"""The audit inside a training: what ends the training."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchbox.errors import ThresholdError
+from benchbox.measure.phases import NONE
+from benchbox.registry.recipes import recipe_by_name
+from benchbox.session import build_session
+from benchbox.session.build import build_cell_policy, open_cell_data
+from benchbox.spec.audit_section import AuditSection
+from benchbox.spec.cell import Cell, DataSpec
+from benchbox.worker.training_audit import TrainingAudit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("stop_on", ["error", "never"])
+def test_an_observer_that_failed_ends_a_training_that_errors_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_on: str
+) -> None:
+    """Rules that could not be judged may hide an error."""
+    monkeypatch.setattr("benchbox.observer.numerics.probes.TensorProbe.before_step", lambda *_: 1 / 0)
+    section, path = AuditSection(every=3, stop_on=stop_on), tmp_path / "findings.jsonl"
+    data = DataSpec(kind="synthetic", workers=0)
+    cell = Cell(policy="value", size="tiny", backend="single", world_size=1, batch=1, recipe="fp32", data=data)
+    policy = build_cell_policy(cell)
+    with closing(open_cell_data(cell, policy, rank=0)) as stream:
+        session = build_session(cell, policy, stream.statistics)
+        audit = TrainingAudit(session, recipe_by_name(cell.recipe), section, path, start=0, group=None)
+        for step in range(3):
+            audit.take_step(step, stream, NONE)
+    assert audit.is_due(3)
+    if stop_on == "never":
+        audit.judge(3)
+    else:
+        with pytest.raises(ThresholdError, match=r"the observer failed on rank 0: .*ZeroDivisionError"):
+            audit.judge(3)
+    (row,) = map(json.loads, path.read_text().splitlines())
+    assert row["problems"][0].startswith("rank 0: ")
