@@ -45,7 +45,7 @@ def evaluate(checkpoint: Path, env: str, out: Path, *options: str) -> str:
 
 
 def test_each_checkpoint_of_a_training_has_an_evaluation_of_its_own(checkpoint: Path, tmp_path: Path) -> None:
-    """By default: the earlier one, perhaps hours of simulation, stays."""
+    """The earlier one, perhaps hours of simulation, stays without `--out`."""
     folder = tmp_path / "training" / "checkpoints"
     for steps in (3, 7):
         shutil.copytree(checkpoint, folder / f"step-{steps:08}")

@@ -1,4 +1,4 @@
-"""For how long ranks may make no progress while one of them waits for a checkpoint."""
+"""The limit on ranks without progress while one of them waits for a checkpoint."""
 
 from __future__ import annotations
 
