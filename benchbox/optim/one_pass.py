@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from benchbox.optim.fused import fused_step
-from benchbox.optim.passes import is_dense, native_functions, step_adamw, supports_native
+from benchbox.optim.passes import announced, is_dense, native_functions, read_and_written, step_adamw, supports_native
 
 if TYPE_CHECKING:
     import ctypes
@@ -80,7 +80,8 @@ def _step_on_gpu(group: dict[str, Any], tensors: list[StepTensors], step_counts:
     (beta1, beta2), device = group["betas"], tensors[0][0].device
     options = triton_adamw.AdamWOptions(group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
     divisor = torch.ones((), device=device) if divisor is None else divisor.to(device)
-    triton_adamw.step_adamw(tensors, step_counts, options, divisor)
+    with announced("adamw", lambda: read_and_written(tensors)):
+        triton_adamw.step_adamw(tensors, step_counts, options, divisor)
 
 
 @cache

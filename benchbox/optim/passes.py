@@ -46,7 +46,7 @@ def sum_of_squares(functions: ctypes.CDLL, tensors: Sequence[Tensor]) -> float:
     counts = [tensor.numel() for tensor in tensors]
     jobs = (SquaresJob * len(tensors))(*map(SquaresJob, counts, [tensor.data_ptr() for tensor in tensors]))
     sums = (ctypes.c_double * sum(-(-count // PART_ELEMENTS) for count in counts))()
-    with _announced("sum_of_squares", lambda: (tensors, ())):
+    with announced("sum_of_squares", lambda: (tensors, ())):
         functions.sum_of_squares(jobs, len(jobs), sums, torch.get_num_threads())
     return math.fsum(sums)
 
@@ -56,24 +56,25 @@ def step_adamw(functions: ctypes.CDLL, steps: Sequence[tuple[Sequence[Tensor], S
     jobs = (AdamWJob * len(steps))(
         *[AdamWJob(tensors[0].numel(), *map(torch.Tensor.data_ptr, tensors), *coefficients) for tensors, coefficients in steps]
     )
-    with _announced("adamw", lambda: _read_and_written([tensors for tensors, _ in steps])):
+    with announced("adamw", lambda: read_and_written([tensors for tensors, _ in steps])):
         functions.adamw(jobs, len(jobs), torch.get_num_threads())
     # Autograd refuses a backward pass over weights written since the forward pass, but only torch's own operations inform it.
     torch.autograd.graph.increment_version([tensor for (*masters, _, live), _ in steps for tensor in (*masters, live)])
 
 
 @contextmanager
-def _announced(name: str, read_and_written: Callable[[], tuple[Iterable[Tensor], Iterable[Tensor]]]) -> Iterator[None]:
+def announced(name: str, tensors: Callable[[], tuple[Iterable[Tensor], Iterable[Tensor]]]) -> Iterator[None]:
+    """Run a pass inside the with block, and call the listeners with the tensors that it reads and those that it writes."""
     if not pass_listeners:
         yield
         return
     with record_function(f"benchbox::{name}"):
         yield
     for listener in pass_listeners:
-        listener(*read_and_written())
+        listener(*tensors())
 
 
-def _read_and_written(steps: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+def read_and_written(steps: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
     """Return the tensors that a step of AdamW reads (all but the live weights) and those that it writes (all but gradients)."""
     read = [tensor for *masters, gradient, _ in steps for tensor in (*masters, gradient)]
     written = [tensor for *masters, _, live in steps for tensor in (*masters, live)]

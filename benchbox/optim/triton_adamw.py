@@ -22,6 +22,7 @@ BLOCK = 2048  # elements of one program
 # master, exp_avg, exp_avg_sq, gradient, live weight
 StepTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 _ROW = tl.constexpr(5)  # of the table of addresses
+_VECTOR_BYTES = tl.constexpr(16)  # of a thread's largest load; an address read from a table has no alignment that Triton knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +94,53 @@ def _step(  # type: ignore[no-untyped-def]  # Triton reads annotations as types 
     if start >= size:
         return
     row = addresses + _ROW * index
-    master_ptr = tl.load(row).to(tl.pointer_type(tl.float32))
-    exp_avg_ptr = tl.load(row + 1).to(tl.pointer_type(tl.float32))
-    exp_avg_sq_ptr = tl.load(row + 2).to(tl.pointer_type(tl.float32))
-    gradient_ptr = tl.load(row + 3).to(tl.pointer_type(tl.bfloat16))
-    live_ptr = tl.load(row + 4).to(tl.pointer_type(tl.uint16))
+    master, exp_avg, exp_avg_sq = tl.load(row), tl.load(row + 1), tl.load(row + 2)
+    gradient, live = tl.load(row + 3), tl.load(row + 4)
     offsets = start + tl.arange(0, block)
-    inside = offsets < size
+    numbers = (
+        tl.load(divisor), decay, one_minus_beta1, beta2, one_minus_beta2, tl.load(corrections + index), eps,
+        tl.load(step_sizes + index),
+    )  # fmt: skip
+    if ((master | exp_avg | exp_avg_sq | gradient | live) % _VECTOR_BYTES == 0) & (start + block <= size):
+        _step_block(  # with loads and stores of whole vectors
+            tl.multiple_of(master.to(tl.pointer_type(tl.float32)), _VECTOR_BYTES),
+            tl.multiple_of(exp_avg.to(tl.pointer_type(tl.float32)), _VECTOR_BYTES),
+            tl.multiple_of(exp_avg_sq.to(tl.pointer_type(tl.float32)), _VECTOR_BYTES),
+            tl.multiple_of(gradient.to(tl.pointer_type(tl.bfloat16)), _VECTOR_BYTES),
+            tl.multiple_of(live.to(tl.pointer_type(tl.uint16)), _VECTOR_BYTES),
+            offsets,
+            None,
+            numbers,
+        )
+    else:
+        _step_block(
+            master.to(tl.pointer_type(tl.float32)),
+            exp_avg.to(tl.pointer_type(tl.float32)),
+            exp_avg_sq.to(tl.pointer_type(tl.float32)),
+            gradient.to(tl.pointer_type(tl.bfloat16)),
+            live.to(tl.pointer_type(tl.uint16)),
+            offsets,
+            offsets < size,
+            numbers,
+        )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _step_block(master, exp_avg, exp_avg_sq, gradient, live, offsets, inside, numbers):  # type: ignore[no-untyped-def]
+    divisor, decay, one_minus_beta1, beta2, one_minus_beta2, correction, eps, step_size = numbers
     # The order of operations is that of torch's fused kernel, with IEEE division and square root: Triton's own are approximate.
-    g = tl.div_rn(tl.load(gradient_ptr + offsets, inside).to(tl.float32), tl.load(divisor))
-    m = tl.load(exp_avg_ptr + offsets, inside)
-    v = tl.load(exp_avg_sq_ptr + offsets, inside)
-    p = tl.load(master_ptr + offsets, inside)
+    g = tl.div_rn(tl.load(gradient + offsets, inside).to(tl.float32), divisor)
+    m = tl.load(exp_avg + offsets, inside)
+    v = tl.load(exp_avg_sq + offsets, inside)
+    p = tl.load(master + offsets, inside)
     m = tl.fma(one_minus_beta1, g - m, m)
     v = tl.fma(one_minus_beta2 * g, g, v * beta2)
-    denominator = tl.div_rn(tl.sqrt_rn(v), tl.load(corrections + index)) + eps
-    p = p * decay - tl.div_rn(tl.load(step_sizes + index) * m, denominator)
-    tl.store(exp_avg_ptr + offsets, m, inside)
-    tl.store(exp_avg_sq_ptr + offsets, v, inside)
-    tl.store(master_ptr + offsets, p, inside)
+    denominator = tl.div_rn(tl.sqrt_rn(v), correction) + eps
+    p = p * decay - tl.div_rn(step_size * m, denominator)
+    tl.store(exp_avg + offsets, m, inside)
+    tl.store(exp_avg_sq + offsets, v, inside)
+    tl.store(master + offsets, p, inside)
     # To the nearest bfloat16, ties to even. A conversion does the same on a GPU, but cuts digits off in the interpreter.
     bits = p.to(tl.uint32, bitcast=True)
     nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    tl.store(live_ptr + offsets, tl.where(p == p, nearest, 0x7FFF).to(tl.uint16), inside)
+    tl.store(live + offsets, tl.where(p == p, nearest, 0x7FFF).to(tl.uint16), inside)

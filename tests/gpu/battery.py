@@ -1,4 +1,4 @@
-"""Run what a GPU has to show: `tests/gpu`, then matrices/h200_single.yaml, then its report. `make gpu` calls it.
+"""Run what a GPU has to show: `tests/gpu`, its peaks, matrices/h200_single.yaml, and the report. `make gpu` calls it.
 
 A repeated call continues: steps that ended with the same sources on the same device are not run again, except tests that
 failed, which come last. `benchbox run` reuses the records of an interrupted step.
@@ -19,9 +19,13 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from packaging.requirements import Requirement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 ROOT = Path(__file__).parents[2]
 WORK = ROOT / "runs" / "gpu"  # may be carried from one machine to the next
@@ -30,6 +34,8 @@ RUN = WORK / "h200_single"
 PARTS = tuple(
     f"policy={policy}, attention={kernel}" for kernel in ("sdpa", "eager", "flex") for policy in ("pi05", "pi07_low_level")
 )
+# Tests that time the device or take its memory. All others run side by side: most of their time is that of the host.
+ALONE = frozenset({"test_launches", "test_master_speed", "test_phase_clock"})
 TEST_TIMEOUT_S = 400
 GRACE_S = 40  # from SIGINT to SIGKILL
 
@@ -43,6 +49,11 @@ class Step:
     name: str
     command: tuple[str, ...]
     is_test: bool = False
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether nothing else may use the device while it runs."""
+        return not self.is_test or self.name in ALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +75,19 @@ def main() -> int:
         print(f"make gpu: {problem}", file=sys.stderr)
         return EXIT_NO_GPU
     results = Results(WORK / "battery.json", {**device, "sources": sources_sha256()})
-    for step in results.pending(all_steps()):
-        print(f"\n{step.name}", flush=True)
-        ended = execute(step, deadline)
-        if ended is None:
-            print(f"\nmake gpu: stopped in '{step.name}'; the same command continues", file=sys.stderr)
+    for steps in grouped(results.pending(all_steps())):
+        print(f"\n{', '.join(step.name for step in steps)}", flush=True)
+        stopped = []
+        for step, ended in zip(steps, execute(steps, deadline), strict=True):
+            if ended is None:
+                stopped.append(step.name)
+            elif step.name.startswith(MATRIX) and ended.exit_code not in (0, EXIT_CELL_FAILED):
+                return ended.exit_code
+            else:
+                results.add(step, ended)
+        if stopped:
+            print(f"\nmake gpu: stopped in {', '.join(stopped)}; the same command continues", file=sys.stderr)
             return EXIT_STOPPED
-        if not step.is_test and ended.exit_code not in (0, EXIT_CELL_FAILED):
-            return ended.exit_code
-        results.add(step, ended)
     return write_report(results)
 
 
@@ -85,8 +100,19 @@ def all_steps() -> list[Step]:
         )
         for path in sorted(Path(__file__).parent.glob("test_*.py"))
     ]
-    run = (*module("benchbox.cli.app"), "run", MATRIX, "--out", str(RUN), "--only")
-    return [*tests, *(Step(part_name(part), (*run, part)) for part in PARTS)]
+    cli = module("benchbox.cli.app")
+    run = (*cli, "run", MATRIX, "--out", str(RUN), "--only")
+    return [
+        *tests,
+        Step("doctor --peaks", (*cli, "doctor", "--peaks")),
+        *(Step(part_name(part), (*run, part)) for part in PARTS),
+    ]
+
+
+def grouped(steps: list[Step]) -> list[list[Step]]:
+    """Return the steps in the groups that run at once, those that share the device first."""
+    together = [step for step in steps if not step.is_alone]
+    return [*([together] if together else []), *([step] for step in steps if step.is_alone)]
 
 
 def part_name(part: str) -> str:
@@ -165,27 +191,54 @@ class Results:
         return json.dumps({"key": self.key, "steps": {name: asdict(ended) for name, ended in self.steps.items()}}, indent=1)
 
 
-def execute(step: Step, deadline: float) -> Ended | None:
-    """Run a step to its end; None if the time was up or the user stopped it, which leaves nothing running."""
-    junit(step.name).parent.mkdir(parents=True, exist_ok=True)
-    junit(step.name).unlink(missing_ok=True)
+def execute(steps: list[Step], deadline: float) -> list[Ended | None]:
+    """Run steps at once, each to its end; None for those that the limit or the user stopped, which leaves nothing running."""
     start = time.monotonic()
     if start >= deadline:
-        return None
-    process = subprocess.Popen(step.command, cwd=ROOT)
+        return [None] * len(steps)
+    logs = {step: WORK / "logs" / f"{step.name}.log" for step in steps if len(steps) > 1}
+    processes = {step: start_step(step, logs.get(step)) for step in steps}
+    ended: dict[Step, Ended] = {}
     try:
-        exit_code = process.wait(None if deadline == float("inf") else deadline - start)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        while running := [step for step in steps if step not in ended]:
+            for step in running:
+                exit_code = processes[step].poll()
+                if exit_code is not None and exit_code != EXIT_STOPPED:
+                    ended[step] = Ended(exit_code, time.monotonic() - start, read_outcomes(junit(step.name)))
+                    if step in logs:
+                        print(f"\n{step.name}\n{logs[step].read_text(errors='replace')}", flush=True)
+            if time.monotonic() >= deadline or EXIT_STOPPED in {process.returncode for process in processes.values()}:
+                break
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        pass
+    stop(processes.values())
+    return [ended.get(step) for step in steps]
+
+
+def start_step(step: Step, log: Path | None) -> subprocess.Popen[bytes]:
+    """Start the process of a step, whose output goes to the terminal or into a log."""
+    junit(step.name).parent.mkdir(parents=True, exist_ok=True)
+    junit(step.name).unlink(missing_ok=True)
+    if log is None:
+        return subprocess.Popen(step.command, cwd=ROOT)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        return subprocess.Popen(step.command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
+
+
+def stop(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Interrupt processes that still run, and kill those that do not end within `GRACE_S`."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
         process.send_signal(signal.SIGINT)
+    until = time.monotonic() + GRACE_S
+    for process in running:
         try:
-            process.wait(GRACE_S)
+            process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        return None
-    if exit_code == EXIT_STOPPED:
-        return None
-    return Ended(exit_code, time.monotonic() - start, read_outcomes(junit(step.name)))
 
 
 def read_outcomes(path: Path) -> dict[str, str]:

@@ -26,7 +26,10 @@ LIMIT_BYTES = 60_000_000
 # Expected on the machine, together with what they require: torch and packages that are too large, and those whose versions
 # transformers pins.
 PRESENT = frozenset(
-    {"torch", "numpy", "scipy", "pandas", "pyarrow", "transformers", "tokenizers", "safetensors", "huggingface-hub"}
+    {
+        *("torch", "numpy", "scipy", "pandas", "pyarrow", "matplotlib"),
+        *("transformers", "tokenizers", "safetensors", "huggingface-hub"),
+    }
 )
 TEST_RUNNER = ("pytest", "pytest-timeout")
 BUILT_HERE = "deepspeed"  # published without a wheel

@@ -43,7 +43,7 @@ def test_a_step_that_ended_is_not_run_again_and_failed_tests_come_last(battery: 
     first = results(battery)
     assert [step.name for step in first.pending(steps)] == ["failing", "passing", "part"]
     for step in steps:
-        first.add(step, battery.execute(step, float("inf")))
+        first.add(step, *battery.execute([step], float("inf")))
     later = [*steps, python(battery, "new", "")]
     assert [step.name for step in results(battery).pending(later)] == ["new", "failing"]
     assert [step.name for step in results(battery, sources="b").pending(later)] == ["failing", "passing", "part", "new"]
@@ -58,9 +58,29 @@ def test_a_step_beyond_the_limit_is_stopped_and_counts_as_not_run(battery: Modul
         "log.write_text('started')\n"
         "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    log.write_text('interrupted')"
     )
-    assert battery.execute(python(battery, "slow", code), time.monotonic() + 5) is None
+    quick = python(battery, "quick", "")
+    slow_ended, quick_ended = battery.execute([python(battery, "slow", code), quick], time.monotonic() + 5)
+    assert slow_ended is None
+    assert quick_ended.exit_code == 0
     assert log.read_text() == "interrupted"
-    assert battery.execute(python(battery, "late", ""), time.monotonic() - 1) is None
+    assert battery.execute([quick], time.monotonic() - 1) == [None]
+
+
+def test_steps_run_at_once_unless_they_need_the_device_for_themselves(battery: ModuleType, capfd) -> None:
+    groups = battery.grouped(battery.all_steps())
+    together, *alone = ([step.name for step in group] for group in groups)
+    assert {"test_flex_attention", "test_resume"} <= set(together)
+    assert all(len(names) == 1 for names in alone)
+    expected = {*battery.ALONE, "doctor --peaks", *map(battery.part_name, battery.PARTS)}
+    assert expected == {name for names in alone for name in names}
+    wait_for_the_other = "import pathlib, time\n{own}.touch()\nwhile not {other}.exists(): time.sleep(0.05)\nprint('met')"
+    first, second = (f"pathlib.Path({str(battery.WORK / name)!r})" for name in "ab")
+    steps = [
+        python(battery, "one", wait_for_the_other.format(own=first, other=second)),
+        python(battery, "two", wait_for_the_other.format(own=second, other=first)),
+    ]
+    assert [ended.exit_code for ended in battery.execute(steps, time.monotonic() + 60)] == [0, 0]
+    assert capfd.readouterr().out.count("met") == 2
 
 
 def test_outcomes_of_tests_are_read_from_their_report(battery: ModuleType) -> None:
@@ -68,7 +88,7 @@ def test_outcomes_of_tests_are_read_from_their_report(battery: ModuleType) -> No
     source.write_text("import pytest\ndef test_a(): pass\ndef test_b(): assert 0\ndef test_c(): pytest.skip('no')\n")
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(battery.WORK))
     step = battery.Step("three", (*command, "--junitxml", str(battery.junit("three")), str(source)), True)
-    ended = battery.execute(step, float("inf"))
+    (ended,) = battery.execute([step], float("inf"))
     assert ended.exit_code == 1
     assert ended.outcomes == {"test_a": "passed", "test_b": "failed", "test_c": "skipped"}
     first = results(battery)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchbox.optim import MasterWeightOptimizer, one_pass
+from benchbox.optim import MasterWeightOptimizer, one_pass, passes
 from tests.support.masters import ADAMW, all_equal, master_optimizer, model, set_gradients, upcast_gradients
 
 if TYPE_CHECKING:
@@ -106,3 +106,19 @@ def test_the_step_reads_nothing_from_the_device(cuda: torch.device) -> None:
             optimizer.zero_grad()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_listener_receives_the_tensors_of_a_step(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel is no operation of torch, and `benchbox profile` would count no bytes for it."""
+    if not one_pass._has_triton():
+        pytest.skip("needs Triton")
+    live = model().to(cuda, torch.bfloat16)
+    optimizer = master_optimizer(live, list(model().to(cuda).parameters()))
+    heard = []
+    for step in range(2):  # the first creates the state
+        gradients_on(cuda, live, step)
+        monkeypatch.setattr(passes, "pass_listeners", [lambda read, written: heard.append((read, written))])
+        optimizer.step()
+    elements = sum(parameter.numel() for parameter in live.parameters())
+    ((read, written),) = heard
+    assert sum(tensor.nbytes for tensor in read) == sum(tensor.nbytes for tensor in written) == 14 * elements
