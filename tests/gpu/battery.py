@@ -101,7 +101,7 @@ def all_steps() -> list[Step]:
         for path in sorted(Path(__file__).parent.glob("test_*.py"))
     ]
     cli = module("benchbox.cli.app")
-    run = (*cli, "run", MATRIX, "--out", str(RUN), "--only")
+    run = (*cli, "run", MATRIX, "--out", str(RUN), "--no-estimate", "--only")  # predictions need no GPU, and take minutes
     return [
         *tests,
         Step("doctor --peaks", (*cli, "doctor", "--peaks")),
