@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from benchbox.optim.fused import fused_step
-from benchbox.optim.passes import announced, is_dense, native_functions, read_and_written, step_adamw, supports_native
+from benchbox.optim.passes import announced, is_dense, native_functions, step_adamw, supports_native
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from torch.optim import Optimizer
 
     from benchbox.optim.chunks import ParameterChunk
+    from benchbox.optim.triton_adamw import StepRow
 
 StepTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # master, moments, gradient, live weights
 
@@ -44,44 +45,72 @@ def step_in_one_pass(
     if not _supports_options(group):
         return chunks
     chunks = list(chunks)
-    supported, remaining = _collect_tensors(inner, chunks)
-    step = _step_of(group, [tensors for _, tensors in supported])
-    if step is None:
-        return chunks
-    step_counts = [step_count for step_count, _ in supported]
-    torch._foreach_add_(step_counts, 1)
-    step(step_counts, divisor)
-    return remaining
-
-
-def _step_of(group: dict[str, Any], tensors: list[StepTensors]) -> Callable[[list[Tensor], Tensor | None], None] | None:
-    """Return a function of step counts and divisor that steps these tensors in one pass, or None if there is none."""
-    devices = {master.device for master, *_ in tensors}
+    devices = {chunk.master.device for chunk in chunks}
     if devices == {torch.device("cpu")}:
-        functions = native_functions(sum(master.numel() for master, *_ in tensors))
-        return None if functions is None or not _matches_torch(functions) else partial(_step_on_cpu, functions, group, tensors)
-    if len(devices) == 1 and next(iter(devices)).type == "cuda" and _has_triton():
-        return partial(_step_on_gpu, group, tensors)
-    return None
+        return _step_on_cpu(inner, group, chunks, divisor)
+    if len(devices) == 1 and next(iter(devices)).type == "cuda" and min(group["betas"]) > 0.5 and _has_triton():
+        return _step_on_gpu(inner, group, chunks, divisor)
+    return chunks
 
 
 def _step_on_cpu(
-    functions: ctypes.CDLL, group: dict[str, Any], tensors: list[StepTensors], step_counts: list[Tensor], divisor: Tensor | None
-) -> None:
+    inner: Optimizer, group: dict[str, Any], chunks: list[ParameterChunk], divisor: Tensor | None
+) -> list[ParameterChunk]:
+    supported, remaining = _collect_tensors(inner, chunks)
+    functions = native_functions(sum(tensors[0].numel() for _, tensors in supported))
+    if functions is None or not _matches_torch(functions):
+        return chunks
+    torch._foreach_add_([step_count for step_count, _ in supported], 1)
     divisor_value = 1.0 if divisor is None else divisor.item()
-    steps = [count.item() for count in step_counts]
+    steps = [step_count.item() for step_count, _ in supported]
     coefficients = {step: (divisor_value, *_coefficients(group, step)) for step in set(steps)}
-    step_adamw(functions, [(chunk, coefficients[step]) for chunk, step in zip(tensors, steps, strict=True)])
+    step_adamw(functions, [(tensors, coefficients[step]) for (_, tensors), step in zip(supported, steps, strict=True)])
+    return remaining
 
 
-def _step_on_gpu(group: dict[str, Any], tensors: list[StepTensors], step_counts: list[Tensor], divisor: Tensor | None) -> None:
+def _step_on_gpu(
+    inner: Optimizer, group: dict[str, Any], chunks: list[ParameterChunk], divisor: Tensor | None
+) -> list[ParameterChunk]:
+    """Step the chunks by addresses: views of gradients and weights took most of the host's time, longer than the kernel's."""
     from benchbox.optim import triton_adamw
 
-    (beta1, beta2), device = group["betas"], tensors[0][0].device
-    options = triton_adamw.AdamWOptions(group["lr"], beta1, beta2, group["eps"], group["weight_decay"])
+    rows: list[StepRow] = []
+    remaining: list[ParameterChunk] = []
+    stepped: list[Tensor] = []
+    full: dict[int, tuple[Tensor, Tensor] | None] = {}
+    for chunk in chunks:
+        key = id(chunk.parameter)
+        if key not in full:
+            full[key] = _gradient_and_live(chunk.parameter)
+        pair, state = full[key], inner.state.get(chunk.master)
+        # torch creates the initial state.
+        if pair is None or not state or not _supports_masters(masters := (chunk.master, state["exp_avg"], state["exp_avg_sq"])):
+            remaining.append(chunk)
+            continue
+        offset = 2 * (chunk.start or 0)  # bytes of bfloat16
+        rows.append(
+            triton_adamw.StepRow(
+                masters[0].data_ptr(),
+                masters[1].data_ptr(),
+                masters[2].data_ptr(),
+                pair[0].data_ptr() + offset,
+                pair[1].data_ptr() + offset,
+                state["step"].data_ptr(),
+                masters[0].numel(),
+            )
+        )
+        stepped += masters
+    if not rows:
+        return remaining
+    device = chunks[0].master.device
+    options = triton_adamw.AdamWOptions(*map(float, (group["lr"], *group["betas"], group["eps"], group["weight_decay"])))
     divisor = torch.ones((), device=device) if divisor is None else divisor.to(device)
-    with announced("adamw", lambda: read_and_written(tensors)):
-        triton_adamw.step_adamw(tensors, step_counts, options, divisor)
+    pairs = [pair for pair in full.values() if pair is not None]
+    with announced("adamw", lambda: ([*stepped, *(g for g, _ in pairs)], [*stepped, *(live for _, live in pairs)])):
+        triton_adamw.step_adamw(rows, options, divisor)
+    # Autograd refuses a backward pass over weights written since the forward pass, but only torch's own operations inform it.
+    torch.autograd.graph.increment_version([*stepped, *(live for _, live in pairs)])
+    return remaining
 
 
 @cache

@@ -56,7 +56,7 @@ def step_adamw(functions: ctypes.CDLL, steps: Sequence[tuple[Sequence[Tensor], S
     jobs = (AdamWJob * len(steps))(
         *[AdamWJob(tensors[0].numel(), *map(torch.Tensor.data_ptr, tensors), *coefficients) for tensors, coefficients in steps]
     )
-    with announced("adamw", lambda: read_and_written([tensors for tensors, _ in steps])):
+    with announced("adamw", lambda: _read_and_written([tensors for tensors, _ in steps])):
         functions.adamw(jobs, len(jobs), torch.get_num_threads())
     # Autograd refuses a backward pass over weights written since the forward pass, but only torch's own operations inform it.
     torch.autograd.graph.increment_version([tensor for (*masters, _, live), _ in steps for tensor in (*masters, live)])
@@ -74,7 +74,7 @@ def announced(name: str, tensors: Callable[[], tuple[Iterable[Tensor], Iterable[
         listener(*tensors())
 
 
-def read_and_written(steps: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+def _read_and_written(steps: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
     """Return the tensors that a step of AdamW reads (all but the live weights) and those that it writes (all but gradients)."""
     read = [tensor for *masters, gradient, _ in steps for tensor in (*masters, gradient)]
     written = [tensor for *masters, _, live in steps for tensor in (*masters, live)]

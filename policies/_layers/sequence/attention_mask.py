@@ -58,7 +58,7 @@ class AttentionMask:
                 self.query_valid[batch, query] & self.key_valid[batch, key]
             )
             if window is not None:
-                mask &= (self.query_positions[batch, query] - self.key_positions[batch, key]).abs() < window
+                mask = mask & ((self.query_positions[batch, query] - self.key_positions[batch, key]).abs() < window)
             return mask | (query + self.query_offset == key)
 
         (batch, queries), keys = self.query_valid.shape, self.key_valid.shape[1]

@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 # Triton reads TRITON_INTERPRET when it is imported, so the kernel runs in a process of its own. Each step begins with the same
-# state on both sides. The tensors are shorter than a program, as long as some, and one element longer.
+# state on both sides.
 SCRIPT = """
 import json, numpy, torch
 from benchbox.optim import triton_adamw
@@ -23,46 +23,58 @@ LR, BETA1, BETA2, EPS, DECAY = 1e-3, 0.9, 0.999, 1e-8, 0.1
 
 
 def fused(a, b, c):
-    return (a.astype(f64) * b.astype(f64) + c.astype(f64)).astype(f32)
+    return (f64(a) * b.astype(f64) + c.astype(f64)).astype(f32)
 
 
 def moments(divisor, exp_avg, exp_avg_sq, gradient):
     g = gradient / f32(divisor)
-    return fused(numpy.full_like(g, 1 - BETA1), g - exp_avg, exp_avg), fused(f32(1 - BETA2) * g, g, exp_avg_sq * f32(BETA2))
+    return fused(f32(1 - BETA1), g - exp_avg, exp_avg), fused(f32(1 - BETA2), g * g - exp_avg_sq, exp_avg_sq)
 
 
 def stepped(step, master, m, v):
     denominator = numpy.sqrt(v) / f32((1 - BETA2**step) ** 0.5) + f32(EPS)
-    return master * f32(1 - LR * DECAY) - f32(LR / (1 - BETA1**step)) * m / denominator
+    return fused(f32(-LR * DECAY), master, master) - f32(LR / (1 - BETA1**step)) * m / denominator
+
+
+def rows_of(tensors):
+    return [triton_adamw.StepRow(*[tensor.data_ptr() for tensor in row], size=row[0].numel()) for row in tensors]
 
 
 generator = torch.Generator().manual_seed(0)
 draw = lambda shape: torch.randn(shape, generator=generator)
-ulps = {"master": 0.0, "exp_avg": 0.0, "exp_avg_sq": 0.0}
-is_rounded = True
+names = "master", "exp_avg", "exp_avg_sq"
+ulps = dict.fromkeys(names, 0.0)
+is_rounded = counts_are_right = True
 for step, divisor in ((1, 1.0), (2, 3.7), (1000, 0.25)):
     rows, before = [], []
-    for shape in ((5,), (2, triton_adamw.BLOCK), (triton_adamw.BLOCK + 1,)):
-        tensors = draw(shape) * 0.02, draw(shape) * 0.1, draw(shape).square() * 0.1
-        gradient = draw(shape).bfloat16()
+    # Shorter than a program, as long as some, one element longer, and at an address without the alignment of vectors.
+    for elements, start in ((5, 0), (2 * triton_adamw.BLOCK, 0), (triton_adamw.BLOCK + 1, 0), (triton_adamw.BLOCK, 1)):
+        drawn = draw((3, elements + start))
+        tensors = [row[start:] for row in (drawn[0] * 0.02, drawn[1] * 0.1, drawn[2].square())]
+        gradient = draw(elements).bfloat16()
         before.append([tensor.numpy().copy() for tensor in tensors])
-        rows.append((*tensors, gradient, torch.zeros_like(gradient)))
-    versions = [row[0]._version for row in rows]
-    counts = [torch.tensor(float(step)) for _ in rows]
+        rows.append((*tensors, gradient, torch.zeros_like(gradient), torch.tensor(step - 1.0)))
     options = triton_adamw.AdamWOptions(lr=LR, beta1=BETA1, beta2=BETA2, eps=EPS, weight_decay=DECAY)
-    triton_adamw.step_adamw(rows, counts, options, torch.tensor(divisor))
-    assert all(row[0]._version > version for row, version in zip(rows, versions))
+    triton_adamw.step_adamw(rows_of(rows), options, torch.tensor(divisor))
     for row, old in zip(rows, before):
         # A moment in which a sum cancels has a larger relative error, so the step is judged with the moments of the kernel.
         m, v = (moment.numpy() for moment in row[1:3])
         wanted = stepped(step, old[0], m, v), *moments(divisor, *old[1:], row[3].float().numpy())
-        for name, ours, theirs, start in zip(ulps, row, wanted, old):
+        for name, ours, theirs, start in zip(names, row, wanted, old):
             assert ours.isfinite().all() and (ours.numpy() != start).mean() > 0.9
             # Of the larger one of the values before and after: where a sum cancels, the last place of what is left is finer.
             unit = numpy.spacing(numpy.maximum(abs(theirs), abs(start)))
             ulps[name] = max(ulps[name], float((abs(ours.numpy() - theirs) / unit).max()))
         is_rounded &= torch.equal(row[4], row[0].bfloat16())
-print(json.dumps({"ulps": ulps, "is_rounded": is_rounded}))
+        counts_are_right &= float(row[5]) == step
+# 1 - lr * weight_decay has one digit in float32, and the mean decay of many weights has more.
+master = 1.0 + torch.rand(4096, generator=generator)
+before = master.double()
+row = master, torch.zeros(4096), torch.ones(4096), *torch.zeros(2, 4096).bfloat16(), torch.zeros(())
+for _ in range(32):
+    triton_adamw.step_adamw(rows_of([row]), triton_adamw.AdamWOptions(LR, BETA1, BETA2, EPS, 1.5e-4), torch.tensor(1.0))
+decayed = float((1 - master.double() / before).mean()) / (32 * LR * 1.5e-4)
+print(json.dumps({"ulps": ulps, "is_rounded": is_rounded, "counts_are_right": counts_are_right, "decayed": decayed}))
 """
 
 
@@ -73,3 +85,5 @@ def test_a_step_is_within_one_unit_in_the_last_place_of_the_formula() -> None:
     result = json.loads(done.stdout)
     assert all(distance <= 1 for distance in result["ulps"].values()), result
     assert result["is_rounded"], "live weights are the masters, rounded"
+    assert result["counts_are_right"]
+    assert result["decayed"] == pytest.approx(1.0, abs=0.05)
