@@ -1,9 +1,10 @@
 """Time training steps beside those of lerobot's own code on one GPU: `python -m tests.peers.gpu --lerobot FOLDER`.
 
 Both sides train the same policy in full size: weights, batch and hyperparameters of AdamW. Each runs in a process of its own,
-lerobot with the packages of FOLDER before those of this Python. Weights, gradients and Adam's state of a full policy are up to
-60 GB, so that sides are divided into waves, each of which fits. The sides of a wave compile in parallel, then take turns. Written
-to `reports/peers/` after each wave: `gpu.md`, and all times in `gpu.json`. Without a GPU all of it runs on a CPU, to rehearse.
+lerobot with the packages of FOLDER before those of this Python. Weights, gradients and Adam's state of a full policy take up to
+60 GB, so that sides are divided into waves, each of which fits. The sides of a wave compile in parallel, then take turns.
+Written to `reports/peers/` after each wave: `gpu.md`, and all times in `gpu.json`. Without a GPU all of it runs on a CPU, as a
+rehearsal.
 
 Precisions are compared like for like: lerobot's `dtype=bfloat16` with the recipes bf16_pure and bf16_master, which also keeps
 float32 masters, and its float32 parameters under autocast with fp32_autocast.
@@ -32,13 +33,18 @@ ROOT = HERE.parents[1]
 REPORTS = ROOT / "reports" / "peers"
 # The sides of each wave: variant and precision; precisions of lerobot are those of `theirs.py`.
 WAVES = {
-    "bfloat16": (("sdpa compiled", "bf16_pure"), ("eager compiled", "bfloat16"), ("eager", "bfloat16")),
-    "masters": (("sdpa compiled", "bf16_master"), ("sdpa", "bf16_master")),
+    "bfloat16": (("sdpa compiled", "bf16_pure"), ("eager", "bfloat16")),
+    "masters": (("sdpa compiled", "bf16_master"), ("sdpa", "bf16_pure")),
     "autocast": (("sdpa compiled", "fp32_autocast"),),
     "autocast-eager": (("eager", "autocast"),),
+    "bfloat16-compiled": (("eager compiled", "bfloat16"),),
     "autocast-compiled": (("eager compiled", "autocast"),),
-    "uncompiled": (("sdpa", "bf16_pure"), ("sdpa", "fp32_autocast")),
+    "uncompiled": (("sdpa", "bf16_master"),),
+    "autocast-uncompiled": (("sdpa", "fp32_autocast"),),
 }
+# lerobot compiles its whole model, for minutes: from the start, and while other waves take their turns.
+COMPILED_AHEAD = ("bfloat16-compiled", "autocast-compiled")
+DEFAULT_WAVES = tuple(WAVES)[:5]
 THEIR_PRECISIONS = {"bf16_pure": "bfloat16", "bf16_master": "bfloat16", "fp32_autocast": "autocast"}
 START = time.monotonic()
 
@@ -52,7 +58,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, help="samples of a step")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side; five are needed for an interval")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of a turn, which one more precedes")
-    parser.add_argument("--waves", nargs="*", choices=WAVES, default=list(WAVES), help="in this order")
+    parser.add_argument("--waves", nargs="*", choices=WAVES, default=DEFAULT_WAVES, help="in this order")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="end after so many seconds, with what there is")
     parser.add_argument("--out", type=Path, default=REPORTS)
     arguments = parser.parse_args()
@@ -79,13 +85,16 @@ class Comparison:
         preparation = subprocess.Popen(command, cwd=ROOT)
         try:
             queue = list(waves.items())
-            for side in queue[0][1]:
+            ahead = [side for name in arguments.waves if name in COMPILED_AHEAD for side in waves[name]]
+            for side in dict.fromkeys([*ahead, *queue[0][1]]):
                 side.launch()
             remaining_s = None if self._deadline == float("inf") else max(0.0, self._deadline - time.monotonic())
             if preparation.wait(remaining_s):
                 return 1
             progress("weights written")
             self._parameters = json.loads((self._folder / "request.json").read_text())["parameters"]
+            for side in ahead:
+                side.tell("go")
             for number, (name, sides) in enumerate(queue):
                 if time.monotonic() > self._deadline:
                     progress(f"the time is up before the wave {name}")
@@ -132,7 +141,8 @@ class Comparison:
             if side not in failures:
                 progress(f"{name}: {side.label} has taken a step")
         for side in following:
-            side.launch()
+            if not side.is_launched:
+                side.launch()
         for number, side in product(range(1, arguments.rounds + 1), running):
             attempt(side, side.take_turn, arguments.steps)
             if side not in failures:

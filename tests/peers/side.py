@@ -68,6 +68,10 @@ class Side:
         if log is not None:
             log.close()
 
+    @property
+    def is_launched(self) -> bool:
+        return hasattr(self, "_process")
+
     def tell(self, line: str) -> None:
         """Write a line to the process."""
         stream = cast("IO[str]", self._process.stdin)
@@ -89,7 +93,7 @@ class Side:
 
     def end(self) -> None:
         """End the process, if it runs."""
-        if hasattr(self, "_process"):
+        if self.is_launched:
             self._process.kill()
             self._process.wait()
 
