@@ -118,6 +118,8 @@ class Comparison:
         command = [sys.executable, "-W", "ignore", str(HERE / "theirs.py"), str(self._folder), variant]
         command += ["--precision", precision, "--waits"]
         variables = {**os.environ, "PYTHONPATH": str(arguments.lerobot.resolve()), "HF_HUB_OFFLINE": "1"}
+        # Half of the cores, because others take their turns while this side compiles.
+        variables.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 1) // 2)))
         return Side(VERSION, variant, command, variables, precision, log)
 
     def _run_wave(self, name: str, sides: list[Side], following: list[Side]) -> None:
@@ -130,8 +132,8 @@ class Comparison:
                 try:
                     action(*values, self._deadline)
                 except (RuntimeError, TimeoutError, BrokenPipeError) as error:
-                    failures[side] = str(error)
-                    progress(f"{side.label}: {error}")
+                    failures[side] = str(error).removeprefix(f"{side.label}: ")
+                    progress(f"{side.label}: {failures[side]}")
                     side.end()
 
         for side in running:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LEARNING_RATE = 1e-4
-TRIES, WAIT_S = 6, 5.0  # of the first step, where another process takes the memory for a while
+TRIES, WAIT_S = 4, 5.0  # of the first step, where another process takes the memory for a while
 
 
 def answer_turns(
