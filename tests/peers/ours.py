@@ -1,28 +1,53 @@
-"""Take steps of benchbox's session when told to: `python -m tests.peers.ours PEER VARIANT`, see `tests.peers.side`."""
+"""Take steps of benchbox's session when told to: `python -m tests.peers.ours PEER VARIANT`, see `tests.peers.side`.
+
+With `--folder` the weights are read from there, on the GPU if there is one, once a line of standard input has come.
+"""
 
 from __future__ import annotations
 
-import json
+import argparse
 import sys
+from dataclasses import replace
 from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from benchbox.backends.replicated import Single
-from benchbox.measure.phases import PhaseClock
 from benchbox.session.build import prepare_session
 from benchbox.spec.cell import Cell, DataSpec, OptimSpec
-from tests.peers.policies import PEERS, batch_of, build_peer
+from tests.peers.policies import GPU_PEERS, batch_of, build_peer, load_peer
+from tests.peers.turns import LEARNING_RATE, answer_turns, optim_in_force
 
-LEARNING_RATE = 1e-4
+if TYPE_CHECKING:
+    from benchbox.registry.contracts import AttentionKernel
 
 
-def main(name: str, variant: str) -> None:
-    torch.set_num_threads(1)
-    peer = PEERS[name]
-    attention, _, compiled = variant.partition(" ")
-    policy = build_peer(peer, attention)
-    batch = batch_of(policy, peer)
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.peers.ours")
+    parser.add_argument("peer", choices=sorted(GPU_PEERS))
+    parser.add_argument("variant", help="the attention kernel, and 'compiled' after a space")
+    parser.add_argument("--recipe", default="fp32")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--folder", type=Path)
+    arguments = parser.parse_args()
+    answers, sys.stdout = sys.stdout, sys.stderr  # libraries may print
+    if arguments.folder:
+        sys.stdin.readline()
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    peer = GPU_PEERS[arguments.peer]
+    peer = replace(peer, batch=arguments.batch or peer.batch)
+    kernel, _, compiled = arguments.variant.partition(" ")
+    attention = cast("AttentionKernel", kernel)
+    if arguments.folder:
+        policy = load_peer(peer, attention, arguments.folder / "weights", device)
+    else:
+        policy = build_peer(peer, attention)
+    batch = {name: tensor.to(device) for name, tensor in batch_of(policy, peer).items()}
+    optim = OptimSpec(lr=LEARNING_RATE, weight_decay=0.0, schedule="constant", warmup_steps=0)
     cell = Cell(
         policy=peer.policy,
         size=peer.size,
@@ -31,21 +56,20 @@ def main(name: str, variant: str) -> None:
         batch=peer.batch,
         attention=attention,
         compile="blocks" if compiled else "off",
-        recipe="fp32",
+        recipe=arguments.recipe,
         data=DataSpec(kind="synthetic", workers=0),
-        optim=OptimSpec(lr=LEARNING_RATE, weight_decay=0.0, schedule="constant", warmup_steps=0),
+        optim=optim,
     )
     session = prepare_session(cell, policy, Single())
-    clock, batches = PhaseClock(session.device), repeat(batch)
-    first = float(session.step(batches, clock).loss)
-    clock.drain()
-    print(json.dumps({"torch": torch.__version__, "losses": [first]}), flush=True)
-    for line in sys.stdin:
-        losses = [session.step(batches, clock).loss for _ in range(int(line))]
-        times = clock.drain()
-        record = {"step_s": times.step_s, "phases_s": times.phases_s, "losses": [float(loss) for loss in losses]}
-        print(json.dumps(record), flush=True)
+    batches = repeat(batch)
+    answer_turns(
+        lambda instrument: session.step(batches, instrument).loss,
+        session.backend.zero_grad,
+        session.device,
+        optim_in_force(session.backend.prepared.stepping.param_groups, optim.max_grad_norm),
+        answers,
+    )
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -14,9 +14,12 @@ from tests.parity.pi import CAMERAS, HEADS, REAL_DIMS
 from tests.support.policy_batches import make_batch, wake
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from benchbox.registry.contracts import AttentionKernel, Batch, Policy
 
 _FLOW_ONLY = {"fast_tokens": 0, "response_tokens": 0, "knowledge_insulation": False}  # what lerobot's pi05 trains
+_GATE_SCALE = 0.02  # standard deviation of weights that start at zero
 
 
 @dataclass(frozen=True)
@@ -34,19 +37,40 @@ PEERS = {
     "pi05-tiny": Peer("pi05", "tiny", 4),
     "pi05-small": Peer("pi05", "small", 4),
 }
+GPU_PEERS = PEERS | {
+    "pi0-full": Peer("pi0", "full", 8),
+    "pi05-full": Peer("pi05", "full", 8),
+}
 
 
 def build_peer(peer: Peer, attention: AttentionKernel) -> Policy:
     """Build the policy in float32, with the same weights at every call, and no gate of adaRMS closed."""
-    values = policy_entry(peer.policy).presets[peer.size]
-    backbone = values["model"]["backbone"] | {"heads": HEADS}
-    preset = values | {"model": values["model"] | {"backbone": backbone}}
-    if peer.policy == "pi05":
-        preset |= _FLOW_ONLY
-    build_policy(peer.policy, peer.size, Axes())  # imports its module
-    torch.manual_seed(0)
-    policy = sys.modules[f"{PACKAGE}.{peer.policy}.policy"].build(preset, Axes(cams=CAMERAS, attention=attention))
+    policy = _build(peer, attention)
     wake(policy, batch_of(policy, peer))
+    return policy
+
+
+def build_rounded_peer(peer: Peer, device: torch.device) -> Policy:
+    """Build the policy on a device with weights that bfloat16 represents, and no gate of adaRMS closed.
+
+    The gates are opened by random weights: training as in `build_peer` would take the memory of an optimizer.
+    """
+    with device:
+        policy = _build(peer, "sdpa")
+    assert isinstance(policy, torch.nn.Module)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.ndim > 1 and not parameter.any():
+                parameter.normal_(std=_GATE_SCALE)
+            parameter.copy_(parameter.bfloat16())
+    return policy
+
+
+def load_peer(peer: Peer, attention: AttentionKernel, weights: Path, device: torch.device) -> Policy:
+    """Build the policy in float32 on a device, with weights from a folder of published ones."""
+    with device:
+        policy = _build(peer, attention)
+    policy.load_weights(weights)
     return policy
 
 
@@ -58,3 +82,17 @@ def batch_of(policy: Policy, peer: Peer) -> Batch:
     batch["state"][..., REAL_DIMS:] = 0.0
     batch["action"][..., REAL_DIMS:] = 0.0
     return batch
+
+
+def _build(peer: Peer, attention: AttentionKernel) -> Policy:
+    values = policy_entry(peer.policy).presets[peer.size]
+    backbone = values["model"]["backbone"] | {"heads": HEADS}
+    preset = values | {"model": values["model"] | {"backbone": backbone}}
+    if peer.policy == "pi05":
+        preset |= _FLOW_ONLY
+    # Imports its module. On the meta device, because that of the caller would allocate it a second time.
+    with torch.device("meta"):
+        build_policy(peer.policy, "tiny", Axes())
+    torch.manual_seed(0)
+    policy: Policy = sys.modules[f"{PACKAGE}.{peer.policy}.policy"].build(preset, Axes(cams=CAMERAS, attention=attention))
+    return policy

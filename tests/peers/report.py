@@ -1,4 +1,4 @@
-"""The table of a comparison, in Markdown."""
+"""The tables of a comparison, in Markdown."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 COMMAND = "make peers"
-GOAL = 0.7  # of lerobot's step time, on a CPU
-_MIB = 2**20
+GOAL, GPU_GOAL = 0.7, 0.75  # of lerobot's step time, on a CPU and on a GPU
+_MIB, _GIB = 2**20, 2**30
+_OURS = "benchbox"
+_TIMES = ("step", "forward", "backward", "clip + AdamW")
 
 
 def render_report(results: Sequence[Mapping[str, Any]]) -> str:
@@ -27,20 +29,50 @@ def render_report(results: Sequence[Mapping[str, Any]]) -> str:
     )
     lines = ["# Training steps beside lerobot's", "", method]
     for result in results:
-        title = f"## {result['policy']} {result['size']}, {result['parameters'] / 1e6:.1f} M parameters"
-        lines += ["", title, "", *_table(result)]
+        lines += ["", _title(result), "", *_table(result)]
     return "\n".join(lines) + "\n"
 
 
+def render_gpu_report(run: Mapping[str, Any]) -> str:
+    """Return the tables of a comparison on a GPU, one for each precision of lerobot."""
+    versions = f"torch {run['torch']}, transformers {run['transformers']} for lerobot"
+    method = (
+        f"`{run['command']}` wrote this on {run['device']}, {versions}. "
+        "Both sides have the same weights, which bfloat16 represents, the same batch and the same hyperparameters, and run in "
+        "processes of their own; those of one wave take turns, others run one after the other. A step is forward, backward, "
+        "clip, AdamW and clearing the gradients, timed by CUDA events. In bfloat16 lerobot's vision tower and norms stay in "
+        "float32, and its trainer enters autocast. Ratios are of step times, with an interval at 99 %; the goal is "
+        f"{GPU_GOAL} on a GPU. The peak is that of the caching allocator in timed steps."
+    )
+    lines = ["# Training steps beside lerobot's on a GPU", "", method]
+    for result in run["results"]:
+        title = f"{_title(result)}, {result['batch']} samples, lerobot in {result['precision']}"
+        lines += ["", title, "", *_table(result), *_first_losses(result)]
+    return "\n".join(lines) + "\n"
+
+
+def _title(result: Mapping[str, Any]) -> str:
+    return f"## {result['policy']} {result['size']}, {result['parameters'] / 1e6:.1f} M parameters"
+
+
 def _table(result: Mapping[str, Any]) -> list[str]:
-    theirs = [side for side in result["sides"] if side["name"] != "benchbox"]
-    names = [f"over {side['name']}, {side['variant']}" for side in theirs]
-    head = ["side", "step", "forward", "backward", "clip + AdamW", "resident peak", "loss", *names]
-    rows = [head, ["---"] * len(head)]
+    complete = [side for side in result["sides"] if side["turns"]]
+    theirs = [side for side in complete if side["name"] != _OURS]
+    on_gpu = any("cuda_bytes" in turn for side in complete for turn in side["turns"])
+    columns = [*_TIMES, "peak" if on_gpu else "resident peak", "loss", *(f"over {_label(side)}" for side in theirs)]
+    rows = [["side", *columns], ["---"] * (len(columns) + 1)]
     for side in result["sides"]:
-        ratios = [_ratio(side, other) if side["name"] == "benchbox" else "" for other in theirs]
-        rows.append([f"{side['name']}, {side['variant']}", *_figures(side), *ratios])
+        if side in complete:
+            ratios = [_ratio(side, other) if side["name"] == _OURS else "" for other in theirs]
+            cells = [*_figures(side), *ratios]
+        else:
+            cells = [side["error"].replace("|", "/"), *[""] * (len(columns) - 1)]
+        rows.append([_label(side), *cells])
     return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _label(side: Mapping[str, Any]) -> str:
+    return ", ".join(side[key] for key in ("name", "variant", "precision") if key in side)
 
 
 def _figures(side: Mapping[str, Any]) -> list[str]:
@@ -51,19 +83,33 @@ def _figures(side: Mapping[str, Any]) -> list[str]:
         return f"{1000 * median(map(sum, steps)):.1f} ms"
 
     step_ms = 1000 * median(second for turn in turns for second in turn["step_s"])
-    peak = max(turn["rss"] for turn in turns) / _MIB
     return [
         f"{step_ms:.1f} ms",
         time_ms("forward"),
         time_ms("backward"),
         time_ms("clip", "optimizer"),
-        f"{peak:.0f} MiB",
+        _peak(turns),
         f"{side['losses'][0]:.4f} -> {turns[-1]['losses'][-1]:.4f}",
     ]
 
 
+def _peak(turns: Sequence[Mapping[str, Any]]) -> str:
+    if "cuda_bytes" in turns[0]:
+        return f"{max(turn['cuda_bytes'] for turn in turns) / _GIB:.2f} GiB"
+    return f"{max(turn['rss'] for turn in turns) / _MIB:.0f} MiB"
+
+
+def _first_losses(result: Mapping[str, Any]) -> list[str]:
+    """Return a line with the largest relative difference of losses in the first step, if both sides have taken one."""
+    losses: dict[bool, list[float]] = {True: [], False: []}
+    for side in result["sides"]:
+        losses[side["name"] == _OURS] += side.get("losses", [])
+    differences = [abs(ours / theirs - 1) for ours in losses[True] for theirs in losses[False]]
+    return ["", f"Losses of the first step differ by {max(differences):.1e} at most."] if differences else []
+
+
 def _ratio(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    effect = estimate_effect(_medians(ours), _medians(theirs))
+    effect = estimate_effect(_medians(ours), _medians(theirs), same_run=ours.get("wave") == theirs.get("wave"))
     if effect.low is None or effect.high is None:
         return f"{effect.ratio:.2f}, too few turns"
     return f"{effect.ratio:.2f} ({effect.low:.2f} to {effect.high:.2f})"

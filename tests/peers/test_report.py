@@ -1,0 +1,39 @@
+"""The report of a comparison on a GPU."""
+
+from __future__ import annotations
+
+from tests.peers.report import render_gpu_report
+
+
+def side(name, precision, step_s, **values):
+    turn = {
+        "step_s": [step_s],
+        "phases_s": {"forward": [0.1], "backward": [0.2], "clip": [0.01], "optimizer": [0.02]},
+        "losses": [0.5],
+        "cuda_bytes": 3 * 2**30,
+        "rss": 2**20,
+    }
+    return {
+        "name": name,
+        "variant": "eager",
+        "precision": precision,
+        "wave": "one",
+        "losses": [1.5],
+        "turns": [turn] * 5,
+    } | values
+
+
+def test_a_side_that_failed_is_a_row_with_its_error_and_the_others_are_compared():
+    sides = [
+        side("benchbox", "bf16_pure", 0.3),
+        side("benchbox", "bf16_master", 0.4, wave="two", losses=[], turns=[], error="ended: out of memory"),
+        side("lerobot 0.6.1", "bfloat16", 0.5, losses=[1.5015]),
+    ]
+    result = {"policy": "pi05", "size": "full", "parameters": 3.3e9, "batch": 8, "precision": "bfloat16", "sides": sides}
+    run = {"command": "python -m tests.peers.gpu", "device": "NVIDIA H200", "torch": "2.11.0", "transformers": "5.17.0"}
+    lines = render_gpu_report({**run, "results": [result]}).splitlines()
+    rows = {line.split(" | ")[0]: line for line in lines if line.startswith("| ")}
+    assert rows["| benchbox, eager, bf16_pure"].endswith("| 3.00 GiB | 1.5000 -> 0.5000 | 0.60 (0.60 to 0.60) |")
+    assert "out of memory" in rows["| benchbox, eager, bf16_master"]
+    assert rows["| side"].endswith("| over lerobot 0.6.1, eager, bfloat16 |")
+    assert "Losses of the first step differ by 1.0e-03 at most." in lines
