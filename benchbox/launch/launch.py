@@ -68,15 +68,16 @@ def launch_cell(
         hang_after_s=measure.hang_after_s,
         nnodes=launcher.nnodes,
     )
-    environment: LaunchEnvironment = {
+    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+    start = time.monotonic()
+    outcome = run_group(job, launcher, on_progress=on_progress, stop=stop)
+    duration_s = time.monotonic() - start
+    environment: LaunchEnvironment = {  # of the launcher as it is now: it may have had to start new interpreters
         "benchbox_sha256": benchbox_sha256(),
         "policy_sha256": policy_sha256(cell.policy, policy_dirs),
         "launcher": launcher.name,
         "set_by_launcher": dict(launcher.variables(cell.world_size)),
     }
-    started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    start = time.monotonic()
-    outcome = run_group(job, launcher, on_progress=on_progress, stop=stop)
     return assemble_record(
         cell=cell,
         launch=launch,
@@ -85,7 +86,7 @@ def launch_cell(
         status=outcome.status,
         error=outcome.error,
         started_at=started_at,
-        duration_s=time.monotonic() - start,
+        duration_s=duration_s,
         environment=environment,
         precision=_audit(job),
     )

@@ -54,6 +54,7 @@ def limit_memory(model: nn.Module, device: torch.device, limit: int | None) -> I
 def reset_peak_memory(device: torch.device) -> None:
     """Reset the peaks that `peak_memory` reports. Does nothing on a device without memory counters."""
     if device.type == "cuda":
+        torch.cuda.init()  # before it, torch knows of no device to reset
         torch.cuda.reset_peak_memory_stats(device)
 
 

@@ -149,7 +149,7 @@ def _step(  # type: ignore[no-untyped-def]
         )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _step_block(master, exp_avg, exp_avg_sq, gradient, live, offsets, inside, numbers):  # type: ignore[no-untyped-def]
     divisor, minus_decay, one_minus_beta1, one_minus_beta2, step_size, correction, eps = numbers
     g = tl.div_rn(tl.load(gradient + offsets, inside).to(tl.float32), divisor)

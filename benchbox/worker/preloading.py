@@ -6,6 +6,7 @@ import gc
 import importlib
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 # Libraries that start threads of their own when they are imported, and restart them in a forked child: OpenBLAS, jemalloc.
@@ -63,13 +64,16 @@ def preload(modules: tuple[str, ...]) -> dict[str, str]:
     """
     missing: dict[str, str] = {}
     gc.disable()  # what is imported stays: collections while importing take a sixth of the time, and free nothing
-    _import_all(_THREADED_MODULES, missing)
-    threads = _count_threads()
-    _import_all(modules, missing)
+    for module in _THREADED_MODULES:
+        _import(module, missing)
+    threads = _threads()
+    for module in modules:
+        _import(module, missing)
+        started = [name for task, name in _threads().items() if task not in threads]
+        assert not started, f"threads were started before the fork: {', '.join(started)}, by the import of {module}"
     torch = sys.modules.get("torch")
     assert torch is None or not torch.cuda.is_initialized(), "CUDA was initialised before the fork"
     assert threading.active_count() == 1, f"threads were started before the fork: {threading.enumerate()}"
-    assert _count_threads() == threads, "a library has started a thread before the fork"
     # A garbage collection would visit, and so copy, all that was imported, 0.2 s in every rank.
     gc.collect()
     gc.freeze()
@@ -77,14 +81,17 @@ def preload(modules: tuple[str, ...]) -> dict[str, str]:
     return missing
 
 
-def _import_all(modules: tuple[str, ...], missing: dict[str, str]) -> None:
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # noqa: BLE001 (a library that is absent or broken may raise anything)
-            missing[module] = f"{type(error).__name__}: {error}"
+def _import(module: str, missing: dict[str, str]) -> None:
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # noqa: BLE001 (a library that is absent or broken may raise anything)
+        missing[module] = f"{type(error).__name__}: {error}"
 
 
-def _count_threads() -> int:
-    tasks = Path("/proc/self/task")
-    return len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
+def _threads() -> dict[str, str]:
+    """Return the names of the threads of this process by their ids; empty where the system does not tell."""
+    names = {}
+    for task in Path("/proc/self/task").glob("*"):
+        with suppress(OSError):  # it has ended
+            names[task.name] = (task / "comm").read_text().strip()
+    return names

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from benchbox.errors import BenchboxError
 from benchbox.launch.job import Job, Launcher, RankExit, RankGroup, read_rank_exits
+from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.process.environment import fork_server_variables, group_variables, host_variables, import_environment
 from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, find_processes
 
@@ -50,14 +51,25 @@ class ForkServerLauncher(Launcher):
         self._worker_module = worker_module
         self._grace_s = grace_s
         self._servers: dict[frozenset[tuple[str, str]], _Server] = {}
+        self._cold: TorchrunLauncher | None = None  # once a server could not start
 
     def variables(self, ranks: int) -> dict[str, str]:
+        if self._cold is not None:
+            return self._cold.variables(ranks)
         return group_variables(ranks, os.environ) | fork_server_variables(os.environ)
 
     def start(self, job: Job) -> RankGroup:
+        if self._cold is not None:
+            return self._cold.start(job)
         folder = job.folder.resolve()
         environment = {**os.environ, **host_variables(os.environ), **self.variables(job.ranks)}
-        server = self._server(environment)
+        try:
+            server = self._server(environment)
+        except _ServerStartError as error:
+            print(f"warning: every launch starts new interpreters, which takes longer: {error}", file=sys.stderr)
+            self._cold = TorchrunLauncher(worker_module=self._worker_module, grace_s=self._grace_s)
+            self.name = self._cold.name
+            return self._cold.start(job)
         exits = folder / "exits.json"
         leader = server.fork(
             {
@@ -163,6 +175,10 @@ class _Server:
         return json.loads(line) if line else None
 
 
+class _ServerStartError(BenchboxError):
+    """Importing failed, or did something that a forked child would not have, such as a thread."""
+
+
 class _OwnServer(_Server):
     """A server that this process starts, and that ends with it."""
 
@@ -184,7 +200,7 @@ class _OwnServer(_Server):
             self._log.seek(0)
             output = self._log.read().decode(errors="replace").strip().splitlines()
             reason = output[-1] if output else f"exit code {self._process.wait()}"
-            raise BenchboxError(f"the fork server could not start ({reason}); `--launcher torchrun` does without it")
+            raise _ServerStartError(f"the fork server could not start: {reason.removeprefix('AssertionError: ')}")
 
     def close(self) -> None:
         super().close()

@@ -68,19 +68,17 @@ def test_float32_masters_pass_wherever_a_backend_keeps_them(backend, master):
     assert sum(elements) == pytest.approx(copies * total, rel=0.01), "shards make up the whole policy"
 
 
-@pytest.mark.exhaustive
 def test_where_the_fork_server_cannot_start_new_interpreters_do(tmp_path, monkeypatch):
     """Here because something has started a thread, which a forked child would not have."""
     (tmp_path / "sitecustomize.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=[600], daemon=True).start()\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    options = ("--backend", "single", "--recipe", "fp32")
-    forked = audit(*options)
-    (line,) = forked.stderr.splitlines()
-    assert line.startswith("error: the fork server could not start (AssertionError: threads were started before the fork")
-    assert line.endswith("`--launcher torchrun` does without it")
-    assert audit(*options, "--launcher", "torchrun").returncode == 0
+    done = audit("--backend", "single", "--recipe", "fp32")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("warning: every launch starts new interpreters, which takes longer: the fork server could not start")
+    assert "threads were started before the fork" in line
 
 
 @pytest.fixture
