@@ -220,10 +220,17 @@ class StepRecorder:
         self.state.forward_hooks.roots = {id(model) for model in self.state.objects.models}
 
     def _link_masters(self, optimizer: Optimizer, observed: ObservedOptimizer, tensors: SteppedTensors) -> None:
-        """Link stepped tensors to live parameters. This is repeated in each probed step: DeepSpeed fills its groups late."""
+        """Link stepped tensors to live parameters. This is repeated in each probed step: DeepSpeed fills its groups late.
+
+        An optimizer that is called for one bucket after another declares all its masters at the first call.
+        """
+        linked = self.state.steps[-1].linked
+        if not self._is_first_call and linked.issuperset(id(tensor) for _, _, tensor in tensors):
+            return
         links = list(declared_masters(observed.chain, self.state.live_names)) or self._matched_masters(optimizer)
         for link in links:
             self.state.links[id(link.stepped)] = link
+            linked.add(id(link.stepped))
         if self._is_first_call:
             self._record_unstepped()
         # Gradients of parameters that are stepped themselves are counted when they are.

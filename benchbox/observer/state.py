@@ -65,6 +65,7 @@ class StepObservation:
     schedule_rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
     schedule_steps: dict[str, int] = field(default_factory=dict)
     stepped: set[int] = field(default_factory=set)  # ids of tensors
+    linked: set[int] = field(default_factory=set)  # ids of the stepped tensors whose live parameters were looked for
     norm: StepNorm | None = None
 
     def record_rates(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 # Libraries that start threads of their own when they are imported, and restart them in a forked child: OpenBLAS, jemalloc.
 _THREADED_MODULES = ("numpy", "scipy.special", "pyarrow")
+
+_CUDA_DRIVER_FILE = "/dev/nvidia-uvm"  # a process opens it when it initialises the CUDA driver; NVML does not
 
 # What DeepSpeed's backends import until the end of a step.
 DEEPSPEED_MODULES = (
@@ -66,6 +69,8 @@ def preload(modules: tuple[str, ...]) -> dict[str, str]:
     gc.disable()  # what is imported stays: collections while importing take a sixth of the time, and free nothing
     for module in _THREADED_MODULES:
         _import(module, missing)
+    with suppress(OSError):  # torch counts devices by NVML, which starts a thread of its own and leaves CUDA alone
+        ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2()
     threads = _threads()
     for module in modules:
         _import(module, missing)
@@ -73,6 +78,7 @@ def preload(modules: tuple[str, ...]) -> dict[str, str]:
         assert not started, f"threads were started before the fork: {', '.join(started)}, by the import of {module}"
     torch = sys.modules.get("torch")
     assert torch is None or not torch.cuda.is_initialized(), "CUDA was initialised before the fork"
+    assert _CUDA_DRIVER_FILE not in _open_files(), "the CUDA driver was initialised before the fork"
     assert threading.active_count() == 1, f"threads were started before the fork: {threading.enumerate()}"
     # A garbage collection would visit, and so copy, all that was imported, 0.2 s in every rank.
     gc.collect()
@@ -86,6 +92,14 @@ def _import(module: str, missing: dict[str, str]) -> None:
         importlib.import_module(module)
     except Exception as error:  # noqa: BLE001 (a library that is absent or broken may raise anything)
         missing[module] = f"{type(error).__name__}: {error}"
+
+
+def _open_files() -> set[str]:
+    files = set()
+    for descriptor in Path("/proc/self/fd").glob("*"):
+        with suppress(OSError):  # it is closed by now
+            files.add(str(descriptor.readlink()))
+    return files
 
 
 def _threads() -> dict[str, str]:

@@ -13,6 +13,7 @@ from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.process.warm import ForkServerLauncher
 from benchbox.spec.cell import MeasureSpec
+from benchbox.worker.preloading import _CUDA_DRIVER_FILE as CUDA_DRIVER_FILE
 from tests.support.ranks import tiny_cell
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ GIB = 2**30
 MEASURE = MeasureSpec(warmup_steps=2, steps=6, launches=1, timeout_s=300.0, hang_after_s=240.0)
 # What NVML tells of a data-centre device. Values of other processes need a process namespace that is not a container's own.
 NVML_FIELDS = ("utilisation", "sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c", "throttle_reasons", "energy_j")
-CUDA_DRIVER_FILE = "/dev/nvidia-uvm"  # a process opens it when it initialises the CUDA driver; NVML does not
 
 
 @pytest.fixture(scope="module")
