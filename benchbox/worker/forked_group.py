@@ -18,6 +18,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
+from benchbox.worker.device_files import initialise_nvml
 from benchbox.worker.parent import signal_on_parent_death
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def _run_rank(request: GroupRequest, rank: int, port: int) -> int:
     os.environ.update(_rank_variables(rank, request["ranks"], port))
     if "numpy" in sys.modules:  # `random` seeds itself anew in a forked child, numpy's global generator does not
         sys.modules["numpy"].random.seed()
+    initialise_nvml()
     sys.argv = [request["module"], request["job_file"]]
     # As with `python -m`, modules of the working directory can be imported.
     sys.path[0] = request["folder"]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import sys
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+
+from benchbox.worker.device_files import CUDA_DRIVER_FILE, counting_by_files, opened_files
 
 # Libraries that start threads of their own when they are imported, and restart them in a forked child: OpenBLAS, jemalloc.
 _THREADED_MODULES = ("numpy", "scipy.special", "pyarrow")
-
-_CUDA_DRIVER_FILE = "/dev/nvidia-uvm"  # a process opens it when it initialises the CUDA driver; NVML does not
 
 # What DeepSpeed's backends import until the end of a step.
 DEEPSPEED_MODULES = (
@@ -69,16 +68,17 @@ def preload(modules: tuple[str, ...]) -> dict[str, str]:
     gc.disable()  # what is imported stays: collections while importing take a sixth of the time, and free nothing
     for module in _THREADED_MODULES:
         _import(module, missing)
-    with suppress(OSError):  # torch counts devices by NVML, which starts a thread of its own and leaves CUDA alone
-        ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2()
     threads = _threads()
-    for module in modules:
-        _import(module, missing)
-        started = [name for task, name in _threads().items() if task not in threads]
-        assert not started, f"threads were started before the fork: {', '.join(started)}, by the import of {module}"
+    with ExitStack() as substitutes:
+        for module in modules:
+            _import(module, missing)
+            if module == "torch" and module not in missing:
+                substitutes.enter_context(counting_by_files())
+            started = [name for task, name in _threads().items() if task not in threads]
+            assert not started, f"threads were started before the fork: {', '.join(started)}, by the import of {module}"
     torch = sys.modules.get("torch")
     assert torch is None or not torch.cuda.is_initialized(), "CUDA was initialised before the fork"
-    assert _CUDA_DRIVER_FILE not in _open_files(), "the CUDA driver was initialised before the fork"
+    assert CUDA_DRIVER_FILE not in opened_files(), "the CUDA driver was opened before the fork"
     assert threading.active_count() == 1, f"threads were started before the fork: {threading.enumerate()}"
     # A garbage collection would visit, and so copy, all that was imported, 0.2 s in every rank.
     gc.collect()
@@ -92,14 +92,6 @@ def _import(module: str, missing: dict[str, str]) -> None:
         importlib.import_module(module)
     except Exception as error:  # noqa: BLE001 (a library that is absent or broken may raise anything)
         missing[module] = f"{type(error).__name__}: {error}"
-
-
-def _open_files() -> set[str]:
-    files = set()
-    for descriptor in Path("/proc/self/fd").glob("*"):
-        with suppress(OSError):  # it is closed by now
-            files.add(str(descriptor.readlink()))
-    return files
 
 
 def _threads() -> dict[str, str]:

@@ -13,7 +13,7 @@ from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.process.warm import ForkServerLauncher
 from benchbox.spec.cell import MeasureSpec
-from benchbox.worker.preloading import _CUDA_DRIVER_FILE as CUDA_DRIVER_FILE
+from benchbox.worker.device_files import CUDA_DRIVER_FILE
 from tests.support.ranks import tiny_cell
 
 if TYPE_CHECKING:

@@ -75,7 +75,8 @@ def run_ranks(ranks: int, script: Path, *arguments: str) -> None:
         job = Job(config=config, ranks=ranks, folder=Path(folder) / "job", timeout_s=None, hang_after_s=STALL_LIMIT_S)
         job.prepare()
         group: Any = _launcher().start(job)
-        limit = StallLimit(lambda: cpu_time_s(group._leader))
+        leader = group._leader if hasattr(group, "_leader") else group._process.pid  # where no fork server can start
+        limit = StallLimit(lambda: cpu_time_s(leader))
         try:
             while (code := group.poll()) is None and not limit.exceeded():
                 time.sleep(0.05)

@@ -57,7 +57,8 @@ def has_cuda_device(user: Mapping[str, str]) -> bool:
 def fork_server_variables(user: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that keep libraries from initialising CUDA when a fork server imports them.
 
-    torch then counts devices by NVML, and DeepSpeed does not search for an accelerator. No GPU has been tried with them yet.
+    torch then counts devices without the CUDA driver (see `benchbox.worker.device_files`), and DeepSpeed does not search for an
+    accelerator.
     """
     variables = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "DS_ACCELERATOR": "cuda" if has_cuda_device(user) else "cpu"}
     return {name: value for name, value in variables.items() if name not in user}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from benchbox_policies._layers.sequence.token_sequence import Block, TokenSequence, concat_blocks, gather_tokens
+from torch.nn.attention.flex_attention import flex_attention
 
 LENGTHS = {"image": 3, "prompt": 4, "response": 2, "fast": 3}
 VALID = {
@@ -113,3 +114,16 @@ def test_a_token_is_predicted_by_the_last_valid_token_before_it():
     assert prefix.predictor_indices("response")[1].tolist() == [6, 7]
     indices = prefix.predictor_indices("fast")
     assert torch.equal(gather_tokens(prefix.hidden, indices)[1, 2], prefix.hidden[1, 9])
+
+
+def test_a_block_mask_can_be_compiled_into_the_kernel():
+    """As on a GPU: a mask that writes in place cannot."""
+    attention_mask = example().attention_mask()
+    query, key, value = torch.randn(3, 2, 1, 12, 16).unbind()
+    compiled = torch.compile(flex_attention, dynamic=False)
+    with torch.no_grad():
+        output = compiled(query, key, value, block_mask=attention_mask.build("flex", window=3))
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=attention_mask.dense(window=3)[:, None]
+        )
+    torch.testing.assert_close(output, expected)

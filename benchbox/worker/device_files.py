@@ -1,0 +1,61 @@
+"""NVIDIA GPUs by their device files, for a fork server: NVML must not be initialised before ranks are forked.
+
+With driver 580, NVML starts a thread when it is initialised and opens the file of the CUDA driver (measured on an H200).
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DEVICES = Path("/dev")
+CUDA_DRIVER_FILE = "/dev/nvidia-uvm"
+
+
+def count_device_files(folder: Path = DEVICES) -> int:
+    """Return the number of NVIDIA GPUs that have a device file."""
+    return sum(path.name.removeprefix("nvidia").isdigit() for path in folder.glob("nvidia[0-9]*"))
+
+
+@contextmanager
+def counting_by_files(folder: Path = DEVICES) -> Iterator[None]:
+    """Let torch count GPUs by device files inside the with block, and DeepSpeed import NVML without initialising it.
+
+    Nothing is replaced where there is no GPU.
+    """
+    count = count_device_files(folder)
+    if not count:
+        yield
+        return
+    import pynvml
+    import torch
+
+    count_by_nvml, initialise = torch.cuda._raw_device_count_nvml, pynvml.nvmlInit  # noqa: SLF001 (torch has no public name)
+    torch.cuda._raw_device_count_nvml, pynvml.nvmlInit = lambda: count, lambda: None  # noqa: SLF001
+    try:
+        yield
+    finally:
+        torch.cuda._raw_device_count_nvml, pynvml.nvmlInit = count_by_nvml, initialise  # noqa: SLF001
+
+
+def initialise_nvml() -> None:
+    """Initialise NVML in a forked rank, if DeepSpeed was imported and relies on it."""
+    if "deepspeed" in sys.modules and count_device_files():
+        import pynvml
+
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+
+
+def opened_files() -> set[str]:
+    """Return the paths of the files that this process has open."""
+    files = set()
+    for descriptor in Path("/proc/self/fd").glob("*"):
+        with suppress(OSError):  # it is closed by now
+            files.add(str(descriptor.readlink()))
+    return files
