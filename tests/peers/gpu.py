@@ -60,6 +60,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=5, help="timed steps of a turn, which one more precedes")
     parser.add_argument("--waves", nargs="*", choices=WAVES, default=DEFAULT_WAVES, help="in this order")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="end after so many seconds, with what there is")
+    parser.add_argument("--note", help="what else has to be known of this run, for the report")
     parser.add_argument("--out", type=Path, default=REPORTS)
     arguments = parser.parse_args()
     arguments.batch = arguments.batch or GPU_PEERS[arguments.peer].batch
@@ -175,12 +176,20 @@ class Comparison:
                 "sides": sides,
             }
             results += [result] if sides else []
-        run = {"command": shlex.join(["python", "-m", "tests.peers.gpu", *sys.argv[1:]]), **self._machine(), "results": results}
+        note = {"note": arguments.note} if arguments.note else {}
+        run = {"command": self._command(), **self._machine(), **note, "results": results}
         report = render_gpu_report(run)
         print(report, flush=True)
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / "gpu.json").write_text(json.dumps(run, indent=1) + "\n")
         (arguments.out / "gpu.md").write_text(report)
+
+    def _command(self) -> str:
+        """Return the command without the folders of this machine."""
+        arguments = self._arguments
+        words = ["--peer", arguments.peer, "--batch", arguments.batch, "--rounds", arguments.rounds, "--steps", arguments.steps]
+        words += ["--waves", *arguments.waves]
+        return f"python -m tests.peers.gpu --lerobot FOLDER {shlex.join(map(str, words))}"
 
     def _machine(self) -> dict[str, str]:
         first = next((side for side in self._sides if "device" in side), {})

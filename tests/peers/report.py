@@ -45,6 +45,7 @@ def render_gpu_report(run: Mapping[str, Any]) -> str:
         f"{GPU_GOAL} on a GPU. The peak is that of the caching allocator in timed steps."
     )
     lines = ["# Training steps beside lerobot's on a GPU", "", method]
+    lines += ["", run["note"]] if "note" in run else []
     for result in run["results"]:
         title = f"{_title(result)}, {result['batch']} samples, lerobot in {result['precision']}"
         lines += ["", title, "", *_table(result), *_first_losses(result)]

@@ -31,9 +31,10 @@ def test_a_side_that_failed_is_a_row_with_its_error_and_the_others_are_compared(
     ]
     result = {"policy": "pi05", "size": "full", "parameters": 3.3e9, "batch": 8, "precision": "bfloat16", "sides": sides}
     run = {"command": "python -m tests.peers.gpu", "device": "NVIDIA H200", "torch": "2.11.0", "transformers": "5.17.0"}
-    lines = render_gpu_report({**run, "results": [result]}).splitlines()
+    lines = render_gpu_report({**run, "note": "It was warm.", "results": [result]}).splitlines()
     rows = {line.split(" | ")[0]: line for line in lines if line.startswith("| ")}
     assert rows["| benchbox, eager, bf16_pure"].endswith("| 3.00 GiB | 1.5000 -> 0.5000 | 0.60 (0.60 to 0.60) |")
     assert "out of memory" in rows["| benchbox, eager, bf16_master"]
     assert rows["| side"].endswith("| over lerobot 0.6.1, eager, bfloat16 |")
+    assert "It was warm." in lines
     assert "Losses of the first step differ by 1.0e-03 at most." in lines
