@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .gradients import GradientRecorder
 from .introspect.discovery import discover
@@ -18,7 +20,7 @@ from .numerics.probes import TensorProbe, can_probe
 from .state import ObservedOptimizer, StepObservation, optimizer_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -27,6 +29,17 @@ if TYPE_CHECKING:
     from .introspect.discovery import TrainingObjects
     from .introspect.masters import MasterLink
     from .state import ObserverState
+
+
+def _unwatched(method: Callable[..., None]) -> Callable[..., None]:
+    """Run a method outside dispatch modes: what it computes is no operation of the step, and watching it would take longer."""
+
+    @functools.wraps(method)
+    def unwatched(*arguments: Any) -> None:
+        with _disable_current_modes():
+            method(*arguments)
+
+    return unwatched
 
 
 class StepRecorder:
@@ -105,6 +118,7 @@ class StepRecorder:
         self._gradients.before_call(optimizer, tensors)
         self._is_first_call = False
 
+    @_unwatched
     def _start_probes(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
         step = self.state.steps[-1].step
         for group, _, tensor in tensors:
@@ -137,17 +151,21 @@ class StepRecorder:
         observation = self.state.steps[-1]
         self._gradients.after_call(optimizer, tensors, closure_calls)
         if observation.is_probed:
-            observed = self.state.optimizers[id(optimizer)]
-            for group, index, tensor in tensors:
-                optimizer_state = optimizer.state.get(tensor, {})
-                probe = self.state.probes.get(id(tensor))
-                if probe is not None and id(tensor) not in observation.changed_gradients:
-                    probe.after_step(group, tensor, optimizer_state, observation.step)
-                observed.record(tensor, group, index, optimizer_state)
+            self._end_probes(optimizer, tensors)
         if self._is_probed(observation.step + 1):
             self.state.forward_hooks.install()
         if observation.step == self._middle_step < self.last_step:
             self.state.operations.enter()
+
+    @_unwatched
+    def _end_probes(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
+        observation, observed = self.state.steps[-1], self.state.optimizers[id(optimizer)]
+        for group, index, tensor in tensors:
+            optimizer_state = optimizer.state.get(tensor, {})
+            probe = self.state.probes.get(id(tensor))
+            if probe is not None and id(tensor) not in observation.changed_gradients:
+                probe.after_step(group, tensor, optimizer_state, observation.step)
+            observed.record(tensor, group, index, optimizer_state)
 
     def end_step(self) -> None:
         """Compare the gradients that were stepped in a probed step with their clipping."""
@@ -164,6 +182,7 @@ class StepRecorder:
         """True after a probed step of masters, which are copied into live parameters before the next forward pass."""
         return bool(self.state.links) and self.state.steps[-1].is_probed and self.state.steps[-1].step < self.last_step
 
+    @_unwatched
     def compare_live(self) -> None:
         """Compare live tensors with their masters, of those that the latest step stepped.
 

@@ -6,6 +6,7 @@ import functools
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchbox.audit.judge import judge
 from benchbox.observer import recording
@@ -264,3 +265,24 @@ def test_masters_that_are_stepped_bucket_by_bucket_are_looked_for_once_in_a_step
     assert len(calls) > 3 * 6, "several buckets in each of 6 steps"
     assert len(searched) == 3, "the probed steps"
     assert {tensor.name for tensor in facts.stepped} == {name for name, _ in model.named_parameters()}
+
+
+def test_a_mode_around_a_step_does_not_see_what_the_observer_computes():
+    """Watching it would take longer than computing it, several times."""
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters())
+    names = set()
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            names.add(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    with StepObserver(source="session", steps=1, model=model, optimizer=optimizer) as observer:
+        model(torch.randn(2, 8)).square().mean().backward()
+        with Names():
+            optimizer.step()
+    (statistics, *_) = [tensor.numbers for tensor in observer.facts().stepped]
+    assert statistics.gradient_squared > 0, "a norm was computed"
+    assert "_fused_adamw_" in names or "lerp_" in names or "_foreach_lerp_" in names, "the step was seen"
+    assert not names & {"linalg_vector_norm", "dot"}
