@@ -106,10 +106,11 @@ def _step_on_gpu(
     options = triton_adamw.AdamWOptions(*map(float, (group["lr"], *group["betas"], group["eps"], group["weight_decay"])))
     divisor = torch.ones((), device=device) if divisor is None else divisor.to(device)
     pairs = [pair for pair in full.values() if pair is not None]
-    with announced("adamw", lambda: ([*stepped, *(g for g, _ in pairs)], [*stepped, *(live for _, live in pairs)])):
-        triton_adamw.step_adamw(rows, options, divisor)
+    written = [*stepped, *(live for _, live in pairs)]
+    with announced("adamw", lambda: ([*stepped, *(gradient for gradient, _ in pairs)], written)), torch.cuda.device(device):
+        triton_adamw.step_adamw(rows, options, divisor)  # Triton launches on the current device
     # Autograd refuses a backward pass over weights written since the forward pass, but only torch's own operations inform it.
-    torch.autograd.graph.increment_version([*stepped, *(live for _, live in pairs)])
+    torch.autograd.graph.increment_version(written)
     return remaining
 
 
