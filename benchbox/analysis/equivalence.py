@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from benchbox.analysis.adam_state import adam_dtypes
 from benchbox.analysis.quantities import quantity
+from benchbox.registry.launch_record import device_type
 from benchbox.registry.recipes import JUDGED_STEPS, TF32_TOLERANCE, Recipe, Tolerance, recipes
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _why_not_compared(launches: Iterable[LaunchRecord], base: LaunchRecord, reci
 def _tolerance(recipe: Recipe, base: LaunchRecord) -> Tolerance:
     """Return the tolerance of the recipe; of float32 products on a GPU, that of the format in which it computes them."""
     assert recipe.tolerance is not None
-    is_on_gpu = base["observed"] is not None and any(device.startswith("cuda") for device in base["observed"]["device"])
+    is_on_gpu = base["observed"] is not None and "cuda" in map(device_type, base["observed"]["device"])
     numerics = (base["environment"] or {}).get("numerics") or {}
     uses_tf32 = any(numerics.get(name) is True for name in ("matmul_tf32", "cudnn_tf32"))
     return TF32_TOLERANCE if recipe.compute == "float32" and is_on_gpu and uses_tf32 else recipe.tolerance

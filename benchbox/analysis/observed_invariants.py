@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from benchbox.analysis.invariant import Invariant
 from benchbox.registry.attention import attention_mismatch
 from benchbox.registry.backends import DEFAULT_SHARD_SIZE, backends
+from benchbox.registry.launch_record import device_type
 from benchbox.registry.recipes import BUILT_IN_RECIPES
 from benchbox.spec.cell import Cell
 
@@ -184,7 +185,9 @@ def _census_sizes(record: LaunchRecord) -> Iterable[str] | None:
             size = _ITEM_BYTES.get(entry["dtype"])
             if size is not None and entry["bytes"] != size * entry["elements"]:
                 messages.append(f"rank {rank}: {entry['elements']} {entry['dtype']} {entry['kind']} in {entry['bytes']} bytes")
-            if entry["device"] != observed["device"][rank]:
+            kind = entry["device"].partition(":")[0]
+            # torch keeps step counts on the CPU where no kernel reads them.
+            if kind != device_type(observed["device"][rank]) and entry["kind"] != "step":
                 messages.append(f"rank {rank}: {entry['kind']} on {entry['device']}, the rank on {observed['device'][rank]}")
         moments = sum(entry["elements"] for entry in kinds.get("exp_avg", ()))
         if moments and moments != observed["shard_numel"][rank]:

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.invariant import Invariant
+from benchbox.registry.launch_record import device_type
 from benchbox.registry.recipes import BUILT_IN_RECIPES
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def _memory_source(record: LaunchRecord) -> Iterable[str] | None:
     memory, observed = record["memory"], record["observed"]
     if memory is None or observed is None:
         return None
-    is_cuda = all(device.startswith("cuda") for device in observed["device"])
+    is_cuda = all(device_type(device) == "cuda" for device in observed["device"])
     if (memory["source"] == "torch.cuda") != is_cuda:
         return [f"memory of source {memory['source']}, and the ranks ran on {', '.join(sorted(set(observed['device'])))}"]
     return []

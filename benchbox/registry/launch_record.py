@@ -89,8 +89,13 @@ class ObservedRecord(ObservedOnEveryRank):
     """Values read from live objects, never from the configuration. Values that differ between ranks are lists in rank order."""
 
     shard_numel: list[int | None]  # parameter elements on each rank
-    device: list[str]
+    device: list[str]  # cpu, or the name of a GPU: see `device_type`
     video_decoder: NotRequired[list[str | None]]  # null where no video is decoded
+
+
+def device_type(name: str) -> str:
+    """Return torch's name of the kind of a device that a record has under `observed`: cpu, or cuda for the name of a GPU."""
+    return "cpu" if name == "cpu" else "cuda"
 
 
 class StepTime(TypedDict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.quantities import quantity
+from benchbox.registry.launch_record import device_type
 from benchbox.registry.recipes import recipes
 from benchbox.store.peaks import group_name
 
@@ -35,7 +36,7 @@ def share_of_peak(summary: CellSummary, record: LaunchRecord, peaks: Mapping[str
     times = summary.phases if summary.ok else {}
     if model is None or recomputed is None or not all(phase in times for phase in _PHASES):
         return None
-    device, ranks = observed["device"][0].partition(":")[0], summary.cell["world_size"]
+    device, ranks = device_type(observed["device"][0]), summary.cell["world_size"]
     if device == "cuda" and recipe.compute == "float32":  # in TF32 or not: the record does not say it of each product
         return None
     group = peaks.get(group_name(device, ranks, environment.get("threads") or 0))

@@ -131,6 +131,6 @@ def test_a_share_is_left_out_where_it_is_not_certain() -> None:
     assert is_shown()
     assert not is_shown(flops=record["flops"] | {"model_flops_per_step": None})
     assert not is_shown(flops=record["flops"] | {"model_flops_per_step": 10**15})
-    on_gpu = {"observed": record["observed"] | {"device": ["cuda:0", "cuda:1"]}}
+    on_gpu = {"observed": record["observed"] | {"device": ["NVIDIA H200", "NVIDIA H200"]}}
     assert is_shown(group="2 cuda ranks", **on_gpu)
     assert not is_shown(replace(CELL, recipe="fp32"), group="2 cuda ranks", **on_gpu)
