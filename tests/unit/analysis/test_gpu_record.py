@@ -62,4 +62,4 @@ def test_the_share_of_the_peak_is_that_of_the_device(record: Any, tmp_path: Path
     (summary,) = summarize(example_run([Cell.from_dict(record["cell"])]), [record])
     share = share_of_peak(summary, record, read_peaks("1x-nvidia-h200"))
     assert share is not None
-    assert share.startswith("394 TFLOP/s on each rank, 58% of the 677 TFLOP/s that bfloat16 products reach")
+    assert share.startswith("390 TFLOP/s on each rank, 58% of the 677 TFLOP/s that bfloat16 products reach")
