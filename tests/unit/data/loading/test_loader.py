@@ -1,5 +1,8 @@
 """A step holds the same samples however it is split, resumed, or loaded."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import islice
 
@@ -194,3 +197,19 @@ def test_a_closed_stream_yields_nothing(spec):
     next(stream)
     stream.close()
     assert next(stream, None) is None
+
+
+def test_the_thread_that_pins_memory_leaves_this_one_its_threads():
+    """On a GPU, all operations of the rank on its CPU ran on one thread."""
+    script = """
+import threading, torch
+from benchbox.data.loading.loader import load_samples
+load_samples(lambda keys: keys, [[1]], workers=0, pin_memory=True)
+pinning = threading.Thread(target=torch.set_num_threads, args=[1])  # as torch.utils.data._utils.pin_memory does
+pinning.start()
+pinning.join()
+print(torch.get_num_threads())
+"""
+    variables = {**os.environ, "OMP_NUM_THREADS": "3"}
+    done = subprocess.run([sys.executable, "-c", script], env=variables, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "3", done.stderr
