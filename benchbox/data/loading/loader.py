@@ -142,7 +142,7 @@ def load_samples(
     Its `next` raises the ConfigurationError or DataError of a sample, and ends the workers.
     """
     if pin_memory:
-        # DataLoader's thread that pins memory sets 1 thread for itself, and for all that have not asked for their number before.
+        # DataLoader's thread that pins memory sets one thread for itself, and for all that have not asked for their number yet.
         torch.get_num_threads()
     loader = DataLoader(
         _KeysDataset(samples),

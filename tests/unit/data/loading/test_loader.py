@@ -210,6 +210,6 @@ pinning.start()
 pinning.join()
 print(torch.get_num_threads())
 """
-    variables = {**os.environ, "OMP_NUM_THREADS": "3"}
+    variables = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run([sys.executable, "-c", script], env=variables, capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "3", done.stderr
+    assert done.stdout.strip() == "2", done.stderr
