@@ -13,7 +13,16 @@ from benchbox.report.peak_share import share_of_peak
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from benchbox.registry.launch_record import CollectiveRecord, Flops, HostState, LaunchRecord, ObservedRecord, Setting
+    from benchbox.registry.launch_record import (
+        CollectiveRecord,
+        DeviceRecord,
+        Flops,
+        HostState,
+        LaunchRecord,
+        ObservedRecord,
+        Setting,
+        StartEnd,
+    )
     from benchbox.store.peaks import MeasuredPeaks
 
 
@@ -160,7 +169,7 @@ def _data(record: LaunchRecord) -> list[str]:
 
 
 def _hosts(state: HostState | None) -> list[str]:
-    """Return one line per host and one for the devices; nothing of a record without a host state."""
+    """Return one line per host and per GPU, and one for the energy of all GPUs; nothing of a record without a host state."""
     if not state:
         return []
     lines = []
@@ -170,9 +179,29 @@ def _hosts(state: HostState | None) -> list[str]:
         texts = [f"{name} {quantity(host[key], 'fraction', 2)}" for name, key in shares.items()]  # type: ignore[literal-required]
         texts.append(f"load average {UNKNOWN if load is None or load['end'] is None else format(load['end'], '.2f')}")
         lines.append(f"CPU time: {', '.join(texts)}")
+    lines += map(_device_state, state["devices"] or ())
     if state["energy_j_per_sample"] is not None:
         lines.append(f"energy of the devices: {quantity(state['energy_j_per_sample'], 'J')} per sample")
     return lines
+
+
+def _device_state(device: DeviceRecord) -> str:
+    """Return clock, power and temperature of a GPU at the start and the end of the steps, and what held its clock back."""
+    texts = [
+        _start_end("SM clock", device["sm_clock_mhz"], "MHz"),
+        _start_end("power", device["power_w"], "W"),
+        _start_end("temperature", device["temperature_c"], "°C"),
+    ]
+    if (reasons := device["throttle_reasons"]) is not None:
+        texts.append(f"held back by {', '.join(reasons)}" if reasons else "not held back")
+    return f"GPU of rank {device['rank']}: {', '.join(texts)}"
+
+
+def _start_end(name: str, span: StartEnd | None, unit: str) -> str:
+    if span is None:
+        return f"{name} {UNKNOWN}"
+    start, end = (UNKNOWN if value is None else format(value, ".0f") for value in (span["start"], span["end"]))
+    return f"{name} {start} to {end} {unit}"
 
 
 def _collectives(collectives: Mapping[str, CollectiveRecord] | None) -> str | None:

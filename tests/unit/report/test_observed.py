@@ -111,6 +111,19 @@ def test_data_say_what_was_kept_held_out_and_drawn_of_every_dataset() -> None:
     assert observations(data={"mode": "action", "datasets": [dataset]})["data"] == ["mode action", f"a: {beginning}"]
 
 
+def test_what_holds_a_gpu_back_is_shown() -> None:
+    """As an H200 at its power limit, and a GPU of which NVML tells nothing."""
+    unknown = dict.fromkeys(("sm_clock_mhz", "power_w", "temperature_c", "throttle_reasons", "other_utilisation"))
+    known = unknown | {"sm_clock_mhz": {"start": 1875, "end": 1725}, "power_w": {"start": 689.4, "end": None}}
+    devices = [{"rank": 0, **known, "throttle_reasons": ["SwPowerCap"]}, {"rank": 1, **unknown}]
+    devices.append({"rank": 2, **unknown, "throttle_reasons": []})
+    assert observations(host=quiet_state() | {"devices": devices})["host"][-3:] == [
+        "GPU of rank 0: SM clock 1875 to 1725 MHz, power 689 to - W, temperature -, held back by SwPowerCap",
+        "GPU of rank 1: SM clock -, power -, temperature -",
+        "GPU of rank 2: SM clock -, power -, temperature -, not held back",
+    ]
+
+
 def test_energy_of_the_devices_and_collectives_and_flops_that_are_unknown_are_shown() -> None:
     shown = observations(host=quiet_state() | {"energy_j_per_sample": 12.5}, collectives=None, flops=None)
     assert shown["host"][-1] == "energy of the devices: 12.5 J per sample"
