@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from benchbox.errors import BenchboxError
 from benchbox.launch.job import Job
 from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.cold import TorchrunLauncher
@@ -151,13 +150,27 @@ def test_a_module_that_cannot_be_imported_is_the_business_of_the_rank_that_needs
     launcher.close()
 
 
-def test_a_server_that_started_a_thread_refuses_to_fork(launcher, tmp_path: Path) -> None:
+def test_where_an_import_starts_a_thread_launches_use_new_interpreters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "threaded.py").write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=[60], daemon=True).start()"
     )
-    launcher = ForkServerLauncher(worker_module="reporting_worker", preload=["threaded"])
-    with pytest.raises(BenchboxError, match=r"threads were started before the fork.*--launcher torchrun"):
-        run(launcher, tmp_path / "job")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    launcher = ForkServerLauncher(preload=["threaded"])
+    measure = MeasureSpec(warmup_steps=1, steps=2, launches=1)
+    for number in (1, 2):
+        folder = tmp_path / f"launch-{number}"
+        record = launch_cell(
+            tiny_cell(backend="single", world_size=1), measure, launch=number, folder=folder, launcher=launcher
+        )
+        assert record["status"] == "ok", record["error"]
+        assert record["environment"]["launcher"] == "torchrun"
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith(
+        "warning: every launch starts new interpreters, which takes longer: the fork server could not start"
+    )
+    assert warning.endswith(", by the import of threaded")
 
 
 def test_a_killed_server_takes_its_ranks_along_and_the_next_launch_has_another(

@@ -160,8 +160,9 @@ def test_a_device_without_counters_has_no_peak_of_its_own():
 def test_only_a_device_with_an_allocator_of_its_own_releases_and_resets(monkeypatch):
     calls = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
+    monkeypatch.setattr(torch.cuda, "init", lambda: calls.append("init"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append(f"reset {device}"))
     for device in (torch.device("cpu"), torch.device("cuda", 1)):
         release_cached_memory(device)
         reset_peak_memory(device)
-    assert calls == ["empty_cache", "reset cuda:1"]
+    assert calls == ["empty_cache", "init", "reset cuda:1"]
