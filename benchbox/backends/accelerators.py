@@ -92,4 +92,7 @@ def runs(accelerator: Accelerator, distributed_type: DistributedType) -> bool:
 def device_of(accelerator: Accelerator) -> torch.device:
     """Return the device of this rank: `cuda:<local rank>` or plain `cpu`."""
     device: torch.device = accelerator.device
-    return torch.device("cpu") if device.type == "cpu" else device
+    if device.type == "cpu":
+        return torch.device("cpu")
+    # A single process has a device without an index, which is equal to that of no tensor.
+    return torch.device(device.type, torch.cuda.current_device()) if device.index is None else device

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from benchbox.analysis.invariants import verify_records
 from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.process.warm import ForkServerLauncher
@@ -59,6 +60,12 @@ def test_forked_and_new_ranks_end_ok_on_the_device(records: list[LaunchRecord], 
     assert [record["environment"]["launcher"] for record in records] == names
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     assert all(record["observed"]["device"] == [name] for record in records)
+
+
+def test_records_of_the_device_violate_no_invariant(records: list[LaunchRecord]) -> None:
+    """`benchbox verify` checks them in a report. In steps of a tiny policy the host leaves gaps between the phases."""
+    violations = verify_records(records).violations
+    assert [str(violation) for violation in violations if not violation.sentence.startswith("phases sum")] == []
 
 
 def test_losses_of_forked_and_new_ranks_are_equal(records: list[LaunchRecord]) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from benchbox.backends import observe as observe_module
+from benchbox.backends.accelerators import device_of
 from benchbox.backends.observe import Observed, _stepped_numel, observe
 from benchbox.errors import ConfigurationError, MismatchError
 from benchbox.registry.backends import BUILT_IN_BACKENDS, BackendInfo
@@ -69,6 +70,13 @@ def test_without_a_claim_the_built_in_backend_is_observed(register) -> None:
     register(recognise_wrapper)
     observed = look_at(nn.Linear(2, 1))
     assert (observed.backend, observed.sharding) == ("single", None)
+
+
+def test_the_device_of_a_process_without_ranks_has_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    devices = {"cuda": "cuda:3", "cuda:1": "cuda:1", "cpu": "cpu", "cpu:0": "cpu"}
+    accelerators: list[Any] = [SimpleNamespace(device=torch.device(device)) for device in devices]
+    assert [str(device_of(accelerator)) for accelerator in accelerators] == list(devices.values())
 
 
 def test_a_claimed_set_up_is_the_backend_that_claims_it(register) -> None:
