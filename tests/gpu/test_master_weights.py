@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from benchbox.optim import MasterWeightOptimizer, one_pass, passes
 from tests.support.masters import ADAMW, all_equal, master_optimizer, model, set_gradients, upcast_gradients
@@ -123,3 +124,19 @@ def test_a_listener_receives_the_tensors_of_a_step(cuda: torch.device, monkeypat
     elements = sum(parameter.numel() for parameter in live.parameters())
     ((read, written),) = heard
     assert sum(tensor.nbytes for tensor in read) == sum(tensor.nbytes for tensor in written) == 14 * elements
+
+
+def test_a_trace_has_the_device_time_of_a_step(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No operation of torch starts the kernel, and `benchbox profile` would count no time for it."""
+    if not one_pass._has_triton():
+        pytest.skip("needs Triton")
+    live = model().to(cuda, torch.bfloat16)
+    optimizer = master_optimizer(live, list(model().to(cuda).parameters()))
+    monkeypatch.setattr(passes, "pass_listeners", [lambda read, written: None])
+    for step in range(3):  # the first creates the state, the second compiles
+        gradients_on(cuda, live, step)
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            optimizer.step()
+            torch.cuda.synchronize()
+    (event,) = (event for event in profiler.events() if event.name == "benchbox::adamw")
+    assert event.self_device_time_total > 0
