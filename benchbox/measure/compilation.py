@@ -23,9 +23,12 @@ _CACHES = (("aot_autograd", "autograd_cache"), ("inductor", "fxgraph_cache"))
 class CompilationWatch:
     """Watches torch.compile in its with blocks, and reports a compilation as the phase in which the rank is.
 
+    A compilation is reported also with the mode `off`: FlexAttention and the steps of torchao's optimizers are always compiled
+    on a GPU, for minutes, and without a word of it the launcher would take the rank for stuck.
+
     Args:
         tracker: the state of the rank.
-        mode: with `off` nothing is watched, and torch.compile is not imported.
+        mode: with `off` nothing is recorded.
     """
 
     def __init__(self, tracker: ProgressTracker, mode: CompileMode) -> None:
@@ -39,19 +42,17 @@ class CompilationWatch:
             utils.set_compilation_metrics_limit(_MAX_ENTRIES)
 
     def __enter__(self) -> Self:
-        if not self._is_off:
-            from torch._dynamo.callback import callback_handler
+        from torch._dynamo.callback import callback_handler  # the first step of an optimizer imports torch._dynamo anyway
 
-            callback_handler.register_start_callback(self._on_start)
-            callback_handler.register_end_callback(self._on_end)
+        callback_handler.register_start_callback(self._on_start)
+        callback_handler.register_end_callback(self._on_end)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._is_off:
-            from torch._dynamo.callback import callback_handler
+        from torch._dynamo.callback import callback_handler
 
-            callback_handler.remove_start_callback(self._on_start)
-            callback_handler.remove_end_callback(self._on_end)
+        callback_handler.remove_start_callback(self._on_start)
+        callback_handler.remove_end_callback(self._on_end)
 
     @contextmanager
     def of_measured_steps(self) -> Iterator[None]:

@@ -141,7 +141,8 @@ def measure(job: MeasureJobFile, rank: int, tracker: ProgressTracker, events: Ev
         reporter.enter_stage("probe")
         synchronize_ranks(device)  # a rank that failed here at once would end the others while they still write
         probe = StepProbe(session.model, units, device, is_compiled=cell.compile != "off")
-        facts = observe_session(session, stream, recipe_by_name(cell.recipe), probe, tracker)
+        with compilation:  # a batch may have another length than all before it
+            facts = observe_session(session, stream, recipe_by_name(cell.recipe), probe, tracker)
         probed = probe.result()
         memory = device_memory or probed.memory
         assert memory is not None, "the probe measures memory where the device has no counters"

@@ -57,14 +57,13 @@ def profile(job: ProfileJobFile, rank: int, tracker: ProgressTracker, events: Ev
     reporter.enter_stage("build")
     policy = build_cell_policy(cell, [Path(directory) for directory in job["policy_dirs"]])
     roles = policy.parameter_roles()
-    with closing(open_cell_data(cell, policy, rank)) as stream:
+    with closing(open_cell_data(cell, policy, rank)) as stream, CompilationWatch(tracker, cell.compile):
         reporter.enter_stage("prepare")
         session = build_session(cell, policy, stream.statistics, reporter.enter_stage)
         check_backend(cell, session.backend.observe())
 
         reporter.enter_stage("warmup", job["warmup_steps"])
-        with CompilationWatch(tracker, cell.compile):
-            warm_up(session, stream, job["warmup_steps"], tracker, reporter)
+        warm_up(session, stream, job["warmup_steps"], tracker, reporter)
 
         reporter.enter_stage("measure", job["timed_steps"])
         host, clock = HostWindow(session.device), PhaseClock(session.device)
