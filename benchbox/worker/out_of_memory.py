@@ -27,6 +27,8 @@ _MESSAGES: tuple[tuple[type[BaseException], re.Pattern[str]], ...] = (
     (RuntimeError, re.compile(r"cuDNN error: CUDNN_STATUS_(ALLOC_FAILED|INTERNAL_ERROR_(HOST|DEVICE)_ALLOCATION_FAILED)\b")),
     # ATen/cuda/Exceptions.h, AT_CUDA_DRIVER_CHECK: text of cuGetErrorString
     (RuntimeError, re.compile(r"CUDA driver error: out of memory\b")),
+    # triton/backends/nvidia/driver.c, gpuAssert: the same text; modules of kernels are loaded beside the caching allocator
+    (RuntimeError, re.compile(r"Triton Error \[CUDA\]: out of memory\b")),
     # c10/cuda/CUDAException.cpp, for an AcceleratorError that lost its code: a loader's worker raises it anew
     (torch.AcceleratorError, re.compile(r"CUDA error: out of memory\b")),
     # torch/csrc/distributed/c10d/NCCLUtils.hpp, C10D_NCCL_CHECK, with the last error of NCCL in its checks.h or alloc.h
@@ -43,6 +45,9 @@ _MESSAGES: tuple[tuple[type[BaseException], re.Pattern[str]], ...] = (
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an exception means that memory could not be allocated, on the device or on the host."""
+    # torch._dynamo's BackendCompilerFailed and torch._inductor's InductorError: the cause is raised "from None".
+    if isinstance(inner := getattr(error, "inner_exception", None), BaseException):
+        return is_out_of_memory(inner)
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if isinstance(error, OSError):  # as of a fork: Python has no class for it

@@ -59,6 +59,7 @@ def test_an_allocation_of_the_host_that_fails_is_out_of_memory(allocate: Callabl
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
         RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
         RuntimeError(
             "[enforce fail at alloc_cpu.cpp:118] data. DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."
         ),
@@ -73,10 +74,31 @@ def test_an_error_that_means_a_failed_allocation_is_out_of_memory(error: BaseExc
 
 
 @pytest.mark.parametrize(
+    ("cause", "is_memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), True),
+        (ValueError("an operator is not supported"), False),
+    ],
+)
+def test_a_compilation_that_runs_out_of_memory_is_out_of_memory(cause: Exception, is_memory: bool) -> None:
+    """torch.compile wraps whatever its backend raises, and does not chain it."""
+
+    def backend(*_: object) -> Callable[..., object]:
+        raise cause
+
+    with pytest.raises(RuntimeError, match="raised") as raised:
+        torch.compile(lambda value: value + 1, backend=backend)(torch.ones(2))
+    assert is_out_of_memory(raised.value) == is_memory
+
+
+@pytest.mark.parametrize(
     "error",
     [
         RuntimeError("the last launch ran out of memory"),
         RuntimeError("CUDA out of memory"),
+        RuntimeError("Triton Error [CUDA]: invalid argument"),
+        RuntimeError("No valid triton configs. OutOfMemoryError: out of resource: triton_mm Required: 262144"),  # shared memory
         RuntimeError("while handling: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("see DefaultCPUAllocator: can't allocate memory"),
         RuntimeError("[enforce fail at inline_container.cc:659] unexpected pos\nDefaultCPUAllocator: can't allocate memory"),
