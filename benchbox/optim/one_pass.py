@@ -104,7 +104,7 @@ def _step_on_gpu(
         return remaining
     device = chunks[0].master.device
     options = triton_adamw.AdamWOptions(*map(float, (group["lr"], *group["betas"], group["eps"], group["weight_decay"])))
-    divisor = torch.ones((), device=device) if divisor is None else divisor.to(device)
+    divisor = torch.ones((), dtype=torch.float32, device=device) if divisor is None else divisor.to(device)
     pairs = [pair for pair in full.values() if pair is not None]
     written = [*stepped, *(live for _, live in pairs)]
     with announced("adamw", lambda: ([*stepped, *(gradient for gradient, _ in pairs)], written)), torch.cuda.device(device):

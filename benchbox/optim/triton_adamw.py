@@ -67,7 +67,7 @@ def step_adamw(rows: Iterable[StepRow], options: AdamWOptions, divisor: Tensor) 
     table = torch.frombuffer(numbers, dtype=torch.int64).view(-1, len(StepRow._fields))
     if divisor.is_cuda:
         table = table.pin_memory().to(divisor.device, non_blocking=True)
-    factors = torch.empty((len(table), 2), device=divisor.device)
+    factors = torch.empty((len(table), 2), dtype=torch.float32, device=divisor.device)
     log2_betas = math.log2(options.beta1), math.log2(options.beta2)
     _prepare[(len(table),)](table, factors, options.lr, *log2_betas, num_warps=1)
     _step[(triton.cdiv(longest, BLOCK), len(table))](  # programs beyond the end of a small tensor do nothing

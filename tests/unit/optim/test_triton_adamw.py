@@ -74,7 +74,19 @@ row = master, torch.zeros(4096), torch.ones(4096), *torch.zeros(2, 4096).bfloat1
 for _ in range(32):
     triton_adamw.step_adamw(rows_of([row]), triton_adamw.AdamWOptions(LR, BETA1, BETA2, EPS, 1.5e-4), torch.tensor(1.0))
 decayed = float((1 - master.double() / before).mean()) / (32 * LR * 1.5e-4)
-print(json.dumps({"ulps": ulps, "is_rounded": is_rounded, "counts_are_right": counts_are_right, "decayed": decayed}))
+# Programs that build models of transformers often leave another default dtype behind.
+masters = []
+for dtype in (torch.float32, torch.bfloat16):
+    row = torch.full((8,), 0.5), torch.full((8,), 0.1), torch.ones(8), *torch.ones(2, 8).bfloat16(), torch.tensor(2.0)
+    one = torch.tensor(1.0)
+    torch.set_default_dtype(dtype)
+    triton_adamw.step_adamw(rows_of([row]), options, one)
+    torch.set_default_dtype(torch.float32)
+    masters.append(row[0])
+print(json.dumps({
+    "ulps": ulps, "is_rounded": is_rounded, "counts_are_right": counts_are_right, "decayed": decayed,
+    "default_dtype_matters": not torch.equal(*masters),
+}))
 """
 
 
@@ -86,4 +98,5 @@ def test_a_step_is_within_one_unit_in_the_last_place_of_the_formula() -> None:
     assert all(distance <= 1 for distance in result["ulps"].values()), result
     assert result["is_rounded"], "live weights are the masters, rounded"
     assert result["counts_are_right"]
+    assert not result["default_dtype_matters"]
     assert result["decayed"] == pytest.approx(1.0, abs=0.05)
