@@ -26,7 +26,8 @@ def count_device_files(folder: Path = DEVICES) -> int:
 def counting_by_files(folder: Path = DEVICES) -> Iterator[None]:
     """Let torch count GPUs by device files inside the with block, and DeepSpeed import NVML without initialising it.
 
-    Nothing is replaced where there is no GPU.
+    UUIDs in CUDA_VISIBLE_DEVICES are counted as they are: torch would ask NVML, and about MIG devices the CUDA driver. Nothing is
+    replaced where there is no GPU.
     """
     count = count_device_files(folder)
     if not count:
@@ -35,12 +36,20 @@ def counting_by_files(folder: Path = DEVICES) -> Iterator[None]:
     import pynvml
     import torch
 
-    count_by_nvml, initialise = torch.cuda._raw_device_count_nvml, pynvml.nvmlInit  # noqa: SLF001 (torch has no public name)
-    torch.cuda._raw_device_count_nvml, pynvml.nvmlInit = lambda: count, lambda: None  # noqa: SLF001
+    count_by_nvml, initialise = torch.cuda._device_count_nvml, pynvml.nvmlInit  # noqa: SLF001 (torch has no public name)
+    torch.cuda._device_count_nvml, pynvml.nvmlInit = lambda: _count_visible(count), lambda: None  # noqa: SLF001
     try:
         yield
     finally:
-        torch.cuda._raw_device_count_nvml, pynvml.nvmlInit = count_by_nvml, initialise  # noqa: SLF001
+        torch.cuda._device_count_nvml, pynvml.nvmlInit = count_by_nvml, initialise  # noqa: SLF001
+
+
+def _count_visible(count: int) -> int:
+    """Return how many of `count` GPUs the environment lets a process see: those before the first number beyond them."""
+    import torch
+
+    visible = torch.cuda._parse_visible_devices()  # noqa: SLF001 (torch has no public name)
+    return next((index for index, name in enumerate(visible) if isinstance(name, int) and name >= count), len(visible))
 
 
 def initialise_nvml() -> None:

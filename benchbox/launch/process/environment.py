@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
 
 # Both names are read by torch's caching allocator, the newer one first.
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+_CONTROL_FILE = Path("/dev/nvidiactl")
+# Beginning of a value of CUDA_VISIBLE_DEVICES that leaves any device: -1, nothing and Slurm's NoDevFiles hide all of them.
+_NAMES_DEVICE = re.compile(r"\s*\+?\d|GPU-|MIG-")
 
 _SHELL_VARIABLES = frozenset({"_", "COLUMNS", "LINES", "OLDPWD", "PWD", "PYTEST_CURRENT_TEST", "SHLVL", "TERM"})
 _COMMAND_VARIABLES = frozenset({"BENCHBOX_ESTIMATE"})  # an option of commands, which no rank reads
@@ -51,7 +56,7 @@ def tool_path(user: Mapping[str, str]) -> str:
 
 def has_cuda_device(user: Mapping[str, str]) -> bool:
     """Return whether ranks with these variables see an NVIDIA device, without importing torch."""
-    return Path("/dev/nvidiactl").exists() and user.get("CUDA_VISIBLE_DEVICES") != ""
+    return _CONTROL_FILE.exists() and _NAMES_DEVICE.match(user.get("CUDA_VISIBLE_DEVICES", "0")) is not None
 
 
 def fork_server_variables(user: Mapping[str, str]) -> dict[str, str]:

@@ -35,12 +35,18 @@ from benchbox.worker.device_files import counting_by_files
 threads = lambda: len(os.listdir("/proc/self/task"))
 before = threads()
 with counting_by_files(Path(sys.argv[1])):
-    count = torch.cuda._raw_device_count_nvml()
+    count = torch.cuda._device_count_nvml()
+    counts = {}
+    for visible in ("", "0,2", "1,7,0", "GPU-a,GPU-b", "MIG-a"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+        counts[visible] = torch.cuda._device_count_nvml()
+    del os.environ["CUDA_VISIBLE_DEVICES"]
     pynvml.nvmlInit()
     started_inside = threads() - before
-after = torch.cuda._raw_device_count_nvml()
+after = torch.cuda._device_count_nvml()
 pynvml.nvmlInit()
-print(json.dumps({"count": count, "started_inside": started_inside, "after": after, "started": threads() - before}))
+started = threads() - before
+print(json.dumps({"count": count, "counts": counts, "started_inside": started_inside, "after": after, "started": started}))
 """
 
 
@@ -68,8 +74,10 @@ def test_nvml_is_initialised_after_the_imports_and_not_during_them(devices: Path
         check=True,
     )
     variables = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    variables.pop("CUDA_VISIBLE_DEVICES", None)
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(devices)], env=variables, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"count": 3, "started_inside": 0, "after": 2, "started": 2}
+    counts = {"": 0, "0,2": 2, "1,7,0": 1, "GPU-a,GPU-b": 2, "MIG-a": 1}
+    assert json.loads(done.stdout) == {"count": 3, "counts": counts, "started_inside": 0, "after": 2, "started": 2}

@@ -6,11 +6,19 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from benchbox.launch.process.cold import TorchrunLauncher
-from benchbox.launch.process.environment import host_variables, import_environment
+from benchbox.launch.process import environment
+from benchbox.launch.process.environment import (
+    fork_server_variables,
+    has_cuda_device,
+    host_variables,
+    import_environment,
+)
 
 if TYPE_CHECKING:
-    import pytest
+    from pathlib import Path
 
 
 def test_variables_of_the_user_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +53,30 @@ def test_compiled_extensions_are_kept_apart_by_environment_unless_the_user_says_
 def test_a_server_serves_processes_that_differ_in_variables_of_shells_and_commands_only():
     imported = {"OMP_NUM_THREADS": "1", "TORCH_LOGS": "+dynamo"}
     assert import_environment(imported | {"TERM": "dumb", "BENCHBOX_ESTIMATE": "false"}) == imported
+
+
+@pytest.mark.parametrize(
+    ("visible", "is_seen"),
+    [
+        (None, True),
+        ("0,1", True),
+        (" 2", True),
+        ("GPU-5c3b3d6e", True),
+        ("MIG-5c3b3d6e", True),
+        ("", False),
+        ("-1", False),
+        ("-1,0", False),
+        ("NoDevFiles", False),
+    ],
+)
+def test_devices_that_the_user_hides_are_not_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, is_seen: bool
+) -> None:
+    """Else DeepSpeed would be imported for CUDA in a fork server whose ranks train on the CPU."""
+    control_file = tmp_path / "nvidiactl"
+    monkeypatch.setattr(environment, "_CONTROL_FILE", control_file)
+    user = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert not has_cuda_device(user)
+    control_file.touch()
+    assert has_cuda_device(user) == is_seen
+    assert fork_server_variables(user)["DS_ACCELERATOR"] == ("cuda" if is_seen else "cpu")
