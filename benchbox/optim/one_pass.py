@@ -116,7 +116,18 @@ def _step_on_gpu(
 
 @cache
 def _has_triton() -> bool:
-    return find_spec("triton") is not None
+    """Return whether Triton can start kernels on a GPU. It compiles its own launcher, and images often lack a C compiler."""
+    if find_spec("triton") is None:
+        return False
+    from triton.runtime import driver
+
+    try:
+        driver.active  # noqa: B018 (the launcher is compiled at the first access)
+    except Exception as error:  # noqa: BLE001 (whatever the compiler, or the search for the CUDA driver, raises)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        _log.warning("optimizer steps on GPUs use torch's slower kernels: Triton cannot start a kernel: %s", reason)
+        return False
+    return True
 
 
 def _supports_options(group: dict[str, Any]) -> bool:

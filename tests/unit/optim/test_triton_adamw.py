@@ -7,8 +7,12 @@ import json
 import os
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -100,3 +104,24 @@ def test_a_step_is_within_one_unit_in_the_last_place_of_the_formula() -> None:
     assert result["counts_are_right"]
     assert not result["default_dtype_matters"]
     assert result["decayed"] == pytest.approx(1.0, abs=0.05)
+
+
+WITHOUT_COMPILER = """
+import torch
+from benchbox.optim import one_pass
+
+torch.cuda.is_available = lambda: True
+print(one_pass._has_triton())
+"""
+
+
+def test_without_a_c_compiler_masters_are_stepped_by_torch(tmp_path: Path) -> None:
+    """Triton compiles its launcher at the first kernel, and would end the second step of a training."""
+    folders = dict.fromkeys(("PATH", "TRITON_CACHE_DIR", "TRITON_LIBCUDA_PATH"), str(tmp_path))
+    variables = {**os.environ, **folders, "OMP_NUM_THREADS": "1"}
+    variables.pop("CC", None)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_COMPILER], env=variables, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+    assert "use torch's slower kernels: Triton cannot start a kernel: Failed to find C compiler" in done.stderr
