@@ -26,8 +26,8 @@ def count_device_files(folder: Path = DEVICES) -> int:
 def counting_by_files(folder: Path = DEVICES) -> Iterator[None]:
     """Let torch count GPUs by device files inside the with block, and DeepSpeed import NVML without initialising it.
 
-    UUIDs in CUDA_VISIBLE_DEVICES are counted as they are: torch would ask NVML, and about MIG devices the CUDA driver. Nothing is
-    replaced where there is no GPU.
+    UUIDs in CUDA_VISIBLE_DEVICES are counted as they are: torch would ask NVML, and about MIG devices the CUDA driver.
+    Nothing is replaced where there is no GPU.
     """
     count = count_device_files(folder)
     if not count:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
+
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchbox.optim import passes
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_a_pass_is_an_operation_in_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:

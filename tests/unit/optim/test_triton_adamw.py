@@ -120,8 +120,6 @@ def test_without_a_c_compiler_masters_are_stepped_by_torch(tmp_path: Path) -> No
     folders = dict.fromkeys(("PATH", "TRITON_CACHE_DIR", "TRITON_LIBCUDA_PATH"), str(tmp_path))
     variables = {**os.environ, **folders, "OMP_NUM_THREADS": "1"}
     variables.pop("CC", None)
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_COMPILER], env=variables, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], env=variables, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
     assert "use torch's slower kernels: Triton cannot start a kernel: Failed to find C compiler" in done.stderr

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.process import environment
+from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.process.environment import (
     fork_server_variables,
     has_cuda_device,
