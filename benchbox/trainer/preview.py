@@ -101,9 +101,12 @@ def _preview_group(plan: GroupPlan, parameters: dict[str, nn.Parameter], config:
 
 
 def _count_samples(cell: Cell, policy: Policy) -> int | None:
-    """Return the number of samples of an epoch. One sample is read, in this process, in the form that the policy needs."""
+    """Return the number of samples of an epoch. One sample is read, in this process, in the form that the policy needs.
+
+    It stays on the host: a training that runs may have taken all memory of the GPU.
+    """
     single = replace(cell, batch=1, accumulation=1, data=replace(cell.data, workers=0))
-    with closing(open_cell_data(single, policy, rank=0)) as stream:
+    with closing(open_cell_data(single, policy, rank=0, on_host=True)) as stream:
         next(stream)
         datasets = stream.data_use.record()["datasets"]
     return sum(dataset["training_frames"] for dataset in datasets) if datasets else None
