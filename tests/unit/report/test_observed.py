@@ -112,7 +112,7 @@ def test_data_say_what_was_kept_held_out_and_drawn_of_every_dataset() -> None:
 
 
 def test_what_holds_a_gpu_back_is_shown() -> None:
-    """As an H200 at its power limit, and a GPU of which NVML tells nothing."""
+    """An H200 at its power limit, and a GPU of which NVML tells nothing."""
     unknown = dict.fromkeys(("sm_clock_mhz", "power_w", "temperature_c", "throttle_reasons", "other_utilisation"))
     known = unknown | {"sm_clock_mhz": {"start": 1875, "end": 1725}, "power_w": {"start": 689.4, "end": None}}
     devices = [{"rank": 0, **known, "throttle_reasons": ["SwPowerCap"]}, {"rank": 1, **unknown}]
