@@ -1,6 +1,6 @@
 """State of one NVIDIA device over the measured steps, read through NVML.
 
-Written from NVML's documentation and tested with a stand-in for the library: it has not been run on a device.
+Tested with a stand-in for the library, and run on an H200 (driver 580), where every value was there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies of micro-batches on a CUDA device, which are made while the step before is computed. Not run on a GPU yet."""
+"""Copies of micro-batches on a CUDA device, which are made while the step before is computed."""
 
 from __future__ import annotations
 
