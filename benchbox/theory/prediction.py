@@ -41,17 +41,20 @@ class Estimate:
         """Return plain JSON values."""
         return asdict(self)
 
-    def step_time_s(self, device: Device, link: Link | MeasuredLink) -> tuple[float, float]:
+    def step_time_s(self, device: Device, link: Link | MeasuredLink | None) -> tuple[float, float]:
         """Return (lower, upper) bounds of a step's seconds: communication overlaps with computation wholly, or not at all.
 
-        Neither counts what no formula knows: launch latencies, kernels below the peak, the data loader.
+        Neither counts what no formula knows: launch latencies, kernels below the peak, the data loader. One rank needs no link.
         """
         compute = compute_time_s(self.model_flops + self.recomputed_flops, self.optimizer_bytes, device)
         communication = self.communication_time_s(link)
         return max(compute, communication), compute + communication
 
-    def communication_time_s(self, link: Link | MeasuredLink) -> float:
+    def communication_time_s(self, link: Link | MeasuredLink | None) -> float:
         """Return the seconds of all collectives of a step if none overlaps with computation."""
+        if link is None:
+            assert self.world_size == 1, "several ranks communicate over a link"
+            return 0.0
         return traffic_time_s(self.collectives, self.world_size, link)
 
 
