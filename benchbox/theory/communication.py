@@ -24,24 +24,28 @@ _FLOAT64 = 8
 
 
 class Tally:
-    """Sum of collectives by kind. One without ranks to talk to, or without bytes, does not run."""
+    """Sum of collectives by kind, and by the number of ranks among which they run."""
 
-    def __init__(self) -> None:
+    def __init__(self, world_size: int) -> None:
         self.traffic: Traffic = {}
+        self.traffic_by_ranks: dict[int, Traffic] = {}
+        self._world_size = world_size
 
-    def add(self, operation: str, size: int, count: int = 1) -> None:
-        """Add `count` collectives of `size` bytes together."""
-        if count:
-            entry = self.traffic.setdefault(operation, {"count": 0, "bytes": 0})
+    def add(self, operation: str, size: int, count: int = 1, *, ranks: int | None = None) -> None:
+        """Add `count` collectives of `size` bytes together, among `ranks`, by default all."""
+        if not count:
+            return
+        for traffic in (self.traffic, self.traffic_by_ranks.setdefault(ranks or self._world_size, {})):
+            entry = traffic.setdefault(operation, {"count": 0, "bytes": 0})
             entry["count"] += count
             entry["bytes"] += size
 
 
-def predict_traffic(structure: Structure, timeline: Timeline, setup: CellSetup) -> Traffic:
-    """Return the collectives of one optimizer step of a rank, by kind."""
-    tally = Tally()
+def predict_traffic(structure: Structure, timeline: Timeline, setup: CellSetup) -> Tally:
+    """Return the collectives of one optimizer step of a rank."""
+    tally = Tally(setup.world_size)
     if setup.world_size == 1:
-        return {}
+        return tally
     for operation, (count, size) in timeline.collectives.items():
         tally.add(operation, size * setup.accumulation, count * setup.accumulation)
     tally.add("all_reduce", _FLOAT32)  # the mean loss
@@ -57,7 +61,7 @@ def predict_traffic(structure: Structure, timeline: Timeline, setup: CellSetup) 
         _add_zero12(tally, structure, timeline, setup)
     elif setup.backend == "zero3":
         _add_zero3(tally, structure, timeline, setup)
-    return tally.traffic
+    return tally
 
 
 def _add_ddp(tally: Tally, structure: Structure, timeline: Timeline, setup: CellSetup) -> None:
@@ -85,7 +89,8 @@ def _add_fsdp(tally: Tally, structure: Structure, timeline: Timeline, setup: Cel
     The root stays gathered from forward to backward. SHARD_GRAD_OP keeps all units gathered, over the micro-steps that do not
     reduce as well (`_should_free_in_backward`). Under a hybrid strategy each reduced shard is all-reduced over the replicas.
     """
-    tally.add("all_reduce", _FLOAT32)  # the gradient norm
+    shards, replicas = setup.shards, setup.world_size // setup.shards
+    tally.add("all_reduce", _FLOAT32, ranks=shards)  # the gradient norm
     units = structure.units("fsdp1_unit" if first else "fsdp2_unit")
     entered = {event.name for event in timeline.events if event.kind == "enter"} | {ROOT}
     again = (entered_in_backward(timeline) if first else fsdp2_backward_gathers(timeline, units)) - {ROOT}
@@ -97,15 +102,15 @@ def _add_fsdp(tally: Tally, structure: Structure, timeline: Timeline, setup: Cel
         size = unit_bytes(structure, numbers, setup, first=first)
         if name in entered:
             gathers = 1 if keeps else (1 + (1 if name in again else repeated[name])) * setup.accumulation
-            tally.add("all_gather", size * gathers, gathers)
+            tally.add("all_gather", size * gathers, gathers, ranks=shards)
         trained = [number for number in numbers if number in reduced]
         if not trained:
             continue
         if not first:
             size = unit_bytes(structure, trained, setup, first=False)
-        tally.add("reduce_scatter", size)
+        tally.add("reduce_scatter", size, ranks=shards)
         if setup.is_hybrid:
-            tally.add("all_reduce", size // setup.shards)
+            tally.add("all_reduce", size // shards, ranks=replicas)
 
 
 def bucket_limit(structure: Structure) -> int:
