@@ -132,7 +132,8 @@ def _add_zero12(tally: Tally, structure: Structure, timeline: Timeline, setup: C
     tally.add("all_reduce", sum(buckets) * setup.live_size * repeats, len(buckets) * repeats)
     if setup.live_size == 2:
         tally.add("all_reduce", 1)  # whether any rank has a gradient that is not finite: bool
-    tally.add("all_reduce", _FLOAT32 * len(groups), len(groups))
+    norms = len(groups) * _zero_norms(setup)
+    tally.add("all_reduce", _FLOAT32 * norms, norms)
     for numbers in groups.values():
         numels = (structure.parameters[number].numel for number in numbers)
         tally.add("all_gather", zero_group_numel(numels, setup.world_size) * setup.live_size)
@@ -154,5 +155,10 @@ def _add_zero3(tally: Tally, structure: Structure, timeline: Timeline, setup: Ce
     buckets = zero_buckets((parameters[number].numel for number in timeline.gradients), bucket_limit(structure))
     padded = sum(partitioned_numel(parameters[number], shards) for number in timeline.gradients)
     tally.add("reduce_scatter", padded * setup.live_size * setup.accumulation, len(buckets) * setup.accumulation)
-    groups = len(structure.groups)
-    tally.add("all_reduce", _FLOAT64 * groups, groups)
+    norms = len(structure.groups) * _zero_norms(setup)
+    tally.add("all_reduce", _FLOAT64 * norms, norms)
+
+
+def _zero_norms(setup: CellSetup) -> int:
+    """Return how often the norm of each group is computed: in DeepSpeed's step, and before it for the spike guard."""
+    return 2 if setup.spike_guard else 1
