@@ -5,7 +5,7 @@ import os
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -53,8 +53,8 @@ def estimate(
         typer.Option(
             "--link",
             metavar="NAME",
-            help="Link between ranks: nvlink3, nvlink4, pcie4, pcie5, infiniband_hdr, infiniband_ndr; or measured. Cells of one "
-            "rank need none.",
+            help="Link between ranks: nvlink3, nvlink4, pcie4, pcie5, infiniband_hdr, infiniband_ndr; or measured. Cells of "
+            "one rank need none.",
         ),
     ] = None,
     simulate: Annotated[
@@ -77,7 +77,7 @@ def estimate(
             raise ConfigurationError(f"{target} is a run directory: {options} are for a matrix")
         _estimate_run(target, policy_dirs, format_)
         return
-    kind = (device or DeviceKind.cpu).value
+    kind: Literal["cpu", "cuda"] = (device or DeviceKind.cpu).value
     measured = None if link not in (None, MEASURED) else read_measured_link(kind)
     if link == MEASURED and measured is None:
         raise ConfigurationError(f"--link measured: no link of a {kind} of this machine; benchbox doctor --links measures")
@@ -92,7 +92,7 @@ def estimate(
     loaded = load_matrix(target, parse_overrides(sets), policy_dirs)
     planned = plan_cells(loaded, join_expressions(only))
     cells = planned.cells
-    if hardware is not None and hardware[1] is None and any(cell.world_size > 1 for cell in cells):
+    if accelerator and not (measured or link) and any(cell.world_size > 1 for cell in cells):
         raise ConfigurationError("the time of a step of several ranks needs --accelerator and --link, and --link is not given")
     # A simulation repeats one step.
     step = None if simulate else loaded.measure.probed_step
@@ -190,13 +190,15 @@ def _print_cells(
             if entry.world_size > 1:
                 print(f"  step: {lower} to {upper}, as communication overlaps wholly or not at all")
             else:
-                print(f"  step: {lower}: one rank does not communicate")
+                print(f"  step: {lower}, as one rank does not communicate")
         for note in entry.notes:
             print(f"  {note}")
     for skip in planned.skipped:
         typer.secho(f"{skip.cell.cell_id}  {label(skip.cell.to_dict(), fields)}", bold=True)
         print(f"  skipped: {skip.reason}")
-    sources = [entry for entry in hardware or (measured,) if entry is not None]
+    device, link = hardware or (None, measured)
+    has_links = any(cell.world_size > 1 for cell in planned.cells)
+    sources = [entry for entry in (device, link if has_links else None) if entry is not None]
     if sources:
         print("\n" + "\n".join(f"{entry.name}: {entry.source}" for entry in sources))
 

@@ -22,9 +22,9 @@ class Estimate:
     """Prediction for one rank, the one that needs most, in one optimizer step.
 
     `components` are the bytes by component at the moment of the peak, which is in phase `moment`; `resident_bytes` is what
-    stays from step to step: a lower bound of every batch. `logits_bytes`, the largest product that forward keeps, is part of
-    the activations. FLOPs are of a rank. `collectives_by_ranks` are the same collectives by the number of ranks among which they
-    run, as text: a hybrid backend gathers among those that share a copy of the parameters.
+    stays from step to step: a lower bound of every batch. `logits_bytes`, the largest product that forward keeps, is part
+    of the activations. FLOPs are of a rank. `collectives_by_ranks` are the same collectives by the number of ranks among
+    which they run, as text: a hybrid backend gathers among those that share a copy of the parameters.
     """
 
     peak_bytes: int

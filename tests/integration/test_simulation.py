@@ -117,8 +117,9 @@ def test_a_simulated_rank_equals_the_formulas(backend: str, ranks: int, simulati
 def test_the_command_compares_rank_0_of_1024_with_the_formulas_and_says_what_is_not_simulated(
     folder: Path, cache: Path
 ) -> None:
-    """A simulation repeats one step, so that under ZeRO-3 the prediction is of one after others like it. With a spike guard, for
-    which DeepSpeed's norms are computed before its step as well.
+    """A simulation repeats one step, so that under ZeRO-3 the prediction is of one after others like it.
+
+    With a spike guard, for which DeepSpeed's norms are computed before its step as well.
     """
     result = CliRunner().invoke(app, ["estimate", str(folder / "large.yaml"), "--simulate"], catch_exceptions=False)
     for ranks in (1024, 8, 2):

@@ -121,7 +121,7 @@ def test_two_runs_are_compared_by_their_paths(tmp_path):
     assert frame["ratio"].item() == pytest.approx(1.1, rel=2e-3)
     assert benchbox.compare(tmp_path / "a", tmp_path / "b", metrics="step_time_s") == comparison
     for share in (-1, 2, float("nan")):
-        with pytest.raises(ConfigurationError, match="write 2% as 0.02"):
+        with pytest.raises(ConfigurationError, match=r"write 2% as 0\.02"):
             benchbox.compare(tmp_path / "a", tmp_path / "b", relevant=share)
 
 

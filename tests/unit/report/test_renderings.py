@@ -87,7 +87,8 @@ def test_a_number_that_is_not_finite_leaves_the_data_of_the_page_readable():
     records[0]["loss"][-1] = math.inf
     run = example_run(cells, matrix={"axes": {"recipe": [cell.recipe for cell in cells]}})
     (data,) = re.findall(r'id="table-data" hidden value="(.*?)"', render_html(build_report(run, records)))
-    columns = json.loads(gzip.decompress(base64.b64decode(data)), parse_constant=pytest.fail)["columns"]  # as a browser reads it
+    text = gzip.decompress(base64.b64decode(data))
+    columns = json.loads(text, parse_constant=pytest.fail)["columns"]  # as a browser reads it
     keys = next(column["keys"] for column in columns if column["name"] == "final loss")
     assert keys == [None, records[1]["loss"][-1]]
 
