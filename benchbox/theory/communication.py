@@ -11,10 +11,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from benchbox.theory.padding import ddp_buckets, fsdp1_flat_numel, fsdp2_shard_numel, zero_buckets, zero_group_numel
-from benchbox.theory.structure import ROOT, entered_in_backward, fsdp2_backward_gathers
+from benchbox.theory.structure import ROOT, fsdp2_backward_gathers
 from benchbox.theory.zero3 import fetch_parameters, is_persistent, partitioned_numel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from benchbox.theory.structure import CellSetup, Structure, Timeline
 
 Traffic = dict[str, dict[str, int]]  # collective: count and bytes
@@ -92,16 +94,13 @@ def _add_fsdp(tally: Tally, structure: Structure, timeline: Timeline, setup: Cel
     shards, replicas = setup.shards, setup.world_size // setup.shards
     tally.add("all_reduce", _FLOAT32, ranks=shards)  # the gradient norm
     units = structure.units("fsdp1_unit" if first else "fsdp2_unit")
-    entered = {event.name for event in timeline.events if event.kind == "enter"} | {ROOT}
-    again = (entered_in_backward(timeline) if first else fsdp2_backward_gathers(timeline, units)) - {ROOT}
-    # a unit within a checkpointed one that backward does not enter is gathered for its repeated forward
-    repeated = Counter(event.name for event in timeline.events if event.kind == "enter_again")
+    gathers_of = _fsdp1_gathers(timeline) if first else _fsdp2_gathers(timeline, units)
     reduced = set(timeline.gradients)
     keeps = setup.backend.endswith("grad_op")
     for name, numbers in units.items():
         size = unit_bytes(structure, numbers, setup, first=first)
-        if name in entered:
-            gathers = 1 if keeps else (1 + (1 if name in again else repeated[name])) * setup.accumulation
+        if gathers := 1 if name == ROOT else gathers_of[name]:
+            gathers = 1 if keeps else gathers * setup.accumulation
             tally.add("all_gather", size * gathers, gathers, ranks=shards)
         trained = [number for number in numbers if number in reduced]
         if not trained:
@@ -111,6 +110,33 @@ def _add_fsdp(tally: Tally, structure: Structure, timeline: Timeline, setup: Cel
         tally.add("reduce_scatter", size, ranks=shards)
         if setup.is_hybrid:
             tally.add("all_reduce", size // shards, ranks=replicas)
+
+
+def _fsdp1_gathers(timeline: Timeline) -> Counter[str]:
+    """Return how often each unit but the root is gathered in forward and backward of one micro-step, with FULL_SHARD.
+
+    Every call of its forward gathers it, and its first use in backward. So does a forward that checkpointing repeats before that
+    use, which frees it again; one that is repeated later finds it gathered (`_pre_forward`, `BACKWARD_PRE`).
+    """
+    gathers: Counter[str] = Counter()
+    in_backward: set[str] = set()
+    for event in timeline.events:
+        if event.kind == "enter" or (event.kind in ("enter_again", "enter_backward") and event.name not in in_backward):
+            gathers[event.name] += 1
+        if event.kind == "enter_backward":
+            in_backward.add(event.name)
+    return gathers
+
+
+def _fsdp2_gathers(timeline: Timeline, units: Iterable[str]) -> Counter[str]:
+    """Return how often each unit but the root is gathered in forward and backward of one micro-step.
+
+    A unit within a checkpointed one that backward does not enter is gathered for its repeated forward.
+    """
+    again = fsdp2_backward_gathers(timeline, units)
+    repeated = Counter(event.name for event in timeline.events if event.kind == "enter_again")
+    entered = {event.name for event in timeline.events if event.kind == "enter"}
+    return Counter({name: 1 + (1 if name in again else repeated[name]) for name in entered})
 
 
 def bucket_limit(structure: Structure) -> int:

@@ -128,6 +128,12 @@ def test_the_command_compares_rank_0_of_1024_with_the_formulas_and_says_what_is_
     assert "not simulated: backend single is not simulated: there is no formula" in result.output
 
 
+def test_frozen_units_within_checkpointed_layers_are_gathered_as_often_as_the_formula_says() -> None:
+    """FSDP1 shards frozen modules of a layer, and an embedding that is called for each part of the sequence, by themselves."""
+    cell = replace(tiny_cell(backend="fsdp1_full"), freeze="train_expert_only", checkpointing=True, attention="eager")
+    assert simulate(cell, environment=rank_environment()).differences(estimate(cell)) == []
+
+
 def test_another_number_of_bytes_is_named() -> None:
     predicted = estimate(tiny_cell(backend="ddp"))
     size = predicted.components["parameters"]

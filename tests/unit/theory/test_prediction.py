@@ -90,6 +90,17 @@ def test_a_layer_that_backward_does_not_reach_is_gathered_once():
     assert estimate.collectives["reduce_scatter"]["count"] == 2
 
 
+def test_a_unit_that_forward_calls_twice_and_checkpointing_repeats_is_gathered_each_time():
+    """Twice in forward, for the repeated forward, and for backward: four times, and the other layer twice."""
+    events = list(TIMELINE.events)
+    events.insert(events.index(Event("enter", name="layer.1")), Event("enter", name="layer.0"))
+    events.insert(events.index(Event("enter_backward", name="layer.0")), Event("enter_again", name="layer.0"))
+    timeline = replace(TIMELINE, events=tuple(events))
+    for backend, gathers in (("fsdp1_full", 1 + 4 + 2), ("fsdp1_grad_op", 3)):
+        estimate = predict(STRUCTURE, timeline, CellSetup(backend=backend, world_size=2))
+        assert estimate.collectives["all_gather"]["count"] == gathers
+
+
 def test_a_hybrid_reduces_its_shards_over_the_replicas_too():
     sharded, hybrid = predicted("fsdp2"), predicted("hsdp", 4, shard_size=2)
     assert hybrid.collectives["all_gather"] == sharded.collectives["all_gather"]

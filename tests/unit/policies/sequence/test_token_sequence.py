@@ -117,7 +117,7 @@ def test_a_token_is_predicted_by_the_last_valid_token_before_it():
 
 
 def test_a_block_mask_can_be_compiled_into_the_kernel():
-    """As on a GPU: a mask that writes in place cannot."""
+    """Compile it as on a GPU, where a mask that writes in place fails."""
     attention_mask = example().attention_mask()
     query, key, value = torch.randn(3, 2, 1, 12, 16).unbind()
     compiled = torch.compile(flex_attention, dynamic=False)
