@@ -115,8 +115,8 @@ def _add_fsdp(tally: Tally, structure: Structure, timeline: Timeline, setup: Cel
 def _fsdp1_gathers(timeline: Timeline) -> Counter[str]:
     """Return how often each unit but the root is gathered in forward and backward of one micro-step, with FULL_SHARD.
 
-    Every call of its forward gathers it, and its first use in backward. So does a forward that checkpointing repeats before that
-    use, which frees it again; one that is repeated later finds it gathered (`_pre_forward`, `BACKWARD_PRE`).
+    Every call of its forward gathers it, and its first use in backward. So does a forward that checkpointing repeats before
+    that use, which frees it again; one that is repeated later finds it gathered (`_pre_forward`, `BACKWARD_PRE`).
     """
     gathers: Counter[str] = Counter()
     in_backward: set[str] = set()
