@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from benchbox.analysis.sides import compare_sides, open_side
 from benchbox.api.results import Results
 from benchbox.errors import EXIT_CELL_FAILED, EXIT_OK, EXIT_USAGE, BenchboxError, ConfigurationError
 from benchbox.spec import load_matrix, parse_overrides
+from benchbox.spec.overrides import split_at_commas
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -35,10 +37,10 @@ def run(
     *,
     out: str | Path | None = None,
     overrides: Mapping[str, Any] | None = None,
-    only: Sequence[str] = (),
+    only: str | Sequence[str] = (),
     launches: int | None = None,
-    policy_dirs: Sequence[str | Path] = (),
-    options: Sequence[str] = (),
+    policy_dirs: str | Path | Sequence[str | Path] = (),
+    options: str | Sequence[str] = (),
 ) -> Results:
     """Measure a matrix in a process of its own, print its progress, and return the results.
 
@@ -49,8 +51,8 @@ def run(
         matrix: a matrix file, or the name of one in `matrices/`.
         out: the run directory; by default `runs/<name of the matrix>`.
         overrides: values of the matrix by key, such as {"size": "small", "axes.batch": [1, 2]}.
-        only: expressions that select cells, as of `--only`.
-        policy_dirs: folders of further policies, as of `--policy-dir`.
+        only: expressions that select cells, as of `--only`, or one.
+        policy_dirs: folders of further policies, as of `--policy-dir`, or one.
         options: more options of `benchbox run`.
 
     Raises:
@@ -58,11 +60,11 @@ def run(
         BenchboxError: the command was stopped, or failed in another way.
     """
     sets = [f"{key}={_yaml(value)}" for key, value in (overrides or {}).items()]
-    further = [Path(folder) for folder in policy_dirs]
+    further = [Path(folder) for folder in _several(policy_dirs)]
     folder = Path(out) if out is not None else Path("runs") / load_matrix(Path(matrix), parse_overrides(sets), further).name
-    arguments = ["run", str(matrix), "--out", str(folder), *options]
+    arguments = ["run", str(matrix), "--out", str(folder), *_several(options)]
     arguments += [word for text in sets for word in ("--set", text)]
-    arguments += [word for text in only for word in ("--only", text)]
+    arguments += [word for text in _several(only) for word in ("--only", text)]
     arguments += [word for policies in further for word in ("--policy-dir", str(policies))]
     arguments += [] if launches is None else ["--launches", str(launches)]
     command = [sys.executable, "-m", "benchbox.cli.app", *arguments]
@@ -75,7 +77,8 @@ def run(
             lines.append(line.rstrip())
     code = process.returncode
     if code not in (EXIT_OK, EXIT_CELL_FAILED):
-        errors = "\n".join(line.removeprefix("error: ") for line in lines if line.startswith("error: "))
+        # "Error: " is what the parser of the command line writes
+        errors = "\n".join(line.partition(": ")[2] for line in lines if line.startswith(("error: ", "Error: ")))
         kind = ConfigurationError if code == EXIT_USAGE else BenchboxError
         raise kind(errors or f"benchbox run ended with exit code {code}")
     return Results(folder)
@@ -85,8 +88,8 @@ def compare(
     base: str | Path,
     head: str | Path,
     *,
-    metrics: Sequence[str] = (),
-    vary: Collection[str] = (),
+    metrics: str | Sequence[str] = (),
+    vary: str | Collection[str] = (),
     relevant: float = RELEVANT,
 ) -> RunComparison:
     """Return what became better or worse from one run to another, for every metric of every cell.
@@ -96,15 +99,25 @@ def compare(
         head: the same.
         metrics: numeric metrics, or names of ratios of benchmarks; by default those of `benchbox compare`.
         vary: keys of the environment that may differ, such as torch.
-        relevant: a smaller relative change is none.
+        relevant: a smaller relative change is none; above 0 and below 1.
 
     Raises:
         RecordError: a side cannot be read.
-        ConfigurationError: there is no such metric.
+        ConfigurationError: there is no such metric, or `relevant` is no share.
     """
-    return compare_sides(open_side(str(base)), open_side(str(head)), metric_names=metrics, vary=vary, relevant=relevant)
+    if not 0 < relevant < 1:
+        raise ConfigurationError(f"relevant={relevant}: write 2% as 0.02")
+    sides = open_side(str(base)), open_side(str(head))
+    return compare_sides(*sides, metric_names=_several(metrics), vary=_several(vary), relevant=relevant)
+
+
+def _several(values: str | Path | Collection[Any]) -> list[Any]:
+    """Return values as a list: one text is one value, not its characters."""
+    return [values] if isinstance(values, str | Path) else list(values)
 
 
 def _yaml(value: Any) -> str:
-    """Return a value as `--set` reads it."""
-    return value if isinstance(value, str) else json.dumps(value)
+    """Return a value as `--set` reads it, which splits text at its commas unless it is quoted."""
+    if not isinstance(value, str):
+        return json.dumps(value, default=os.fspath)
+    return value if len(split_at_commas(value)) == 1 else "'" + value.replace("'", "''") + "'"

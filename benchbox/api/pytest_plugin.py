@@ -12,16 +12,18 @@ It is installed with benchbox; `-p no:benchbox` switches it off.
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from benchbox.api.measurement import Measurement
 
+_SEVERAL_CELLS = {"axes", "include", "exclude"}
 _EXAMPLE = '@pytest.mark.benchbox(policy="pi05", backend="ddp")'
 
 
@@ -42,8 +44,11 @@ def benchbox(request: pytest.FixtureRequest, tmp_path: Path) -> Measurement:
     marker = request.node.get_closest_marker("benchbox")
     if marker is None or marker.args or not marker.kwargs:
         pytest.fail(f"the fixture benchbox needs a marker with the fields of a cell: {_EXAMPLE}", pytrace=False)
+    if several := _SEVERAL_CELLS & marker.kwargs.keys():
+        pytest.fail(f"the marker benchbox describes one cell, and {', '.join(sorted(several))} is for several", pytrace=False)
     matrix = tmp_path / "matrix.yaml"
-    matrix.write_text(json.dumps(_matrix(marker.kwargs, request.config.rootpath)))  # JSON is YAML
+    values = _matrix(marker.kwargs, request.config.rootpath)
+    matrix.write_text(json.dumps(values, default=os.fspath))  # JSON is YAML
     results = run(matrix, out=tmp_path / "run")
     (status,) = results.cells["status"]
     if status != "ok":
@@ -57,9 +62,11 @@ def _matrix(fields: Mapping[str, Any], root: Path) -> dict[str, Any]:
     backend = fields.get("backend", "single")
     values = {key: value for key, value in fields.items() if key != "backend"}
     for key in ("policy", "data"):
-        if isinstance(values.get(key), str) and (root / values[key]).is_dir():
+        if isinstance(values.get(key), str | Path) and (root / values[key]).is_dir():
             values[key] = str(root / values[key])
-    measure = {"launches": 1, **values.pop("measure", {})}
+    measure = values.pop("measure", {})
+    if isinstance(measure, dict):  # else the matrix has an error that says so
+        measure = {"launches": 1, **measure}
     return {"name": "test", "size": "tiny", "world_size": 1 if backend == "single" else 2, **values} | {
         "axes": {"backend": [backend]},
         "measure": measure,

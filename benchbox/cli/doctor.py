@@ -44,6 +44,8 @@ def doctor(
     machine = environment()
     if ranks is not None and not (links or peaks):
         raise ConfigurationError("--ranks is for --links and --peaks: the checks start no ranks")
+    if compile_extension and not machine["devices"]:
+        _compile_extension()
     if links or peaks:
         group = len(machine["devices"]) or 2 if ranks is None else ranks
         if links:
@@ -51,8 +53,6 @@ def doctor(
         if peaks:
             measure_and_keep_peaks(machine["machine"], group)
         return
-    if compile_extension and not machine["devices"]:
-        _compile_extension()
     checks = list(check_machine(machine))
     for check in checks:
         print(f"{check.state:<9}{check.name:<15}{check.detail}")

@@ -5,7 +5,7 @@ import os
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
     from benchbox.cli.predicting import Predictions
     from benchbox.launch.simulated_ranks import Simulation
+    from benchbox.plan import Plan
     from benchbox.spec.cell import Cell
     from benchbox.theory.links import Device, Link, MeasuredLink
     from benchbox.theory.prediction import Estimate
 
-    Hardware = tuple[Device, Link | MeasuredLink]
+    Hardware = tuple[Device, Link | MeasuredLink | None]
 
 
 class DeviceKind(StrEnum):
@@ -41,7 +42,9 @@ def estimate(
     sets: SetOption,
     policy_dirs: PolicyDirOption,
     only: OnlyOption,
-    device: Annotated[DeviceKind, typer.Option("--device", help="Where the ranks of a matrix would run.")] = DeviceKind.cpu,
+    device: Annotated[
+        DeviceKind | None, typer.Option("--device", help="Where the ranks of a matrix would run.", show_default="cpu")
+    ] = None,
     accelerator: Annotated[
         str | None, typer.Option("--accelerator", metavar="NAME", help="Bound the time of a step on: a100, h100, h200.")
     ] = None,
@@ -50,7 +53,8 @@ def estimate(
         typer.Option(
             "--link",
             metavar="NAME",
-            help="Link between ranks: nvlink3, nvlink4, pcie4, pcie5, infiniband_hdr, infiniband_ndr; or measured.",
+            help="Link between ranks: nvlink3, nvlink4, pcie4, pcie5, infiniband_hdr, infiniband_ndr; or measured. Cells of "
+            "one rank need none.",
         ),
     ] = None,
     simulate: Annotated[
@@ -67,19 +71,18 @@ def estimate(
     """
     from benchbox.errors import ConfigurationError
 
-    measured = None if target.is_dir() or link not in (None, MEASURED) else read_measured_link(device.value)
-    if link == MEASURED and measured is None and not target.is_dir():
-        raise ConfigurationError(
-            f"--link measured: no link of a {device.value} of this machine; benchbox doctor --links measures"
-        )
-    if measured is None and (accelerator is None) != (link is None):
-        raise ConfigurationError("the time of a step needs --accelerator and --link, and only one of them is given")
     if target.is_dir():
-        if sets or only or simulate or accelerator or link:
-            options = "--set, --only, --simulate, --accelerator and --link"
+        if sets or only or simulate or device or accelerator or link:
+            options = "--set, --only, --simulate, --device, --accelerator and --link"
             raise ConfigurationError(f"{target} is a run directory: {options} are for a matrix")
         _estimate_run(target, policy_dirs, format_)
         return
+    kind: Literal["cpu", "cuda"] = (device or DeviceKind.cpu).value
+    measured = None if link not in (None, MEASURED) else read_measured_link(kind)
+    if link == MEASURED and measured is None:
+        raise ConfigurationError(f"--link measured: no link of a {kind} of this machine; benchbox doctor --links measures")
+    if measured is None and link is not None and accelerator is None:
+        raise ConfigurationError("the time of a step needs --accelerator and --link, and only --link is given")
     from benchbox.cli.predicting import predict_cells
     from benchbox.plan import join_expressions
     from benchbox.plan import plan as plan_cells
@@ -87,19 +90,23 @@ def estimate(
 
     hardware = None if accelerator is None else _hardware(accelerator, measured or link)
     loaded = load_matrix(target, parse_overrides(sets), policy_dirs)
-    cells = plan_cells(loaded, join_expressions(only)).cells
+    planned = plan_cells(loaded, join_expressions(only))
+    cells = planned.cells
+    if accelerator and not (measured or link) and any(cell.world_size > 1 for cell in cells):
+        raise ConfigurationError("the time of a step of several ranks needs --accelerator and --link, and --link is not given")
     # A simulation repeats one step.
     step = None if simulate else loaded.measure.probed_step
-    predictions = predict_cells(cells, loaded.policy_dirs, step, device.value)
+    predictions = predict_cells(cells, loaded.policy_dirs, step, kind)
     simulations = _simulate(cells, loaded.policy_dirs) if simulate else {}
     if format_ is Format.json:
         rows = [_as_json(cell, predictions[cell.cell_id], hardware, measured) for cell in cells]
         for row in rows if simulate else ():
             simulation = simulations[row["cell_id"]]
             row["simulation"] = {"reason": simulation} if isinstance(simulation, str) else asdict(simulation)
+        rows += [_as_json(skip.cell, f"skipped: {skip.reason}", hardware, measured) for skip in planned.skipped]
         print(json.dumps(rows, indent=2))
     else:
-        _print_cells(cells, predictions, simulations, hardware, measured)
+        _print_cells(planned, predictions, simulations, hardware, measured)
 
 
 def _simulate(cells: "Sequence[Cell]", policy_dirs: "Sequence[Path]") -> "Mapping[str, Simulation | str]":
@@ -123,7 +130,7 @@ def _describe_simulation(simulation: "Simulation | str", entry: "Estimate") -> s
     return f"simulated as rank 0 of {entry.world_size} on {simulation.tensors} tensors: {verdict}"
 
 
-def _hardware(accelerator: str, link: "str | MeasuredLink | None") -> "tuple[Device, Link | MeasuredLink]":
+def _hardware(accelerator: str, link: "str | MeasuredLink | None") -> "Hardware":
     from benchbox.errors import ConfigurationError, Problem
     from benchbox.registry.names import did_you_mean
     from benchbox.theory.links import DEVICES, LINKS
@@ -131,7 +138,6 @@ def _hardware(accelerator: str, link: "str | MeasuredLink | None") -> "tuple[Dev
     for option, name, known in (("--accelerator", accelerator, DEVICES), ("--link", link, LINKS)):
         if isinstance(name, str) and name not in known:
             raise ConfigurationError(Problem(option, f"unknown name {name!r}", did_you_mean(name, known)))
-    assert link is not None, "the caller requires a link with an accelerator"
     return DEVICES[accelerator], LINKS[link] if isinstance(link, str) else link
 
 
@@ -151,18 +157,18 @@ def _as_json(
 
 
 def _print_cells(
-    cells: "Sequence[Cell]",
+    planned: "Plan",
     predictions: "Predictions",
     simulations: "Mapping[str, Simulation | str]",
     hardware: "Hardware | None",
     measured: "MeasuredLink | None",
 ) -> None:
-    """Print one line for each cell, and below it the components of its peak and its collectives."""
+    """Print one line for each cell, and below it the components of its peak and its collectives, or why it is skipped."""
     from benchbox.analysis.quantities import quantity
     from benchbox.analysis.summary import label, varying_fields
 
-    fields = varying_fields(cell.to_dict() for cell in cells)
-    for cell in cells:
+    fields = varying_fields(cell.to_dict() for cell in (*planned.cells, *(skip.cell for skip in planned.skipped)))
+    for cell in planned.cells:
         entry = predictions[cell.cell_id]
         typer.secho(f"{cell.cell_id}  {label(cell.to_dict(), fields)}", bold=True)
         if isinstance(entry, str):
@@ -180,11 +186,19 @@ def _print_cells(
             seconds = quantity(entry.communication_time_s(measured), "s")
             print(f"  communication on the {measured.name} link: {seconds}, if none of it overlaps with computation")
         if hardware is not None:
-            lower, upper = entry.step_time_s(*hardware)
-            print(f"  step: {quantity(lower, 's')} to {quantity(upper, 's')}, as communication overlaps wholly or not at all")
+            lower, upper = (quantity(seconds, "s") for seconds in entry.step_time_s(*hardware))
+            if entry.world_size > 1:
+                print(f"  step: {lower} to {upper}, as communication overlaps wholly or not at all")
+            else:
+                print(f"  step: {lower}, as one rank does not communicate")
         for note in entry.notes:
             print(f"  {note}")
-    sources = hardware or ([measured] if measured else [])
+    for skip in planned.skipped:
+        typer.secho(f"{skip.cell.cell_id}  {label(skip.cell.to_dict(), fields)}", bold=True)
+        print(f"  skipped: {skip.reason}")
+    device, link = hardware or (None, measured)
+    has_links = any(cell.world_size > 1 for cell in planned.cells)
+    sources = [entry for entry in (device, link if has_links else None) if entry is not None]
     if sources:
         print("\n" + "\n".join(f"{entry.name}: {entry.source}" for entry in sources))
 

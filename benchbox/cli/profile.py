@@ -43,9 +43,9 @@ def profile(
 ) -> None:
     """Profile one cell: time, FLOP/s and bytes/s by phase, time by tower, and the longest operations.
 
-    Writes profile.json, and for every rank a trace of two steps that ui.perfetto.dev opens. Times of phases are those of
-    `measure.steps` steps without the profiler. Rates are compared with the peaks that `benchbox doctor --peaks` has measured on
-    this machine for as many ranks and threads.
+    Writes profile.json, and for every rank a trace of the profiled steps that ui.perfetto.dev opens. Times of phases are those
+    of `measure.steps` steps without the profiler. Rates are compared with the peaks that `benchbox doctor --peaks` has measured
+    on this machine for as many ranks and threads.
     """
     from rich.console import Console
 

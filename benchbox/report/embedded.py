@@ -19,8 +19,11 @@ _FACETS = ("status", "attention kernel", "Adam state", "findings")
 
 
 def compress_data(data: Any) -> str:
-    """Return data as base64 of gzip-compressed JSON. Equal data give equal text."""
-    return base64.b64encode(gzip.compress(to_json(data), compresslevel=6, mtime=0)).decode("ascii")
+    """Return data as base64 of gzip-compressed JSON. Equal data give equal text.
+
+    Numbers that are not finite are null: JSON has none, and a page that cannot read its data has a table without controls.
+    """
+    return base64.b64encode(gzip.compress(to_json(data, inf_nan_mode="null"), compresslevel=6, mtime=0)).decode("ascii")
 
 
 def table_data(report: Report) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from benchbox import __version__
 from benchbox.errors import RecordError
@@ -39,6 +39,7 @@ class CellPrediction(TypedDict):
     world_size: int
     total_numel: int
     notes: list[str]
+    collectives_by_ranks: NotRequired[dict[str, dict[str, TrafficPrediction]]]  # absent in older files
 
 
 class _PredictionsFile(TypedDict):

@@ -11,10 +11,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from benchbox.theory.padding import ddp_buckets, fsdp1_flat_numel, fsdp2_shard_numel, zero_buckets, zero_group_numel
-from benchbox.theory.structure import ROOT, entered_in_backward, fsdp2_backward_gathers
+from benchbox.theory.structure import ROOT, fsdp2_backward_gathers
 from benchbox.theory.zero3 import fetch_parameters, is_persistent, partitioned_numel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from benchbox.theory.structure import CellSetup, Structure, Timeline
 
 Traffic = dict[str, dict[str, int]]  # collective: count and bytes
@@ -24,24 +26,28 @@ _FLOAT64 = 8
 
 
 class Tally:
-    """Sum of collectives by kind. One without ranks to talk to, or without bytes, does not run."""
+    """Sum of collectives by kind, and by the number of ranks among which they run."""
 
-    def __init__(self) -> None:
+    def __init__(self, world_size: int) -> None:
         self.traffic: Traffic = {}
+        self.traffic_by_ranks: dict[int, Traffic] = {}
+        self._world_size = world_size
 
-    def add(self, operation: str, size: int, count: int = 1) -> None:
-        """Add `count` collectives of `size` bytes together."""
-        if count:
-            entry = self.traffic.setdefault(operation, {"count": 0, "bytes": 0})
+    def add(self, operation: str, size: int, count: int = 1, *, ranks: int | None = None) -> None:
+        """Add `count` collectives of `size` bytes together, among `ranks`, by default all."""
+        if not count:
+            return
+        for traffic in (self.traffic, self.traffic_by_ranks.setdefault(ranks or self._world_size, {})):
+            entry = traffic.setdefault(operation, {"count": 0, "bytes": 0})
             entry["count"] += count
             entry["bytes"] += size
 
 
-def predict_traffic(structure: Structure, timeline: Timeline, setup: CellSetup) -> Traffic:
-    """Return the collectives of one optimizer step of a rank, by kind."""
-    tally = Tally()
+def predict_traffic(structure: Structure, timeline: Timeline, setup: CellSetup) -> Tally:
+    """Return the collectives of one optimizer step of a rank."""
+    tally = Tally(setup.world_size)
     if setup.world_size == 1:
-        return {}
+        return tally
     for operation, (count, size) in timeline.collectives.items():
         tally.add(operation, size * setup.accumulation, count * setup.accumulation)
     tally.add("all_reduce", _FLOAT32)  # the mean loss
@@ -57,7 +63,7 @@ def predict_traffic(structure: Structure, timeline: Timeline, setup: CellSetup) 
         _add_zero12(tally, structure, timeline, setup)
     elif setup.backend == "zero3":
         _add_zero3(tally, structure, timeline, setup)
-    return tally.traffic
+    return tally
 
 
 def _add_ddp(tally: Tally, structure: Structure, timeline: Timeline, setup: CellSetup) -> None:
@@ -85,27 +91,52 @@ def _add_fsdp(tally: Tally, structure: Structure, timeline: Timeline, setup: Cel
     The root stays gathered from forward to backward. SHARD_GRAD_OP keeps all units gathered, over the micro-steps that do not
     reduce as well (`_should_free_in_backward`). Under a hybrid strategy each reduced shard is all-reduced over the replicas.
     """
-    tally.add("all_reduce", _FLOAT32)  # the gradient norm
+    shards, replicas = setup.shards, setup.world_size // setup.shards
+    tally.add("all_reduce", _FLOAT32, ranks=shards)  # the gradient norm
     units = structure.units("fsdp1_unit" if first else "fsdp2_unit")
-    entered = {event.name for event in timeline.events if event.kind == "enter"} | {ROOT}
-    again = (entered_in_backward(timeline) if first else fsdp2_backward_gathers(timeline, units)) - {ROOT}
-    # a unit within a checkpointed one that backward does not enter is gathered for its repeated forward
-    repeated = Counter(event.name for event in timeline.events if event.kind == "enter_again")
+    gathers_of = _fsdp1_gathers(timeline) if first else _fsdp2_gathers(timeline, units)
     reduced = set(timeline.gradients)
     keeps = setup.backend.endswith("grad_op")
     for name, numbers in units.items():
         size = unit_bytes(structure, numbers, setup, first=first)
-        if name in entered:
-            gathers = 1 if keeps else (1 + (1 if name in again else repeated[name])) * setup.accumulation
-            tally.add("all_gather", size * gathers, gathers)
+        if gathers := 1 if name == ROOT else gathers_of[name]:
+            gathers = 1 if keeps else gathers * setup.accumulation
+            tally.add("all_gather", size * gathers, gathers, ranks=shards)
         trained = [number for number in numbers if number in reduced]
         if not trained:
             continue
         if not first:
             size = unit_bytes(structure, trained, setup, first=False)
-        tally.add("reduce_scatter", size)
+        tally.add("reduce_scatter", size, ranks=shards)
         if setup.is_hybrid:
-            tally.add("all_reduce", size // setup.shards)
+            tally.add("all_reduce", size // shards, ranks=replicas)
+
+
+def _fsdp1_gathers(timeline: Timeline) -> Counter[str]:
+    """Return how often each unit but the root is gathered in forward and backward of one micro-step, with FULL_SHARD.
+
+    Every call of its forward gathers it, and its first use in backward. So does a forward that checkpointing repeats before
+    that use, which frees it again; one that is repeated later finds it gathered (`_pre_forward`, `BACKWARD_PRE`).
+    """
+    gathers: Counter[str] = Counter()
+    in_backward: set[str] = set()
+    for event in timeline.events:
+        if event.kind == "enter" or (event.kind in ("enter_again", "enter_backward") and event.name not in in_backward):
+            gathers[event.name] += 1
+        if event.kind == "enter_backward":
+            in_backward.add(event.name)
+    return gathers
+
+
+def _fsdp2_gathers(timeline: Timeline, units: Iterable[str]) -> Counter[str]:
+    """Return how often each unit but the root is gathered in forward and backward of one micro-step.
+
+    A unit within a checkpointed one that backward does not enter is gathered for its repeated forward.
+    """
+    again = fsdp2_backward_gathers(timeline, units)
+    repeated = Counter(event.name for event in timeline.events if event.kind == "enter_again")
+    entered = {event.name for event in timeline.events if event.kind == "enter"}
+    return Counter({name: 1 + (1 if name in again else repeated[name]) for name in entered})
 
 
 def bucket_limit(structure: Structure) -> int:
@@ -127,7 +158,8 @@ def _add_zero12(tally: Tally, structure: Structure, timeline: Timeline, setup: C
     tally.add("all_reduce", sum(buckets) * setup.live_size * repeats, len(buckets) * repeats)
     if setup.live_size == 2:
         tally.add("all_reduce", 1)  # whether any rank has a gradient that is not finite: bool
-    tally.add("all_reduce", _FLOAT32 * len(groups), len(groups))
+    norms = len(groups) * _zero_norms(setup)
+    tally.add("all_reduce", _FLOAT32 * norms, norms)
     for numbers in groups.values():
         numels = (structure.parameters[number].numel for number in numbers)
         tally.add("all_gather", zero_group_numel(numels, setup.world_size) * setup.live_size)
@@ -149,5 +181,10 @@ def _add_zero3(tally: Tally, structure: Structure, timeline: Timeline, setup: Ce
     buckets = zero_buckets((parameters[number].numel for number in timeline.gradients), bucket_limit(structure))
     padded = sum(partitioned_numel(parameters[number], shards) for number in timeline.gradients)
     tally.add("reduce_scatter", padded * setup.live_size * setup.accumulation, len(buckets) * setup.accumulation)
-    groups = len(structure.groups)
-    tally.add("all_reduce", _FLOAT64 * groups, groups)
+    norms = len(structure.groups) * _zero_norms(setup)
+    tally.add("all_reduce", _FLOAT64 * norms, norms)
+
+
+def _zero_norms(setup: CellSetup) -> int:
+    """Return how often the norm of each group is computed: in DeepSpeed's step, and before it for the spike guard."""
+    return 2 if setup.spike_guard else 1

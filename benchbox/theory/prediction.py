@@ -14,14 +14,17 @@ if TYPE_CHECKING:
     from benchbox.theory.links import Device, Link, MeasuredLink
     from benchbox.theory.structure import CellSetup, Structure, Timeline
 
+_AVERAGE_SIZE = 4  # of an element, in float32
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """Prediction for one rank, the one that needs most, in one optimizer step.
 
     `components` are the bytes by component at the moment of the peak, which is in phase `moment`; `resident_bytes` is what
-    stays from step to step: a lower bound of every batch. `logits_bytes`, the largest product that forward keeps, is part of
-    the activations. FLOPs are of a rank.
+    stays from step to step: a lower bound of every batch. `logits_bytes`, the largest product that forward keeps, is part
+    of the activations. FLOPs are of a rank. `collectives_by_ranks` are the same collectives by the number of ranks among
+    which they run, as text: a hybrid backend gathers among those that share a copy of the parameters.
     """
 
     peak_bytes: int
@@ -36,46 +39,60 @@ class Estimate:
     world_size: int
     total_numel: int  # of the policy
     notes: list[str] = field(default_factory=list)
+    collectives_by_ranks: dict[str, Traffic] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return asdict(self)
 
-    def step_time_s(self, device: Device, link: Link | MeasuredLink) -> tuple[float, float]:
+    def step_time_s(self, device: Device, link: Link | MeasuredLink | None) -> tuple[float, float]:
         """Return (lower, upper) bounds of a step's seconds: communication overlaps with computation wholly, or not at all.
 
-        Neither counts what no formula knows: launch latencies, kernels below the peak, the data loader.
+        Neither counts what no formula knows: launch latencies, kernels below the peak, the data loader. One rank needs no link.
         """
         compute = compute_time_s(self.model_flops + self.recomputed_flops, self.optimizer_bytes, device)
         communication = self.communication_time_s(link)
         return max(compute, communication), compute + communication
 
-    def communication_time_s(self, link: Link | MeasuredLink) -> float:
+    def communication_time_s(self, link: Link | MeasuredLink | None) -> float:
         """Return the seconds of all collectives of a step if none overlaps with computation."""
-        return traffic_time_s(self.collectives, self.world_size, link)
+        if link is None:
+            assert self.world_size == 1, "several ranks communicate over a link"
+            return 0.0
+        return sum(traffic_time_s(traffic, int(ranks), link) for ranks, traffic in self.collectives_by_ranks.items())
 
 
 def predict(structure: Structure, timeline: Timeline, setup: CellSetup, notes: tuple[str, ...] = ()) -> Estimate:
     """Return the prediction for a policy of this structure and timeline in this setup."""
     model = MODELS[setup.backend](structure, timeline, setup)
     ledger = model.run()
-    stepped = model.stepped_numel
-    moments = setup.states * setup.moment_size
+    tally = predict_traffic(structure, timeline, setup)
     return Estimate(
         peak_bytes=ledger.peak,
         moment=ledger.moment,
         components={name: size for name, size in ledger.at_peak.items() if size},
         resident_bytes=_resident(ledger),
         logits_bytes=timeline.logits_bytes,
-        collectives=predict_traffic(structure, timeline, setup),
+        collectives=tally.traffic,
         model_flops=timeline.model_flops * setup.accumulation,
         recomputed_flops=timeline.recomputed_flops * setup.accumulation,
-        # weights and moments are read and written, the gradient is read, the live copy written
-        optimizer_bytes=stepped * (2 * (setup.stepped_size + moments) + 2 * setup.live_size),
+        optimizer_bytes=model.stepped_numel * _optimizer_bytes_per_element(setup),
         world_size=setup.world_size,
         total_numel=structure.numel,
         notes=list(notes),
+        collectives_by_ranks={str(ranks): traffic for ranks, traffic in tally.traffic_by_ranks.items()},
     )
+
+
+def _optimizer_bytes_per_element(setup: CellSetup) -> int:
+    """Return the bytes that the optimizer step reads and writes for each element that it steps.
+
+    Weights and moments are read and written. With masters a gradient in the dtype of the live parameter is read, and that
+    parameter written. Without, the gradient has the dtype of what is stepped. Averages are read and written.
+    """
+    weights = 2 * (setup.stepped_size + setup.states * setup.moment_size)
+    others = 2 * setup.live_size if setup.masters else setup.stepped_size
+    return weights + others + (2 * _AVERAGE_SIZE if setup.averages else 0)
 
 
 def _resident(ledger: Ledger) -> int:

@@ -48,6 +48,7 @@ recipe: bf16_master
 data: synthetic
 world_size: 1024
 batch: 2
+optim: {spike: {}}
 axes: {backend: [ddp]}
 include:
   - {backend: zero2, world_size: 8}
@@ -116,12 +117,21 @@ def test_a_simulated_rank_equals_the_formulas(backend: str, ranks: int, simulati
 def test_the_command_compares_rank_0_of_1024_with_the_formulas_and_says_what_is_not_simulated(
     folder: Path, cache: Path
 ) -> None:
-    """A simulation repeats one step, so that under ZeRO-3 the prediction is of one after others like it."""
+    """A simulation repeats one step, so that under ZeRO-3 the prediction is of one after others like it.
+
+    With a spike guard, for which DeepSpeed's norms are computed before its step as well.
+    """
     result = CliRunner().invoke(app, ["estimate", str(folder / "large.yaml"), "--simulate"], catch_exceptions=False)
     for ranks in (1024, 8, 2):
         assert f"simulated as rank 0 of {ranks} on real tensors: equals the formulas in every collective" in result.output
     assert not (cache / "torch_extensions").exists()
     assert "not simulated: backend single is not simulated: there is no formula" in result.output
+
+
+def test_frozen_units_within_checkpointed_layers_are_gathered_as_often_as_the_formula_says() -> None:
+    """FSDP1 shards frozen modules of a layer, and an embedding that is called for each part of the sequence, by themselves."""
+    cell = replace(tiny_cell(backend="fsdp1_full"), freeze="train_expert_only", checkpointing=True, attention="eager")
+    assert simulate(cell, environment=rank_environment()).differences(estimate(cell)) == []
 
 
 def test_another_number_of_bytes_is_named() -> None:

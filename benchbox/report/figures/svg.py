@@ -30,6 +30,7 @@ def settings(key: str) -> Iterator[None]:
                 "svg.fonttype": "none",
                 "svg.hashsalt": key,
                 "font.size": 10,
+                "text.parse_math": False,  # names from outside may have dollar signs, which would begin a formula
                 "axes.unicode_minus": False,
                 "hatch.linewidth": 0.7,
                 "pdf.fonttype": 42,

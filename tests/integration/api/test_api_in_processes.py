@@ -46,6 +46,24 @@ def test_a_wrong_matrix_raises_what_the_command_says(tmp_path):
         benchbox.run(matrix, out=tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"overrides": {"size": "tiny,batch=3"}}, r"unknown size 'tiny,batch=3'"),
+        ({"overrides": {"policy": "it's, mine"}}, r"unknown policy \"it's, mine\""),
+        ({"only": "batch=9"}, "no cell has batch 9"),
+        ({"options": "--bogus"}, "No such option: --bogus"),
+        ({"policy_dirs": "nowhere", "only": "batch=9"}, "no cell has batch 9"),
+    ],
+)
+def test_a_text_is_one_value_whatever_characters_it_has(tmp_path, arguments, message):
+    """An override is not split at its commas, and one text in place of a list not into its characters."""
+    matrix = tmp_path / "api.yaml"
+    matrix.write_text(MATRIX)
+    with pytest.raises(ConfigurationError, match=message):
+        benchbox.run(matrix, out=tmp_path / "run", **arguments)
+
+
 def test_a_matrix_of_a_policy_in_another_folder_is_found_without_a_run_directory(tmp_path, policy_dir, monkeypatch):
     (tmp_path / "api.yaml").write_text(MATRIX.replace("pi05", "stand_in"))
     others = policy_dir.rename(tmp_path / "others")  # `policies` would be found by itself

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import benchbox
-from benchbox.errors import RecordError
+from benchbox.errors import ConfigurationError, RecordError
 from benchbox.store.run import RunStore
 from tests.support.example_run import CELL, MEASURE, example_record, example_run, steady_records, write_example
 
@@ -119,6 +119,10 @@ def test_two_runs_are_compared_by_their_paths(tmp_path):
     frame = pd.DataFrame(comparison.changes)
     assert frame[["metric", "verdict"]].values.tolist() == [["step_time_s", "regression"]]
     assert frame["ratio"].item() == pytest.approx(1.1, rel=2e-3)
+    assert benchbox.compare(tmp_path / "a", tmp_path / "b", metrics="step_time_s") == comparison
+    for share in (-1, 2, float("nan")):
+        with pytest.raises(ConfigurationError, match=r"write 2% as 0\.02"):
+            benchbox.compare(tmp_path / "a", tmp_path / "b", relevant=share)
 
 
 def test_importing_benchbox_is_light_and_its_public_names_are_there():

@@ -38,6 +38,15 @@ def test_a_missing_requirement_ends_with_exit_code_3(machine, monkeypatch, capsy
     assert "missing  accelerate     not installed\n" in capsys.readouterr().out
 
 
+def test_the_extension_is_compiled_before_links_are_measured_if_both_are_asked_for(machine, monkeypatch):
+    done = []
+    monkeypatch.setattr("benchbox.measure.environment.environment", lambda: {**machine, "devices": []})
+    monkeypatch.setattr(doctor, "_compile_extension", lambda: done.append("compiled"))
+    monkeypatch.setattr(doctor, "measure_and_keep", lambda _, ranks: done.append(f"measured {ranks}"))
+    doctor.doctor(compile_extension=True, links=True)
+    assert done == ["compiled", "measured 2"]
+
+
 def test_a_driver_without_a_torch_that_sees_its_devices_is_a_warning_with_a_remedy(machine):
     check = checks_by_name(machine, driver="580.1", devices=[])["devices"]
     assert check.state == "warn"

@@ -135,6 +135,25 @@ def test_a_time_without_known_hardware_is_refused_in_a_line(matrix, options, mes
         CliRunner().invoke(app, ("estimate", matrix, *options), catch_exceptions=False)
 
 
+@pytest.mark.usefixtures("cache")
+def test_the_time_of_one_rank_needs_no_link_and_that_of_several_does(matrix):
+    single = ("estimate", matrix, "--set", "world_size=1,axes.backend=[single]", "--accelerator", "h200")
+    (cell,) = json.loads(invoke(*single, "--format", "json"))
+    assert cell["step_time_s"]["lower"] == cell["step_time_s"]["upper"] > 0
+    assert "one rank does not communicate" in invoke(*single)
+    with pytest.raises(ConfigurationError, match="of several ranks needs --accelerator and --link"):
+        CliRunner().invoke(app, ("estimate", matrix, "--accelerator", "h200"), catch_exceptions=False)
+
+
+@pytest.mark.usefixtures("cache")
+def test_skipped_cells_are_shown_with_the_reason(matrix):
+    alone = ("estimate", matrix, "--set", "world_size=1")
+    reason = "fsdp2 needs at least 2 ranks, and world_size is 1"
+    assert f"  skipped: {reason}" in invoke(*alone).splitlines()
+    cells = {entry["cell"]["backend"]: entry for entry in json.loads(invoke(*alone, "--format", "json"))}
+    assert (cells["fsdp2"]["prediction"], cells["fsdp2"]["reason"]) == (None, f"skipped: {reason}")
+
+
 def test_predictions_of_a_run_stand_beside_what_it_measured(tmp_path, monkeypatch):
     cells = [CELL, replace(CELL, backend="zero2"), replace(CELL, backend="fsdp2")]
     store = RunStore(tmp_path)
@@ -161,8 +180,8 @@ def test_predictions_of_a_run_stand_beside_what_it_measured(tmp_path, monkeypatc
     ]
     first, *_ = json.loads(invoke("estimate", str(tmp_path), "--format", "json"))
     assert (first["cell_id"], first["verdict"], first["error"]) == (CELL.cell_id, "refuted", -0.5)
-    for options in (("--only", "backend=ddp"), ("--accelerator", "h100", "--link", "nvlink4")):
+    for options in (("--only", "backend=ddp"), ("--device", "cuda"), ("--accelerator", "h100", "--link", "nvlink4")):
         with pytest.raises(
-            ConfigurationError, match="is a run directory: --set, --only, --simulate, --accelerator and --link "
+            ConfigurationError, match="is a run directory: --set, --only, --simulate, --device, --accelerator and --link "
         ):
             CliRunner().invoke(app, ("estimate", str(tmp_path), *options), catch_exceptions=False)

@@ -15,6 +15,7 @@ from benchbox.estimation.parts import read_parts
 from benchbox.registry.contracts import Axes
 from benchbox.session.construction import construct_policy
 from benchbox.spec.cell import DataSpec, OptimSpec
+from benchbox.spec.optim import SpikeSpec
 from tests.support.ranks import tiny_cell
 
 
@@ -40,11 +41,21 @@ def test_a_policys_own_collective_is_counted_where_there_are_ranks_to_agree(esti
     assert estimator.estimate(tiny_cell(backend="fsdp2", world_size=8)).collectives["all_reduce"]["count"] == 3
 
 
-def test_averages_and_the_spike_guard_cost_what_they_keep_and_send(estimator):
+def test_averages_cost_what_they_keep(estimator):
     plain = tiny_cell(backend="fsdp2", world_size=8)
     averaged = replace(plain, optim=replace(plain.optim, ema_decay=0.99))
     difference = estimator.estimate(averaged).resident_bytes - estimator.estimate(plain).resident_bytes
     assert difference == estimator.estimate(plain).components["parameters"]
+
+
+@pytest.mark.parametrize(("backend", "size"), [("fsdp2", 0), ("zero1", 4), ("zero2", 4), ("zero3", 8)])
+def test_the_spike_guard_agrees_on_a_norm_for_which_deepspeed_computes_those_of_its_groups_once_more(estimator, backend, size):
+    groups = estimator.estimate(tiny_cell(backend="zero2")).collectives["all_gather"]["count"]  # one for each
+    plain = tiny_cell(backend=backend, world_size=8)
+    guarded = replace(plain, optim=replace(plain.optim, spike=SpikeSpec()))
+    before, after = (estimator.estimate(cell).collectives["all_reduce"] for cell in (plain, guarded))
+    assert after["bytes"] - before["bytes"] == 4 + size * groups
+    assert after["count"] - before["count"] == 1 + (groups if size else 0)
 
 
 def test_a_dataset_that_is_elsewhere_is_estimated_on_generated_samples_and_said_so(estimator):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import io
+import json
+import math
 import re
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
@@ -11,9 +15,11 @@ import pytest
 from rich.console import Console
 
 from benchbox.report import write_reports
+from benchbox.report.html import render_html
 from benchbox.report.markdown import escape
 from benchbox.report.rows import print_rows
 from benchbox.report.terminal import print_table
+from benchbox.report.view import build_report
 from benchbox.store.run import RunStore
 from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, write_example
 from tests.support.host_states import busy_state
@@ -73,6 +79,18 @@ def test_a_policy_named_like_a_script_is_text(written):
     assert page.tags.count("script") == 1
     assert HOSTILE in "".join(page.text)
     assert "<script>alert" not in written.html.read_text()
+
+
+def test_a_number_that_is_not_finite_leaves_the_data_of_the_page_readable():
+    cells = [CELL, replace(CELL, recipe="fp32")]
+    records = [example_record(cell) for cell in cells]
+    records[0]["loss"][-1] = math.inf
+    run = example_run(cells, matrix={"axes": {"recipe": [cell.recipe for cell in cells]}})
+    (data,) = re.findall(r'id="table-data" hidden value="(.*?)"', render_html(build_report(run, records)))
+    text = gzip.decompress(base64.b64decode(data))
+    columns = json.loads(text, parse_constant=pytest.fail)["columns"]  # as a browser reads it
+    keys = next(column["keys"] for column in columns if column["name"] == "final loss")
+    assert keys == [None, records[1]["loss"][-1]]
 
 
 def replace_texts(value, name):

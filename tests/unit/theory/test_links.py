@@ -33,6 +33,7 @@ def test_a_step_takes_at_least_the_longer_of_computing_and_communicating_and_at_
         moment="backward",
         components={},
         collectives={"broadcast": {"count": 1, "bytes": 10**9}},
+        collectives_by_ranks={"2": {"broadcast": {"count": 1, "bytes": 10**9}}},
         model_flops=4 * 10**9,
         world_size=2,
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchbox.registry.backends import BUILT_IN_BACKENDS
+from benchbox.theory.links import Link
 from benchbox.theory.prediction import predict
 from benchbox.theory.sharding import MODELS
 from benchbox.theory.structure import CellSetup, Event, ParameterShape, Structure, Timeline
@@ -89,11 +90,48 @@ def test_a_layer_that_backward_does_not_reach_is_gathered_once():
     assert estimate.collectives["reduce_scatter"]["count"] == 2
 
 
+def test_a_unit_that_forward_calls_twice_and_checkpointing_repeats_is_gathered_each_time():
+    """Twice in forward, for the repeated forward, and for backward: four times, and the other layer twice."""
+    events = list(TIMELINE.events)
+    events.insert(events.index(Event("enter", name="layer.1")), Event("enter", name="layer.0"))
+    events.insert(events.index(Event("enter_backward", name="layer.0")), Event("enter_again", name="layer.0"))
+    timeline = replace(TIMELINE, events=tuple(events))
+    for backend, gathers in (("fsdp1_full", 1 + 4 + 2), ("fsdp1_grad_op", 3)):
+        estimate = predict(STRUCTURE, timeline, CellSetup(backend=backend, world_size=2))
+        assert estimate.collectives["all_gather"]["count"] == gathers
+
+
 def test_a_hybrid_reduces_its_shards_over_the_replicas_too():
     sharded, hybrid = predicted("fsdp2"), predicted("hsdp", 4, shard_size=2)
     assert hybrid.collectives["all_gather"] == sharded.collectives["all_gather"]
     extra = hybrid.collectives["all_reduce"]["bytes"] - sharded.collectives["all_reduce"]["bytes"]
     assert extra == NUMEL * 2 // 2
+
+
+@pytest.mark.parametrize("backend", ["hsdp", "fsdp1_hybrid"])
+def test_a_hybrid_takes_the_time_of_rings_of_its_shards_and_of_its_replicas(backend):
+    """16 ranks in groups of 2: half of what is gathered moves, not 15/16, and each shard is reduced over 8 replicas."""
+    link = Link(name="made up", latency_s=0.0, bytes_per_s=1e9, base_s=0.0, source="made up")
+    estimate = predicted(backend, 16, shard_size=2)
+    gathered, scattered = (estimate.collectives[name]["bytes"] for name in ("all_gather", "reduce_scatter"))
+    moved = (gathered + scattered) / 2 + 2 * 7 / 8 * NUMEL * 2 / 2
+    assert estimate.communication_time_s(link) == pytest.approx(moved / 1e9, rel=0.01)  # and the mean loss, the gradient norm
+
+
+@pytest.mark.parametrize(
+    ("backend", "recipe", "expected"),
+    [
+        ("ddp", {}, 28),  # masters 8, moments 16, the bfloat16 gradient 2, the live weight 2
+        ("ddp", {"live_size": 4, "masters": False}, 28),  # float32: the gradient 4, and no copy of the weight
+        ("ddp", {"live_size": 2, "stepped_size": 2, "moment_size": 2, "masters": False}, 14),
+        ("fsdp2", {}, 28),  # the gradient of a float32 shard 4
+        ("ddp", {"averages": True}, 36),
+    ],
+)
+def test_the_optimizer_moves_what_it_steps_the_gradient_and_the_copy_that_there_is(backend, recipe, expected):
+    estimate = predicted(backend, **recipe)
+    ranks = 2 if backend == "fsdp2" else 1
+    assert estimate.optimizer_bytes == expected * NUMEL // ranks
 
 
 @pytest.mark.parametrize(("backend", "factor"), [("ddp", 1), ("fsdp1_full", 1), ("zero1", 1), ("zero2", 4)])
