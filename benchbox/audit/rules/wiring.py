@@ -144,29 +144,38 @@ def _cadence_unobserved(facts: Sequence[RankFacts]) -> str | None:
 
 def _unlinked(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
     """Yield a violation for trainable parameters that nothing steps, while an optimizer steps or holds tensors that are no
-    parameters of the model.
+    parameters of the model, or steps nothing at all.
     """
+    is_idle = all(_steps_nothing(rank_facts) for rank_facts in facts)
     linked_on_any_rank = {p.name for rank_facts in facts for p in rank_facts.parameters if p.linked}
     for rank_facts in facts:
         orphans = _orphans(rank_facts)
         if orphans and _has_unexplained_updates(rank_facts):
             continue
-        unstepped = [p for p in rank_facts.parameters if p.trainable and p.elements and p.linked is False]
-        untrained = [p for p in unstepped if p.name not in linked_on_any_rank]
+        trainable = [p for p in rank_facts.parameters if p.trainable and p.elements]
+        untrained = [
+            p
+            for p in trainable
+            if (p.linked is False and p.name not in linked_on_any_rank)
+            or (is_idle and p.unmoved_steps)  # linked to tensors that have the shapes of masters, and are not stepped
+        ]
         # A temperature that is learned beside the model replaces none of its matrices.
         orphans_replace_them = 2 * sum(tensor.elements for tensor in orphans) >= sum(p.elements for p in untrained)
-        idle = "stepped" not in rank_facts.missing and not rank_facts.stepped and not rank_facts.opaque
-        if untrained and ((orphans and orphans_replace_them) or idle or rank_facts.strangers):
+        if untrained and ((orphans and orphans_replace_them) or _steps_nothing(rank_facts) or rank_facts.strangers):
             evidence = {
                 "parameters": len(untrained),
                 **names_evidence(p.name for p in untrained),
-                "stepped": abbreviate(tensor.name for tensor in orphans) or ("nothing" if idle else None),
+                "stepped": abbreviate(tensor.name for tensor in orphans) or ("nothing" if _steps_nothing(rank_facts) else None),
                 "held, without a gradient": abbreviate(rank_facts.strangers) or None,
             }
             yield RuleViolation("error", " > ".join(rank_facts.optimizer_chain) or "optimizer", rank_facts.rank, evidence)
             return
     yield from _unmoved(facts)
     yield from _untrained_in_checkpoint(facts)
+
+
+def _steps_nothing(facts: RankFacts) -> bool:
+    return "stepped" not in facts.missing and not facts.stepped and not facts.opaque
 
 
 def _untrained_in_checkpoint(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:

@@ -286,3 +286,17 @@ def test_a_mode_around_a_step_does_not_see_what_the_observer_computes():
     assert statistics.gradient_squared > 0, "a norm was computed"
     assert "_fused_adamw_" in names or "lerp_" in names or "_foreach_lerp_" in names, "the step was seen"
     assert not names & {"linalg_vector_norm", "dot"}
+
+
+def test_an_optimizer_of_another_model_steps_nothing_which_is_an_error():
+    """Its tensors have the shapes of the model's, as masters have, and never a gradient."""
+    model, other = layers(), layers()
+    optimizer = torch.optim.AdamW(other.parameters())
+    with StepObserver(source="command", steps=3, model=model, optimizer=optimizer) as observer:
+        for _ in range(3):
+            model(torch.randn(2, 8)).square().mean().backward()
+            optimizer.step()
+            model.zero_grad()
+    (finding,) = [finding for finding in judge([observer.facts()]).findings if finding.severity == "error"]
+    assert finding.code == "BXP404"
+    assert finding.evidence["stepped"] == "nothing"
