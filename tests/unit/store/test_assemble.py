@@ -102,7 +102,7 @@ def test_ranks_of_two_hosts_may_use_two_decoders():
 def test_values_in_which_ranks_may_differ_are_recorded_per_rank():
     observed = example_record(cuda=True)["observed"]
     assert observed["shard_numel"] == [2001, 2001]
-    assert observed["device"] == ["cuda:0", "cuda:1"]
+    assert observed["device"] == ["NVIDIA H200", "NVIDIA H200"]
 
 
 def test_the_worst_rank_is_headlined_and_neither_peak_hides_behind_the_other():
