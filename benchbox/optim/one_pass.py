@@ -9,7 +9,7 @@ import logging
 import math
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,17 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from benchbox.optim.chunks import ParameterChunk
-    from benchbox.optim.triton_adamw import StepRow
 
-StepTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # master, moments, gradient, live weights
+
+class _SteppedChunk(NamedTuple):
+    """A chunk that the pass supports: its state, and gradient and live weights of the whole parameter, flat."""
+
+    chunk: ParameterChunk
+    masters: tuple[Tensor, Tensor, Tensor]  # with the moments
+    gradient: Tensor
+    live: Tensor
+    step_count: Tensor
+
 
 _log = logging.getLogger(__name__)
 
@@ -56,15 +64,19 @@ def step_in_one_pass(
 def _step_on_cpu(
     inner: Optimizer, group: dict[str, Any], chunks: list[ParameterChunk], divisor: Tensor | None
 ) -> list[ParameterChunk]:
-    supported, remaining = _collect_tensors(inner, chunks)
-    functions = native_functions(sum(tensors[0].numel() for _, tensors in supported))
+    supported, remaining = _split_supported(inner, chunks)
+    functions = native_functions(sum(stepped.masters[0].numel() for stepped in supported))
     if functions is None or not _matches_torch(functions):
         return chunks
-    torch._foreach_add_([step_count for step_count, _ in supported], 1)
+    torch._foreach_add_([stepped.step_count for stepped in supported], 1)
     divisor_value = 1.0 if divisor is None else divisor.item()
-    steps = [step_count.item() for step_count, _ in supported]
+    steps = [stepped.step_count.item() for stepped in supported]
     coefficients = {step: (divisor_value, *_coefficients(group, step)) for step in set(steps)}
-    step_adamw(functions, [(tensors, coefficients[step]) for (_, tensors), step in zip(supported, steps, strict=True)])
+    jobs = [
+        ((*masters, chunk.slice(gradient), chunk.slice(live)), coefficients[step])
+        for (chunk, masters, gradient, live, _), step in zip(supported, steps, strict=True)
+    ]
+    step_adamw(functions, jobs)
     return remaining
 
 
@@ -74,40 +86,22 @@ def _step_on_gpu(
     """Step the chunks by addresses: views of gradients and weights took most of the host's time, longer than the kernel's."""
     from benchbox.optim import triton_adamw
 
-    rows: list[StepRow] = []
-    remaining: list[ParameterChunk] = []
-    stepped: list[Tensor] = []
-    full: dict[int, tuple[Tensor, Tensor] | None] = {}
-    for chunk in chunks:
-        key = id(chunk.parameter)
-        if key not in full:
-            full[key] = _gradient_and_live(chunk.parameter)
-        pair, state = full[key], inner.state.get(chunk.master)
-        # torch creates the initial state.
-        if pair is None or not state or not _supports_masters(masters := (chunk.master, state["exp_avg"], state["exp_avg_sq"])):
-            remaining.append(chunk)
-            continue
-        offset = 2 * (chunk.start or 0)  # bytes of bfloat16
-        rows.append(
-            triton_adamw.StepRow(
-                masters[0].data_ptr(),
-                masters[1].data_ptr(),
-                masters[2].data_ptr(),
-                pair[0].data_ptr() + offset,
-                pair[1].data_ptr() + offset,
-                state["step"].data_ptr(),
-                masters[0].numel(),
-            )
-        )
-        stepped += masters
-    if not rows:
+    supported, remaining = _split_supported(inner, chunks)
+    if not supported:
         return remaining
+    rows = []
+    for chunk, (master, exp_avg, exp_avg_sq), gradient, live, step_count in supported:
+        offset = 2 * (chunk.start or 0)  # bytes of bfloat16
+        addresses = master.data_ptr(), exp_avg.data_ptr(), exp_avg_sq.data_ptr()
+        halves = gradient.data_ptr() + offset, live.data_ptr() + offset
+        rows.append(triton_adamw.StepRow(*addresses, *halves, step_count.data_ptr(), master.numel()))
     device = chunks[0].master.device
     options = triton_adamw.AdamWOptions(*map(float, (group["lr"], *group["betas"], group["eps"], group["weight_decay"])))
     divisor = torch.ones((), dtype=torch.float32, device=device) if divisor is None else divisor.to(device)
-    pairs = [pair for pair in full.values() if pair is not None]
-    written = [*stepped, *(live for _, live in pairs)]
-    with announced("adamw", lambda: ([*stepped, *(gradient for gradient, _ in pairs)], written)), torch.cuda.device(device):
+    masters = [tensor for stepped in supported for tensor in stepped.masters]
+    gradients = {id(stepped.gradient): stepped.gradient for stepped in supported}.values()
+    written = [*masters, *{id(stepped.live): stepped.live for stepped in supported}.values()]
+    with announced("adamw", lambda: ([*masters, *gradients], written)), torch.cuda.device(device):
         triton_adamw.step_adamw(rows, options, divisor)  # Triton launches on the current device
     # Autograd refuses a backward pass over weights written since the forward pass, but only torch's own operations inform it.
     torch.autograd.graph.increment_version(written)
@@ -141,26 +135,28 @@ def _supports_options(group: dict[str, Any]) -> bool:
     )
 
 
-def _collect_tensors(
-    inner: Optimizer, chunks: Iterable[ParameterChunk]
-) -> tuple[list[tuple[Tensor, StepTensors]], list[ParameterChunk]]:
-    """Return step count and tensors of each chunk that the pass supports, and the other chunks.
+def _split_supported(inner: Optimizer, chunks: Iterable[ParameterChunk]) -> tuple[list[_SteppedChunk], list[ParameterChunk]]:
+    """Return the chunks that the pass supports, and the others.
 
     All that is known of a parameter is found out once, not for each chunk: after a backward pass nothing of this is in a cache,
     and it took 0.8 ms beside 17 ms of the pass itself.
     """
-    supported, remaining = [], []
+    supported: list[_SteppedChunk] = []
+    remaining = []
     full: dict[int, tuple[Tensor, Tensor] | None] = {}
     for chunk in chunks:
         key = id(chunk.parameter)
         if key not in full:
             full[key] = _gradient_and_live(chunk.parameter)
         pair, state = full[key], inner.state.get(chunk.master)
-        # torch creates the initial state.
-        if pair is None or not state or not _supports_masters(masters := (chunk.master, state["exp_avg"], state["exp_avg_sq"])):
+        if pair is None or not state:  # torch creates the initial state
             remaining.append(chunk)
+            continue
+        stepped = _SteppedChunk(chunk, (chunk.master, state["exp_avg"], state["exp_avg_sq"]), *pair, state["step"])
+        if _supports(stepped):
+            supported.append(stepped)
         else:
-            supported.append((state["step"], (*masters, chunk.slice(pair[0]), chunk.slice(pair[1]))))
+            remaining.append(chunk)
     return supported, remaining
 
 
@@ -175,12 +171,16 @@ def _gradient_and_live(parameter: Tensor) -> tuple[Tensor, Tensor] | None:
     return gradient.view(-1), live.view(-1)
 
 
-def _supports_masters(tensors: tuple[Tensor, ...]) -> bool:
-    on_cpu = tensors[0].device.type == "cpu"
-    for tensor in tensors:
-        if tensor.dtype != torch.float32 or not (supports_native(tensor) if on_cpu else is_dense(tensor)):
+def _supports(stepped: _SteppedChunk) -> bool:
+    """Return whether all tensors are where and what the pass takes them for: it knows their addresses alone."""
+    device = stepped.masters[0].device
+    is_native = device.type == "cpu"
+    for tensor in (*stepped.masters, stepped.step_count):
+        if tensor.dtype != torch.float32 or tensor.device != device:
             return False
-    return True
+    return stepped.live.device == device and all(
+        supports_native(tensor) if is_native else is_dense(tensor) for tensor in stepped.masters
+    )
 
 
 def _coefficients(group: dict[str, Any], step: float) -> tuple[float, ...]:

@@ -17,19 +17,19 @@ DEVICES = Path("/dev")
 CUDA_DRIVER_FILE = "/dev/nvidia-uvm"
 
 
-def count_device_files(folder: Path = DEVICES) -> int:
+def count_device_files() -> int:
     """Return the number of NVIDIA GPUs that have a device file."""
-    return sum(path.name.removeprefix("nvidia").isdigit() for path in folder.glob("nvidia[0-9]*"))
+    return sum(path.name.removeprefix("nvidia").isdigit() for path in DEVICES.glob("nvidia[0-9]*"))
 
 
 @contextmanager
-def counting_by_files(folder: Path = DEVICES) -> Iterator[None]:
+def counting_by_files() -> Iterator[None]:
     """Let torch count GPUs by device files inside the with block, and DeepSpeed import NVML without initialising it.
 
     UUIDs in CUDA_VISIBLE_DEVICES are counted as they are: torch would ask NVML, and about MIG devices the CUDA driver.
     Nothing is replaced where there is no GPU.
     """
-    count = count_device_files(folder)
+    count = count_device_files()
     if not count:
         yield
         return

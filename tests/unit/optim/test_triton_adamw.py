@@ -10,6 +10,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+
+from benchbox.optim import one_pass
+from benchbox.optim.chunks import ParameterChunk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,6 +108,76 @@ def test_a_step_is_within_one_unit_in_the_last_place_of_the_formula() -> None:
     assert result["counts_are_right"]
     assert not result["default_dtype_matters"]
     assert result["decayed"] == pytest.approx(1.0, abs=0.05)
+
+
+OPTIMIZER = """
+import contextlib, json, torch
+from torch import nn
+from benchbox.optim import MasterWeightOptimizer, chunks, one_pass
+
+chunks.BUCKET_ELEMENTS["cpu"] = 1024
+torch.cuda.device = lambda device: contextlib.nullcontext()
+native, stepped = one_pass._step_on_cpu, []
+one_pass._step_on_cpu = lambda inner, group, *rest: stepped.append(rest[0]) or one_pass._step_on_gpu(inner, group, *rest)
+
+torch.manual_seed(0)
+shapes = (2560,), (8, 6), (1040,), (16,)  # whole vectors: on a CPU others are left to torch
+full = [torch.randn(shape) * 0.02 for shape in shapes]
+live = [nn.Parameter(tensor.bfloat16()) for tensor in full[:3]] + [nn.Parameter(full[3].clone())]  # the last is not supported
+reference = [nn.Parameter(tensor.clone()) for tensor in full]
+arguments = {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True}
+optimizer = MasterWeightOptimizer(live, torch.optim.AdamW, masters=full, **arguments)
+plain = torch.optim.AdamW(reference, **arguments)
+versions = []
+for _ in range(4):
+    for parameter, other in zip(live, reference):
+        parameter.grad = torch.randn(parameter.shape).to(parameter.dtype)
+        other.grad = parameter.grad.float().clone()
+    versions.append([parameter._version for parameter in live])
+    torch.nn.utils.clip_grad_norm_(reference, 0.5)
+    optimizer.clip_grad_norm_(0.5)
+    optimizer.step()
+    plain.step()
+versions.append([parameter._version for parameter in live])
+masters = optimizer.masters
+print(json.dumps({
+    "calls": len(stepped),
+    "difference": max(float((master - other).abs().max()) for master, other in zip(masters, reference)),
+    "is_rounded": all(torch.equal(parameter, master.to(parameter.dtype)) for parameter, master in zip(live, masters)),
+    "versions": all(later > earlier for old, new in zip(versions, versions[1:]) for earlier, later in zip(old, new)),
+    "counts": sorted({float(state["step"]) for state in optimizer.inner.state.values()}),
+}))
+"""
+
+
+def test_chunks_of_a_weight_are_stepped_at_their_addresses() -> None:
+    """Through the optimizer: weights in one chunk and in three, a clip, and one that the kernel leaves to torch."""
+    variables = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", OPTIMIZER], env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["calls"] == 4
+    assert result["difference"] < 1e-7
+    assert result["is_rounded"]
+    assert result["versions"], "autograd is told of every write"
+    assert result["counts"] == [4.0]
+
+
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq", "step_count"])
+def test_state_on_another_device_is_left_to_torch(name: str) -> None:
+    """As addresses its tensors would be read where they are not."""
+    there, here = torch.zeros(4, device="meta"), torch.zeros(4)
+    state = {"exp_avg": there, "exp_avg_sq": there, "step_count": there}
+    halves = there.bfloat16(), there.bfloat16()
+
+    def supports(state: dict[str, torch.Tensor]) -> bool:
+        chunk = ParameterChunk(there, there)
+        masters = there, state["exp_avg"], state["exp_avg_sq"]
+        return one_pass._supports(one_pass._SteppedChunk(chunk, masters, *halves, state["step_count"]))
+
+    assert supports(state)
+    assert not supports(state | {name: here})
+    assert not supports(state | {name: there.double()})
 
 
 WITHOUT_COMPILER = """
