@@ -41,7 +41,8 @@ def render_gpu_report(run: Mapping[str, Any]) -> str:
         "Both sides have the same weights, which bfloat16 represents, the same batch and the same hyperparameters, and run in "
         "processes of their own; those of one wave take turns, others run one after the other. A step is forward, backward, "
         "clip, AdamW and clearing the gradients, timed by CUDA events. In bfloat16 lerobot's vision tower and norms stay in "
-        "float32, and its trainer enters autocast. Ratios are of step times, with an interval at 99 %; the goal is "
+        "float32, and its trainer enters autocast; it reads the gradient norm after every step, for its log, so that its host "
+        "waits there and benchbox's does not. Ratios are of step times, with an interval at 99 %; the goal is "
         f"{GPU_GOAL} on a GPU. The peak is that of the caching allocator in timed steps."
     )
     lines = ["# Training steps beside lerobot's on a GPU", "", method]
