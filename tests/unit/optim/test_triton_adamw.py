@@ -165,7 +165,7 @@ def test_chunks_of_a_weight_are_stepped_at_their_addresses() -> None:
 
 @pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq", "step_count"])
 def test_state_on_another_device_is_left_to_torch(name: str) -> None:
-    """As addresses its tensors would be read where they are not."""
+    """Leave it to torch, since the kernel would read its tensors by their addresses, where they are not."""
     there, here = torch.zeros(4, device="meta"), torch.zeros(4)
     state = {"exp_avg": there, "exp_avg_sq": there, "step_count": there}
     halves = there.bfloat16(), there.bfloat16()
