@@ -51,7 +51,9 @@ def main() -> NoReturn:
     """Import, then serve the launcher until it closes its end, or all clients that connect."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     signal_on_parent_death(signal.SIGKILL)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a batch system may send it to every process; ranks that train wait for it
+    # A batch system may send them to every process of a job. Ranks that train end after a step, and this process after them.
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     greeting: ServerGreeting = {
         "prefix": sys.prefix,
         "environment": dict(os.environ),

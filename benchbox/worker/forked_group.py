@@ -3,6 +3,9 @@
 The leader starts a session, forks the ranks and hosts their rendezvous store, as torchrun's agent does. When a rank fails, it
 ends the others and writes `exits.json`. Every process is tied to the life of its parent: whoever is killed takes the processes
 below along.
+
+The leader ignores SIGTERM, as the server that forks it does: who ends a group signals all its processes, and so may a batch
+system, after which ranks that train take their step to its end.
 """
 
 from __future__ import annotations
@@ -67,7 +70,6 @@ def lead_group(request: GroupRequest) -> int:
     pids = {_fork_rank(request, rank, listener): rank for rank in range(request["ranks"])}
 
     store = _host_store(listener)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         return _wait_for(pids, Path(request["exits"]))
     finally:
@@ -102,6 +104,7 @@ def _fork_rank(request: GroupRequest, rank: int, listener: socket.socket) -> int
 
 
 def _run_rank(request: GroupRequest, rank: int, port: int) -> int:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the server and the leader ignore it
     signal_on_parent_death(signal.SIGKILL)
     os.environ.update(_rank_variables(rank, request["ranks"], port))
     if "numpy" in sys.modules:  # `random` seeds itself anew in a forked child, numpy's global generator does not

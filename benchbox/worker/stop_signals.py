@@ -20,9 +20,10 @@ class StopSignals:
     """Receiver of SIGTERM and SIGUSR1 of this process.
 
     Without `defer` SIGTERM writes the event `terminated` and ends the process: without the event this rank would look like one
-    that was killed. While deferring, both signals only set `requested`, and a second SIGTERM ends the process. A SIGTERM of
-    this rank's parent or of the launcher always ends it: they send one when another rank failed or the user does not want to
-    wait.
+    that was killed. While deferring, both signals only set `requested`, and a SIGTERM after another signal ends the process,
+    unless that was the launcher's: a batch system may signal both, and the launcher then asks before the system's reaches this
+    process. A SIGTERM of this rank's parent or of the launcher always ends it: they send one when another rank failed or the
+    user does not want to wait.
 
     Must be created in the main thread, before any other thread is started.
 
@@ -44,7 +45,8 @@ class StopSignals:
         self.deferred = False
         self._events = events
         self._before_end = before_end
-        self._senders_that_end = {os.getppid(), launcher}
+        self._launcher = launcher
+        self._parent = os.getppid()
         numbers = {signal.SIGTERM, signal.SIGUSR1} if handles_usr1 else {signal.SIGTERM}
         signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
         threading.Thread(target=self._wait, args=(numbers,), name="stop-signals", daemon=True).start()
@@ -54,14 +56,15 @@ class StopSignals:
         self.deferred = True
 
     def _wait(self, numbers: set[signal.Signals]) -> None:
+        asked_before = False
         while True:
             number, sender = _wait_for_signal(numbers)
-            asked_before = self.requested is not None
-            ends = not self.deferred or asked_before or sender in self._senders_that_end
+            ends = not self.deferred or asked_before or sender in (self._parent, self._launcher)
             if number == signal.SIGTERM and ends:
                 self._before_end()
                 self._events.write("terminated", signal=number.name)
                 os._exit(128 + number)
+            asked_before |= sender != self._launcher
             self.requested = self.requested or number.name
 
 

@@ -44,7 +44,7 @@ checkpoint: {{every: 500}}
 ALL = -1  # as a batch system does that signals every process of a job
 # By backend, the signals and the processes that get them: the command, a rank, or all there are.
 STOPS: dict[str, list[tuple[signal.Signals, int | None]]] = {
-    "ddp": [(signal.SIGINT, None), (signal.SIGUSR1, None), (signal.SIGTERM, 1), (signal.SIGUSR1, ALL)],
+    "ddp": [(signal.SIGINT, None), (signal.SIGUSR1, None), (signal.SIGTERM, 1), (signal.SIGUSR1, ALL), (signal.SIGTERM, ALL)],
     "zero2": [(signal.SIGTERM, None), (signal.SIGUSR1, 0)],
 }
 DEFAULT_BACKENDS = ("ddp",)

@@ -68,6 +68,7 @@ def wait_for_rank_1():
 
 
 signal.signal(signal.SIGTERM, on_sigterm)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # torchrun blocks it
 events.write("start", pid=os.getpid())
 enter(1, "forward")
 (out / f".pid{rank}").write_text(str(os.getpid()))

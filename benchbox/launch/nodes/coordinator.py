@@ -62,6 +62,7 @@ class _CoordinatedGroup(RankGroup):
         self._file = file
         self._followers = followers
         self._failing_since: float | None = None
+        self._ended_ranks = False  # of this node, which ran until `end`
 
     def poll(self, timeout_s: float = 0.0) -> int | None:
         """Return the exit code once all nodes have ended well, or one failed and the ranks here did not follow, or was lost."""
@@ -87,6 +88,7 @@ class _CoordinatedGroup(RankGroup):
 
     def end(self) -> None:
         """End the ranks of this node and wait for those of the others; a node that is lost is not waited for."""
+        self._ended_ranks = self._local.poll() is None
         self._local.end()
         self._file.update(ended=self._number)
         while any(self._is_running(follower) for follower in self._followers):
@@ -94,7 +96,8 @@ class _CoordinatedGroup(RankGroup):
 
     def failures(self) -> Sequence[RankExit]:
         elsewhere = (read_rank_exits(self._job.on_node(follower.node).exits) for follower in self._followers)
-        return [*self._local.failures(), *(failure for failures in elsewhere for failure in failures)]
+        here = () if self._ended_ranks else self._local.failures()
+        return [*here, *(failure for failures in elsewhere for failure in failures)]
 
     def _is_running(self, follower: NodeWatch) -> bool:
         return follower.read().get("ended", 0) < self._number and not follower.lost

@@ -20,8 +20,12 @@ from benchbox.worker.parent import signal_on_parent_death
 
 def main() -> None:
     exits, *sys.argv[1:] = sys.argv[1:]
-    signal_on_parent_death(signal.SIGTERM)  # on which torchrun ends its ranks
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a batch system may send it to every process; ranks that train wait for it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
+    signal_on_parent_death(signal.SIGHUP)  # on which torchrun ends its ranks
+    # A batch system may send these to every process. Ranks that train end after a step, and torchrun after them. Torchrun would
+    # replace a handler of SIGTERM; ranks inherit that it is blocked, and wait for it from their start on.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)
     except Exception as error:

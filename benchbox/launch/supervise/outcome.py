@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # torchrun kills ranks itself, but only those that ignore its SIGTERM for 30 s. An earlier SIGKILL comes from elsewhere.
 _TORCHRUN_KILLS_AFTER_S = 15.0
+_ENDED_BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,9 @@ def _disappeared_rank(ending: GroupEnding, failed_ranks: Sequence[RankExit]) -> 
     if not missing:
         return None
     codes = {failed.rank: failed.code for failed in failed_ranks}
-    noticed = [trace for rank in codes for trace in missing if trace.rank == rank]
+    # A rank that SIGTERM ended, on another node, followed one that had failed.
+    ranks = sorted(codes, key=lambda rank: codes[rank] in _ENDED_BY_SIGTERM)
+    noticed = [trace for rank in ranks for trace in missing if trace.rank == rank]
     trace = noticed[0] if noticed else min(missing, key=lambda trace: trace.last_event_at or 0.0)
     code = codes.get(trace.rank)
     error_type = "ExitError" if code is not None and code > 0 else "Killed"

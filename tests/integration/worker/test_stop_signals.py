@@ -88,3 +88,19 @@ def test_sigterm_of_the_launcher_ends_at_once(tmp_path: Path) -> None:
     (child,) = psutil.Process(process.pid).children()
     child.send_signal(signal.SIGTERM)
     assert ended_by_sigterm(process, tmp_path)
+
+
+@needs_sender
+def test_a_sigterm_that_follows_the_request_of_the_launcher_is_a_request_too(tmp_path: Path) -> None:
+    """A batch system signals the launcher and this process, and the launcher's signal comes first."""
+    process = start(tmp_path, launcher=os.getpid(), parent=(sys.executable, "-c", PARENT))
+    (child,) = psutil.Process(process.pid).children()
+    child.send_signal(signal.SIGUSR1)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "SIGUSR1\n"
+    number = int(signal.SIGTERM)
+    subprocess.run([sys.executable, "-c", SENDER, str(child.pid), str(number)], check=True)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    subprocess.run([sys.executable, "-c", SENDER, str(child.pid), str(number)], check=True)
+    assert ended_by_sigterm(process, tmp_path)

@@ -72,6 +72,14 @@ def test_a_survivor_that_torchrun_had_to_kill_is_not_blamed_for_it() -> None:
     assert (outcome.error["type"], outcome.error["rank"]) == ("SomeError", 0)
 
 
+@pytest.mark.parametrize("code", [-15, 143])
+def test_a_rank_that_was_ended_with_its_group_is_not_blamed_for_it(code: int) -> None:
+    """Nodes report their failures in their own order."""
+    ranks = [progress(4, "backward")], [progress(4, "backward")]
+    failures = [RankExit(0, code, 100.0), RankExit(1, 3, 99.0)]
+    assert classify_outcome(ending("ended", *ranks, exit_code=1), failures).error["rank"] == 1
+
+
 def test_of_two_ranks_that_disappeared_the_one_noticed_first_is_blamed() -> None:
     failures = [RankExit(1, -11, 100.0), RankExit(0, -9, 130.0)]
     outcome = classify_outcome(ending("ended", [progress(2, "forward")], [progress(2, "forward")], exit_code=1), failures)
