@@ -145,7 +145,8 @@ class _FactsWriter:
             _touch("through-{}-{}".format(*observer.rank))
 
     def _at_exit(self) -> None:
-        unseen = self._observer.every_step_skipped or self._observer.step_is_compiled
+        observer = self._observer
+        unseen = observer.every_step_skipped or observer.step_is_compiled or observer.has_failed
         if self._process is None and self._started_in == os.getpid() and unseen:
             self._process = os.getpid()
         if self._done or self._process != os.getpid():

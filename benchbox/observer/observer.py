@@ -144,6 +144,11 @@ class StepObserver:
         return bool(self._segmenter.compiled)
 
     @property
+    def has_failed(self) -> bool:
+        """True if the observer stopped because of an exception of its own."""
+        return bool(self._problems)
+
+    @property
     def forward_called(self) -> bool:
         return self._state.forward_hooks.called
 

@@ -12,6 +12,14 @@ from ..introspect.tensors import has_class_named
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Optimizers of torch, DeepSpeed, apex, bitsandbytes, timm and others whose groups have betas and eps as Adam's have.
+_OTHER_ARITHMETIC = (
+    *("Adamax", "NAdam", "NAdamW", "NAdamLegacy", "RAdam", "RAdamLegacy", "AdamP", "AdaBelief", "Adan", "AdEMAMix"),
+    *("StableAdamW", "Lamb", "LAMB", "FusedLamb", "FusedMixedPrecisionLamb", "NovoGrad", "NvNovoGrad", "FusedNovoGrad"),
+    *("LaProp", "Adopt", "ADOPT", "OnebitAdam", "OnebitLamb", "ZeroOneAdam", "Mars", "MARS", "Prodigy", "QHAdam", "DAdaptAdam"),
+    *("GaLoreAdamW", "Adam_mini", "AdamWScheduleFree", "RAdamScheduleFree", "Ranger"),
+)
+
 
 def expected_update(
     optimizer: Any, group: Mapping[str, Any], state: Mapping[str, Tensor], weight: Tensor, gradient: Tensor
@@ -35,7 +43,7 @@ def expected_update(
         gradient = -gradient
     if type(optimizer).__module__.startswith("optimi."):  # RAdam, Lion, ... have options of Adam, and other arithmetic
         return _optimi_adam(weight, gradient, group, state) if has_class_named(optimizer, "Adam") else None
-    if has_class_named(optimizer, "NAdam", "RAdam", "Adamax"):
+    if has_class_named(optimizer, *_OTHER_ARITHMETIC):
         return None
     if "betas" in group and "eps" in group and not group.get("amsgrad"):
         return _adam(weight, gradient, group, state, decoupled=has_decoupled_decay(optimizer, group))

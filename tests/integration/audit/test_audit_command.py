@@ -276,3 +276,11 @@ def test_a_command_that_skips_every_step_is_reported_as_such(run):
     assert done.returncode == 4, done.stderr
     (finding,) = json.loads(done.stdout)["findings"]
     assert (finding["code"], finding["evidence"]["steps"], finding["evidence"]["skipped"]) == ("BXP305", 4, 4)
+
+
+def test_a_command_whose_observer_fails_at_once_is_not_said_to_train_nothing(run):
+    """The exception happens in the first call of an optimizer, before any facts were written."""
+    done = run(*AUDIT, "--", "python", SCRIPTS / "breaks_the_observer.py")
+    assert done.returncode == 3
+    assert "error: the observer stopped watching on rank 0: before_call: KeyError: 'eps'" in done.stderr
+    assert "BXP604 unknown" in done.stdout

@@ -49,6 +49,18 @@ def test_optimizers_with_arithmetic_of_their_own_have_no_expected_update(library
     assert expected_update(optimizer, optimizer.param_groups[0], {}, weight.detach(), torch.ones(4)) is None
 
 
+@pytest.mark.parametrize("name", ["Lamb", "FusedLamb", "AdamP", "AdamWScheduleFree"])
+def test_optimizers_of_libraries_that_are_not_installed_are_known_by_their_names(name):
+    """One that is derived from them counts too; any other name with Adam's options has Adam's arithmetic."""
+    weight = nn.Parameter(torch.ones(4))
+    for derived, is_known in ((name, True), ("Own" + name, False)):
+        kind = type(derived, (torch.optim.AdamW,), {})
+        for each in (kind, type("Derived", (kind,), {})):
+            optimizer = each([weight], lr=1e-3)
+            update = expected_update(optimizer, optimizer.param_groups[0], {}, weight.detach(), torch.ones(4))
+            assert (update is None) == is_known
+
+
 @pytest.mark.parametrize(("rate", "lowest", "highest"), [(1e-3, 0.85, 1.05), (1e-5, 0.0, 0.25)])
 def test_updates_that_bfloat16_loses_are_counted(rate, lowest, highest):
     """Weights of N(0, 0.02), Adam's updates near the rate: next to none are lost at 1e-3, most at 1e-5."""
