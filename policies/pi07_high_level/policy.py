@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 class HighLevelConfig(PrefixConfig):
     """Configuration of the high level: the model, and the sizes of its inputs and predicted texts."""
 
+    response_tokens: PositiveInt
     memory_tokens: PositiveInt
     metadata_fields: PositiveInt
     metadata_tokens: PositiveInt  # of each field

@@ -35,6 +35,7 @@ class DropProbabilities:
 class ContextConfig(FlowConfig):
     """Configuration of a flow policy with metadata and dropped inputs."""
 
+    response_tokens: PositiveInt
     metadata_fields: PositiveInt
     metadata_tokens: PositiveInt  # of each field
     drops: DropProbabilities = DropProbabilities()

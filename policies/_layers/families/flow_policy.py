@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 
 from benchbox.data.normalisation import Normaliser
+from benchbox.errors import ConfigurationError, Problem
 
 from ..cost.flops import FlopTally, TokenCount, concat_counts, count_language_action, is_trainable
 from ..nn.discrete import DiscreteActions
@@ -55,6 +56,9 @@ class FlowPolicy(PrefixPolicy):
     def __init__(self, config: FlowConfig, axes: Axes) -> None:
         super().__init__(config, axes)
         predicts_text = bool(self.predicted_texts) or config.fast_tokens > 0
+        if config.knowledge_insulation and not predicts_text:
+            problem = "keeps the flow loss from the backbone, which has no other: it would learn nothing"
+            raise ConfigurationError(Problem("preset.knowledge_insulation", problem, "set it to false, or give fast_tokens"))
         self.model = VisionLanguageAction(
             config.model,
             axes,

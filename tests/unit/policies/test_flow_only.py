@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchbox.data.text.prompt import ByteTokenizer, encode_prompt
+from benchbox.errors import ConfigurationError
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import PACKAGE, policy_entry
 from tests.support.policy_batches import build, build_on_meta, gradients, make_batch
@@ -52,11 +53,16 @@ def test_full_flow_is_full_without_fast_tokens_response_and_insulation():
     assert flow.config == replace(full.config, fast_tokens=0, response_tokens=0, knowledge_insulation=False)
 
 
-@pytest.mark.parametrize("name", WITH_FAST_TOKENS)
-def test_every_policy_with_fast_tokens_trains_and_acts_without_them(name):
+def build_changed(name: str, **changes: object):
+    """Build a policy from its preset `tiny` with other values."""
     build(name)
     module = sys.modules[f"{PACKAGE}.{name}.policy"]
-    policy = module.build(dict(policy_entry(name).presets["tiny"], fast_tokens=0), Axes())
+    return module.build({**policy_entry(name).presets["tiny"], **changes}, Axes())
+
+
+@pytest.mark.parametrize("name", WITH_FAST_TOKENS)
+def test_every_policy_with_fast_tokens_trains_and_acts_without_them(name):
+    policy = build_changed(name, fast_tokens=0, knowledge_insulation=False)
     batch = make_batch(policy.batch_spec(), 2)
     losses = policy(batch)
     losses.total.backward()
@@ -65,6 +71,20 @@ def test_every_policy_with_fast_tokens_trains_and_acts_without_them(name):
     actions = policy.select_actions(batch)
     assert actions.shape == batch["action"].shape
     assert actions.isfinite().all()
+
+
+@pytest.mark.parametrize("name", WITH_FAST_TOKENS)
+def test_an_insulated_backbone_that_no_text_trains_is_refused(name):
+    """No loss would reach it."""
+    context = name.startswith("pi07")  # its response is read, not predicted
+    with pytest.raises(ConfigurationError, match=r"preset\.knowledge_insulation: .* it would learn nothing; set it to false"):
+        build_changed(name, fast_tokens=0, **({} if context else {"response_tokens": 0}))
+
+
+@pytest.mark.parametrize("name", ["pi07_low_level", "pi07_paligemma", "pi07_high_level"])
+def test_policies_that_always_read_a_response_refuse_one_without_tokens(name):
+    with pytest.raises(ConfigurationError, match=r"preset\.response_tokens: .*greater than 0"):
+        build_changed(name, response_tokens=0)
 
 
 MODES = {"pi0": "mean_std", "pi05": "quantile", "pi05_mem": "quantile", "pi07_low_level": "mean_std"}

@@ -51,7 +51,7 @@ def test_policies_that_the_projects_do_not_have_are_refused_in_a_line(policy):
 
 def test_a_policy_with_the_layers_of_pi05_and_another_state_is_refused():
     build("pi05_mem")
-    preset = dict(policy_entry("pi05_mem").presets["tiny"], fast_tokens=0, response_tokens=0)
+    preset = dict(policy_entry("pi05_mem").presets["tiny"], fast_tokens=0, response_tokens=0, knowledge_insulation=False)
     policy = sys.modules[f"{PACKAGE}.pi05_mem.policy"].build(preset, Axes())
     with pytest.raises(UnsupportedError, match="no weights for its action_in, action_out, state_in, time"):
         published_state_dict(policy)
