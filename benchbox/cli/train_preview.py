@@ -49,11 +49,7 @@ def _print_plan(config: "TrainConfig", previewed: "TrainingPreview") -> None:
         f"{config.steps} steps of {cell.batch} samples x {cell.accumulation} micro-steps x {cell.world_size} ranks"
         f" = {samples} samples"
     )
-    if previewed.epoch_samples is None:
-        print(f"data: {cell.data.label}, generated without end; {cell.data.reading}")
-    else:
-        epochs = samples / previewed.epoch_samples
-        print(f"data: {cell.data.label}, {previewed.epoch_samples} samples, {epochs:.3g} epochs; {cell.data.reading}")
+    _print_data(config, previewed)
     optim = cell.optim
     if optim.freeze_backbone_steps:
         print(f"the backbone is frozen for {optim.freeze_backbone_steps} steps, then warms up for {optim.thaw_warmup_steps}")
@@ -64,6 +60,23 @@ def _print_plan(config: "TrainConfig", previewed: "TrainingPreview") -> None:
         bound = f"{spike.max:g}" if spike.max is not None else f"{spike.factor:g} times the median of {spike.window}"
         print(f"gradient norms above {bound}: {spike.action}")
     _print_intervals(config)
+
+
+def _print_data(config: "TrainConfig", previewed: "TrainingPreview") -> None:
+    """Print how often the samples are drawn: of each dataset, where datasets have weights, and so epochs of their own."""
+    data, datasets = config.cell.data, previewed.datasets
+    samples = config.steps * config.cell.samples_per_step
+    frames = sum(dataset["training_frames"] for dataset in datasets)
+    if not datasets:
+        print(f"data: {data.label}, generated without end; {data.reading}")
+    elif len(datasets) == 1 or datasets[0]["weight"] is None:
+        print(f"data: {data.label}, {frames} samples, {samples / frames:.3g} epochs; {data.reading}")
+    else:
+        print(f"data: {data.label}, {frames} samples, drawn by weight; {data.reading}")
+        for dataset in datasets:
+            share, training = dataset["share"], dataset["training_frames"]
+            epochs = samples * share / training
+            print(f"  {dataset['dataset']}: {training} samples, {share:.1%} of those drawn, {epochs:.3g} epochs")
 
 
 def _print_intervals(config: "TrainConfig") -> None:

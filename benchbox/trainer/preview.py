@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from benchbox.optim import GroupPlan
     from benchbox.registry.contracts import Policy
+    from benchbox.registry.launch_record import DatasetRecord
     from benchbox.spec.cell import Cell
     from benchbox.spec.train import TrainConfig
 
@@ -50,12 +51,12 @@ class GroupPreview:
 class TrainingPreview:
     """A training as its file describes it, after everything was checked that can be checked without ranks.
 
-    `epoch_samples` is None where samples are generated.
+    `datasets` is empty where samples are generated.
     """
 
     groups: tuple[GroupPreview, ...]
     frozen_elements: int
-    epoch_samples: int | None
+    datasets: tuple[DatasetRecord, ...]
 
 
 def preview_training(config: TrainConfig, policy_dirs: Sequence[Path]) -> TrainingPreview:
@@ -79,7 +80,7 @@ def preview_training(config: TrainConfig, policy_dirs: Sequence[Path]) -> Traini
     plans = plan_groups(policy, policy.parameter_roles(), cell.optim)
     groups = tuple(_preview_group(plan, parameters, config) for plan in plans)
     frozen = sum(parameter.numel() for parameter in parameters.values() if not parameter.requires_grad)
-    return TrainingPreview(groups=groups, frozen_elements=frozen, epoch_samples=_count_samples(cell, policy))
+    return TrainingPreview(groups=groups, frozen_elements=frozen, datasets=_read_datasets(cell, policy))
 
 
 def _preview_group(plan: GroupPlan, parameters: dict[str, nn.Parameter], config: TrainConfig) -> GroupPreview:
@@ -100,13 +101,12 @@ def _preview_group(plan: GroupPlan, parameters: dict[str, nn.Parameter], config:
     )
 
 
-def _count_samples(cell: Cell, policy: Policy) -> int | None:
-    """Return the number of samples of an epoch. One sample is read, in this process, in the form that the policy needs.
+def _read_datasets(cell: Cell, policy: Policy) -> tuple[DatasetRecord, ...]:
+    """Return what is trained on of each dataset. One sample is read, in this process, in the form that the policy needs.
 
     It stays on the host: a training that runs may have taken all memory of the GPU.
     """
     single = replace(cell, batch=1, accumulation=1, data=replace(cell.data, workers=0))
     with closing(open_cell_data(single, policy, rank=0, on_host=True)) as stream:
         next(stream)
-        datasets = stream.data_use.record()["datasets"]
-    return sum(dataset["training_frames"] for dataset in datasets) if datasets else None
+        return tuple(stream.data_use.record()["datasets"])

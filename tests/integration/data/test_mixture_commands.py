@@ -97,6 +97,16 @@ def test_the_folder_of_a_training_describes_its_data(folder, one_rank):
     assert (arm["share"], hand["share"], arm["weight"], hand["weight"]) == (0.25, 0.75, 1, 3)
 
 
+def test_a_dry_run_counts_the_epochs_of_each_dataset(folder, one_rank):
+    """Each has its own where they have weights: 24 samples are 6 of the arm and 18 of the hand."""
+    done = train(folder, "dry", "--dry-run", steps=6)
+    assert done.returncode == 0, done.stderr
+    arm, hand = (dataset["training_frames"] for dataset in json.loads((folder / "one/data.json").read_text())["datasets"])
+    assert f"\ndata: arm, hand, {arm + hand} samples, drawn by weight; " in done.stdout
+    assert f"\n  arm: {arm} samples, 25.0% of those drawn, {6 / arm:.3g} epochs\n" in done.stdout
+    assert f"\n  hand: {hand} samples, 75.0% of those drawn, {18 / hand:.3g} epochs\n" in done.stdout
+
+
 def test_a_training_on_a_mixture_resumes_and_its_checkpoint_has_the_statistics_of_both(folder, one_rank):
     """The training of six steps, as if it had ended after three."""
     halves = shutil.copytree(folder / "one", folder / "halves", symlinks=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from benchbox.session.build import build_cell_policy
-from benchbox.trainer.preview import _count_samples
+from benchbox.trainer.preview import _read_datasets
 from tests.support.ranks import tiny_cell
 
 if TYPE_CHECKING:
@@ -19,4 +19,4 @@ def test_a_preview_puts_its_sample_on_no_gpu(monkeypatch: pytest.MonkeyPatch) ->
     cell = tiny_cell(backend="single", world_size=1)
     policy = build_cell_policy(cell)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert _count_samples(cell, policy) is None, "samples are generated"
+    assert _read_datasets(cell, policy) == (), "samples are generated"
