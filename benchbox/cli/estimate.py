@@ -43,7 +43,12 @@ def estimate(
     policy_dirs: PolicyDirOption,
     only: OnlyOption,
     device: Annotated[
-        DeviceKind | None, typer.Option("--device", help="Where the ranks of a matrix would run.", show_default="cpu")
+        DeviceKind | None,
+        typer.Option(
+            "--device",
+            help="Where the ranks of a matrix would run.",
+            show_default="cuda with --accelerator or a GPU in this machine, else cpu",
+        ),
     ] = None,
     accelerator: Annotated[
         str | None, typer.Option("--accelerator", metavar="NAME", help="Bound the time of a step on: a100, h100, h200.")
@@ -77,13 +82,14 @@ def estimate(
             raise ConfigurationError(f"{target} is a run directory: {options} are for a matrix")
         _estimate_run(target, policy_dirs, format_)
         return
-    kind: Literal["cpu", "cuda"] = (device or DeviceKind.cpu).value
+    from benchbox.cli.predicting import local_device, predict_cells
+
+    kind: Literal["cpu", "cuda"] = device.value if device is not None else "cuda" if accelerator else local_device()
     measured = None if link not in (None, MEASURED) else read_measured_link(kind)
     if link == MEASURED and measured is None:
         raise ConfigurationError(f"--link measured: no link of a {kind} of this machine; benchbox doctor --links measures")
     if measured is None and link is not None and accelerator is None:
         raise ConfigurationError("the time of a step needs --accelerator and --link, and only --link is given")
-    from benchbox.cli.predicting import predict_cells
     from benchbox.plan import join_expressions
     from benchbox.plan import plan as plan_cells
     from benchbox.spec import load_matrix, parse_overrides

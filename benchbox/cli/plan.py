@@ -85,9 +85,9 @@ def _print_matrix(loaded: "Matrix", only: "Sequence[str]", *, estimate: bool | N
     predictions: Predictions | None = None
     largest = None
     if estimate:
-        from benchbox.cli.predicting import predict_cells, predict_in_process
+        from benchbox.cli.predicting import local_device, predict_cells, predict_in_process
 
-        predictions = predict_cells(planned.cells, loaded.policy_dirs, loaded.measure.probed_step)
+        predictions = predict_cells(planned.cells, loaded.policy_dirs, loaded.measure.probed_step, local_device())
         if loaded.search:
             measure, at_most = loaded.measure, loaded.search.at_most
             largest = predict_in_process(planned.walks, loaded.policy_dirs, measure.probed_step, measure.memory_limit, at_most)
@@ -103,9 +103,10 @@ def _print_matrix(loaded: "Matrix", only: "Sequence[str]", *, estimate: bool | N
 
 def _read_predictions(cells: "Sequence[Cell]", matrix: "Matrix") -> "Predictions | None":
     """Return the predictions that the user's cache has, or None without any."""
+    from benchbox.cli.predicting import local_device
     from benchbox.cli.prediction_cache import PredictionCache
 
-    cache = PredictionCache(matrix.policy_dirs, matrix.measure.probed_step)
+    cache = PredictionCache(matrix.policy_dirs, matrix.measure.probed_step, local_device())
     predictions = {cell.cell_id: cache.read(cell) for cell in cells}
     if not any(predictions.values()):
         return None

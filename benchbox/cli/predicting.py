@@ -17,6 +17,13 @@ T = TypeVar("T")
 Predictions = Mapping[str, "Estimate | str"]  # by cell id; a reason where there is none
 
 
+def local_device() -> Literal["cpu", "cuda"]:
+    """Return what ranks on this machine would run on."""
+    from benchbox.launch.process.environment import has_cuda_device
+
+    return "cuda" if has_cuda_device(os.environ) else "cpu"
+
+
 def predict_cells(
     cells: Iterable["Cell"],
     policy_dirs: Sequence[Path],
@@ -123,11 +130,10 @@ def predict_in_process(
 ) -> "Mapping[str, int | str]":
     """Return the predictions of `predict_largest_batches`, made in a process of its own, whatever happens to it."""
     from benchbox.launch.capacity import device_memory_bytes
-    from benchbox.launch.process.environment import has_cuda_device
 
-    device: Literal["cpu", "cuda"] = "cpu"
-    if has_cuda_device(os.environ):
-        device, total = "cuda", device_memory_bytes()
+    device = local_device()
+    if device == "cuda":
+        total = device_memory_bytes()
         limit_bytes = min((size for size in (limit_bytes, total) if size is not None), default=None)
     options = {"limit_bytes": limit_bytes, "at_most": at_most, "device": device}
     try:

@@ -70,7 +70,7 @@ class Estimator:
 
     def __init__(self, policy_dirs: Sequence[Path] = (), device: Literal["cpu", "cuda"] = "cpu") -> None:
         self._policy_dirs, self._device = policy_dirs, device
-        self._traces: dict[tuple[Cell, tuple[Parts, ...] | None], _Trace] = {}
+        self._traces: dict[tuple[Cell, tuple[Parts, ...] | None, int], _Trace] = {}
 
     def estimate(self, cell: Cell, step: int | None = None) -> Estimate:
         """Return the prediction for a cell.
@@ -96,7 +96,7 @@ class Estimator:
             cell, backend="zero3" if cell.backend == "zero3" else "", shard_size=None, accumulation=1, seed=0,
             recipe=f"{recipe.storage} {recipe.compute}", world_size=min(cell.world_size, _MOST_SAMPLES),
         )  # fmt: skip
-        key = traced, self._varying_parts(cell, step)
+        key = traced, self._varying_parts(cell, step), min(cell.samples_per_step, _MOST_SAMPLES)
         if key not in self._traces:
             self._traces[key] = _trace_cell(cell, self._policy_dirs, key[1])
         structure, timeline, notes = self._traces[key]

@@ -145,6 +145,29 @@ def test_the_time_of_one_rank_needs_no_link_and_that_of_several_does(matrix):
         CliRunner().invoke(app, ("estimate", matrix, "--accelerator", "h200"), catch_exceptions=False)
 
 
+def test_an_accelerator_is_a_gpu_whose_link_is_not_that_of_this_machines_cpu(matrix, cache, monkeypatch):
+    """Without --device. Its tensors are allocated as a GPU's, and `doctor --links` may have measured gloo here."""
+    asked = []
+    monkeypatch.setattr("benchbox.cli.estimate.read_measured_link", asked.append)  # none
+    single = ("estimate", matrix, "--set", "world_size=1,axes.backend=[single]", "--format", "json")
+    (cell,) = json.loads(invoke(*single, "--accelerator", "h200"))
+    assert asked == ["cuda"]
+    ((on_cpu,), (on_gpu,)) = (json.loads(invoke(*single, "--device", device)) for device in ("cpu", "cuda"))
+    assert cell["prediction"] == on_gpu["prediction"] != on_cpu["prediction"]
+    assert sorted(path.suffixes[-2] for path in cache.rglob("*.json")) == [".cpu", ".cuda"]
+
+
+@pytest.mark.parametrize("verb", [("estimate",), ("plan", "--estimate")])
+def test_predictions_are_for_the_device_of_this_machine(matrix, cache, monkeypatch, verb):
+    monkeypatch.setattr("benchbox.launch.process.environment.has_cuda_device", lambda _: True)
+    first = invoke(*verb, matrix, "--only", "backend=ddp")
+    (path,) = cache.rglob("*.json")
+    assert path.suffixes[-2] == ".cuda"
+    if "plan" in verb:
+        assert "predicted peak" in first
+        assert "predicted peak" in invoke("plan", matrix), "read from the cache"
+
+
 @pytest.mark.usefixtures("cache")
 def test_skipped_cells_are_shown_with_the_reason(matrix):
     alone = ("estimate", matrix, "--set", "world_size=1")

@@ -144,3 +144,12 @@ def test_recipes_store_what_they_say(estimator):
     for recipe, size in sizes.items():
         estimate = estimator.estimate(tiny_cell(backend="zero1", recipe=recipe, optim=OptimSpec()))
         assert estimate.resident_bytes == pytest.approx(numel * size, rel=1e-3), recipe
+
+
+def test_cells_whose_steps_have_other_samples_do_not_share_a_trace():
+    """Optional parts of a policy run if a sample of the step has them."""
+    estimator = Estimator()
+    for accumulation in (1, 4):
+        cell = tiny_cell(policy="pi07_low_level", backend="single", world_size=1, batch=1, accumulation=accumulation)
+        alone = Estimator().estimate(cell)
+        assert estimator.estimate(cell) == alone
