@@ -73,7 +73,8 @@ def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> B
         promoted_at=datetime.now(UTC).isoformat(timespec="seconds"),
         benchbox_version=__version__,
         measure=dict(run.measure),
-        environment=dict(summaries[0].records[-1]["environment"] or {}),
+        # As `find_baseline` takes it from a run: cells of other numbers of ranks have other numbers of threads.
+        environment=dict(latest_environment([record for summary in summaries for record in summary.records])),
         cells=cells,
         started_at=tuple(sorted(record["started_at"] for summary in summaries for record in summary.records)),
     )

@@ -76,7 +76,7 @@ def judge_regression(
     worse, better = (ours, theirs) if metric.direction == "lower" else (theirs, ours)
     effect = estimate_effect(worse, better, alpha=ALPHA / demands, same_run=False)
     verdict, reason = _verdict(effect, allowed, demands)
-    if verdict == "breach" and lookup.noise is not None and metric.unit in ("s", "samples/s"):
+    if verdict == "breach" and lookup.noise is not None:
         # The baseline was measured at another time: the machine may have drifted by as much, and the test cannot see that.
         floor = noise_floor(lookup.noise.sigma, min(effect.launches))
         if effect.ratio < 1 + floor:

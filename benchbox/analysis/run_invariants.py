@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _CLOCK_STEP_S = 2.0  # by which the wall clock may have been set back between two launches
 _UNCOMPARED: Any = dict.fromkeys(("phases_s", "step_time_s", "step_split_s", "flops", "collectives", "host"))
 _RATIO = re.compile(r"[0-9]+\.[0-9]{2}x")
+_LEFT_OUT = re.compile(r"([0-9]+) more: ")  # rows, by `benchbox.report.markdown`
 
 
 class _Plan(RunCheck):
@@ -222,13 +223,13 @@ class _Ratios(_MadeOfRecords):
         self.applies = bool(run.reference and self.current())
         if not self.applies:
             return
-        printed = list(_printed_ratios((self.store.path / "report.md").read_text(encoding="utf-8").splitlines()))
+        printed, left_out = _printed_ratios((self.store.path / "report.md").read_text(encoding="utf-8").splitlines())
         summaries = summarize_launches(run, self._launches)
         comparisons = compare_with_reference(summaries, run.reference, run.matrix.get("axes") or {}, criteria_of(run))
-        if len(printed) != len(summaries):
+        if len(printed) + left_out != len(summaries):
             yield None, f"report.md: {len(printed)} rows of cells, of {len(summaries)}"
             return
-        for summary, text in zip(summaries, printed, strict=True):
+        for summary, text in zip(summaries, printed, strict=False):
             comparison = comparisons.get(summary.cell_id)
             expected = f"{comparison.ratio:.2f}x" if comparison is not None and comparison.ratio is not None else None
             if text != expected:
@@ -247,19 +248,25 @@ def _compared_part(record: LaunchRecord) -> dict[str, Any]:
     return {**record, **_UNCOMPARED, "precision": precision}
 
 
-def _printed_ratios(lines: Sequence[str]) -> Iterator[str | None]:
-    """Yield the ratio of each row of the table of cells in a Markdown report, None for a row without one."""
+def _printed_ratios(lines: Sequence[str]) -> tuple[list[str | None], int]:
+    """Return the ratio of each row of the table of cells in a Markdown report, and how many rows were left out.
+
+    A row without a ratio has None.
+    """
     rows = iter(lines)
     header = next((line for line in rows if "| vs reference |" in line), None)
     if header is None:
-        return
+        return [], 0
     column = header.split(" | ").index("vs reference")
     next(rows)
+    printed: list[str | None] = []
     for row in rows:
-        if not row.startswith("|"):
-            return
+        if not row.startswith("|"):  # an empty line
+            break
         ratio = _RATIO.match(re.split(r"(?<!\\) \| ", row)[column])
-        yield ratio[0] if ratio else None
+        printed.append(ratio[0] if ratio else None)
+    left_out = _LEFT_OUT.match(next(rows, ""))
+    return printed, int(left_out[1]) if left_out else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from benchbox.api.measurement import Measurement
+    from benchbox.api.results import Results
 
 _SEVERAL_CELLS = {"axes", "include", "exclude"}
 _EXAMPLE = '@pytest.mark.benchbox(policy="pi05", backend="ddp")'
@@ -52,9 +53,18 @@ def benchbox(request: pytest.FixtureRequest, tmp_path: Path) -> Measurement:
     results = run(matrix, out=tmp_path / "run")
     (status,) = results.cells["status"]
     if status != "ok":
-        error = next(record["error"] for record in results.records if record["error"])
-        pytest.fail(f"the launch ended as {status}: {error['type']}: {error['message']}", pytrace=False)
+        pytest.fail(_why_not_ok(results), pytrace=False)
     return Measurement(results)
+
+
+def _why_not_ok(results: Results) -> str:
+    """Return why the only cell of a run has no figures: a launch failed, or its launches trained differently."""
+    from benchbox.analysis.summary import summarize
+
+    (summary,) = summarize(results.run, results.records)
+    if summary.error is None:
+        return f"the cell is {summary.status}: {summary.divergence or 'launches are missing'}"
+    return f"the launch ended as {summary.status}: {summary.error['type']}: {summary.error['message']}"
 
 
 def _matrix(fields: Mapping[str, Any], root: Path) -> dict[str, Any]:

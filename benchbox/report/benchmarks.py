@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 from benchbox import __version__
@@ -60,7 +61,7 @@ def benchmarks_view(name: str, benchmarks: Benchmarks) -> BenchmarksView:
 
 def _ratio_texts(ratio: MeasuredRatio) -> tuple[str, ...]:
     values = ratio.values if len(ratio.values) > 1 else ratio.rounds
-    middle = sorted(ratio.values)[len(ratio.values) // 2]
+    middle = median(ratio.values)
     spread = f"{significant(min(values), 4)} to {significant(max(values), 4)}" if values else UNKNOWN
     goal = UNKNOWN if ratio.goal is None else f"{'<=' if ratio.better == 'lower' else '>='} {significant(ratio.goal)}"
     return short_name(ratio.test), ratio.name, significant(middle, 4), spread, ratio.better, goal

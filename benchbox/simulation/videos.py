@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import av
+import numpy as np
 
 from benchbox.data.video.files import VideoWriter
 
@@ -12,17 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import numpy as np
-
 STILLS = 4  # of an episode, at equal distances
 
 
 def write_video(path: Path, frames: Sequence[np.ndarray], fps: float) -> None:
-    """Write frames (H, W, 3) uint8 with even sides as an H.264 file."""
-    height, width, _ = frames[0].shape
+    """Write frames (H, W, 3) uint8 as an H.264 file, which has even sides: an odd one is extended by its last row or column."""
+    height, width = (side + side % 2 for side in frames[0].shape[:2])
     writer = VideoWriter(path, fps=max(1, round(fps)), height=height, width=width)
     for number, frame in enumerate(frames):
-        writer.add(frame, key_frame=number == 0)
+        missing = ((0, height - frame.shape[0]), (0, width - frame.shape[1]), (0, 0))
+        writer.add(np.pad(frame, missing, mode="edge"), key_frame=number == 0)
     writer.close()
 
 

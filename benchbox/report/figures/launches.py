@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchbox.registry.metrics import metric_by_name
@@ -53,7 +54,7 @@ def _draw(heading: str, rows: Sequence[Row], palette: Palette) -> Figure:
     figure, (panel,) = new_figure(palette, size=(10.4, 1.1 + 0.3 * len(rows)))
     panel.grid(axis="y", visible=False)
     for position, row in enumerate(rows):
-        middle = sorted(row.values)[len(row.values) // 2]
+        middle = median(row.values)
         marker = MARKERS[row.series % len(MARKERS)]
         panel.plot(
             row.values,

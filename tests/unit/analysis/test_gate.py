@@ -326,3 +326,20 @@ def test_a_demand_says_what_it_allows_in_the_unit_of_its_metric(lookup):
     assert regression_row(records, lookup, "final_loss").expected == "0.3800 .. 0.4200 (baseline 0.4000 +- 5%)"
     demands = [{"metric": "peak_allocated_bytes", "min": 2**20, "max": 2**30}, {"metric": "mfu", "expect": 0.3}]
     assert [row.expected for row in rows(COMPLETE, demands)[1:]] == [">= 1.000 MiB", "<= 1.000 GiB", "= 30.00%"]
+
+
+def test_the_baseline_of_cells_with_other_numbers_of_ranks_and_so_of_threads_is_found(tmp_path):
+    cells = [replace(CELL, backend="single", world_size=1), CELL]
+
+    def records(day):
+        return [
+            record | {"environment": {**record["environment"], "threads": 2 // cell.world_size}}
+            for cell in cells
+            for record in steady_records(cell, step_s=STEP_S, started=day)
+        ]
+
+    run = example_run(cells, measure=asdict(MEASURE) | {"launches": 5})
+    path = tmp_path / "example.json"
+    write_baseline(path, make_baseline(run, summarize(run, records("2025-12-31")), "example"))
+    found = find_baseline(run, records("2026-01-01"), path)
+    assert found.baseline is not None, found.remedy

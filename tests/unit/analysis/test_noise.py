@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from statistics import median
 
 import numpy as np
 import pytest
@@ -106,3 +107,13 @@ def test_a_baseline_of_another_benchbox_or_nccl_is_not_like_for_like(key, value,
         same = [r | {"environment": {**r["environment"], unchanged: "1" * 64}} for r in records]
         write_baseline(path, replace(baseline_of(same), started_at=()))
         assert find_baseline(run_of(), records, path).baseline is not None
+
+
+def test_a_utilisation_has_the_noise_of_the_step_time_it_is_computed_from():
+    def with_mfu(records):
+        return [record | {"mfu": 0.08 / median(record["step_time_s"]["slowest"])} for record in records]
+
+    baseline = baseline_of(with_mfu(steady_records(step_s=0.2, started="2025-12-31")))
+    run = replace(run_of(), thresholds=[{"metric": "mfu", "max_regression": 0.02}])
+    lookup = BaselineLookup(baseline, None, replace(NOISE, sigma=0.03))
+    assert gate(run, summarize(run, with_mfu(steady_records(step_s=0.21))), lookup)[-1].verdict == "inconclusive"

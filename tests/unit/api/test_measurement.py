@@ -6,7 +6,7 @@ import pytest
 
 import benchbox
 from benchbox.api.measurement import Measurement
-from benchbox.api.pytest_plugin import _matrix
+from benchbox.api.pytest_plugin import _matrix, _why_not_ok
 from benchbox.errors import ConfigurationError
 from benchbox.store.run import RunStore
 from tests.support.example_run import CELL, MIB, example_record, example_run
@@ -59,3 +59,13 @@ def test_a_marker_is_a_matrix_of_one_cell_whose_folders_are_below_the_root_of_th
     assert (ranks["policy"], ranks["data"], ranks["world_size"]) == ("pi05", {"kind": "sample"}, 2)
     assert (ranks["axes"], ranks["measure"]) == ({"backend": ["ddp"]}, {"launches": 5})
     assert _matrix({"policy": "pi05", "backend": "zero2", "world_size": 4}, tmp_path)["world_size"] == 4
+
+
+def test_launches_that_train_unlike_one_another_are_named(tmp_path):
+    """No launch has an error then."""
+    store = RunStore(tmp_path)
+    store.write_run(example_run([CELL]))
+    for launch in (1, 2):
+        record = example_record(launch=launch)
+        store.write_record(record | {"loss": [launch * value for value in record["loss"]]})
+    assert "the cell is diverged: its loss differs by" in _why_not_ok(benchbox.load(tmp_path))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
+import av
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from benchbox.simulation.environment import EnvironmentFrame, find_factory
 from benchbox.simulation.live import LiveInputs, open_inputs
 from benchbox.simulation.processes import EnvironmentProcess, SimulationError
 from benchbox.simulation.rollout import EpisodeResult, run_episodes
+from benchbox.simulation.videos import write_video
 from benchbox.spec.cell import DataSpec
 from tests.support.policy_batches import build
 from tests.support.toy_environment import MAX_STEPS, FailingEnvironment, ToyEnvironment
@@ -143,3 +146,10 @@ def test_environments_end_by_themselves_when_they_are_closed_in_any_order(inputs
     for environment in environments:
         environment.close()
     assert [environment._process.exitcode for environment in environments] == [0, 0], "killed ones have -9"
+
+
+def test_frames_with_odd_sides_are_filmed(tmp_path):
+    """H.264 has even ones."""
+    write_video(tmp_path / "v.mp4", [np.zeros((65, 85, 3), np.uint8)] * 3, 10.0)
+    with av.open(str(tmp_path / "v.mp4")) as container:
+        assert [(frame.height, frame.width) for frame in container.decode(video=0)] == [(66, 86)] * 3

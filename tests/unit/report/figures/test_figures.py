@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchbox.report.figures import launches
 from benchbox.report.figures.drawing import PRINT
 from benchbox.report.figures.pareto import Point, frontier
 from benchbox.report.view import build_report
@@ -229,3 +230,9 @@ def test_a_run_without_launches_has_no_figures():
     store = RunStore(REPORTS / "backends")
     assert build_report(store.run(), []).figures == ()
     assert build_report(replace(store.run(), cells={}), []).figures == ()
+
+
+def test_the_line_of_an_even_number_of_launches_is_their_median():
+    figure = launches._draw("rows: backend", [launches.Row("ddp", [100.0, 102.0, 110.0, 120.0], 0)], PRINT)
+    (line,) = [line for line in figure.axes[0].lines if line.get_linestyle() == "-"]
+    assert set(line.get_xdata()) == {106.0}
