@@ -24,14 +24,6 @@ Groups = list[dict[str, Any]]
 fused_adamw = partial(torch.optim.AdamW, fused=True)
 
 
-def kahan_adamw(groups: Groups, **arguments: Any) -> Optimizer:
-    """Build optimi's AdamW with Kahan summation (the optional extra `lowbit`)."""
-    import optimi
-
-    optimizer: Optimizer = optimi.AdamW(groups, **arguments, kahan_sum=True)
-    return optimizer
-
-
 def build_optimizer(recipe: Recipe, groups: Groups, optim: OptimSpec) -> Optimizer:
     """Build the recipe's optimizer over groups that carry their own rate and decay.
 

@@ -57,7 +57,7 @@ _MOST_SAMPLES = 8  # of the global batch that are read to see which optional par
 MAX_REAL_WORK = 2**26
 _CPU_KERNELS = "traced with the kernels of a CPU: those of a GPU may keep other results for backward, and need workspaces"
 _Trace = tuple[Structure, Timeline, tuple[str, ...]]
-_STATES = {"benchbox.backends.optimizers:kahan_adamw": 3}  # two moments, and what rounding lost
+_STATES = {"benchbox.optim.kahan:KahanAdamW": 3}  # two moments, and what rounding lost
 
 
 class Estimator:

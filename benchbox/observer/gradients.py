@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .hooks.clips import Clip
-from .introspect.tensors import local_shard
+from .introspect.tensors import is_of_package, local_shard
 from .state import StepNorm
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # Of a norm that is computed again: gradients that really change, change by more.
 _UNCHANGED = 1e-6
-# Optimizers that use gradients as scratch memory after they have read them.
-_OVERWRITES_GRADIENTS = ("optimi.",)
+# The package of optimizers that use gradients as scratch memory after they have read them.
+_OVERWRITES_GRADIENTS = "optimi"
 
 
 class GradientRecorder:
@@ -59,7 +59,7 @@ class GradientRecorder:
         """Record the gradients that changed inside the step."""
         observation = self._state.steps[-1]
         name = type(optimizer).__name__
-        is_scratch = type(optimizer).__module__.startswith(_OVERWRITES_GRADIENTS)
+        is_scratch = is_of_package(optimizer, _OVERWRITES_GRADIENTS)
         clips = self._state.calls.clips
         for _, _, tensor in tensors:
             clips_inside = clips.pop(self._state.covered_ids(id(tensor))) if clips else []

@@ -19,6 +19,11 @@ def has_class_named(instance: Any, *names: str) -> bool:
     return not _class_names(type(instance)).isdisjoint(names)  # type: ignore[arg-type] # mypy takes type[Any] for unhashable
 
 
+def is_of_package(instance: Any, package: str) -> bool:
+    """Return whether the class of an object, or one of its base classes, is defined in a package, which is not imported."""
+    return any(f"{kind.__module__}.".startswith(f"{package}.") for kind in type(instance).__mro__)
+
+
 @lru_cache(maxsize=512)
 def _class_names(kind: type[Any]) -> frozenset[str]:
     return frozenset(base.__name__ for base in kind.__mro__)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..introspect.tensors import has_class_named
+from ..introspect.tensors import has_class_named, is_of_package
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,7 +41,7 @@ def expected_update(
     weight, gradient = weight.float(), gradient.float()
     if group.get("maximize"):
         gradient = -gradient
-    if type(optimizer).__module__.startswith("optimi."):  # RAdam, Lion, ... have options of Adam, and other arithmetic
+    if is_of_package(optimizer, "optimi"):  # RAdam, Lion, ... have options of Adam, and other arithmetic
         return _optimi_adam(weight, gradient, group, state) if has_class_named(optimizer, "Adam") else None
     if has_class_named(optimizer, *_OTHER_ARITHMETIC):
         return None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-import optimi
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from benchbox.optim.kahan import KahanAdamW
 from benchbox.optim.stochastic import StochasticAdamW
 
 if TYPE_CHECKING:
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 SIZE = 4096
 
 
-def kahan(params: Any, **options: Any) -> optimi.AdamW:
-    return optimi.AdamW(params, **({"betas": (0.9, 0.999), "eps": 1e-8} | options), kahan_sum=True)
+def kahan(params: list[Any], **options: Any) -> KahanAdamW:
+    groups = params if isinstance(params[0], dict) else [{"params": params}]
+    return KahanAdamW(groups, **({"betas": (0.9, 0.999), "eps": 1e-8} | options))
 
 
 COMPENSATED = [StochasticAdamW, kahan]
@@ -108,6 +109,37 @@ def test_a_schedule_reaches_the_step(make):
         assert torch.equal(positions[1][0], positions[0][0])
     assert [float(group["lr"]) for group in optimizer.param_groups] == [0.0, 0.0]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+
+
+@pytest.mark.parametrize("make", COMPENSATED)
+def test_each_group_has_its_own_betas(make):
+    """After gradients of 1 and 0 the first moment is (1 - beta1) * beta1; optimi divides it by 1 - beta1^2 at once."""
+    own, shared = weights(), weights()
+    optimizer = make([{"params": [own], "betas": (0.5, 0.6)}, {"params": [shared]}], lr=1e-3, betas=(0.25, 0.9))
+    for value in (1.0, 0.0):
+        for weight in (own, shared):
+            weight.grad = torch.full_like(weight, value)
+        optimizer.step()
+    for weight, beta in ((own, 0.5), (shared, 0.25)):
+        moment = (1 - beta) * beta / (1 - beta**2 if make is kahan else 1.0)
+        assert optimizer.state[weight]["exp_avg"][0].item() == pytest.approx(moment, rel=4e-3)
+
+
+@pytest.mark.parametrize("make", COMPENSATED)
+def test_the_first_step_of_a_group_that_was_frozen_is_a_first_step(make):
+    """Adam's first update is the rate in the direction of the gradient, whatever number of steps other groups have taken."""
+    early, late = weights(), weights()
+    optimizer = make([{"params": [early]}, {"params": [late]}], lr=2**-7, weight_decay=0.0)
+    before = late.detach().clone()
+    late.requires_grad_(False)
+    for _ in range(20):
+        early.grad = torch.ones_like(early)
+        optimizer.step()
+    assert torch.equal(late, before)
+    late.requires_grad_(True)
+    late.grad = torch.ones_like(late)
+    optimizer.step()
+    assert (before - late.detach()).float().mean().item() == pytest.approx(2**-7, rel=0.01)
 
 
 @pytest.mark.parametrize("make", COMPENSATED)

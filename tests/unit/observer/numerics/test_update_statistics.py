@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pkgutil
 
 import pytest
 import torch
@@ -117,13 +118,16 @@ def test_moments_that_went_through_bfloat16_are_recognised_by_their_bits():
     assert observe_training(model, optimizer, steps=1).stepped[0].numbers.bf16_valued["exp_avg_sq"] == 1.0
 
 
+@pytest.mark.parametrize("name", ["optimi:AdamW", "benchbox.optim.kahan:KahanAdamW"])
 @pytest.mark.parametrize("rate", [1e-3, 1e-5])
-def test_the_compensation_of_kahan_summation_counts_as_arrived(rate):
-    """optimi's AdamW: every update is in the weight and its buffer together, at rates at which the weight alone takes none."""
-    optimi = pytest.importorskip("optimi", reason="needs the extra lowbit")
+def test_the_compensation_of_kahan_summation_counts_as_arrived(rate, name):
+    """Of optimi's AdamW and of its subclass: every update is in the weight and its buffer together, at every rate."""
+    pytest.importorskip("optimi", reason="needs the extra lowbit")
     torch.manual_seed(0)
     model = nn.Linear(128, 128, bias=False).to(torch.bfloat16)
-    optimizer = optimi.AdamW(model.parameters(), lr=rate, weight_decay=0.0, kahan_sum=True)
+    groups, options = [{"params": list(model.parameters())}], {"lr": rate, "weight_decay": 0.0}
+    make = pkgutil.resolve_name(name)
+    optimizer = make(groups, **options, **({"kahan_sum": True} if make.__module__.startswith("optimi") else {}))
     facts = observe_wide(model, optimizer, width=128)
     numbers = facts.stepped[0].numbers
     assert edq([numbers]) == pytest.approx(1.0, abs=0.02)
