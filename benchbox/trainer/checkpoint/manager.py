@@ -173,7 +173,10 @@ class CheckpointManager:
         backend, folder, trainer = session.backend, TensorFolder(checkpoint / TENSORS), read_json(checkpoint / TRAINER)
         entries = trainer["parameters"]
         with torch.no_grad():
-            backend.create_optimizer_state({name for name, entry in entries.items() if entry["numbers"]})
+            backend.create_optimizer_state(
+                {key.removeprefix(STATE).partition("/")[2] for key in folder.layout if key.startswith(STATE)}
+                | {name for name, entry in entries.items() if entry["numbers"]}
+            )
             state = session_state(session)
             tensors = state.tensors(with_frozen=with_frozen)
             _check_names(checkpoint, tensors, folder.layout)

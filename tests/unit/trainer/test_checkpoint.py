@@ -12,16 +12,21 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from benchbox.backends.base import Prepared
 from benchbox.dcp.files import TensorFolder
 from benchbox.errors import ConfigurationError, DataError
+from benchbox.optim import build_schedule
+from benchbox.optim.kahan import KahanAdamW
 from benchbox.spec.train import BestSection, CheckpointSection
 from benchbox.store.checkpoints import list_checkpoints, read_manifest
 from benchbox.store.files import read_json
 from benchbox.trainer.checkpoint import CheckpointManager
-from tests.support.small_session import SmallSession, batches
+from tests.support.small_session import OPTIM, SmallSession, batches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from torch.optim import Optimizer
 
     from benchbox.spec.cell import Cell
 
@@ -218,3 +223,39 @@ def test_a_damaged_checkpoint_is_named_and_not_restored_in_part(checkpoints: Che
     with pytest.raises(DataError, match=r"step-00000001: damaged checkpoint .*; remove it to resume from the previous one"):
         checkpoints.restore(session, folder)
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(session).items())
+
+
+def kahan_adamw(parameters: list[torch.Tensor]) -> Optimizer:
+    return KahanAdamW([{"params": parameters}], lr=1e-2)
+
+
+def sgd_with_momentum(parameters: list[torch.Tensor]) -> Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9)
+
+
+def stepped_by(make: Callable[[list[torch.Tensor]], Optimizer], seed: int) -> SmallSession:
+    """Return a session whose bfloat16 weights an optimizer steps directly."""
+    session = SmallSession(seed=seed)
+    optimizer = make(list(session.model.parameters()))
+    session.backend.prepared = Prepared(session.model, optimizer, optimizer, build_schedule(optimizer, OPTIM))
+    return session
+
+
+def step_directly(session: SmallSession, numbers: range) -> None:
+    for number in numbers:
+        for parameter in session.model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)).bfloat16()
+        session.backend.prepared.stepping.step()
+        session.backend.prepared.schedule.step()
+
+
+@pytest.mark.parametrize("make", [kahan_adamw, sgd_with_momentum])
+def test_an_optimizer_that_counts_no_steps_of_its_parameters_is_restored_with_its_state(
+    checkpoints: CheckpointManager, make: Callable[[list[torch.Tensor]], Optimizer]
+) -> None:
+    trained, resumed = stepped_by(make, seed=0), stepped_by(make, seed=1)
+    step_directly(trained, range(3))
+    checkpoints.restore(resumed, checkpoints.save(trained, 3))
+    for session in (trained, resumed):
+        step_directly(session, range(3, 6))
+    assert all(torch.equal(weights(trained)[name], tensor) for name, tensor in weights(resumed).items())
