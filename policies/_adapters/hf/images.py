@@ -59,9 +59,13 @@ def image_inputs(config: Any, batch: Batch) -> dict[str, Tensor]:
         inputs["pixel_values"] = images.flatten(0, 1)
         count = config.mm_tokens_per_image if kind == "gemma3" else (height // vision.patch_size) ** 2
     placeholder = config.image_token_id
+    # Qwen's models find the positions of an image by the tokens around it: without them, images are one.
+    before, after = ([config.vision_start_token_id], [config.vision_end_token_id]) if kind in _PATCHED else ([], [])
     prompt, mask = batch["prompt_tokens"], batch["prompt_mask"]
-    prompt = torch.where(prompt == placeholder, 0, prompt)  # of generated tokens, some may be the placeholder
-    image_tokens = prompt.new_full((len(prompt), cameras * count), placeholder)
+    reserved = torch.tensor([*before, placeholder, *after], device=prompt.device)
+    prompt = torch.where(torch.isin(prompt, reserved), 0, prompt)  # of generated tokens, some may be those of images
+    image = prompt.new_tensor([*before, *[placeholder] * count, *after])
+    image_tokens = image.repeat(len(prompt), cameras)
     inputs["input_ids"] = torch.cat((image_tokens, prompt), dim=1)
     inputs["attention_mask"] = torch.cat((torch.ones_like(image_tokens), mask.long()), dim=1)
     ignored = torch.full_like(image_tokens, _IGNORED)
@@ -73,7 +77,7 @@ def image_inputs(config: Any, batch: Batch) -> dict[str, Tensor]:
         types = (torch.full_like(image_tokens, image_type), torch.full_like(prompt, prompt_type))
         inputs["token_type_ids"] = torch.cat(types, dim=1)
     if kind in _PATCHED:
-        inputs["mm_token_type_ids"] = torch.cat((torch.ones_like(image_tokens), torch.zeros_like(prompt)), dim=1)
+        inputs["mm_token_type_ids"] = (inputs["input_ids"] == placeholder).long()
     return inputs
 
 

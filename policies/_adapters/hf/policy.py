@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 ATTENTION = ("eager", "sdpa", "flex", "native")
 
+# Of the model types whose images are known, those whose default vision and text parts fit together. Others have an image
+# token outside of the vocabulary, for example, or a projection to another width than the text's.
+_FITTING_DEFAULTS = ("paligemma",)
+_MOST_DIMENSIONS = 256  # of the states and actions of a dataset, which these models do not read
 _TINY = Path(__file__).parent / "tiny.yaml"
 
 
@@ -39,7 +43,8 @@ def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    config = _read_config(source, tiny=preset["tiny"])
+    tiny = preset["tiny"]
+    config = _read_config(source, tiny=tiny)
     text = config.get_text_config()
     for part in {id(part): part for part in (config, text)}.values():
         part.use_cache = False  # of generation: recomputation would fill it twice
@@ -57,11 +62,17 @@ def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:
         return benchbox.adapt(model, loss=_loss, batch=_RandomTokens(text.vocab_size, tokens))
     from benchbox.registry.contracts import BatchSpec
 
+    size = image_size(config, source)
+    if source not in _FITTING_DEFAULTS and not tiny and not Path(source).is_dir():
+        raise UnsupportedError(
+            f"hf:{source}: the defaults of transformers for this model type are those of different models, and do not fit "
+            "together; name a folder with the config.json of one: hf:path/to/config"
+        )
     spec = BatchSpec(
         cameras=axes.cams,
-        image_size=image_size(config, source),
-        state_dim=1,
-        action_dim=1,
+        image_size=size,
+        state_dim=_MOST_DIMENSIONS,
+        action_dim=_MOST_DIMENSIONS,
         horizon=1,
         prompt_tokens=tokens,
         text_vocab=text.vocab_size,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from benchbox.adapters.unused import _batch
 from benchbox.errors import ConfigurationError, UnsupportedError
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import adapters, build_policy
+from benchbox.session.build import build_cell_policy, open_cell_data
+from benchbox.spec.cell import DataSpec
 from tests.support.foreign import built_directly, foreign_cell, materialised
 
 TYPES = sorted(YAML(typ="safe").load((adapters()["hf"] / "tiny.yaml").read_bytes()))
@@ -85,22 +89,63 @@ def test_the_prompt_follows_the_images_and_only_its_tokens_are_predicted():
     assert inputs["attention_mask"].sum(dim=1).tolist() == [16 + 5, 48]
 
 
-@pytest.mark.parametrize(
-    ("kind", "field", "image_type"),
-    [("paligemma", "token_type_ids", 0), ("gemma3", "token_type_ids", 1), ("qwen2_5_vl", "mm_token_type_ids", 1)],
-)
-def test_the_model_is_told_which_tokens_are_those_of_the_images_of_all_cameras(kind, field, image_type):
+@pytest.mark.parametrize(("kind", "image_type"), [("paligemma", 0), ("gemma3", 1)])
+def test_the_model_is_told_which_tokens_are_those_of_the_images_of_all_cameras(kind, image_type):
     """In PaliGemma type 1 is causal, in Gemma 3 type 0."""
     policy = build(kind, cams=2)
     inputs = policy._batch(_batch(policy))
     placeholders = inputs["input_ids"] == policy.module.config.image_token_id
     count = int(placeholders[0].sum())
     assert placeholders[:, :count].all()
-    assert inputs[field].tolist() == [[image_type] * count + [1 - image_type] * (inputs["input_ids"].shape[1] - count)] * 2
-    if kind == "qwen2_5_vl":
-        vision = policy.module.config.vision_config
-        assert count == int(inputs["image_grid_thw"][:2].prod(dim=1).sum()) // vision.spatial_merge_size**2
-        assert len(inputs["pixel_values"]) == int(inputs["image_grid_thw"].prod(dim=1).sum())
+    types = [image_type] * count + [1 - image_type] * (inputs["input_ids"].shape[1] - count)
+    assert inputs["token_type_ids"].tolist() == [types] * 2
+
+
+def test_images_of_qwen_are_between_their_tokens_which_the_prompt_has_none_of():
+    policy = build("qwen2_5_vl", cams=2)
+    batch = _batch(policy)
+    config = policy.module.config
+    start, end, placeholder = config.vision_start_token_id, config.vision_end_token_id, config.image_token_id
+    batch["prompt_tokens"][0, :4] = torch.tensor([start, end, placeholder, 7])
+    inputs = policy._batch(batch)
+    grid = inputs["image_grid_thw"]
+    count = int(grid[0].prod()) // config.vision_config.spatial_merge_size**2
+    image = [start, *[placeholder] * count, end]
+    tokens = inputs["input_ids"][0].tolist()
+    assert tokens[: 2 * len(image) + 4] == [*image, *image, 0, 0, 0, 7]
+    assert torch.equal(inputs["mm_token_type_ids"], (inputs["input_ids"] == placeholder).long())
+    assert (inputs["labels"][:, : 2 * len(image)] == -100).all()
+    assert len(inputs["pixel_values"]) == int(grid.prod(dim=1).sum())
+
+
+@pytest.mark.parametrize("kind", ["paligemma", "gemma3", "smolvlm", "qwen2_5_vl"])
+def test_the_image_of_every_camera_reaches_the_loss(kind):
+    policy = build(kind, cams=2)
+    if kind == "gemma3":  # transformers begins with zeros
+        torch.nn.init.normal_(policy.module.model.multi_modal_projector.mm_input_projection_weight)
+    batch = _batch(policy)
+    losses = [float(policy(batch).total)]
+    for camera in (0, 1):
+        batch["images"][:, :, camera] = 255 - batch["images"][:, :, camera]
+        losses.append(float(policy(batch).total))
+    assert len(set(losses)) == 3
+
+
+@pytest.mark.parametrize("kind", ["paligemma", "qwen2_5_vl"])
+def test_a_vision_language_model_trains_on_images_and_texts_of_a_dataset(kind):
+    """Whatever number of states and actions the dataset has: the model does not read them."""
+    cell = replace(foreign_cell(policy=f"hf:{kind}", cams=2, batch=2), data=DataSpec(kind="sample", workers=0))
+    policy = build_cell_policy(cell)
+    with closing(open_cell_data(cell, policy, 0)) as batches:
+        batch = next(batches)
+    assert batch["images"].float().std() > 1
+    assert 4 < float(materialised(cell, cams=2)(batch).total) < 8
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "smolvlm", "qwen2_5_vl"])
+def test_defaults_of_transformers_whose_parts_do_not_fit_are_refused(kind):
+    with pytest.raises(UnsupportedError, match=f"hf:{kind}: the defaults of transformers .* name a folder"):
+        build(kind, size="full")
 
 
 def test_patches_of_qwen_are_those_of_the_image():
