@@ -72,7 +72,7 @@ def noise(
     store, console = RunStore(folder), Console(highlight=False)
     with lock_run_directory(folder):
         store.write_run(run)
-        prepare_statistics(loaded.data, console)
+        prepare_statistics(loaded.data, [cell.seed], console)
         with stop_on_signals() as stop, open_launcher(TrainingLauncherName.local, folder, None, stop) as launcher:
             asked = [(cell, number) for number in range(1, launches + 1)]
             if note := remove_outdated_launches(asked, measure, store, loaded.policy_dirs, fresh=False):

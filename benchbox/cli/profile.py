@@ -67,7 +67,7 @@ def profile(
         if sets or only:
             raise ConfigurationError("--cell names a cell of a run as it was measured: --set and --only are for a matrix")
         name, selected, measure = _cell_of_run(source, cell)
-    prepare_statistics(selected.data, Console(highlight=False))
+    prepare_statistics(selected.data, [selected.seed], Console(highlight=False))
     folder = out or Path("runs") / f"{name}-profile" / selected.cell_id
     print(f"profiling {_describe(selected)}", flush=True)
     with stop_on_signals() as stop:

@@ -3,15 +3,18 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.console import Console
     from rich.progress import TaskID
 
     from benchbox.spec.cell import DataSpec
 
 
-def prepare_statistics(data: "DataSpec", console: "Console") -> None:
+def prepare_statistics(data: "DataSpec", seeds: "Iterable[int]", console: "Console") -> None:
     """Compute and cache missing statistics of all LeRobot datasets, with progress, and say where they are and what is drawn.
 
+    What is drawn is said of the first seed. Another seed divides a dataset that is named once into as many episodes.
     Where several decoders are installed, the one of its videos is chosen too.
 
     Raises:
@@ -44,7 +47,7 @@ def prepare_statistics(data: "DataSpec", console: "Console") -> None:
             decoder = choose_decoder(dataset.metadata, data.decoder)
             if len(installed_decoders()) > 1:
                 lines.append(f"videos of {settings.path} are decoded by {decoder}")
-    members = select_datasets(opened, validation=data.validation, seed=0)  # the lines say nothing that depends on the seed
+    members, *_ = [select_datasets(opened, validation=data.validation, seed=seed) for seed in dict.fromkeys(seeds)]
     if data.datasets or data.validation:
         lines += map(summarise_selection, members, drawn_shares(members))
     for line in lines:

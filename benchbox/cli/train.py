@@ -144,7 +144,7 @@ def train(
         follow_node_0(folder, nodes)
         return
     console = Console(highlight=False)
-    prepare_statistics(loaded.cell.data, console)
+    prepare_statistics(loaded.cell.data, [loaded.cell.seed], console)
     with (
         lock_run_directory(folder),
         collect_stop_signals() as stop_signals,

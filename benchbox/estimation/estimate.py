@@ -22,6 +22,7 @@ from benchbox.backends.deferred import materialise_policy
 from benchbox.data.loading.loader import open_samples, stacked_samples
 from benchbox.data.loading.packing import pack
 from benchbox.data.order.frames import SampleKey
+from benchbox.data.samples.mixture import MixtureSamples
 from benchbox.data.samples.synthetic import SyntheticSamples
 from benchbox.errors import DataError, UnsupportedError
 from benchbox.estimation.fake import make_fake, make_fake_batch, new_fake_mode
@@ -222,10 +223,14 @@ def _read_batch(cell: Cell, samples: SampleMaker) -> tuple[Batch, int]:
     A mask of the first sample is set wherever it is set in any sample of the global batch, because the ranks agree on the
     optional parts that any of them has.
     """
-    packed = pack(stacked_samples(samples, [SampleKey(0, index) for index in range(cell.batch)]))
+    frames = len(samples) if isinstance(samples, MixtureSamples) else None
+
+    def keys(start: int, stop: int) -> list[SampleKey]:  # a batch may have more samples than a dataset has frames
+        return [SampleKey(0, index if frames is None else index % frames) for index in range(start, stop)]
+
+    packed = pack(stacked_samples(samples, keys(0, cell.batch)))
     batch = packed.unpack()
-    others = [SampleKey(0, index) for index in range(cell.batch, min(cell.samples_per_step, _MOST_SAMPLES))]
-    for part in stacked_samples(samples, others):
+    for part in stacked_samples(samples, keys(cell.batch, min(cell.samples_per_step, _MOST_SAMPLES))):
         for name, values in part.items():
             if values.dtype == torch.bool:
                 batch[name][0] |= values.any(dim=0)

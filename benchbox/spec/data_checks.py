@@ -75,7 +75,10 @@ def _check_dataset(entry: dict[str, Any], keys: Keys, source: Source) -> Iterato
     if path and isinstance(path, str):
         if not (Path(path) / "meta" / "info.json").is_file():
             missing = "there is no meta/info.json in it" if Path(path).is_dir() else "there is no such folder"
-            yield Problem(source.where((*keys, "lerobot")), f"{path} is not a LeRobot dataset: {missing}")
+            folders = (Path(path), Path(path.rstrip("/") + ".recording"))
+            is_unfinished = any((folder / "arguments.json").is_file() for folder in folders)
+            hint = f"its recording is not finished: benchbox data inspect {path} says how to" if is_unfinished else None
+            yield Problem(source.where((*keys, "lerobot")), f"{path} is not a LeRobot dataset: {missing}", hint)
         elif isinstance(rename, dict):
             yield from _check_cameras(path, rename, (*keys, "rename"), source)
     if keep and isinstance(keep, str) and not Path(keep).is_file():

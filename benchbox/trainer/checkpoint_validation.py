@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from benchbox.data.loading.loader import open_samples
 from benchbox.data.samples.mixture import MixtureSamples
-from benchbox.errors import ConfigurationError, Problem
+from benchbox.errors import ConfigurationError, DataError, Problem
 from benchbox.measure.phases import ProgressTracker
 from benchbox.session import build_session
 from benchbox.spec.cell import Cell, DataSpec
@@ -21,7 +20,6 @@ from benchbox.trainer.validation import ValidationPass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from benchbox.registry.contracts import BatchSpec
 
@@ -32,8 +30,9 @@ SCHEMA_VERSION = 1
 class CheckpointValidation:
     """Settings of the validation of a checkpoint.
 
-    `data` is the path of a LeRobot dataset, in place of the data of the training. `all_episodes` are those that were trained on
-    too. None of `batch` is that of the training, of `max_samples` all samples, of `workers` those of the training.
+    `data` is the path of a LeRobot dataset: one of the training, of which alone the frames are then read, or another in place
+    of the data of the training. `all_episodes` are those that were trained on too. None of `batch` is that of the training, of
+    `max_samples` all samples, of `workers` those of the training.
     """
 
     data: Path | None = None
@@ -58,10 +57,11 @@ def validate_checkpoint(checkpoint: Path, settings: CheckpointValidation, policy
     checkpoint = find_checkpoint(checkpoint)
     manifest = read_manifest(checkpoint)
     trained = Cell.from_dict(manifest.cell)
-    cell = _cell_of_one_process(trained, _data(trained, settings))
+    numbers = _numbers(trained.data, settings.data)
+    cell = _cell_of_one_process(trained, _data(trained, settings, is_other=settings.data is not None and numbers is None))
     policy = load_policy(checkpoint, policy_dirs, averages=settings.averages, attention=cell.attention)
     samples = open_validated_samples(trained, cell.data, policy.batch_spec())
-    segments = np.concatenate([group.segments for group in samples.groups()]) if settings.all_episodes else None
+    segments = (samples.training_segments if settings.all_episodes else samples.validation_segments)(numbers)
     section = ValidationSection(every=1, batch=settings.batch, max_samples=settings.max_samples)
     one_pass = ValidationPass(section, cell, samples, rank=0, tracker=ProgressTracker(), segments=segments)
     session = build_session(cell, policy, samples.statistics)
@@ -69,7 +69,7 @@ def validate_checkpoint(checkpoint: Path, settings: CheckpointValidation, policy
     return {
         "schema_version": SCHEMA_VERSION,
         "checkpoint": {"name": checkpoint.name, "steps": manifest.steps, "cell": trained.to_dict()},
-        "data": [dataset.path for dataset in cell.data.lerobot_datasets] or [cell.data.kind],
+        "data": _names(cell.data, numbers),
         "episodes": "all" if settings.all_episodes else "validation",
         "recipe": cell.recipe,
         "device": str(session.device),
@@ -78,28 +78,49 @@ def validate_checkpoint(checkpoint: Path, settings: CheckpointValidation, policy
 
 
 def open_validated_samples(trained: Cell, data: DataSpec, spec: BatchSpec) -> MixtureSamples:
-    """Open the data of a validation. FAST tokens are those of the tokenizer that the training had, whatever is validated.
+    """Open the data of a validation.
+
+    Whatever is validated, FAST tokens are those of the tokenizer that the training had, and a camera is in the slot that its
+    name had there. A policy without FAST tokens does not need the datasets of the training: without them, cameras are in the
+    slots that a training on the validated data would put them in.
 
     Raises:
         ConfigurationError: the data do not fit the policy.
         DataError: a dataset is missing or damaged, also one of the training, from which its tokenizer is trained again.
     """
-    fast = None
+    fast, cameras = None, ()
     is_other = replace(data, workers=trained.data.workers) != trained.data
-    if spec.fast_tokens and is_other and trained.data.kind != "synthetic":
-        of_training = open_samples(trained.data, spec, trained.seed)
-        assert isinstance(of_training, MixtureSamples)
-        fast = of_training.fast
-    samples = open_samples(data, spec, trained.seed, fast=fast)
+    if is_other and trained.data.kind != "synthetic":
+        try:
+            of_training = open_samples(trained.data, spec, trained.seed)
+        except DataError:
+            if spec.fast_tokens:
+                raise
+        else:
+            assert isinstance(of_training, MixtureSamples)
+            fast, cameras = of_training.fast, of_training.cameras
+    samples = open_samples(data, spec, trained.seed, fast=fast, cameras=cameras)
     assert isinstance(samples, MixtureSamples), "generated data are refused"
     return samples
 
 
-def _data(trained: Cell, settings: CheckpointValidation) -> DataSpec:
+def _numbers(data: DataSpec, path: Path | None) -> list[int] | None:
+    """Return the numbers of the entries of a training's data that are the dataset at a path. None: there is no such entry."""
+    datasets = () if path is None else enumerate(data.lerobot_datasets)
+    return [number for number, dataset in datasets if Path(dataset.path).resolve() == path.resolve()] or None
+
+
+def _names(data: DataSpec, numbers: list[int] | None) -> list[str]:
+    """Return the paths of the datasets with these numbers, or of all."""
+    paths = [dataset.path for dataset in data.lerobot_datasets] or [data.kind]
+    return [paths[number] for number in numbers] if numbers else paths
+
+
+def _data(trained: Cell, settings: CheckpointValidation, *, is_other: bool) -> DataSpec:
     data = trained.data
     if settings.workers is not None:
         data = replace(data, workers=settings.workers)
-    if settings.data is not None:
+    if is_other:
         datasets, path = data.lerobot_datasets, str(settings.data)
         # A single dataset of the training says how cameras are renamed and what actions mean.
         (setting,) = datasets if len(datasets) == 1 else (DatasetSpec(path=path),)

@@ -283,3 +283,7 @@ def check_validated_checkpoints(folder: Path, rows: list[dict[str, Any]], data: 
     everything = validate(4, "--data", other, "--all-episodes")
     assert (everything["data"], everything["samples"]) == ([other], len(open_dataset(other)))
     assert [group["dataset"] for group in everything["groups"]] == [other]
+    held_out = validate(4, "--data", other, "--batch", "4")
+    (group,) = (group for group in rows[2]["groups"] if group["dataset"] == other)
+    assert (held_out["data"], held_out["samples"]) == ([other], group["samples"])
+    assert held_out["loss"] != pytest.approx(everything["loss"], rel=1e-5)

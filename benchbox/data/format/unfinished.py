@@ -35,6 +35,9 @@ def record_command(arguments: Mapping[str, Any], root: Path) -> str:
 
 def how_to_finish(root: Path) -> str | None:
     """Return what to do with an unfinished recording, if `root` is one or the dataset that one will be; otherwise None."""
+    root = root if root.name else root.resolve()  # the folder that a command runs in
+    if not root.name:
+        return None
     folder = root if (root / ARGUMENTS).is_file() else recording_folder(root)
     if not (folder / ARGUMENTS).is_file():
         return None

@@ -22,7 +22,7 @@ from benchbox.data.video.decoders import choose_decoder
 from benchbox.errors import ConfigurationError, DataError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Hashable, Iterable, Iterator
+    from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
 
     from benchbox.data.format.metadata import Statistics
     from benchbox.data.loading.prefetch import Copier
@@ -240,12 +240,12 @@ def open_stream(
 
 
 def open_samples(
-    data: DataSpec, spec: BatchSpec, seed: int, *, fast: FastTokenizer | None = None
+    data: DataSpec, spec: BatchSpec, seed: int, *, fast: FastTokenizer | None = None, cameras: Sequence[str] = ()
 ) -> MixtureSamples | SyntheticSamples:
     """Open the samples that are trained on.
 
     Args:
-        fast: see `MixtureSamples`.
+        fast, cameras: see `MixtureSamples`.
 
     Raises:
         ConfigurationError: the data cannot be provided in the form that the policy requires.
@@ -262,7 +262,7 @@ def open_samples(
     else:
         raise ConfigurationError(Problem("", f"unknown kind of data {data.kind!r}", "one of sample, lerobot, synthetic"))
     members = select_datasets(opened, validation=data.validation, seed=seed)
-    return MixtureSamples(members, spec, seed, data.tokenizer_file, fast=fast)
+    return MixtureSamples(members, spec, seed, data.tokenizer_file, fast=fast, cameras=cameras)
 
 
 def _decode(dataset: LeRobotDataset, data: DataSpec) -> LeRobotDataset:

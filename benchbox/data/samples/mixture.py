@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from benchbox.data.samples.windows import FAST_CHUNKS, DatasetSamples, Membershi
 from benchbox.data.text.fast import FastTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from benchbox.data.dataset.lerobot import LeRobotDataset
@@ -68,6 +68,8 @@ class MixtureSamples:
 
     Args:
         fast: the FAST tokenizer that a policy has learned; by default one is trained on what is drawn.
+        cameras: names of the slots that a policy has learned. Where no camera has one of these names, and by default, the slots
+            are those of the datasets.
 
     Raises:
         DataError: a dataset's state or action is wider than the policy's, or a statistic is missing or not finite.
@@ -82,6 +84,7 @@ class MixtureSamples:
         tokenizer: Path | None = None,
         *,
         fast: FastTokenizer | None = None,
+        cameras: Sequence[str] = (),
     ) -> None:
         self.members = tuple(members)
         settings = [member.settings for member in members]
@@ -90,7 +93,8 @@ class MixtureSamples:
             tuple(dict.fromkeys(setting.source_name for setting in settings)),
             tuple(dict.fromkeys(setting.control_mode for setting in settings)),
         )
-        self.cameras = camera_slots(members)[: spec.cameras]
+        own = camera_slots(members)
+        self.cameras = (own if set(own).isdisjoint(cameras) else tuple(cameras))[: spec.cameras]
         self.shares = drawn_shares(members)
         lengths = [len(member.dataset) for member in members]
         self._starts = [0, *np.cumsum(lengths).tolist()]
@@ -126,9 +130,26 @@ class MixtureSamples:
             return [SampleGroup(np.concatenate(segments))]
         return [SampleGroup(own, weight) for own, weight in zip(segments, weights, strict=True) if weight is not None]
 
-    def validation_segments(self) -> np.ndarray:
-        """Frames of the episodes that are not trained on, as segments (n, 2) int64 of consecutive frames."""
-        return np.concatenate([member.selection.validation + start for member, start in self._members_with_start()])
+    def validation_segments(self, numbers: Collection[int] | None = None) -> np.ndarray:
+        """Frames of the episodes that are not trained on, as segments (n, 2) int64 of consecutive frames.
+
+        Args:
+            numbers: of the datasets that they are of; None: of all.
+        """
+        return self._segments("validation", numbers)
+
+    def training_segments(self, numbers: Collection[int] | None = None) -> np.ndarray:
+        """Frames of the episodes that are trained on, as `validation_segments`."""
+        return self._segments("training", numbers)
+
+    def _segments(self, part: Literal["training", "validation"], numbers: Collection[int] | None) -> np.ndarray:
+        return np.concatenate(
+            [
+                getattr(member.selection, part) + start
+                for number, (member, start) in enumerate(self._members_with_start())
+                if numbers is None or number in numbers
+            ]
+        )
 
     def episode_of(self, index: int) -> tuple[int, int]:
         """Return the dataset of a sample, and its episode."""

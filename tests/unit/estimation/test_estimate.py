@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchbox.data.loading.loader import open_samples
 from benchbox.errors import UnsupportedError
 from benchbox.estimation import Estimator
+from benchbox.estimation.estimate import _read_batch
 from benchbox.estimation.parts import read_parts
 from benchbox.registry.contracts import Axes
 from benchbox.session.construction import construct_policy
@@ -153,3 +155,13 @@ def test_cells_whose_steps_have_other_samples_do_not_share_a_trace():
         cell = tiny_cell(policy="pi07_low_level", backend="single", world_size=1, batch=1, accumulation=accumulation, seed=4)
         alone = Estimator().estimate(cell)
         assert estimator.estimate(cell) == alone
+
+
+def test_a_batch_may_have_more_samples_than_the_dataset_has_frames():
+    """As in training, whose order goes on with the next epoch."""
+    cell = tiny_cell(backend="single", world_size=1, batch=400, data=DataSpec(kind="sample", workers=0))
+    samples = open_samples(cell.data, policy_of(cell).batch_spec(), cell.seed)
+    assert len(samples) < cell.batch
+    batch, _ = _read_batch(cell, samples)
+    assert len(batch["action"]) == cell.batch
+    assert torch.equal(batch["action"][len(samples)], batch["action"][0])

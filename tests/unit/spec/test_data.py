@@ -1,6 +1,7 @@
 """The key `data` of matrices and training files: datasets, and what is said about each."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -147,3 +148,11 @@ def test_a_training_file_takes_a_mixture_and_reports_all_that_is_wrong_with_it(d
         load_train(file, {}, [policies])
     lines = [str(problem).removeprefix(f"{file}:") for problem in caught.value.problems]
     assert [line.split(":")[0] for line in lines] == ["7", "12", "13"]
+
+
+@pytest.mark.parametrize("name", ["demos", "demos.recording"])
+def test_an_unfinished_recording_is_refused_with_the_command_that_says_how_to_finish_it(load, datasets, name):
+    Path("demos.recording").mkdir()
+    Path("demos.recording/arguments.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match=f"its recording is not finished: benchbox data inspect {name} says how to"):
+        load(GOOD + f"data: {{lerobot: {name}}}\n")

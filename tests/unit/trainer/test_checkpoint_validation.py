@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 import torch
 
 from benchbox.data.loading.loader import open_samples
 from benchbox.data.sample import sample_path
+from benchbox.errors import DataError
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
 from benchbox.spec.cell import Cell, DataSpec
 from benchbox.spec.datasets import DatasetSpec
-from benchbox.trainer.checkpoint_validation import open_validated_samples
+from benchbox.trainer.checkpoint_validation import CheckpointValidation, _data, _numbers, open_validated_samples
 from tests.support.datasets import write_robot
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from benchbox.registry.contracts import BatchSpec
 
 
 def test_fast_tokens_are_those_that_the_policy_has_learned_whatever_is_validated(tmp_path: Path) -> None:
@@ -34,3 +38,65 @@ def test_fast_tokens_are_those_that_the_policy_has_learned_whatever_is_validated
         expected = [learned.encode(chunk) for chunk in chunks]
         assert [part.fast.encode(chunk) for part in samples._parts for chunk in chunks] == expected
         assert [apart.fast.encode(chunk) for chunk in chunks] != expected
+
+
+def trained_on(tmp_path: Path, policy: str, **cameras: tuple[str, ...]) -> Cell:
+    """Return the cell of a training on datasets with these cameras, by their names."""
+    datasets = tuple(
+        DatasetSpec(path=str(write_robot(tmp_path / name, cameras=dict.fromkeys(names, (16, 16)), lengths=(5,) * 10)))
+        for name, names in cameras.items()
+    )
+    data = DataSpec(kind="lerobot", datasets=datasets, validation=0.3)
+    return Cell(policy=policy, size="tiny", backend="single", world_size=1, batch=2, cams=2, data=data)
+
+
+def spec_of(policy: str) -> BatchSpec:
+    with torch.device("meta"):
+        return build_policy(policy, "tiny", Axes(cams=2)).batch_spec()
+
+
+def other_data(trained: Cell, path: Path) -> DataSpec:
+    return replace(trained.data, datasets=(DatasetSpec(path=str(path)),), validation=0.0)
+
+
+def test_a_camera_of_other_data_is_in_the_slot_that_its_name_had_in_the_training(tmp_path: Path) -> None:
+    trained = trained_on(tmp_path, "pi0", first=("top",), second=("wrist", "top"))
+    swapped = write_robot(tmp_path / "swapped", cameras={"wrist": (16, 16), "top": (16, 16)}, lengths=(5,))
+    alone = write_robot(tmp_path / "alone", cameras={"wrist": (16, 16)}, lengths=(5,))
+    unknown = write_robot(tmp_path / "unknown", cameras={"left": (16, 16)}, lengths=(5,))
+    masks = {}
+    for path in (swapped, alone, unknown):
+        samples = open_validated_samples(trained, other_data(trained, path), spec_of("pi0"))
+        masks[path.name] = (samples.cameras, samples.sample(0, 0)["image_mask"][-1].tolist())
+    assert masks == {
+        "swapped": (("top", "wrist"), [True, True]),
+        "alone": (("top", "wrist"), [False, True]),
+        "unknown": (("left",), [True, False]),
+    }
+
+
+def test_without_the_datasets_of_the_training_cameras_are_those_of_a_training_on_the_validated_data(tmp_path: Path) -> None:
+    """A policy with FAST tokens needs them: its tokenizer is trained from them."""
+    other = write_robot(tmp_path / "other", cameras={"wrist": (16, 16), "top": (16, 16)}, lengths=(5,))
+    for policy in ("pi0", "pi05"):
+        trained = trained_on(tmp_path / policy, policy, first=("top",))
+        shutil.rmtree(tmp_path / policy)
+        if policy == "pi0":
+            assert open_validated_samples(trained, other_data(trained, other), spec_of(policy)).cameras == ("wrist", "top")
+        else:
+            with pytest.raises(DataError, match="first"):
+                open_validated_samples(trained, other_data(trained, other), spec_of(policy))
+
+
+def test_a_dataset_of_the_training_is_validated_on_the_episodes_that_the_training_held_out(tmp_path: Path) -> None:
+    """A division of the dataset alone would hold out others, which the policy was trained on."""
+    trained = trained_on(tmp_path, "pi0", first=("top",), second=("top",))
+    samples = open_samples(trained.data, spec_of("pi0"), trained.seed)
+    numbers = _numbers(trained.data, Path(f"{tmp_path}/first/../second"))
+    assert numbers == [1]
+    assert _data(trained, CheckpointValidation(data=tmp_path / "second"), is_other=False) == trained.data
+    alone = open_samples(replace(trained.data, datasets=trained.data.datasets[1:]), spec_of("pi0"), trained.seed)
+    held_out = samples.validation_segments(numbers) - samples.members[0].selection.frames
+    assert held_out.tolist() != alone.validation_segments().tolist()
+    assert held_out.tolist() == samples.members[1].selection.validation.tolist()
+    assert _numbers(trained.data, tmp_path / "third") is None

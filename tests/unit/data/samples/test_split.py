@@ -87,4 +87,6 @@ def test_the_segments_of_a_mixture_are_in_its_index_space(root, bare_spec, tmp_p
     assert training | validation == set(range(len(samples)))
     episodes = {tuple(int(samples.sample(0, frame)[f"{key}_index"]) for key in ("dataset", "episode")) for frame in validation}
     assert [sum(dataset == number for dataset, _ in episodes) for number in (0, 1)] == [3, 3]
+    assert frames(samples.validation_segments([1])) == {frame for frame in validation if frame >= len(samples) // 2}
+    assert frames(samples.training_segments([0])) == {frame for frame in training if frame < len(samples) // 2}
     assert {e for d, e in episodes if d == 0} != {e for d, e in episodes if d == 1}, "each dataset has a split of its own"
