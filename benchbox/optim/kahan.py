@@ -11,12 +11,14 @@ from torch import nn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from torch import Tensor
+
 
 class KahanAdamW(optimi.AdamW):
     """AdamW that steps 16-bit parameters directly, and keeps what rounding lost of each weight for its next step.
 
     Its arithmetic is optimi's. Three things differ from how optimi treats groups: each has its own `betas`, as in torch, where
-    optimi takes one pair for all; a group whose parameters are all frozen is not stepped, where optimi counts a step and later
+    optimi takes one pair for all; a group of which no parameter is trained is not stepped, where optimi counts a step and later
     corrects the moments for steps that they never saw; and the kernel of a group is chosen by its parameters, where optimi
     chooses by the gradients of its first step, of which a frozen group has none.
 
@@ -33,12 +35,17 @@ class KahanAdamW(optimi.AdamW):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Step the groups that have a parameter which is trained."""
         groups = self.param_groups
-        self.param_groups = [group for group in groups if any(parameter.requires_grad for parameter in group["params"])]
+        self.param_groups = [group for group in groups if any(map(_is_trained, group["params"]))]
         try:
             loss: float | None = super().step(closure)
         finally:
             self.param_groups = groups
         return loss
+
+
+def _is_trained(parameter: Tensor) -> bool:
+    """Return whether this step trains a parameter. One without elements on this rank has no gradient then either."""
+    return parameter.requires_grad and (parameter.grad is not None or not parameter.numel())
 
 
 def _with_own_betas(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,7 @@ def load_policy(
     Raises:
         DataError: the checkpoint is damaged, or has no averages.
         ConfigurationError: there is no such policy.
+        UnsupportedError: frozen weights that the checkpoint leaves out cannot be computed here.
     """
     checkpoint = find_checkpoint(checkpoint)
     if (damage := damage_of(checkpoint, contents=False)) is not None:
@@ -55,6 +56,12 @@ def load_policy(
     policy = construct_policy(cell, axes, torch.device("cpu"), policy_dirs)
     assert isinstance(policy, nn.Module)
     if manifest.trainable_only:  # what was frozen is computed, and loaded, as the training did
+        drawn_on_gpu = any(
+            key.startswith("rng/") and key.endswith("/cuda") for key in TensorFolder(checkpoint / TENSORS).layout
+        )
+        if cell.weights is None and drawn_on_gpu:
+            message = "its frozen weights were drawn on a GPU, whose generator a CPU does not have, and are not in it"
+            raise UnsupportedError(f"{checkpoint}: {message}; train with checkpoint.trainable_only: false, or from weights")
         materialise_policy(policy)
         load_cell_weights(cell, policy)
     elif take_deferred_weights(policy) is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TENSORS, TRAINER = "tensors", "trainer.json"
 _RNG = "rng/"
 # Options of a parameter group that say how an optimizer runs on a device, and not what it computes.
-_RUN_OPTIONS = frozenset({"params", "fused", "foreach", "capturable", "differentiable"})
+_RUN_OPTIONS = frozenset({"params", "fused", "foreach", "triton", "capturable", "differentiable"})
 
 
 def rank() -> int:

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch.utils.data import default_collate
 
 from benchbox.data.samples.synthetic import SyntheticSamples
-from benchbox.errors import DataError
+from benchbox.dcp.files import TensorFolder
+from benchbox.errors import DataError, UnsupportedError
 from benchbox.observer.introspect.names import live_buffers
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
@@ -125,3 +126,19 @@ def test_what_cannot_be_exported_is_one_line(parts: dict[str, TrainingPart], tmp
         load_policy(parts["fast"].folder, averages=True)
     with pytest.raises(DataError, match="no checkpoint of benchbox train: give a folder step-<n>"):
         load_policy(tmp_path)
+
+
+def test_frozen_weights_that_a_gpu_drew_and_the_checkpoint_lacks_are_not_drawn_otherwise(
+    parts: dict[str, TrainingPart], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same seed gives other numbers on a CPU. A checkpoint of GPUs is known by the state of their generator."""
+    opened = TensorFolder.__init__
+
+    def open_of_gpu(self: TensorFolder, path: Path) -> None:
+        opened(self, path)
+        self.layout = {**self.layout, "rng/0/cuda": self.layout["rng/0/cpu"]}
+
+    monkeypatch.setattr(TensorFolder, "__init__", open_of_gpu)
+    assert load_policy(parts["flow"].folder) is not None, "it has its frozen weights"
+    with pytest.raises(UnsupportedError, match="its frozen weights were drawn on a GPU"):
+        load_policy(parts["expert"].folder)

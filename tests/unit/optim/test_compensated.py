@@ -125,13 +125,17 @@ def test_each_group_has_its_own_betas(make):
         assert optimizer.state[weight]["exp_avg"][0].item() == pytest.approx(moment, rel=4e-3)
 
 
+@pytest.mark.parametrize("drops_gradients", [False, True])
 @pytest.mark.parametrize("make", COMPENSATED)
-def test_the_first_step_of_a_group_that_was_frozen_is_a_first_step(make):
-    """Adam's first update is the rate in the direction of the gradient, whatever number of steps other groups have taken."""
+def test_the_first_step_of_a_group_that_was_frozen_is_a_first_step(make, drops_gradients):
+    """Adam's first update is the rate in the direction of the gradient, whatever number of steps other groups have taken.
+
+    Under DDP, gradients of frozen parameters are computed and dropped.
+    """
     early, late = weights(), weights()
     optimizer = make([{"params": [early]}, {"params": [late]}], lr=2**-7, weight_decay=0.0)
     before = late.detach().clone()
-    late.requires_grad_(False)
+    late.requires_grad_(drops_gradients)
     for _ in range(20):
         early.grad = torch.ones_like(early)
         optimizer.step()

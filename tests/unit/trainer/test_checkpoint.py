@@ -259,3 +259,12 @@ def test_an_optimizer_that_counts_no_steps_of_its_parameters_is_restored_with_it
     for session in (trained, resumed):
         step_directly(session, range(3, 6))
     assert all(torch.equal(weights(trained)[name], tensor) for name, tensor in weights(resumed).items())
+
+
+def test_the_kernel_of_an_optimizer_is_chosen_where_it_runs(checkpoints: CheckpointManager) -> None:
+    """A checkpoint from GPUs does not bring their kernel to CPUs, nor that of plain tensors to sharded ones."""
+    trained, resumed = stepped_by(kahan_adamw, seed=0), stepped_by(kahan_adamw, seed=1)
+    step_directly(trained, range(1))
+    trained.backend.prepared.stepping.param_groups[0]["triton"] = True
+    checkpoints.restore(resumed, checkpoints.save(trained, 1))
+    assert resumed.backend.prepared.stepping.param_groups[0]["triton"] is False
