@@ -121,6 +121,10 @@ class StepObserver:
         if self._installed and self._state.steps:
             self._state.steps[-1].reported = (norm, max_norm)
 
+    def record_skip(self) -> None:
+        """Record that the trainer skipped a step on purpose: its schedule advances, and no weight changes."""
+        self._state.skipped += 1
+
     def facts(self) -> RankFacts:
         """Return the facts observed so far. They are final once the observer has stopped."""
         return self._final_facts or self._current_facts()

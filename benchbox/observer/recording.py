@@ -94,7 +94,7 @@ class StepRecorder:
         self._is_first_call = True
         if observation.is_probed:
             observation.micro_batches, observation.called_modules = self.state.forward_hooks.remove()
-        observation.record_schedules(self.state.objects.schedules)
+        observation.record_schedules(self.state.objects.schedules, self.state.skipped)
 
     def before_call(self, optimizer: Optimizer, tensors: SteppedTensors) -> None:
         """Record rates, and in a probed step the tensors before an optimizer steps them."""
@@ -227,7 +227,7 @@ class StepRecorder:
         self.state.objects = objects
         self._register_models()
         self.state.averages.record(objects.models, objects.others, self.state.steps[-1].step)
-        self.state.steps[-1].record_schedules(objects.schedules)
+        self.state.steps[-1].record_schedules(objects.schedules, self.state.skipped)
         return objects
 
     def _register_models(self) -> None:

@@ -87,8 +87,12 @@ class StepObservation:
         names = unique_names(kind for kind, _ in distinct)
         return {name: rates for name, (_, rates) in zip(names, distinct, strict=True)}
 
-    def record_schedules(self, schedules: Sequence[Any]) -> None:
-        """Record rates and step counts of schedules at the begin of the step. Schedules recorded before are not overwritten."""
+    def record_schedules(self, schedules: Sequence[Any], skipped: int = 0) -> None:
+        """Record rates and step counts of schedules at the begin of the step. Schedules recorded before are not overwritten.
+
+        Args:
+            skipped: steps before this one in which schedules advanced and no optimizer stepped, on purpose. Counts are without.
+        """
         for name, schedule in named_schedules(schedules):
             if name in self.schedule_rates or name in self.schedule_steps:
                 continue
@@ -97,7 +101,7 @@ class StepObservation:
                 self.schedule_rates[name] = tuple(dict.fromkeys(float(rate) for rate in rates))
             count = getattr(schedule, "_step_count", getattr(schedule, "last_batch_iteration", None))
             if count is not None:
-                self.schedule_steps[name] = int(count)
+                self.schedule_steps[name] = int(count) - skipped
 
 
 @dataclass
@@ -198,6 +202,7 @@ class ObserverState:
     forward_hooks: ForwardHooks = field(default_factory=ForwardHooks)
     operations: OperationRecorder = field(default_factory=OperationRecorder)
     steps: list[StepObservation] = field(default_factory=list)
+    skipped: int = 0  # steps that the trainer took without an optimizer
     optimizers: dict[int, ObservedOptimizer] = field(default_factory=dict)  # by optimizer id: those that step tensors
     probes: dict[int, TensorProbe] = field(default_factory=dict)  # by id of the stepped tensor
     links: dict[int, MasterLink] = field(default_factory=dict)  # by id of the stepped tensor

@@ -47,7 +47,10 @@ class SessionObservation:
         with self._probe if is_middle else nullcontext():
             batches = self._probe.record(micro_batches) if is_middle else micro_batches
             result = self._session.step(batches, instruments)
-        self._observer.record_norm(result.grad_norm, self._session.backend.max_grad_norm)
+        if result.skipped:
+            self._observer.record_skip()
+        else:
+            self._observer.record_norm(result.grad_norm, self._session.backend.max_grad_norm)
         return result
 
     def facts(self) -> RankFacts:
