@@ -65,7 +65,8 @@ def evaluate_checkpoint(
         dtype=dtype.value,
     )
     checkpoint = find_checkpoint(checkpoint)
-    folder = out or checkpoint.parent / f"evaluation-{env.replace('/', '-').replace(':', '-')}-{checkpoint.name}"
+    kind = ("-averages" if averages else "") + ("" if dtype is ExportDtype.float32 else f"-{dtype.value}")
+    folder = out or checkpoint.parent / f"evaluation-{env.replace('/', '-').replace(':', '-')}{kind}-{checkpoint.name}"
     record = evaluate(checkpoint, settings, folder, policy_dirs, _print_episode)
     rate = record["success_rate"]
     print(

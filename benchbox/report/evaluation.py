@@ -124,7 +124,7 @@ def _row(folder: Path, record: dict[str, Any]) -> EvaluationRow:
         cell, rate, episodes = record["checkpoint"]["cell"], record["success_rate"], record["episodes"]
         solved_steps = [episode["steps"] for episode in episodes if episode["solved"]]
         return EvaluationRow(
-            name=record["checkpoint"]["name"],
+            name=record["checkpoint"]["name"] + _kind(record),
             training=f"{cell['policy']} {cell['size']}, {cell['recipe']}, lr {cell['optim']['lr']:g}, seed {cell['seed']}",
             env=record["env"],
             solved=rate["solved"],
@@ -138,6 +138,12 @@ def _row(folder: Path, record: dict[str, Any]) -> EvaluationRow:
         )
     except (KeyError, TypeError) as error:
         raise RecordError(f"{folder / RECORD}: not what benchbox eval writes ({type(error).__name__}: {error})") from None
+
+
+def _kind(record: dict[str, Any]) -> str:
+    """Return which weights acted, unless they are those that were trained, in float32. Older records do not know."""
+    averages = ", averages" if record.get("weights") == "averages" else ""
+    return averages + (f", {record['dtype']}" if record.get("dtype", "float32") != "float32" else "")
 
 
 def _filmed(folder: Path, episode: dict[str, Any]) -> FilmedEpisode:

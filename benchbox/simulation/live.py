@@ -90,7 +90,11 @@ class LiveInputs:
     @property
     def image_size(self) -> tuple[int, int]:
         """Height and width of the images of the dataset in pixels, before they are resized for the policy."""
-        height, width, _ = self.dataset.features[IMAGE_PREFIX + self.cameras[0]]["shape"] if self.cameras else (64, 64, 3)
+        if not self.cameras:
+            return 64, 64
+        features = self.dataset.features.items()
+        shape = next(feature["shape"] for name, feature in features if name.removeprefix(IMAGE_PREFIX) == self.cameras[0])
+        height, width = shape[1:] if shape[0] == 3 and shape[2] != 3 else shape[:2]  # LeRobot has both orders
         return height, width
 
     @property

@@ -102,7 +102,8 @@ def _start(environment: EnvironmentProcess, inputs: LiveInputs, number: int, see
 
 
 def _observe(episode: _RunningEpisode, progress: Advance, inputs: LiveInputs) -> None:
-    episode.inputs.append(progress.observations)
+    # A filmed episode has frames that another has not. The noise of actions depends on the number of frames that are kept.
+    episode.inputs.append(progress.observations if inputs.spec.history > 1 else progress.observations[-1:])
     episode.result.steps += progress.steps
     episode.result.solved |= progress.solved
     if episode.is_filmed and inputs.cameras:

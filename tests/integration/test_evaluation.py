@@ -15,6 +15,7 @@ from benchbox.cli.app import app
 from benchbox.data import open_dataset
 from benchbox.data.sample import sample_path
 from benchbox.errors import ConfigurationError
+from benchbox.report.evaluation import _row
 from benchbox.session import build_session
 from benchbox.simulation import evaluate as simulation
 from benchbox.spec.cell import Cell
@@ -109,3 +110,21 @@ def test_the_extra_is_named_where_it_is_missing(checkpoint: Path, tmp_path: Path
         pytest.skip("Meta-World is installed")
     with pytest.raises(ConfigurationError, match="needs the extra `sim`"):
         evaluate(checkpoint, "metaworld/reach-v3", tmp_path)
+
+
+def test_evaluations_of_other_weights_of_a_checkpoint_are_others(checkpoint: Path, tmp_path: Path) -> None:
+    """Without `--out` no one replaces another, and reports say which weights acted."""
+    given = shutil.copytree(checkpoint, tmp_path / "step-00000007")
+    for options in ((), ("--dtype", "bfloat16")):
+        arguments = ["eval", str(given), "--env", TOY, "--episodes", "1", "--videos", "0", *options]
+        result = CliRunner().invoke(app, arguments)
+        assert result.exception is None, result.exception
+    folders = sorted(tmp_path.glob("evaluation-*"))
+    assert [("bfloat16" in path.name, json.loads((path / "evaluation.json").read_text())["dtype"]) for path in folders] == [
+        (True, "bfloat16"),
+        (False, "float32"),
+    ]
+    assert "| step-00000007, bfloat16 |" in (folders[0] / "evaluation.md").read_text()
+    assert "| step-00000007 |" in (folders[1] / "evaluation.md").read_text()
+    record = json.loads((folders[1] / "evaluation.json").read_text())
+    assert _row(folders[1], record | {"weights": "averages"}).name == "step-00000007, averages"

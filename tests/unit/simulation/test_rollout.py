@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import av
@@ -53,13 +54,22 @@ def rollout(
     seeds: Sequence[int] = range(4),
     factory: type = ToyEnvironment,
     max_steps: int | None = None,
+    filmed: int | None = None,
 ) -> list[EpisodeResult]:
     with ExitStack() as stack:
         environments = [
             stack.enter_context(closing(EnvironmentProcess(factory, inputs.cameras, inputs.image_size, inputs.dataset.fps)))
             for _ in range(count)
         ]
-        return run_episodes(act, inputs, environments, seeds=seeds, execute=EXECUTE, max_steps=max_steps, filmed=len(seeds))
+        return run_episodes(
+            act,
+            inputs,
+            environments,
+            seeds=seeds,
+            execute=EXECUTE,
+            max_steps=max_steps,
+            filmed=len(seeds) if filmed is None else filmed,
+        )
 
 
 def count_up(batch: Batch) -> Tensor:
@@ -153,3 +163,24 @@ def test_frames_with_odd_sides_are_filmed(tmp_path):
     write_video(tmp_path / "v.mp4", [np.zeros((65, 85, 3), np.uint8)] * 3, 10.0)
     with av.open(str(tmp_path / "v.mp4")) as container:
         assert [(frame.height, frame.width) for frame in container.decode(video=0)] == [(66, 86)] * 3
+
+
+def test_an_episode_takes_the_same_actions_whether_it_is_filmed_or_not(policy: Policy, inputs: LiveInputs) -> None:
+    chosen: dict[int, list[Tensor]] = {}
+    for filmed in (0, 2):
+
+        def act(batch: Batch, actions: list[Tensor] = chosen.setdefault(filmed, [])) -> Tensor:  # noqa: B008
+            actions.append(policy.select_actions(batch))
+            return actions[-1]
+
+        rollout(inputs, act, count=1, seeds=(9, 10), filmed=filmed)
+    assert len(chosen[0]) == len(chosen[2]) == 6, "three chunks in each of two episodes"
+    assert all(torch.equal(*pair) for pair in zip(chosen[0], chosen[2], strict=True))
+
+
+@pytest.mark.parametrize(("name", "shape"), [("observation.image", [32, 48, 3]), ("observation.images.top", [3, 32, 48])])
+def test_images_are_asked_for_in_the_size_of_the_dataset(inputs: LiveInputs, name: str, shape: list[int]) -> None:
+    """Whatever the order of its dimensions, and of a single camera under the name that has no part of its own."""
+    dataset = SimpleNamespace(cameras=(name.removeprefix("observation.images."),), features={name: {"shape": shape}})
+    live = LiveInputs(dataset=dataset, spec=inputs.spec, tokenizer=None, seed=0)  # type: ignore[arg-type]
+    assert live.image_size == (32, 48)
