@@ -206,6 +206,9 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
         if summary.status != "ok":
             divergence = f": {summary.divergence}" if summary.divergence else ""
             return f"{_name(summary, axis)} is {summary.status}{divergence}"
+    for summary in (subject, reference):
+        if (key := _differs_in(summary)) is not None:
+            return f"launches of {_name(summary, axis)} differ in {key}"
     assert subject.evidence is not None
     assert reference.evidence is not None
     for name, read in _controlled_values(frozenset(axis)).items():
@@ -214,6 +217,16 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
             continue
         if subject_value != reference_value:
             return f"they also differ in {name}: {matrix_text(subject_value)} against {matrix_text(reference_value)}"
+    return None
+
+
+def _differs_in(summary: CellSummary) -> str | None:
+    """Return the first key of the environment in which ok launches of a cell differ: part of them were measured elsewhere."""
+    environments = list({id(record["environment"]): record for record in summary.ok}.values())
+    for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT) if len(environments) > 1 else ():
+        values = [value for value in map(_environment_reader(key), environments) if value is not None]
+        if any(value != values[0] for value in values):
+            return key
     return None
 
 

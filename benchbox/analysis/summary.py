@@ -191,16 +191,21 @@ def compiled_in_measured_steps(record: LaunchRecord) -> bool:
 
 
 def _beyond_memory(run: Run, launches: Mapping[str, CellLaunches]) -> set[str]:
-    """Return the ids of the cells that ran out of memory in a walk in which a smaller batch fits."""
+    """Return the ids of the cells that ran out of memory in a walk in which a smaller batch fits.
+
+    A batch above one that ran out of memory need not run: a walk whose start is known not to fit by others begins below it.
+    """
     beyond: set[str] = set()
     for walk in run.walks:
         ran = {cell_id: launches[cell_id].records if cell_id in launches else () for cell_id in walk["cells"]}
         statuses = {cell_id: {record["status"] for record in records} for cell_id, records in ran.items()}
         fits = [run.cells[cell_id]["batch"] for cell_id, names in statuses.items() if "ok" in names]
+        fails = [run.cells[cell_id]["batch"] for cell_id, names in statuses.items() if names == {"oom"}]
         beyond |= {
             cell_id
             for cell_id, names in statuses.items()
-            if names == {"oom"} and fits and run.cells[cell_id]["batch"] > max(fits)
+            if (batch := run.cells[cell_id]["batch"]) > max(fits, default=batch)
+            and (names == {"oom"} or (not names and batch > min(fails, default=batch)))
         }
     return beyond
 

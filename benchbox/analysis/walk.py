@@ -76,6 +76,10 @@ def walk_state(
     fits, fails = largest or 0, beyond or _NO_LIMIT
     if fits >= fails:
         return state("contradictory")
+    # The start was another one, or a bound that other walks no longer show kept this walk from it.
+    highest = min(fails, bounds.fails or _NO_LIMIT, (at_most or _NO_LIMIT) + 1)
+    if statuses and start not in statuses and start < highest:
+        return state("unfinished", start)
     if fits + 1 == fails:
         return state("complete" if fits else "nothing fits")
     if at_most is not None and fits >= at_most:  # more, where at_most was lowered since

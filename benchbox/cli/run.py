@@ -109,7 +109,7 @@ def run(
     from benchbox.cli.nodes import check_world_sizes, follow_node_0, open_launcher
     from benchbox.cli.predicting import predict_run
     from benchbox.cli.statistics import prepare_statistics
-    from benchbox.cli.walk_launches import WalkLaunches, check_memory_limit, plan_walks
+    from benchbox.cli.walk_launches import WalkLaunches, check_memory_limit, find_records, plan_walks
     from benchbox.launch.nodes.settings import read_node_settings
     from benchbox.launch.process.lock import lock_run_directory
     from benchbox.launch.process.signals import stop_on_signals
@@ -155,7 +155,7 @@ def run(
     folder = out or Path("runs") / loaded.name
     store = RunStore(folder)
 
-    def open_walks() -> WalkLaunches:
+    def open_walks(*, fresh: bool) -> WalkLaunches:
         """Read the plan of the run directory, to go on with its walks."""
         with_walks = described
         if loaded.search:
@@ -169,7 +169,7 @@ def run(
         pending = pending_launches(chosen, measure, store, loaded.policy_dirs, fresh=fresh)
         if not loaded.search:
             return pending
-        walks = open_walks()
+        walks = open_walks(fresh=fresh)
         return replace(pending, launches=[*pending.launches, *walks.pending()], reused=pending.reused + walks.done())
 
     script = ""
@@ -191,7 +191,7 @@ def run(
         pending = find_pending(fresh=fresh)
         if pending.launches:
             job, state = submit_and_follow(script, folder)
-            _check_job(job, state, find_pending(fresh=False).launches, store)
+            _check_job(job, state, find_pending(fresh=False).launches, store, fresh=fresh)
         else:
             print(f"all {pending.reused} launches are done already: no job was submitted")
             _write_reports(folder)
@@ -204,12 +204,13 @@ def run(
 
     console = Console(highlight=False)
     with lock_run_directory(folder):
-        walks = open_walks()
+        walks = open_walks(fresh=fresh)
         walks.predict(console)
-        if not auto:
+        earlier = find_records(store, selected.cells, selected.walks) if fresh else []
+        if selected_launches or not auto:
             store.write_run(walks.run)
         console.print(loaded.data.reading, markup=False, soft_wrap=True)
-        prepare_statistics(loaded.data, console)
+        prepare_statistics(loaded.data, (cell.seed for cell in (*selected.cells, *selected.walks)), console)
         with stop_on_signals() as stop, open_launcher(launcher, folder, nodes, stop) as opened:
             progress = ConsoleProgress(console, _make_label(planned))
 
@@ -230,6 +231,8 @@ def run(
                 note = remove_outdated_launches(selected_launches, measure, store, loaded.policy_dirs, fresh=fresh)
                 if note:
                     console.print(note, markup=False, soft_wrap=True)
+            for cell_id, launch in earlier:  # a fresh run that is stopped resumes with what it has measured
+                store.remove_record(cell_id, launch)
             summary = run_launches(selected_launches) if selected_launches else RunSummary()
             if loaded.search and not summary.has_ended:
                 summary = summary.followed_by(walks.launch(run_launches, console))
@@ -254,12 +257,17 @@ def _predicting(cells: int) -> str:
     return f"predicting memory and communication of {cells} cell{'s' if cells > 1 else ''}; --no-estimate leaves it out"
 
 
-def _check_job(job: "SlurmJob", state: "JobState", pending: "Launches", store: "RunStore") -> None:
-    """Raise the error of a job that left launches without an ok record."""
+def _check_job(job: "SlurmJob", state: "JobState", pending: "Launches", store: "RunStore", *, fresh: bool = False) -> None:
+    """Raise the error of a job that left launches without an ok record.
+
+    With `fresh`, the records may be those from before a job that ended before it began.
+    """
     from benchbox.launch.slurm.job import SlurmJobError
 
-    if not pending:
+    if not pending and (state.ended_by_itself or not fresh):
         return
+    if not pending:
+        raise SlurmJobError(f"Slurm job {job.id} ended {state}, and measured nothing again; the same command submits it")
     recorded = all(store.record(cell.cell_id, launch) for cell, launch in pending)
     if recorded and state.ended_by_itself:
         raise CellFailedError(f"Slurm job {job.id}: {len(pending)} launches did not end ok; output: {job.log}")
@@ -314,13 +322,13 @@ def _write_reports(folder: Path) -> None:
 
 
 def _exit(summary: "RunSummary", folder: Path, cells: int, *, walks: bool) -> None:
+    resume_command = shlex.join(["benchbox", *(word for word in sys.argv[1:] if word != "--fresh")])
     if summary.stopped:
-        resume_command = shlex.join(["benchbox", *(word for word in sys.argv[1:] if word != "--fresh")])
         least = "at least " if walks else ""
         print(f"stopped with {least}{summary.remaining} launches left; resume with: {resume_command}", file=sys.stderr)
         raise typer.Exit(_EXIT_STOPPED)
     if summary.out_of_time:
-        print(f"the budget ended with {summary.remaining} launches left to the next look; the same command continues")
+        print(f"the budget ended with {summary.remaining} launches left to the next look; continue with: {resume_command}")
     if summary.failed_cells:
         raise CellFailedError(
             f"{len(summary.failed_cells)} of {cells} cells did not end ok; records and logs of each rank: {folder / 'cells'}"

@@ -87,6 +87,21 @@ def _in_order(cells: "Mapping[str, CellDict]", walks: "Sequence[Walk]") -> "dict
     return {cell_id: cells[cell_id] for cell_id in dict.fromkeys([*by_walk, *cells])}
 
 
+def find_records(store: "RunStore", cells: Sequence["Cell"], starts: Sequence["Cell"]) -> list[tuple[str, int]]:
+    """Return the records, as (id of the cell, launch), of cells and of all batches of walks, as the plan on disk has them.
+
+    Args:
+        starts: first cells of the walks.
+    """
+    cell_ids = {cell.cell_id for cell in cells}
+    points = {walk_point(start.to_dict()) for start in starts}
+    return [
+        (record["cell_id"], record["launch"])
+        for record in (store.records() if (store.path / "run.json").is_file() else ())
+        if record["cell_id"] in cell_ids or (points and walk_point(record["cell"]) in points)
+    ]
+
+
 @dataclass(slots=True)
 class WalkLaunches:
     """The walks of a run. `run` is its plan, which gets a cell for every batch that is tried.
@@ -160,6 +175,8 @@ class WalkLaunches:
                 summary = summary.followed_by(launch(repeats))
         walked = {cell_id for walk in self.run.walks for cell_id in walk["cells"]}
         summary.failed_cells -= {cell_id for cell_id in summary.failed_cells & walked if self._status(cell_id) == "oom"}
+        if not summary.has_ended:
+            summary.failed_cells |= {walk["cells"][0] for walk, state in self._states() if state.outcome == "nothing fits"}
         return summary
 
     def fastest_batches(self) -> list[str]:

@@ -68,13 +68,15 @@ def launch_cell(
         hang_after_s=measure.hang_after_s,
         nnodes=launcher.nnodes,
     )
+    # Before the ranks import it: a policy that is edited meanwhile makes this launch outdated.
+    policy_sources = policy_sha256(cell.policy, policy_dirs)
     started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
     start = time.monotonic()
     outcome = run_group(job, launcher, on_progress=on_progress, stop=stop)
     duration_s = time.monotonic() - start
     environment: LaunchEnvironment = {  # of the launcher as it is now: it may have had to start new interpreters
         "benchbox_sha256": benchbox_sha256(),
-        "policy_sha256": policy_sha256(cell.policy, policy_dirs),
+        "policy_sha256": policy_sources,
         "launcher": launcher.name,
         "set_by_launcher": dict(launcher.variables(cell.world_size)),
     }

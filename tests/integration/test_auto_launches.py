@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from benchbox.analysis.invariants import verify_run
@@ -9,6 +11,9 @@ from benchbox.analysis.sequential import look_at
 from benchbox.store.run import RunStore
 from tests.support.commands import run_in_process
 from tests.support.waiting_policy import write_waiting_policy
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.ranks
 
@@ -64,3 +69,13 @@ def test_the_pair_of_the_walks_is_settled_at_a_look(commands: tuple[RunStore, st
 
 def test_every_invariant_holds(commands: tuple[RunStore, str, str]) -> None:
     assert verify_run(commands[0]).violations == ()
+
+
+def test_a_budget_that_ends_among_cells_beside_the_walks_leaves_a_run(tmp_path: Path) -> None:
+    (tmp_path / "auto.yaml").write_text(f"{MATRIX}include:\n  - {{size: slow, batch: 1}}\n")
+    policies = write_waiting_policy(tmp_path, fast=0.1, slow=0.4)
+    command = ["run", tmp_path / "auto.yaml", "--out", tmp_path / "run", "--policy-dir", policies, "--no-estimate"]
+    done = run_in_process(*command, "--launches", "auto", "--budget", "0.001s")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the budget ended with 1 launches left" in done.stdout
+    assert {cell["batch"] for cell in RunStore(tmp_path / "run").run().cells.values()} == {1, 2}

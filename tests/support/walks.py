@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from benchbox.cli.walk_launches import WalkLaunches, plan_walks
+from benchbox.cli.walk_launches import WalkLaunches, find_records, plan_walks
 from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
 from benchbox.launch.resume import pending_launches
 from benchbox.launch.runner import RunSummary
@@ -55,7 +55,10 @@ class Machine:
         """Run or resume the walks like `benchbox run`; after so many launches the process is killed."""
         store, budget = self.store, len(self.launched) + at_most_launches
         walks = self.open(fresh=fresh)
+        earlier = find_records(store, (), self.only or self.starts) if fresh else []
         store.write_run(walks.run)
+        for record in earlier:
+            store.remove_record(*record)
 
         def launch(launches: Launches) -> RunSummary:
             pending = pending_launches(launches, self.measure, store, (), fresh=fresh)

@@ -148,3 +148,18 @@ def test_a_stop_between_two_launches_begins_no_other(bench: Bench) -> None:
     assert (summary.stopped, summary.executed, summary.remaining) == (True, 1, 2)
     assert bench.statuses() == ["healthy 1 ok"]
     assert bench.launcher.started == [("healthy", 1)]
+
+
+def test_a_policy_that_is_edited_while_it_is_measured_is_measured_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record has the sources from before the ranks read them, so that it can only look older than it is."""
+    start = bench.launcher.start
+
+    def edit_and_start(job: Any) -> Any:
+        (bench.policy_dir / "stand_in" / "policy.py").write_text("def build(preset, axes): return 1\n")
+        return start(job)
+
+    monkeypatch.setattr(bench.launcher, "start", edit_and_start)
+    assert bench.run(HEALTHY).executed == 1
+    assert bench.run(HEALTHY).executed == 1
+    assert "the sources of policy stand_in have changed since" in bench.text
+    assert bench.run(HEALTHY).reused == 1

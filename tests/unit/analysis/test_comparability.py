@@ -179,3 +179,16 @@ def test_processors_of_one_name_and_other_instructions_are_not_compared():
     assert compare(*old, *new).reason == "they also differ in cpu_capability: AVX512 against AVX2"
     ours, theirs = (records[-1]["environment"] for records in (new, old))
     assert environment_differences(ours, theirs) == {"cpu_capability": "cpu_capability AVX2 against AVX512"}
+
+
+@pytest.mark.parametrize("mixed", [FSDP, ZERO])
+def test_launches_of_one_cell_that_differ_in_their_environment_are_in_no_ratio(mixed):
+    """A run that was resumed under other variables: the latest launches of both cells agree, and the others do not."""
+    records = [*launches(FSDP, *[0.3] * 6), *launches(ZERO, *[0.2] * 6)]
+    assert compare(*records).verdict == "regression"
+    for record in records:
+        is_earlier = record["cell_id"] == mixed.cell_id and record["launch"] < 6
+        record["environment"] = record["environment"] | {"threads": 1 if is_earlier else 2}
+    comparison = compare(*records)
+    assert (comparison.verdict, comparison.ratio) == ("incomparable", None)
+    assert comparison.reason == f"launches of {mixed.backend} differ in threads"

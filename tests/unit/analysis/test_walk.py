@@ -102,7 +102,7 @@ def test_the_state_depends_on_the_launches_and_not_on_their_order(largest, predi
 @pytest.mark.parametrize(("statuses", "at_most"), [({4: "ok", 8: "ok"}, 4), ({8: "ok", 16: "oom"}, 4), ({4: "ok"}, 4)])
 def test_a_cap_below_what_fits_already_ends_the_walk(statuses, at_most):
     """The cap was lowered, and the same command goes on."""
-    state = walk_state(statuses, at_most=at_most)
+    state = walk_state(statuses, start=min(statuses), at_most=at_most)
     assert (state.outcome, state.batch, state.largest) == ("capped", None, max(b for b in statuses if statuses[b] == "ok"))
 
 

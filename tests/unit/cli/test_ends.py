@@ -14,9 +14,22 @@ from benchbox.errors import EXIT_CELL_FAILED, EXIT_THRESHOLD, EXIT_USAGE, CellFa
 from benchbox.launch.runner import RunSummary
 from benchbox.launch.slurm.job import JobState, SlurmJobError
 from benchbox.launch.supervise.outcome import Outcome
+from benchbox.plan import plan
+from benchbox.spec import load_matrix
 from benchbox.store.run import RunStore
+from tests.support.commands import run_in_process
 from tests.support.example_run import CELL, OOM, example_record, example_run
 
+MATRIX = """
+name: m
+policy: pi05
+size: tiny
+data: synthetic
+world_size: 1
+backend: single
+axes: {batch: [2]}
+measure: {warmup_steps: 1, steps: 1, launches: 2}
+"""
 FAILED = {"type": "RuntimeError", "message": "it fell", "rank": 1, "phase": "backward", "traceback": None}
 
 
@@ -30,12 +43,14 @@ def test_a_stopped_run_names_the_command_that_resumes_it_without_beginning_anew(
         assert capsys.readouterr().err == f"stopped with {least}3 launches left; resume with: {command}\n"
 
 
-def test_a_run_says_that_its_budget_ended_and_how_many_cells_failed(capsys, tmp_path):
+def test_a_run_says_that_its_budget_ended_and_how_many_cells_failed(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["benchbox", "run", "my matrix.yaml", "--fresh", "--budget", "1m"])
     run._exit(RunSummary(), tmp_path, 4, walks=False)
     assert capsys.readouterr().out == ""
     with pytest.raises(CellFailedError, match=f"2 of 4 cells did not end ok; records and logs of each rank: {tmp_path}/cells"):
         run._exit(RunSummary(out_of_time=True, remaining=5, failed_cells={"a", "b"}), tmp_path, 4, walks=False)
-    assert capsys.readouterr().out == "the budget ended with 5 launches left to the next look; the same command continues\n"
+    text = "the budget ended with 5 launches left to the next look; continue with: benchbox run 'my matrix.yaml' --budget 1m\n"
+    assert capsys.readouterr().out == text
 
 
 def test_a_job_that_left_launches_failed_by_itself_or_was_ended_by_slurm(tmp_path):
@@ -49,6 +64,30 @@ def test_a_job_that_left_launches_failed_by_itself_or_was_ended_by_slurm(tmp_pat
         with pytest.raises(SlurmJobError, match=f"{state.state}.* with 1 launches left; the same command submits them"):
             run._check_job(job, state, launches, store)
     assert run._check_job(job, JobState("TIMEOUT"), [], store) is None
+    with pytest.raises(SlurmJobError, match="Slurm job 7 ended TIMEOUT, and measured nothing again"):
+        run._check_job(job, JobState("TIMEOUT"), [], store, fresh=True)
+    assert run._check_job(job, JobState("COMPLETED"), [], store, fresh=True) is None
+
+
+def test_a_fresh_run_that_is_stopped_leaves_no_figures_from_before(tmp_path, monkeypatch):
+    """They would be among those that its resume adds."""
+    path, store = tmp_path / "m.yaml", RunStore(tmp_path / "run")
+    path.write_text(MATRIX)
+    (cell,) = plan(load_matrix(path)).cells
+    store.write_run(example_run([cell]))
+    for launch in (1, 2, 3):
+        store.write_record(example_record(cell, launch))
+    at_begin = []
+
+    def stop(launches, **_):
+        at_begin.append(list(store.records()))
+        return RunSummary(stopped=True, remaining=len(launches))
+
+    monkeypatch.setattr("benchbox.launch.runner.run_matrix", stop)
+    done = run_in_process("run", path, "--out", store.path, "--fresh")
+    assert done.returncode == 130
+    assert "stopped with 2 launches left" in done.stderr
+    assert at_begin == [[]]
 
 
 @pytest.mark.parametrize(

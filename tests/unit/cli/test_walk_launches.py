@@ -5,7 +5,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from benchbox.analysis.baseline import BaselineLookup, make_baseline
 from benchbox.analysis.certificates import certificates
+from benchbox.analysis.gate import gate
 from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.summary import summarize
 from benchbox.cli.predicting import predict_in_process
@@ -139,6 +141,47 @@ def test_fresh_repeats_every_launch_of_a_walk(tmp_path):
     launched = list(machine.launched)
     machine.run(fresh=True)
     assert machine.launched == launched * 2
+
+
+def test_a_walk_that_began_anew_and_was_killed_goes_on_with_what_it_has_measured_since(tmp_path):
+    machine = Machine(tmp_path, lambda _: 6, predicted=6)
+    machine.run()
+    launched = list(machine.launched)
+    machine.launched.clear()
+    with pytest.raises(Killed):
+        machine.run(fresh=True, at_most_launches=2)
+    machine.run()
+    assert machine.launched == launched
+
+
+def test_a_set_up_of_which_nothing_fits_has_failed_also_when_nothing_is_left_to_launch(tmp_path):
+    machine = Machine(tmp_path, lambda _: 0)
+    for _ in range(2):
+        _, summary = machine.run()
+        (walk,) = machine.store.run().walks
+        assert summary.failed_cells == {walk["cells"][0]}
+
+
+def test_a_start_that_other_walks_show_not_to_fit_is_no_missing_cell(tmp_path):
+    """The gate, and a baseline, take it as a batch that ran out of memory."""
+    starts = [replace(cell, batch=4) for cell in cameras(4, 8)]
+    machine = Machine(tmp_path, lambda _: 2, starts=starts, measure=ONE_LAUNCH)
+    machine.run()
+    assert (starts[1], 1) not in machine.launched
+    run = machine.store.run()
+    summaries = summarize(run, machine.store.records())
+    assert {row.verdict for row in gate(run, summaries, BaselineLookup(None, "no baseline"))} == {"ok"}
+    assert starts[1].cell_id not in make_baseline(run, summaries, "machine").cells
+
+
+def test_another_start_of_walks_that_have_ended_is_launched(tmp_path):
+    """All set-ups are compared at an equal batch."""
+    machine = Machine(tmp_path, lambda _: 6, measure=ONE_LAUNCH, predicted=6)
+    machine.run()
+    machine.starts = [replace(START, batch=4)]
+    machine.launched.clear()
+    machine.run()
+    assert machine.batches == [4]
 
 
 def test_a_search_that_nothing_limits_is_refused_at_its_line(tmp_path, monkeypatch):
