@@ -27,6 +27,8 @@ class KahanAdamW(optimi.AdamW):
         arguments: lr, betas, eps, weight_decay.
     """
 
+    param_groups: list[dict[str, Any]]
+
     def __init__(self, groups: Iterable[Mapping[str, Any]], **arguments: Any) -> None:
         super().__init__([_with_own_betas(group) for group in groups], **arguments, kahan_sum=True)
         for group in self.param_groups:

@@ -21,6 +21,7 @@ from benchbox.trainer.validation import ValidationPass
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchbox.data.text.fast import FastTokenizer
     from benchbox.registry.contracts import BatchSpec
 
 SCHEMA_VERSION = 1
@@ -88,7 +89,8 @@ def open_validated_samples(trained: Cell, data: DataSpec, spec: BatchSpec) -> Mi
         ConfigurationError: the data do not fit the policy.
         DataError: a dataset is missing or damaged, also one of the training, from which its tokenizer is trained again.
     """
-    fast, cameras = None, ()
+    fast: FastTokenizer | None = None
+    cameras: tuple[str, ...] = ()
     is_other = replace(data, workers=trained.data.workers) != trained.data
     if is_other and trained.data.kind != "synthetic":
         try:
@@ -106,8 +108,10 @@ def open_validated_samples(trained: Cell, data: DataSpec, spec: BatchSpec) -> Mi
 
 def _numbers(data: DataSpec, path: Path | None) -> list[int] | None:
     """Return the numbers of the entries of a training's data that are the dataset at a path. None: there is no such entry."""
-    datasets = () if path is None else enumerate(data.lerobot_datasets)
-    return [number for number, dataset in datasets if Path(dataset.path).resolve() == path.resolve()] or None
+    if path is None:
+        return None
+    root = path.resolve()
+    return [number for number, dataset in enumerate(data.lerobot_datasets) if Path(dataset.path).resolve() == root] or None
 
 
 def _names(data: DataSpec, numbers: list[int] | None) -> list[str]:

@@ -131,7 +131,7 @@ def test_what_cannot_be_exported_is_one_line(parts: dict[str, TrainingPart], tmp
 def test_frozen_weights_that_a_gpu_drew_and_the_checkpoint_lacks_are_not_drawn_otherwise(
     parts: dict[str, TrainingPart], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same seed gives other numbers on a CPU. A checkpoint of GPUs is known by the state of their generator."""
+    """On a CPU the same seed gives other numbers. A checkpoint of GPUs is known by the state of their generator."""
     opened = TensorFolder.__init__
 
     def open_of_gpu(self: TensorFolder, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is said of the data before ranks start, and what is refused."""
+"""Preparation of the data before ranks start: what is said of it, and what is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def test_episodes_are_divided_by_the_seeds_of_the_cells(tmp_path: Path) -> None:
-    """Of two entries of one dataset, a seed may hold out all episodes of the smaller one, and another seed not."""
+    """A seed may hold out all episodes of the smaller of two entries of a dataset, and another seed not."""
     root = write_dataset(tmp_path / "data", lengths=(6,) * 10, tasks=("lift",) * 10)
     keep = tmp_path / "keep.json"
     keep.write_text(json.dumps({"0": [[0, 6]], "1": [[0, 6]]}))

@@ -158,7 +158,7 @@ def test_cells_whose_steps_have_other_samples_do_not_share_a_trace():
 
 
 def test_a_batch_may_have_more_samples_than_the_dataset_has_frames():
-    """As in training, whose order goes on with the next epoch."""
+    """Training goes on with the next epoch there."""
     cell = tiny_cell(backend="single", world_size=1, batch=400, data=DataSpec(kind="sample", workers=0))
     samples = open_samples(cell.data, policy_of(cell).batch_spec(), cell.seed)
     assert len(samples) < cell.batch

@@ -121,7 +121,7 @@ def test_moments_that_went_through_bfloat16_are_recognised_by_their_bits():
 @pytest.mark.parametrize("name", ["optimi:AdamW", "benchbox.optim.kahan:KahanAdamW"])
 @pytest.mark.parametrize("rate", [1e-3, 1e-5])
 def test_the_compensation_of_kahan_summation_counts_as_arrived(rate, name):
-    """Of optimi's AdamW and of its subclass: every update is in the weight and its buffer together, at every rate."""
+    """Updates of optimi's AdamW and of its subclass: each is in the weight and its buffer together, at every rate."""
     pytest.importorskip("optimi", reason="needs the extra lowbit")
     torch.manual_seed(0)
     model = nn.Linear(128, 128, bias=False).to(torch.bfloat16)
