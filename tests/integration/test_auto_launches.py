@@ -72,7 +72,7 @@ def test_every_invariant_holds(commands: tuple[RunStore, str, str]) -> None:
 
 
 def test_a_budget_that_ends_among_cells_beside_the_walks_leaves_a_run(tmp_path: Path) -> None:
-    (tmp_path / "auto.yaml").write_text(f"{MATRIX}include:\n  - {{size: slow, batch: 1}}\n")
+    (tmp_path / "auto.yaml").write_text(f"{MATRIX}include:\n  - {{size: slow, batch: 1, seed: 1}}\n")
     policies = write_waiting_policy(tmp_path, fast=0.1, slow=0.4)
     command = ["run", tmp_path / "auto.yaml", "--out", tmp_path / "run", "--policy-dir", policies, "--no-estimate"]
     done = run_in_process(*command, "--launches", "auto", "--budget", "0.001s")
