@@ -49,6 +49,13 @@ def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:
     for part in {id(part): part for part in (config, text)}.values():
         part.use_cache = False  # of generation: recomputation would fill it twice
     with_images = hasattr(config, "vision_config")
+    if with_images:
+        image_size(config, source)  # refuses unknown ones before the model is built, which may need all memory
+        if source not in _FITTING_DEFAULTS and not tiny and not Path(source).is_dir():
+            raise UnsupportedError(
+                f"hf:{source}: the defaults of transformers for this model type are those of different models, and do not fit "
+                "together; name a folder with the config.json of one: hf:path/to/config"
+            )
     model_class = AutoModelForImageTextToText if with_images else AutoModelForCausalLM
     try:
         model = model_class.from_config(config, torch_dtype=torch.float32)
@@ -62,15 +69,9 @@ def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:
         return benchbox.adapt(model, loss=_loss, batch=_RandomTokens(text.vocab_size, tokens))
     from benchbox.registry.contracts import BatchSpec
 
-    size = image_size(config, source)
-    if source not in _FITTING_DEFAULTS and not tiny and not Path(source).is_dir():
-        raise UnsupportedError(
-            f"hf:{source}: the defaults of transformers for this model type are those of different models, and do not fit "
-            "together; name a folder with the config.json of one: hf:path/to/config"
-        )
     spec = BatchSpec(
         cameras=axes.cams,
-        image_size=size,
+        image_size=image_size(config, source),
         state_dim=_MOST_DIMENSIONS,
         action_dim=_MOST_DIMENSIONS,
         horizon=1,
