@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from benchbox.registry.contracts import Axes, Batch, Policy
+    from benchbox.registry.contracts import Axes, Batch, BatchSpec, Policy
 
 ATTENTION = ("eager", "sdpa", "flex", "native")
 
@@ -43,19 +43,14 @@ def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    tiny = preset["tiny"]
-    config = _read_config(source, tiny=tiny)
+    config = _read_config(source, tiny=preset["tiny"])
     text = config.get_text_config()
     for part in {id(part): part for part in (config, text)}.values():
         part.use_cache = False  # of generation: recomputation would fill it twice
+    tokens = preset["tokens"]
     with_images = hasattr(config, "vision_config")
-    if with_images:
-        image_size(config, source)  # refuses unknown ones before the model is built, which may need all memory
-        if source not in _FITTING_DEFAULTS and not tiny and not Path(source).is_dir():
-            raise UnsupportedError(
-                f"hf:{source}: the defaults of transformers for this model type are those of different models, and do not fit "
-                "together; name a folder with the config.json of one: hf:path/to/config"
-            )
+    # Before the model is built, because one that is refused may be larger than the memory.
+    spec = _batch_spec(config, axes, source, tokens=tokens, tiny=preset["tiny"]) if with_images else None
     model_class = AutoModelForImageTextToText if with_images else AutoModelForCausalLM
     try:
         model = model_class.from_config(config, torch_dtype=torch.float32)
@@ -64,23 +59,36 @@ def build(preset: Mapping[str, Any], axes: Axes, source: str) -> Policy:
             raise
         kind = "vision-language" if with_images else "causal language"
         raise UnsupportedError(f"{source}: {config.model_type} is no {kind} model of transformers") from None
-    tokens = preset["tokens"]
-    if not with_images:
+    if spec is None:
         return benchbox.adapt(model, loss=_loss, batch=_RandomTokens(text.vocab_size, tokens))
+    return benchbox.adapt(model, loss=_loss, batch=lambda batch: image_inputs(config, batch), spec=spec)
+
+
+def _batch_spec(config: Any, axes: Axes, source: str, *, tokens: int, tiny: bool) -> BatchSpec:
+    """Return what a vision-language model reads: images and a prompt.
+
+    Raises:
+        UnsupportedError: how its images are taken is not known, or the parts of its config do not fit together.
+    """
     from benchbox.registry.contracts import BatchSpec
 
-    spec = BatchSpec(
+    size = image_size(config, source)
+    if source not in _FITTING_DEFAULTS and not tiny and not Path(source).is_dir():
+        raise UnsupportedError(
+            f"hf:{source}: the defaults of transformers for this model type are those of different models, and do not fit "
+            "together; name a folder with the config.json of one: hf:path/to/config"
+        )
+    return BatchSpec(
         cameras=axes.cams,
-        image_size=image_size(config, source),
+        image_size=size,
         state_dim=_MOST_DIMENSIONS,
         action_dim=_MOST_DIMENSIONS,
         horizon=1,
         prompt_tokens=tokens,
-        text_vocab=text.vocab_size,
+        text_vocab=config.get_text_config().vocab_size,
         state_normalisation="identity",
         action_normalisation="identity",
     )
-    return benchbox.adapt(model, loss=_loss, batch=lambda batch: image_inputs(config, batch), spec=spec)
 
 
 class _RandomTokens:
