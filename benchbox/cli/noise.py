@@ -75,7 +75,7 @@ def noise(
         prepare_statistics(loaded.data, [cell.seed], console)
         with stop_on_signals() as stop, open_launcher(TrainingLauncherName.local, folder, None, stop) as launcher:
             asked = [(cell, number) for number in range(1, launches + 1)]
-            if note := remove_outdated_launches(asked, measure, store, loaded.policy_dirs, fresh=False):
+            if note := remove_outdated_launches(asked, measure, store, loaded.policy_dirs):
                 console.print(note, markup=False, soft_wrap=True)
             summary = run_matrix(
                 asked,

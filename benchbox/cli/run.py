@@ -222,17 +222,16 @@ def run(
                     launcher=opened,
                     progress=progress,
                     policy_dirs=loaded.policy_dirs,
-                    fresh=fresh,
                     stop=stop,
                     may_start=allowance.has_time,
                 )
 
+            for cell_id, launch in earlier:  # now that launches can begin: a run that is stopped resumes with what it has then
+                store.remove_record(cell_id, launch)
             if selected_launches and not auto:
-                note = remove_outdated_launches(selected_launches, measure, store, loaded.policy_dirs, fresh=fresh)
+                note = remove_outdated_launches(selected_launches, measure, store, loaded.policy_dirs)
                 if note:
                     console.print(note, markup=False, soft_wrap=True)
-            for cell_id, launch in earlier:  # a fresh run that is stopped resumes with what it has measured
-                store.remove_record(cell_id, launch)
             summary = run_launches(selected_launches) if selected_launches else RunSummary()
             if loaded.search and not summary.has_ended:
                 summary = summary.followed_by(walks.launch(run_launches, console))

@@ -36,7 +36,7 @@ def pending_launches(
     store: RunStore,
     policy_dirs: Sequence[Path],
     *,
-    fresh: bool,
+    fresh: bool = False,
     final: Collection[str] = ("ok",),
 ) -> PendingLaunches:
     """Select the launches that have no record, or one that failed or is outdated; with `fresh`, all of them.
@@ -71,12 +71,11 @@ def pending_launches(
 
 
 def remove_outdated_launches(
-    launches: Sequence[tuple[Cell, int]], measure: MeasureSpec, store: RunStore, policy_dirs: Sequence[Path], *, fresh: bool
+    launches: Sequence[tuple[Cell, int]], measure: MeasureSpec, store: RunStore, policy_dirs: Sequence[Path]
 ) -> str | None:
     """Remove records of further launches of these cells, left by a command that asked for more, if they are outdated.
 
-    They would be among the figures of the cell, though they were not measured as its launches are now. With `fresh` all of them
-    are outdated.
+    They would be among the figures of the cell, though they were not measured as its launches are now.
 
     Returns:
         a line that says how many, or None.
@@ -89,7 +88,7 @@ def remove_outdated_launches(
     cells = {cell.cell_id: cell for cell, _ in launches}
     stored = [(record["cell_id"], record["launch"]) for record in store.records() if record["cell_id"] in cells]
     further = [(cells[cell_id], launch) for cell_id, launch in stored if (cell_id, launch) not in asked]
-    outdated = pending_launches(further, measure, store, policy_dirs, fresh=fresh, final=STATUSES).launches
+    outdated = pending_launches(further, measure, store, policy_dirs, final=STATUSES).launches
     for cell, launch in outdated:
         store.remove_record(cell.cell_id, launch)
     if not outdated:

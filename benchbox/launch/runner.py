@@ -61,7 +61,6 @@ def run_matrix(
     launcher: Launcher,
     progress: Progress,
     policy_dirs: Sequence[Path] = (),
-    fresh: bool = False,
     stop: Callable[[], bool] = never_stop,
     may_start: Callable[[], bool] = lambda: True,
 ) -> RunSummary:
@@ -74,7 +73,7 @@ def run_matrix(
         RecordError: a record of an earlier run cannot be read.
         BenchboxError: a process cannot be ended, and would disturb the next measurement.
     """
-    pending = pending_launches(launches, measure, store, policy_dirs, fresh=fresh)
+    pending = pending_launches(launches, measure, store, policy_dirs)
     summary = RunSummary(reused=pending.reused)
     failures = _Failures()
     with progress.display(list(launches), pending.launches, pending.notes):

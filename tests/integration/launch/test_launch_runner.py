@@ -85,11 +85,6 @@ def test_a_second_run_does_only_what_is_missing_or_failed(bench: Bench) -> None:
     assert "it ended crash last time" in bench.text
 
 
-def test_fresh_measures_everything_again(bench: Bench) -> None:
-    bench.run(HEALTHY)
-    assert bench.run(HEALTHY, fresh=True).executed == 1
-
-
 def test_a_record_of_other_sources_is_measured_again_with_a_line_saying_so(bench: Bench) -> None:
     bench.run(HEALTHY, launches=2)
     (bench.policy_dir / "stand_in" / "policy.py").write_text("def build(preset, axes): return None\n")

@@ -102,18 +102,16 @@ def test_further_launches_that_are_outdated_are_removed_and_others_stay(policy_d
     store.write_record(cast("LaunchRecord", example_record(other, 3) | steps | {"steps": 99}))
     asked = [(healthy, 1), (healthy, 2)]
 
-    def removed(*, fresh: bool) -> str | None:
-        return resume.remove_outdated_launches(asked, MEASURE, store, [policy_dir], fresh=fresh)
+    def removed() -> str | None:
+        return resume.remove_outdated_launches(asked, MEASURE, store, [policy_dir])
 
     def kept() -> list[tuple[str, int]]:
         return [(record["cell_id"], record["launch"]) for record in store.records()]
 
     note = "removing 1 further launch, which an earlier command measured"
-    assert removed(fresh=False) == note
+    assert removed() == note
     assert kept() == [*((healthy.cell_id, launch) for launch in (1, 2, 4)), (other.cell_id, 3)]
-    assert removed(fresh=False) is None
-    assert removed(fresh=True) == note
-    assert kept() == [(healthy.cell_id, 1), (healthy.cell_id, 2), (other.cell_id, 3)]
+    assert removed() is None
 
 
 def test_of_other_policies_not_even_the_presets_are_read(policy_dir: Path) -> None:
