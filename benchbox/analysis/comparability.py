@@ -207,7 +207,7 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
             divergence = f": {summary.divergence}" if summary.divergence else ""
             return f"{_name(summary, axis)} is {summary.status}{divergence}"
     for summary in (subject, reference):
-        if (key := _differs_in(summary)) is not None:
+        if (key := _differing_key(summary)) is not None:
             return f"launches of {_name(summary, axis)} differ in {key}"
     assert subject.evidence is not None
     assert reference.evidence is not None
@@ -220,7 +220,7 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
     return None
 
 
-def _differs_in(summary: CellSummary) -> str | None:
+def _differing_key(summary: CellSummary) -> str | None:
     """Return the first key of the environment in which ok launches of a cell differ: part of them were measured elsewhere."""
     environments = list({id(record["environment"]): record for record in summary.ok}.values())
     for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT) if len(environments) > 1 else ():

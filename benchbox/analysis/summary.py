@@ -201,12 +201,12 @@ def _beyond_memory(run: Run, launches: Mapping[str, CellLaunches]) -> set[str]:
         statuses = {cell_id: {record["status"] for record in records} for cell_id, records in ran.items()}
         fits = [run.cells[cell_id]["batch"] for cell_id, names in statuses.items() if "ok" in names]
         fails = [run.cells[cell_id]["batch"] for cell_id, names in statuses.items() if names == {"oom"}]
-        beyond |= {
-            cell_id
-            for cell_id, names in statuses.items()
-            if (batch := run.cells[cell_id]["batch"]) > max(fits, default=batch)
-            and (names == {"oom"} or (not names and batch > min(fails, default=batch)))
-        }
+        if fits and fails:
+            beyond |= {
+                cell_id
+                for cell_id, names in statuses.items()
+                if names <= {"oom"} and run.cells[cell_id]["batch"] >= max(min(fails), max(fits) + 1)
+            }
     return beyond
 
 

@@ -41,7 +41,12 @@ def evaluate_checkpoint(
     dtype: Annotated[ExportDtype, typer.Option("--dtype", help="Dtype of the weights.")] = ExportDtype.float32,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Output folder.", show_default="evaluation-<env>-step-<n> beside it"),
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Output folder.",
+            show_default="evaluation-<env>[-averages][-<dtype>]-step-<n> beside it",
+        ),
     ] = None,
 ) -> None:
     """Let the policy of a checkpoint act in an environment, and report its success rate with a 95% Wilson interval.

@@ -30,7 +30,7 @@ class KahanAdamW(optimi.AdamW):
     param_groups: list[dict[str, Any]]
 
     def __init__(self, groups: Iterable[Mapping[str, Any]], **arguments: Any) -> None:
-        super().__init__([_with_own_betas(group) for group in groups], **arguments, kahan_sum=True)
+        super().__init__([_with_betas_of_optimi(group) for group in groups], **arguments, kahan_sum=True)
         for group in self.param_groups:
             group["triton"] = HAS_TRITON and all(type(p) is nn.Parameter and p.is_cuda for p in group["params"])
 
@@ -50,9 +50,9 @@ def _is_trained(parameter: Tensor) -> bool:
     return parameter.requires_grad and (parameter.grad is not None or not parameter.numel())
 
 
-def _with_own_betas(group: Mapping[str, Any]) -> dict[str, Any]:
+def _with_betas_of_optimi(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return a group with its betas under the names that optimi reads."""
-    own = dict(group)
-    if (betas := own.pop("betas", None)) is not None:
-        own["beta1"], own["beta2"] = betas
-    return own
+    renamed = dict(group)
+    if (betas := renamed.pop("betas", None)) is not None:
+        renamed["beta1"], renamed["beta2"] = betas
+    return renamed

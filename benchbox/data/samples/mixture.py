@@ -93,8 +93,8 @@ class MixtureSamples:
             tuple(dict.fromkeys(setting.source_name for setting in settings)),
             tuple(dict.fromkeys(setting.control_mode for setting in settings)),
         )
-        own = camera_slots(members)
-        self.cameras = (own if set(own).isdisjoint(cameras) else tuple(cameras))[: spec.cameras]
+        slots = camera_slots(members)
+        self.cameras = (slots if set(slots).isdisjoint(cameras) else tuple(cameras))[: spec.cameras]
         self.shares = drawn_shares(members)
         lengths = [len(member.dataset) for member in members]
         self._starts = [0, *np.cumsum(lengths).tolist()]

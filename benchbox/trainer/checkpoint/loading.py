@@ -19,7 +19,7 @@ from benchbox.session.build import load_cell_weights
 from benchbox.session.construction import construct_policy
 from benchbox.spec.cell import Cell
 from benchbox.store.checkpoints import damage_of, find_checkpoint, read_manifest
-from benchbox.trainer.checkpoint.state import TENSORS
+from benchbox.trainer.checkpoint.state import TENSORS, generator_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,18 +55,16 @@ def load_policy(
     axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=False, mode=cell.data.mode)
     policy = construct_policy(cell, axes, torch.device("cpu"), policy_dirs)
     assert isinstance(policy, nn.Module)
+    folder = TensorFolder(checkpoint / TENSORS)
     if manifest.trainable_only:  # what was frozen is computed, and loaded, as the training did
-        drawn_on_gpu = any(
-            key.startswith("rng/") and key.endswith("/cuda") for key in TensorFolder(checkpoint / TENSORS).layout
-        )
-        if cell.weights is None and drawn_on_gpu:
+        if cell.weights is None and "cuda" in generator_keys(folder.layout, torch.device("cuda")):
             message = "its frozen weights were drawn on a GPU, whose generator a CPU does not have, and are not in it"
             raise UnsupportedError(f"{checkpoint}: {message}; train with checkpoint.trainable_only: false, or from weights")
         materialise_policy(policy)
         load_cell_weights(cell, policy)
     elif take_deferred_weights(policy) is not None:
         allocate(policy.modules(), torch.device("cpu"), {})
-    _fill(policy, TensorFolder(checkpoint / TENSORS), complete=not manifest.trainable_only, averages=averages)
+    _fill(policy, folder, complete=not manifest.trainable_only, averages=averages)
     return policy.eval()
 
 
