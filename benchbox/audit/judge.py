@@ -91,13 +91,14 @@ def _observer_failure(facts: Sequence[RankFacts]) -> str | None:
 
 
 def _filter_tensors(facts: Sequence[RankFacts], predicate: Callable[[Any], bool]) -> list[RankFacts]:
-    """Return the facts with only those stepped tensors, parameters and buffers for which the predicate is true."""
+    """Return the facts with only those stepped tensors, parameters, buffers and averages for which the predicate is true."""
     return [
         replace(
             rank_facts,
             stepped=tuple(filter(predicate, rank_facts.stepped)),
             parameters=tuple(filter(predicate, rank_facts.parameters)),
             buffers=tuple(filter(predicate, rank_facts.buffers)),
+            averages=tuple(filter(predicate, rank_facts.averages)),
         )
         for rank_facts in facts
     ]
@@ -112,8 +113,8 @@ def _exclude_suppressed(facts: Sequence[RankFacts], suppressions: Iterable[Suppr
 
 
 def _matches(tensor: Any, pattern: str) -> bool:
-    """Return whether the tensor's name matches; a partition matches only if all parameters it covers do."""
-    covers = getattr(tensor, "covers", ()) or (tensor.name,)
+    """Return whether the tensor's name matches: of a partition all that it covers, of an average also its parameter."""
+    covers = getattr(tensor, "covers", ()) or (getattr(tensor, "parameter", tensor.name),)
     return fnmatchcase(tensor.name, pattern) or all(fnmatchcase(name, pattern) for name in covers)
 
 

@@ -142,7 +142,8 @@ class _FactsWriter:
         self._done = True
         self._write()
         if self._process == os.getpid():
-            _touch("through-{}-{}".format(*observer.rank))
+            rank, world_size = observer.rank
+            _touch(f"through-{rank}-{world_size}-{_local_world_size(world_size)}")
 
     def _at_exit(self) -> None:
         observer = self._observer
@@ -170,6 +171,12 @@ class _FactsWriter:
             _write_json("facts", {"began": self._began, "job": " ".join(job), "facts": self._observer.facts().to_dict()})
         except Exception as problem:  # noqa: BLE001
             _write_problem(problem)
+
+
+def _local_world_size(world_size: int) -> int:
+    """Return the number of ranks on this machine: torchrun's and accelerate's variable, or DeepSpeed's; all, without either."""
+    local = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or ""
+    return min(int(local), world_size) if local.isdecimal() and int(local) else world_size
 
 
 def _touch(name: str) -> None:

@@ -138,6 +138,7 @@ def _step_facts(observation: StepObservation, reached: Mapping[str, set[int]]) -
     return StepFacts(
         step=observation.step,
         micro_batches=observation.micro_batches,
+        ends_epoch=observation.ends_epoch,
         rates=observation.rates_by_name(),
         schedule_rates={name: rates for name, rates in observation.schedule_rates.items() if name not in waiting},
         schedule_steps=observation.schedule_steps,

@@ -159,8 +159,8 @@ class WeightAverage:
     """A tensor beside the model that may follow a parameter, as an EMA's does, after `steps` observed steps.
 
     `name` is that of the average, `parameter` that of the parameter. In a sample of its elements, `lagging` counts those eight
-    units in the last place or more from the parameter, and `stuck` those of them that no step changed. `written` means that
-    the tensor was written to.
+    units in the last place (of bfloat16, if the average has more than 16 bits) or more from the parameter, and `stuck` those
+    of them that no step changed. `written` means that the tensor was written to.
     """
 
     name: str
@@ -179,6 +179,7 @@ class StepFacts:
 
     step: int  # number among the observed steps, from 1
     micro_batches: int | None = None  # forward passes of the outermost module that recorded gradients
+    ends_epoch: bool = False  # accelerate's data ended, which cuts the accumulation short
     # By optimizer class; several optimizers of one class are numbered if their rates differ.
     rates: dict[str, tuple[float, ...]] = field(default_factory=dict)
     # By schedule, without those whose optimizer takes no part in this step.

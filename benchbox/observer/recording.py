@@ -15,7 +15,7 @@ from .introspect.master_matching import match_masters
 from .introspect.masters import declared_masters
 from .introspect.names import live_parameters, storage_address
 from .introspect.tensors import local_shard
-from .introspect.wrappers import optimizer_chain
+from .introspect.wrappers import ends_epoch, optimizer_chain
 from .numerics.probes import TensorProbe, can_probe
 from .state import ObservedOptimizer, StepObservation, optimizer_tensors
 
@@ -105,6 +105,8 @@ class StepRecorder:
         observed = self._register_optimizer(optimizer) if is_new else self.state.optimizers[id(optimizer)]
         if self._is_first_call and self._model is None and self._has_other_models(observation.called_modules):
             self._discovered = self._discover(optimizer)  # the training goes on with another model
+        if self._is_first_call:
+            observation.ends_epoch = ends_epoch(self.state.objects.accelerator)
         if self._is_first_call and observation.step == self._middle_step:
             self.state.averages.begin_again(observation.step)
         observation.record_rates(optimizer, tensors)

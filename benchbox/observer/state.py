@@ -56,6 +56,7 @@ class StepObservation:
     step: int
     is_probed: bool
     micro_batches: int | None = None
+    ends_epoch: bool = False
     called_modules: list[nn.Module] = field(default_factory=list)
     reported: tuple[Any, float] | None = None  # the norm and max_norm of a caller who clips by other means than torch's
     clips: dict[Clip, set[int]] = field(default_factory=dict)  # with the ids of the stepped tensors that they clipped

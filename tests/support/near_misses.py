@@ -131,6 +131,10 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
             ),
         ),
         ("no configured dtype", ranks(reduction=None, collectives=())),
+        (
+            "activations of tensor parallelism, ten times as many as gradients",
+            ranks(collectives=(reduction("float32"), reduction("bfloat16", operation="all_reduce", elements=10_000))),
+        ),
     ],
     "BXP304": [
         ("rounding", ranks(steps=step_facts(stepped_norm=1.005))),
@@ -185,6 +189,13 @@ CLEAN: dict[str, list[tuple[str, Facts]]] = {
             ranks(
                 prepared=PreparedByAccelerate(accumulation=4, wrapped=("AdamW",), unknown=()),
                 steps=step_facts(micro_batches=lambda step: 2 if step == 6 else 4),
+            ),
+        ),
+        (
+            "a dataset shorter than the accumulation",
+            ranks(
+                prepared=PreparedByAccelerate(accumulation=4, wrapped=("AdamW",), unknown=()),
+                steps=step_facts(micro_batches=2, ends_epoch=True),
             ),
         ),
         ("a schedule by epochs", ranks(steps=step_facts(schedule_steps={"LambdaLR": 1}))),

@@ -43,10 +43,14 @@ def _accumulation(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
 
 
 def _gradient_reductions(facts: RankFacts) -> list[CollectiveUse]:
-    """Return the collectives of a step that reduce gradients: the large ones, not the sums of norms and flags."""
+    """Return the collectives of a step that reduce gradients: the large ones, not the sums of norms and flags.
+
+    Tensor and sequence parallelism sum activations, which may be many times as large as all gradients.
+    """
     reductions = [use for use in facts.collectives if use.operation in REDUCTIONS and "float" in use.dtype]
     largest = max((use.elements for use in reductions), default=0)
-    floor = max(largest // 8, 2)
+    gradients = sum(parameter.elements for parameter in facts.parameters if parameter.trainable) or largest
+    floor = max(min(largest, gradients) // 8, 2)
     return [use for use in reductions if use.elements >= floor]
 
 

@@ -323,7 +323,7 @@ RULES = (
     ),
     Rule(
         code="BXP107",
-        title="an average of the weights stands still: its updates are below the precision of 16 bits",
+        title="an average of the weights stands still: its updates are lost to rounding",
         severity="error",
         rationale=(
             "an EMA moves by (1 - decay) of the difference to the weights: at a decay of 0.999 a bfloat16 average takes no "

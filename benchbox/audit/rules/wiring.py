@@ -113,15 +113,17 @@ def _wrong_cadence(facts: Sequence[RankFacts]) -> Iterator[RuleViolation]:
 
 def _premature_steps(facts: RankFacts) -> Iterator[RuleViolation]:
     """Yield a violation if a step had no forward pass before it, or all had fewer than the accumulation asks for. Single steps
-    may have fewer: the last accumulation window of an epoch is cut short.
+    may have fewer: the last accumulation window of an epoch is cut short, which may be every one of a small dataset.
     """
-    accumulation = facts.prepared.accumulation if facts.prepared is not None else None
-    micro_batches = [step.micro_batches for step in facts.steps if step.micro_batches is not None]
+    accumulation = facts.prepared.accumulation if facts.prepared is not None else 0
+    counted = [step for step in facts.steps if step.micro_batches is not None]
+    micro_batches = [step.micro_batches for step in counted]
     if not any(micro_batches):
         return  # the script calls no module
-    if 0 in micro_batches or (accumulation is not None and max(micro_batches) < accumulation):
+    most = max((step.micro_batches or 0 for step in counted if not step.ends_epoch), default=accumulation)
+    if 0 in micro_batches or most < accumulation:
         where = ", ".join(sorted({name for step in facts.steps for name in step.rates})) or "optimizer"
-        evidence = {"micro-batches before each step": micro_batches, "to be accumulated": accumulation}
+        evidence = {"micro-batches before each step": micro_batches, "to be accumulated": accumulation or None}
         yield RuleViolation("error", where, facts.rank, evidence, "the optimizer steps more often than once in its window")
 
 

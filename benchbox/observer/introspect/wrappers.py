@@ -166,6 +166,11 @@ def read_prepared(accelerator: Any, optimizers: list[Any]) -> PreparedByAccelera
     )
 
 
+def ends_epoch(accelerator: Any) -> bool:
+    """Return whether the data that accelerate prepared is at its last batch: it then steps whatever it has accumulated."""
+    return bool(getattr(getattr(accelerator, "gradient_state", None), "end_of_dataloader", False))
+
+
 def configured_reduction(model: nn.Module) -> ConfiguredReduction | None:
     """Return the dtype that the wrapper is configured to reduce gradients in, or None if nothing is configured."""
     if has_class_named(model, "DeepSpeedEngine"):

@@ -208,6 +208,38 @@ def test_stop_ends_the_command_after_its_observed_steps_and_a_recipe_declares_it
     assert codes(json.loads(audited.stdout)) >= {"BXP101", "BXP604"}
 
 
+def test_stop_ends_the_command_of_each_of_two_machines(foreign, tmp_path):
+    """A rank of the other machine leaves no trace on this one."""
+    group = (
+        "torchrun",
+        "--nnodes",
+        "2",
+        "--nproc_per_node",
+        "1",
+        "--master_addr",
+        "127.0.0.1",
+        "--master_port",
+        str(free_port()),
+    )
+    script = (SCRIPTS / "casts_its_model.py", "--steps", "1000000")
+    audits = [
+        subprocess.Popen(
+            [*AUDIT, "--stop", "--steps", "5", "--format", "json", "--", *group, "--node_rank", str(machine), *script],
+            env=foreign,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for machine in range(2)
+    ]
+    for machine, audit in enumerate(audits):
+        report, messages = audit.communicate(timeout=300)
+        assert "benchbox: 5 steps seen on 1 rank; the command is ended" in messages
+        subject = json.loads(report)["subject"]
+        assert (subject["ranks"], subject["world_size"], subject["steps"]) == ([machine], 2, 5)
+
+
 def test_the_command_gets_ctrl_c_and_the_keyboard(foreign, tmp_path):
     """On a terminal, the command reads what is typed, Ctrl-C ends it, and the observed steps are reported nevertheless."""
     pid, terminal = pty.fork()

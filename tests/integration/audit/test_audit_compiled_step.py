@@ -27,6 +27,22 @@ print("result", model.weight.sum().item().hex())
 """
 
 
+SCALED = """
+import torch
+from torch import nn
+
+model = nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+optimizer.step = torch.compile(optimizer.step, backend="eager")
+scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+for _ in range(4):
+    scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+
+
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
@@ -56,3 +72,12 @@ def test_a_compiled_step_fails_as_not_observed(audited: subprocess.CompletedProc
     assert audited.stderr.splitlines()[-1] == "error: no optimizer step was seen: the step is compiled: not observed"
     assert "the step is compiled: not observed" in audited.stdout
     assert "BXP101 error" not in audited.stdout
+
+
+def test_a_compiled_step_under_a_loss_scaler_is_not_taken_for_one_that_was_skipped(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCALED)
+    audited = run(sys.executable, "-m", "benchbox.cli.app", "audit-precision", "--steps", "4", "--", sys.executable, script)
+    assert audited.returncode == 3, audited.stderr
+    assert audited.stderr.splitlines()[-1] == "error: no optimizer step was seen: the step is compiled: not observed"
+    assert "BXP305 error" not in audited.stdout

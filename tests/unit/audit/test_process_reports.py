@@ -42,8 +42,16 @@ def test_the_latest_training_of_those_with_most_steps_is_judged():
     assert select_training(trainings) is trainings[1]
 
 
-def test_ranks_are_finished_once_every_rank_of_a_world_is(tmp_path):
-    for mark, ranks in (("through-1-2", 0), ("through-0-4", 0), ("through-0-2", 2)):
+def test_ranks_are_finished_once_every_rank_of_a_world_on_this_machine_is(tmp_path):
+    for mark, ranks in (
+        ("through-1-2-2", 0),
+        ("through-0-4-4", 0),
+        ("through-0-2-2", 2),
+        ("through-4-8-4", 2),
+        ("through-5-8-4", 2),
+        ("through-6-8-4", 2),
+        ("through-7-8-4", 4),  # the second of two machines
+    ):
         (tmp_path / mark).touch()
         assert count_finished_ranks(tmp_path) == ranks
 

@@ -56,12 +56,15 @@ def frozen_copy(model: nn.Module, dtype: torch.dtype, rate: float) -> Callable[[
 
 
 def audited(
-    average: Callable[[nn.Module, torch.dtype, float], Callable[[], object]], dtype: torch.dtype, rate: float
+    average: Callable[[nn.Module, torch.dtype, float], Callable[[], object]],
+    dtype: torch.dtype,
+    rate: float,
+    lr: float = 1e-2,
 ) -> Judgement:
     gc.collect()  # models of earlier tests would be taken for averages of this one
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     update = average(model, dtype, rate)
     with StepObserver(source="command", steps=STEPS) as observer:
         for _ in range(STEPS + 1):
@@ -94,11 +97,28 @@ def test_averages_that_follow_and_references_that_need_not_are_clean(average, ra
     assert "BXP107" in judgement.clean
 
 
+@pytest.mark.parametrize("lr", [1e-2, 1e-7], ids=["trained", "in a warm-up"])
 @pytest.mark.parametrize("average", [list_of_tensors, averaged_model])
-def test_averages_in_float32_are_clean(average) -> None:
-    judgement = audited(average, FULL, 1e-3)
+def test_averages_in_float32_are_clean(average, lr: float) -> None:
+    """At the small rates of a warm-up their updates are less than their own precision too, and no fault."""
+    judgement = audited(average, FULL, 1e-4, lr)
     assert judgement.findings == ()
     assert "BXP107" in judgement.clean
+
+
+def test_an_average_in_float32_that_is_rounded_to_16_bits_is_found() -> None:
+    def rounded(model: nn.Module, dtype: torch.dtype, rate: float) -> Callable[[], object]:
+        average = AveragedList(model, dtype, rate)
+
+        @torch.no_grad()
+        def step() -> None:
+            for averaged, parameter in zip(average.shadow, model.parameters(), strict=True):
+                averaged.copy_(averaged.to(HALF).lerp_(parameter.to(HALF), rate))
+
+        return step
+
+    (finding,) = audited(rounded, FULL, 1e-3).findings
+    assert (finding.code, finding.evidence["dtypes"]) == ("BXP107", ["float32"])
 
 
 def test_without_an_average_there_is_none_to_judge() -> None:

@@ -11,7 +11,7 @@ from benchbox.audit.judge import judge
 from benchbox.audit.rules import rule, rules
 from benchbox.audit.selection import Selection, Suppression, load_baseline, load_suppressions, parse_codes
 from benchbox.errors import ConfigurationError
-from tests.support.facts import NORM, WEIGHT, half, ranks, ranks_stepping, tensor
+from tests.support.facts import NORM, WEIGHT, average, half, ranks, ranks_stepping, tensor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +57,16 @@ def test_a_suppression_acts_on_the_parameters_it_names_and_says_which() -> None:
     assert fired(judgement)["BXP106"] == [WEIGHT, NORM], "another rule still reports it"
     (suppressed,) = judgement.suppressed
     assert (suppressed.code, suppressed.names, suppressed.matched, suppressed.reason) == ("BXP101", (NORM,), 1, REASON)
+
+
+@pytest.mark.parametrize("pattern", ["EMA", "backbone.*"], ids=["its name", "its parameter"])
+def test_an_average_is_suppressed_by_its_name_or_its_parameter(pattern: str) -> None:
+    facts = ranks(averages=(average(),))
+    assert "BXP107" in fired(judge(facts))
+    judgement = judge(facts, suppressing(pattern, "BXP107"))
+    assert "BXP107" in judgement.clean
+    (suppressed,) = judgement.suppressed
+    assert (suppressed.names, suppressed.matched) == ((WEIGHT,), 1)
 
 
 def test_a_suppression_of_all_leaves_the_rule_clean() -> None:

@@ -39,12 +39,12 @@ class Training:
 
 
 def count_finished_ranks(folder: Path) -> int:
-    """Return the world size of a training whose ranks all have finished their observed steps; 0 as long as there is none."""
-    finished: dict[int, set[int]] = {}
+    """Return how many ranks a training has on this machine once all have finished their observed steps; 0 until then."""
+    finished: dict[tuple[int, int], set[int]] = {}
     for mark in folder.glob("through-*"):
-        rank, world_size = map(int, mark.name.split("-")[1:3])
-        finished.setdefault(world_size, set()).add(rank)
-    return max((world_size for world_size, ranks in finished.items() if len(ranks) == world_size), default=0)
+        rank, world_size, local_world_size = map(int, mark.name.split("-")[1:4])
+        finished.setdefault((world_size, local_world_size), set()).add(rank)
+    return max((local for (_, local), ranks in finished.items() if len(ranks) == local), default=0)
 
 
 def read_trainings(folder: Path) -> list[Training]:
@@ -93,7 +93,8 @@ def list_limitations(training: Training, *, trainings: int, steps: int) -> Itera
 
 def explain_unseen_steps(training: Training) -> str | None:
     """Explain why the ranks of a training reported no step; None if they did, or if a loss scaler skipped every one."""
-    reasons = [facts.missing["steps"] for facts in training.ranks if "steps" in facts.missing and facts.scaler is None]
+    unseen = [facts for facts in training.ranks if facts.scaler is None or facts.scaler.skipped < facts.scaler.steps]
+    reasons = [facts.missing["steps"] for facts in unseen if "steps" in facts.missing]
     return f"no optimizer step was seen: {reasons[0]}" if reasons else None
 
 

@@ -31,9 +31,11 @@ def test_micro_batches_clipping_and_the_dtype_that_accumulates_are_seen():
     assert facts.steps[-1].stepped_norm == pytest.approx(0.5, rel=0.01)
 
 
-def test_steps_of_a_gradient_scaler_and_those_that_it_skips_are_counted():
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_of_a_gradient_scaler_and_those_that_it_skips_are_counted(fused):
+    """A fused optimizer is called all the same, and skips the step itself."""
     model = layers()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     with StepObserver(source="command", steps=4) as observer:
         for step in range(4):

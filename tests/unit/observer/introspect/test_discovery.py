@@ -1,0 +1,52 @@
+"""Objects of a script that are found through others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+from benchbox.observer.introspect.discovery import discover
+from benchbox.observer.introspect.masters import declared_offload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class CPUOffloadOptimizer:
+    """Holds its optimizers as torchao's class of this name does, which needs a GPU: one for each parameter, in a dict."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.optim_dict = {optimizer.param_groups[0]["params"][0]: optimizer for optimizer in optimizers}
+
+    def step(self) -> None:
+        for optimizer in self.optim_dict.values():
+            optimizer.step()
+
+
+class ChainedOptimizer:
+    """Holds its optimizers as Megatron's class of this name does: in a list."""
+
+    def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
+        self.chained_optimizers = optimizers
+
+    def step(self) -> None:
+        for optimizer in self.chained_optimizers:
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("wrap", "offload"),
+    [(CPUOffloadOptimizer, "CPUOffloadOptimizer offloads its optimizer state"), (ChainedOptimizer, None)],
+)
+def test_a_wrapper_of_several_optimizers_is_found_around_each(wrap: Callable[..., object], offload: str | None) -> None:
+    model = nn.Linear(2, 2)
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW([parameter]) for parameter in model.parameters()]
+    wrapper = wrap(optimizers)
+    objects = discover(optimizers, [model])
+    for optimizer in optimizers:
+        chain = objects.chain(optimizer)
+        assert chain == [wrapper, optimizer]
+        assert declared_offload(chain) == offload
