@@ -46,6 +46,7 @@ class Answer:
     rivals: tuple[Rival, ...]  # that launches do not show to be slower, the nearest first
     candidates: int  # set-ups among which the fastest was chosen
     too_large: int  # set-ups that ended ok and need more than the memory limit
+    unknown_memory: int  # set-ups that ended ok and whose peak was not observed, if there is a limit
     wrong: tuple[CellSummary, ...]  # set-ups at least as fast whose precision is wrong, the fastest first
     more_launches: int | None  # of the fastest and its nearest rival, before any difference could settle them
 
@@ -64,7 +65,7 @@ def answers(
     """Return the answer for every task of a run, in the order of its cells.
 
     Args:
-        memory_limit: bytes of a rank; set-ups with a larger peak are no candidates.
+        memory_limit: bytes of a rank; set-ups with a larger peak, or an unknown one, are no candidates.
         criteria: of the tests. All pairs of a task count, because the fastest is chosen by the launches that are tested.
     """
     tasks: dict[str, list[CellSummary]] = {}
@@ -85,7 +86,8 @@ def precision_state(summary: CellSummary) -> PrecisionState:
 def _answer(cells: Sequence[CellSummary], memory_limit: int | None, criteria: Criteria) -> Answer:
     task = {field: value for field, value in cells[0].cell.items() if field not in SETUP_FIELDS}
     measured = sorted((summary for summary in cells if summary.status == "ok" and _speed(summary)), key=_speed, reverse=True)
-    fitting = [summary for summary in measured if memory_limit is None or (summary.peak_bytes or 0) <= memory_limit]
+    known = [summary for summary in measured if memory_limit is None or summary.peak_bytes is not None]
+    fitting = [summary for summary in known if memory_limit is None or (summary.peak_bytes or 0) <= memory_limit]
     candidates = [summary for summary in fitting if precision_state(summary) != "wrong"]
     fastest = candidates[0] if candidates else None
     pairs = comb(len(candidates), 2)
@@ -99,7 +101,8 @@ def _answer(cells: Sequence[CellSummary], memory_limit: int | None, criteria: Cr
         fastest=fastest,
         rivals=rivals,
         candidates=len(candidates),
-        too_large=len(measured) - len(fitting),
+        too_large=len(known) - len(fitting),
+        unknown_memory=len(measured) - len(known),
         wrong=tuple(
             summary
             for summary in fitting

@@ -9,7 +9,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchbox import __version__
-from benchbox.analysis.comparability import environment_differences, latest_environment, steps_difference
+from benchbox.analysis.comparability import (
+    environment_differences,
+    latest_environment,
+    mixed_environment,
+    steps_difference,
+)
 from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import label, varying_fields
 from benchbox.errors import RecordError, ThresholdError
@@ -40,6 +45,15 @@ def machine_of(records: Iterable[LaunchRecord]) -> str:
     return slug(str(names.pop()))
 
 
+def name_machine(records: Iterable[LaunchRecord], given: str | None) -> str:
+    """Return the folder of a machine's baselines: the name that the user gave it, or that of the machine.
+
+    Raises:
+        RecordError: see `machine_of`.
+    """
+    return slug(given) if given else machine_of(records)
+
+
 def slug(name: str) -> str:
     """Return a name that is safe as a folder on every system."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "machine"
@@ -49,7 +63,8 @@ def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> B
     """Return the baseline of a run in which every planned launch ended ok.
 
     Raises:
-        ThresholdError: a cell failed or is missing: a baseline with holes would make later failures look expected.
+        ThresholdError: a cell failed or is missing: a baseline with holes would make later failures look expected. Or launches
+            were not all measured with the same versions.
     """
     holes = [summary for summary in summaries if not summary.complete]
     if holes or not summaries:
@@ -59,6 +74,8 @@ def make_baseline(run: Run, summaries: Sequence[CellSummary], machine: str) -> B
             f"a baseline needs a complete run, and {len(holes)} of {len(summaries)} cells are not ok in all "
             f"{run.launches} launches{example}"
         )
+    if mixed := mixed_environment(record for summary in summaries for record in summary.records):
+        raise ThresholdError(f"{'; '.join(mixed.values())}: measure all anew, `benchbox run {run.matrix_file} --fresh`")
     summaries = [summary for summary in summaries if not summary.beyond_memory]
     cells = {
         summary.cell_id: {
@@ -91,7 +108,12 @@ def baseline_problems(baseline: Baseline) -> list[str]:
     """Return contradictions within a baseline: wrong ids of cells, and values that their launches do not give."""
     problems = []
     for cell_id, entry in baseline.cells.items():
-        if Cell.from_dict(dict(entry["cell"])).cell_id != cell_id:
+        try:
+            is_own = Cell.from_dict(dict(entry["cell"])).cell_id == cell_id
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            problems.append(f"cell {cell_id}: malformed ({type(error).__name__}: {error})")
+            continue
+        if not is_own:
             problems.append(f"cell {cell_id}: the id is not the hash of its configuration")
         for name, value in entry["values"].items():
             launches = baseline.by_launch(cell_id, name)
@@ -106,32 +128,37 @@ def baseline_problems(baseline: Baseline) -> list[str]:
     return problems
 
 
-def find_baseline(run: Run, records: Sequence[LaunchRecord], location: Path) -> BaselineLookup:
+def find_baseline(run: Run, records: Sequence[LaunchRecord], location: Path, machine_name: str | None = None) -> BaselineLookup:
     """Find the baseline to compare a run with: the file `location`, or in that folder the one of the run's machine.
 
     There is none when the run was measured on another machine than the baseline: two machines are not a regression. Nor is
     there one when the baseline has launches of this run: it would be compared with itself.
 
+    Args:
+        machine_name: the name of the machine's folder in `location`, if it is not its own.
+
     Raises:
         RecordError: the file exists and is not a baseline, or a file was named that does not exist.
     """
     try:
-        machine = machine_of(records)
+        folder = name_machine(records, machine_name)
     except RecordError as error:
         return BaselineLookup(None, str(error))
     path = location
     if location.suffix != ".json":
-        path = baseline_path(location, machine, run.name)
+        path = baseline_path(location, folder, run.name)
         if not path.is_file():
             return BaselineLookup(None, f"no baseline {path}; promote a run you trust: benchbox baseline promote RUN")
     baseline = read_baseline(path)
     measured_on = slug(str(baseline.environment.get("machine")))
+    machine = slug(str(latest_environment(records).get("machine")))
     if measured_on != machine:
         return BaselineLookup(None, f"{path} was measured on {measured_on}, and this run on {machine}: not comparable")
     if shared := set(baseline.started_at) & {record["started_at"] for record in records}:
         remedy = f"{path} was promoted from this run ({len(shared)} launches are the same): measure another run to compare"
         return BaselineLookup(None, remedy)
-    different = [*environment_differences(latest_environment(records), baseline.environment).values()]
+    different = [*mixed_environment(records).values()]
+    different += environment_differences(latest_environment(records), baseline.environment).values()
     different += filter(None, [steps_difference(run.measure, baseline.measure)])
     if different:
         texts = "; ".join(different)

@@ -105,7 +105,11 @@ def compare_runs(
     named = [metric_by_name(name) for name in metric_names]
     if words := [metric.name for metric in named if not metric.is_number]:
         raise ConfigurationError(f"metric {words[0]} is a word: only numbers can be named, and the status is always compared")
-    differences = environment_differences(head.environment, base.environment, include_machine=True)
+    differences = {
+        **base.mixed,
+        **head.mixed,
+        **environment_differences(head.environment, base.environment, include_machine=True),
+    }
     refusal = _refusal(base, head, {key: text for key, text in differences.items() if key not in vary})
     pairs = {**head.cells, **{cell_id: cell for cell_id, cell in base.cells.items() if cell_id not in head.cells}}
     fields = varying_fields(figures.cell for figures in pairs.values())
@@ -192,10 +196,10 @@ def _change(
     if refusal is not None:
         return replace(change, verdict="incomparable", reason=refusal), None
     launches = [figures.by_launch.get(metric.name) or {} for figures in (before, after)]
-    if not has_noise(metric) or min((value for side in launches for value in side.values()), default=0) <= 0:
-        return _judge_values(change, metric, old.value, new.value, relevant), None
-    if not all(launches):
+    if has_noise(metric) and not all(launches):
         return replace(change, reason="a baseline of an earlier version has no values of launches"), None
+    if not has_noise(metric) or min(value for side in launches for value in side.values()) <= 0:
+        return _judge_values(change, metric, old.value, new.value, relevant), None
     better, worse = (launches[1], launches[0]) if metric.direction == "higher" else (launches[0], launches[1])
     return change, estimate_effect(better, worse, alpha=ALPHA, pairs=figures_compared, same_run=False)
 

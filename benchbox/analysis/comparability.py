@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,6 +35,9 @@ _SAME_ENVIRONMENT = (
 
 # The same, but older records lack them, and what is unknown on one side is no difference.
 _ADDED_ENVIRONMENT = ("nccl", "numerics", "cpu_capability")
+
+# Of all launches of a run, whatever their cells: the others depend on the number of ranks, or are equal where launches resume.
+_SAME_IN_A_RUN = ("machine", "benchbox", "torch", "accelerate", "deepspeed", "driver", "cuda", "nccl", "cpu_capability")
 
 # A gate judges what their change does; and the machine has a message of its own.
 _JUDGED_BY_GATE = ("machine", "benchbox_sha256", "policy_sha256")
@@ -77,7 +80,9 @@ def reference_axis(reference: Mapping[str, Any], axes: Mapping[str, Any]) -> tup
     fields = tuple(reference)
     if len(fields) <= 1:
         return fields, None
-    zipped = (set(values[0]) for values in axes.values() if values and isinstance(values[0], Mapping))
+    zipped = (
+        set(values[0]) for values in axes.values() if isinstance(values, list) and values and isinstance(values[0], Mapping)
+    )
     if any(set(fields) <= keys for keys in zipped):
         return fields, None
     return fields, f"the reference differs in {len(fields)} axes at once: {', '.join(fields)}"
@@ -209,6 +214,8 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
     for summary in (subject, reference):
         if (key := _differing_key(summary)) is not None:
             return f"launches of {_name(summary, axis)} differ in {key}"
+    if _one_after_the_other(subject, reference):
+        return "all launches of one were measured before those of the other: --fresh measures both, in turns"
     assert subject.evidence is not None
     assert reference.evidence is not None
     for name, read in _controlled_values(frozenset(axis)).items():
@@ -218,6 +225,16 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
         if subject_value != reference_value:
             return f"they also differ in {name}: {matrix_text(subject_value)} against {matrix_text(reference_value)}"
     return None
+
+
+def _one_after_the_other(subject: CellSummary, reference: CellSummary) -> bool:
+    """Return whether two cells of several launches were not measured in turns: the machine may have changed in between."""
+    spans = sorted(
+        (min(times), max(times), len(times))
+        for summary in (subject, reference)
+        if (times := [record["started_at"] for record in summary.ok])
+    )
+    return len(spans) == 2 and spans[0][1] < spans[1][0] and min(spans[0][2], spans[1][2]) > 1
 
 
 def _differing_key(summary: CellSummary) -> str | None:
@@ -245,6 +262,17 @@ def environment_differences(
         is_judged = key in _JUDGED_BY_GATE and not (include_machine and key == "machine")
         if not is_judged and None not in (first, second) and first != second:
             differences[key] = f"{key} {matrix_text(first)} against {matrix_text(second)}"
+    return differences
+
+
+def mixed_environment(records: Iterable[LaunchRecord], run: str = "the run") -> dict[str, str]:
+    """Return what launches of one run that ended ok were not all measured with: a text for every key of the environment."""
+    ok = [record for record in records if record["status"] == "ok"]
+    differences = {}
+    for key in _SAME_IN_A_RUN:
+        values = dict.fromkeys(matrix_text(value) for value in map(_environment_reader(key), ok) if value is not None)
+        if len(values) > 1:
+            differences[key] = f"launches of {run} differ in {key}: {', '.join(values)}"
     return differences
 
 

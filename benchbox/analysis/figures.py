@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchbox.analysis.comparability import latest_environment
+from benchbox.analysis.comparability import latest_environment, mixed_environment
 from benchbox.analysis.summary import Spread, summarize
 from benchbox.registry.metrics import metrics
 
@@ -36,6 +36,7 @@ class RunFigures:
     matrix: str
     cells: Mapping[str, CellFigures]
     environment: Mapping[str, Any]
+    mixed: Mapping[str, str]  # keys of the environment that launches differ in, with the differences in words
     measure: Mapping[str, Any]
     started_at: frozenset[str]  # of the launches
 
@@ -58,6 +59,7 @@ def figures_of_run(name: str, run: Run, records: Sequence[LaunchRecord]) -> RunF
         matrix=run.name,
         cells=cells,
         environment=latest_environment(records),
+        mixed=mixed_environment(records, name),
         measure=run.measure,
         started_at=frozenset(record["started_at"] for record in records),
     )
@@ -78,6 +80,7 @@ def figures_of_baseline(name: str, baseline: Baseline) -> RunFigures:
         matrix=baseline.matrix,
         cells=cells,
         environment=baseline.environment,
+        mixed={},
         measure=baseline.measure,
         started_at=frozenset(baseline.started_at),
     )

@@ -8,6 +8,7 @@ from statistics import NormalDist, stdev
 from typing import TYPE_CHECKING
 
 from benchbox import __version__
+from benchbox.analysis.comparability import mixed_environment
 from benchbox.analysis.inference import ALPHA, Effect, estimate_effect, launches_to_settle
 from benchbox.errors import RecordError
 from benchbox.registry.metrics import metric_by_name
@@ -34,8 +35,10 @@ def measure_noise(summary: CellSummary, cell: str) -> tuple[Noise, Effect]:
     """Return the noise of a cell's launches and the A/A comparison of their halves.
 
     Raises:
-        RecordError: fewer launches ended ok than a comparison needs.
+        RecordError: fewer launches ended ok than a comparison needs, or they differ in their versions.
     """
+    if mixed := mixed_environment(summary.ok, cell):
+        raise RecordError(f"{'; '.join(mixed.values())}: measure all of them in another run directory, --out DIR")
     values = summary.by_launch(metric_by_name("step_time_s"))
     if len(values) < MIN_LAUNCHES:
         raise RecordError(f"{len(values)} launches of {cell} ended ok, and {MIN_LAUNCHES} are needed to measure noise")

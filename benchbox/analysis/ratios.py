@@ -142,19 +142,20 @@ def _allowed_deviation(base: Sequence[float], head: Sequence[float], tested: int
     return float(stdtrit(freedom, 1 - ALPHA / tested)) * error
 
 
-def gate_ratios(head: Benchmarks, location: Path) -> list[GateRow]:
+def gate_ratios(head: Benchmarks, location: Path, machine: str | None = None) -> list[GateRow]:
     """Return a row for every ratio: whether it is within the limit that the baseline's spread gives.
 
     Args:
         head: a run of the tests.
         location: a baseline, or the folder that has one of this machine as `<machine>/perf.json`.
+        machine: the name of that folder, if it is not the machine's own.
 
     Raises:
         RecordError: the run has no ratios, or the baseline that was named cannot be read.
     """
     if not head.ratios:
         raise RecordError("no test recorded a ratio in benchmark.extra_info['ratios']: there is nothing to check")
-    path = location if location.suffix == ".json" else baseline_path(location, slug(head.machine), BASELINE_NAME)
+    path = location if location.suffix == ".json" else baseline_path(location, slug(machine or head.machine), BASELINE_NAME)
     if path is not location and not path.is_file():
         note = f"no baseline {path}: promote {MIN_RUNS} or more runs of the tests, benchbox baseline promote FILE..."
         return [_row(ratio.test, ratio.name, "a baseline", ratio.values[0], "inconclusive", note) for ratio in head.ratios]

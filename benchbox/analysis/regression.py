@@ -104,6 +104,8 @@ def _verdict(effect: Effect, allowed: float, demands: int) -> tuple[Verdict, str
     if effect.low is None or effect.high is None:
         ours, theirs = effect.launches
         needed = launches_to_settle(demands)
+        if min(ours, theirs) >= needed:
+            return "inconclusive", f"no number of launches settles {demands} demands: leave some out (`where`)"
         return "inconclusive", f"{ours} and {theirs} launches cannot settle it: {needed} of the run and of the baseline can"
     if effect.low > 1 and effect.ratio > 1 + allowed:
         return "breach", None

@@ -160,6 +160,8 @@ class _MadeOfRecords(RunCheck):
         super().__init__(store)
         self.paths = [path for name in self.names if (path := store.path / name).is_file()]
         self._newest = 0.0
+        if self.paths and not store.is_packed:
+            self._newest = (store.path / "run.json").stat().st_mtime  # a plan that changed since has other cells
 
     def add(self, record: LaunchRecord) -> Iterable[str]:
         if not self.store.is_packed:
@@ -168,7 +170,7 @@ class _MadeOfRecords(RunCheck):
         return ()
 
     def current(self) -> list[Path]:
-        """Return the files that are not older than any record that was added."""
+        """Return the files that are not older than the plan or any record that was added."""
         return [path for path in self.paths if self._newest <= path.stat().st_mtime]
 
 

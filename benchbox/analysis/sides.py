@@ -62,10 +62,13 @@ def compare_sides(
     """Return what changed from `base` to `head`: of runs by `compare_runs`, of benchmarks by `compare_benchmarks`.
 
     Raises:
-        ConfigurationError: one side is a run and the other one benchmarks, or there is no such metric.
+        ConfigurationError: one side is a run and the other one benchmarks, there is no such metric, or `vary` is given for
+            benchmarks.
     """
     before, after = base.figures, head.figures
     if isinstance(before, Benchmarks) and isinstance(after, Benchmarks):
+        if vary:
+            raise ConfigurationError("--vary is for runs: ratios of benchmarks are compared on one machine only")
         names = (base.name, head.name)
         return compare_benchmarks(before, after, names=names, metrics=metric_names, relevant=relevant)
     if isinstance(before, Benchmarks) or isinstance(after, Benchmarks):

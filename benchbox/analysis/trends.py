@@ -142,8 +142,8 @@ def _propose(points: Sequence[TrendPoint], start: int, end: int) -> list[_Propos
         return []
     split = start + _best_split(points[start:end])
     before, after = _nearest(points[start:split][::-1]), _nearest(points[split:end])
-    if not before or not after:
-        return []
+    if not before or not after:  # older baselines have no launches: nothing is tested here, but the parts are
+        return [*_propose(points, start, split), *_propose(points, split, end)]
     effect = estimate_effect(dict(enumerate(after, 1)), dict(enumerate(before, 1)), same_run=False)
     p = None if effect.p is None else min(1.0, effect.p * positions)
     proposal = _Proposal(start, split, end, p, effect.ratio, effect.low, effect.high)

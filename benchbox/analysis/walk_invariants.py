@@ -32,11 +32,11 @@ class _OfWalks(RunCheck):
 
 
 class MonotonicWalks(_OfWalks):
-    """No launch of a walk may fit at a batch above one that ran out of memory."""
+    """No launch that searched may fit at a batch above one that ran out of memory. Those that repeat a batch decide nothing."""
 
     def finish(self) -> Iterator[Problem]:
         for walk in self.run.walks:
-            of_walk = [record for record in self.records if record["cell_id"] in walk["cells"]]
+            of_walk = [record for record in self.records if record["cell_id"] in walk["cells"] and record["launch"] == 1]
             failed = [record for record in of_walk if record["status"] == "oom"]
             smallest = min(failed, key=_batch, default=None)
             for record in of_walk:

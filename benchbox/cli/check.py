@@ -34,6 +34,9 @@ def check(
     thresholds: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Demand these instead of the thresholds of the matrix.")
     ] = None,
+    machine: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Folder of the baseline, as `baseline promote --machine` named it.")
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with code 5 if nothing is worse than inconclusive.")] = False,
     output: Annotated[GateFormat, typer.Option("--format", help="Output format.")] = GateFormat.text,
 ) -> None:
@@ -50,7 +53,8 @@ def check(
     """
     from benchbox.store.benchmarks import is_benchmarks
 
-    view = _ratio_gate(path, baseline, thresholds) if is_benchmarks(path) else _run_gate(path, baseline, thresholds)
+    open_gate = _ratio_gate if is_benchmarks(path) else _run_gate
+    view = open_gate(path, baseline, thresholds, machine)
     _print(view, output)
     rows, failing = view.rows, view.failing
     if view.verdict == "missing":
@@ -66,10 +70,10 @@ def check(
             raise typer.Exit(EXIT_INCONCLUSIVE)
 
 
-def _run_gate(path: Path, baseline: Path, thresholds: Path | None) -> "GateView":
+def _run_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name: str | None) -> "GateView":
     from dataclasses import replace
 
-    from benchbox.analysis.baseline import find_baseline, machine_of
+    from benchbox.analysis.baseline import find_baseline, name_machine
     from benchbox.analysis.gate import gate
     from benchbox.analysis.noise import noise_floor, noise_of_matrix
     from benchbox.analysis.regression import BaselineLookup
@@ -84,12 +88,12 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None) -> "GateView"
     summaries = summarize(run, store.records())
     records = [record for summary in summaries for record in summary.records]
     if thresholds is not None:
-        run = replace(run, thresholds=[threshold.to_dict() for threshold in load_thresholds(thresholds)])
+        run = replace(run, thresholds=[threshold.to_dict() for threshold in load_thresholds(thresholds, run.cells.values())])
     needed = any("max_regression" in threshold for threshold in run.thresholds)
-    lookup = find_baseline(run, records, baseline) if needed else BaselineLookup(None, None)
+    lookup = find_baseline(run, records, baseline, machine_name) if needed else BaselineLookup(None, None)
     noise, notes = None, []
     if lookup.baseline is not None:
-        machine = machine_of(records)
+        machine = name_machine(records, machine_name)
         noise = noise_of_matrix(read_noise(machine), run.name)
         lookup = replace(lookup, noise=noise)
         if noise is None:
@@ -108,7 +112,7 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None) -> "GateView"
     )
 
 
-def _ratio_gate(path: Path, baseline: Path, thresholds: Path | None) -> "GateView":
+def _ratio_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name: str | None) -> "GateView":
     from benchbox.analysis.ratios import gate_ratios
     from benchbox.errors import ConfigurationError
     from benchbox.report.gate.view import GateView
@@ -116,7 +120,7 @@ def _ratio_gate(path: Path, baseline: Path, thresholds: Path | None) -> "GateVie
 
     if thresholds is not None:
         raise ConfigurationError("--thresholds is for runs: ratios of benchmarks are checked against their baseline")
-    return GateView(path=str(path), rows=gate_ratios(read_benchmarks(path), baseline))
+    return GateView(path=str(path), rows=gate_ratios(read_benchmarks(path), baseline, machine_name))
 
 
 def _print(view: "GateView", output: GateFormat) -> None:
@@ -145,7 +149,10 @@ def promote(
     paths: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="A run directory, or JSON of pytest-benchmark of several runs.")
     ],
-    machine: Annotated[str | None, typer.Option(help="Name of the machine; by default made from its own description.")] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Folder of the baseline; by default named after the machine. `check` takes it too."),
+    ] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the baselines.")] = BASELINES,
 ) -> None:
     """Make a run the baseline of its matrix on its machine. Refused (exit code 4) unless every planned launch ended ok.
@@ -153,7 +160,7 @@ def promote(
     Of pytest-benchmark, name the JSON files of five or more runs of the tests: their spread says what chance may do. An earlier
     baseline among the files counts as the runs that it was made of.
     """
-    from benchbox.analysis.baseline import machine_of, make_baseline, slug
+    from benchbox.analysis.baseline import make_baseline, name_machine
     from benchbox.analysis.summary import summarize
     from benchbox.errors import ConfigurationError
     from benchbox.store.baseline import baseline_path, write_baseline
@@ -167,7 +174,7 @@ def promote(
         raise ConfigurationError("a baseline is made of one run; several files are for JSON of pytest-benchmark")
     store = RunStore(paths[0])
     run, records = store.run(), list(store.records())
-    name = slug(machine) if machine else machine_of(records)
+    name = name_machine(records, machine)
     baseline = make_baseline(run, summarize(run, records), name)
     target = baseline_path(out, name, run.name)
     write_baseline(target, baseline)
@@ -183,8 +190,8 @@ def _promote_benchmarks(paths: list[Path], machine: str | None, out: Path) -> No
     from benchbox.store.benchmarks import read_benchmarks, write_benchmarks_baseline
 
     merged = merge_runs([read_benchmarks(path) for path in paths])
-    merged = replace(merged, machine=slug(machine or merged.machine))
-    target = baseline_path(out, merged.machine, BASELINE_NAME)
+    merged = replace(merged, machine=slug(merged.machine))
+    target = baseline_path(out, slug(machine or merged.machine), BASELINE_NAME)
     write_benchmarks_baseline(target, merged)
     text = f"{len(merged.ratios)} ratios of {len(merged.started_at)} runs of the tests"
     typer.echo(f"{target}: {text}; commit it, and `benchbox check` compares with it")

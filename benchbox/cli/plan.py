@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from benchbox.theory.prediction import Estimate
 
 
+_PREDICTIONS = ("predicted peak", "in", "communication")
+_LARGEST = "predicted largest batch"
 _MAX_LOOKED_UP = 10_000  # cells whose predictions are read from the cache: of more, that takes seconds
 
 
@@ -170,18 +172,20 @@ def _print_table(
 
     rows = [["cell", *fields], *([cell.cell_id, *(to_yaml_word(getattr(cell, field)) for field in fields)] for cell in cells)]
     if predictions is not None:
-        rows[0] += ["predicted peak", "in", "communication"]
+        rows[0] += _PREDICTIONS
         for row, cell in zip(rows[1:], cells, strict=True):
             row += _prediction_texts(predictions[cell.cell_id])
     if largest is not None:
-        rows[0].append("predicted largest batch")
+        rows[0].append(_LARGEST)
         for row, cell in zip(rows[1:], cells, strict=True):
             row.append(str(largest.get(cell.cell_id, "-")))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if sys.stdout.isatty() and max(map(len, lines)) > shutil.get_terminal_size().columns:
-        for cell in cells:
-            _print_wrapped(f"{cell.cell_id}  {describe({field: getattr(cell, field) for field in fields})}", indent=14)
+        for cell, row in zip(cells, rows[1:], strict=True):
+            predicted = [f"{name} {text}" for name, text in zip(rows[0], row, strict=True) if name in (*_PREDICTIONS, _LARGEST)]
+            words = [describe({field: getattr(cell, field) for field in fields}), *predicted]
+            _print_wrapped(f"{cell.cell_id}  {', '.join(words)}", indent=14)
         return
     typer.secho(lines[0], bold=True)  # plain where there is no terminal
     print("\n".join(lines[1:]))

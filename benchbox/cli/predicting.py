@@ -45,7 +45,11 @@ def predict_cells(
     predictions: dict[str, Estimate | str] = {}
     missing = []
     for cell in cells:
-        if (prediction := cache.read(cell)) is None:
+        try:
+            prediction = cache.read(cell)
+        except BenchboxError:  # its policy is not found: the reason is given where it is looked for again
+            prediction = None
+        if prediction is None:
             missing.append(cell)
         else:
             predictions[cell.cell_id] = prediction
@@ -155,7 +159,12 @@ def _in_process(function: Callable[..., T], *arguments: Any, **options: Any) -> 
     from multiprocessing import get_context
 
     with ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin_process) as processes:
-        return processes.submit(function, *arguments, **options).result()
+        try:
+            return processes.submit(function, *arguments, **options).result()
+        except BaseException:  # an interrupt would wait for all that is left to predict
+            for process in list((processes._processes or {}).values()):  # noqa: SLF001 (public from Python 3.14 on)
+                process.terminate()
+            raise
 
 
 def _begin_process() -> None:

@@ -1,8 +1,8 @@
 """Predictions of cells in the user's cache, so that a cell is traced once. Reading them imports no torch.
 
-`$XDG_CACHE_HOME/benchbox/predictions/<fingerprint>/<cell id>.<device>.json`, under ZeRO-3 with the step before the device. The
-fingerprint is of everything but the cell that a trace depends on: the sources of benchbox and of the policy, the libraries, and
-the files of datasets by size and time.
+`$XDG_CACHE_HOME/benchbox/predictions/<fingerprint>/<cell id>.<device>.json`, under ZeRO-3 and with a backbone that begins
+frozen with the step before the device. The fingerprint is of everything but the cell that a trace depends on: the sources of
+benchbox and of the policy, the libraries, and the files of datasets by size and time.
 """
 
 import hashlib
@@ -62,7 +62,8 @@ class PredictionCache:
         self._names.setdefault(folder, set()).add(name)
 
     def _name(self, cell: Cell) -> str:
-        step = f".step{self.step}" if cell.backend == "zero3" and self.step is not None else ""
+        matters = cell.backend == "zero3" or cell.optim.freeze_backbone_steps > 0
+        step = f".step{self.step}" if matters and self.step is not None else ""
         return f"{cell.cell_id}{step}.{self.device}.json"
 
     def _folder(self, cell: Cell) -> Path:
@@ -85,7 +86,10 @@ def _data_paths(cell: Cell) -> Iterator[Path]:
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
-    status = path.stat()
+    try:
+        status = path.stat()
+    except OSError:  # a link to a file that is gone
+        status = path.lstat()
     return status.st_size, status.st_mtime_ns
 
 

@@ -195,6 +195,9 @@ def run(
         else:
             print(f"all {pending.reused} launches are done already: no job was submitted")
             _write_reports(folder)
+            if loaded.search:
+                done = RunSummary(failed_cells=open_walks(fresh=False).without_fit())
+                _exit(done, folder, len(selected.cells), walks=True)
         return
     if nodes is not None and nodes.rank:
         follow_node_0(folder, nodes)
@@ -263,6 +266,8 @@ def _check_job(job: "SlurmJob", state: "JobState", pending: "Launches", store: "
     """
     from benchbox.launch.slurm.job import SlurmJobError
 
+    if not pending and state.state == "FAILED":  # nothing fits in a walk, or what followed the launches failed
+        raise CellFailedError(f"Slurm job {job.id} failed after its launches; output: {job.log}")
     if not pending and (state.ended_by_itself or not fresh):
         return
     if not pending:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from benchbox.errors import RecordError, ThresholdError
+from benchbox.errors import ConfigurationError, RecordError, ThresholdError
 
 
 def verify(
@@ -26,6 +26,8 @@ def verify(
     from benchbox.store.run import RunStore
 
     if path.suffix == ".json":
+        if head is not None:
+            raise ConfigurationError("--head is for run directories: a baseline has no chain")
         _verify_baseline(path)
         return
     store = RunStore(path)

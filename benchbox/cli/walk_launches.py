@@ -167,6 +167,7 @@ class WalkLaunches:
             summary = summary.followed_by(launch(probes))
             self._attempted |= {cell.cell_id for cell, _ in probes}
         if not summary.has_ended:
+            self._remove_outdated_starts()
             self._skip_pruned()
             repeats = self._repeats()
             self.store.write_run(self.run)
@@ -176,8 +177,12 @@ class WalkLaunches:
         walked = {cell_id for walk in self.run.walks for cell_id in walk["cells"]}
         summary.failed_cells -= {cell_id for cell_id in summary.failed_cells & walked if self._status(cell_id) == "oom"}
         if not summary.has_ended:
-            summary.failed_cells |= {walk["cells"][0] for walk, state in self._states() if state.outcome == "nothing fits"}
+            summary.failed_cells |= self.without_fit()
         return summary
+
+    def without_fit(self) -> set[str]:
+        """Return the ids of the first cells of the selected walks of which no batch fits."""
+        return {walk["cells"][0] for walk, state in self._states() if state.outcome == "nothing fits"}
 
     def fastest_batches(self) -> list[str]:
         """Return the ids of the fastest batches of the selected walks that have ended."""
@@ -258,6 +263,13 @@ class WalkLaunches:
         for record in list(self.store.records()):
             if record["cell_id"] in searched and record["launch"] > 1:
                 self.store.remove_record(record["cell_id"], record["launch"])
+
+    def _remove_outdated_starts(self) -> None:
+        """Remove outdated records of first batches that other walks made superfluous: the walks would be judged by them."""
+        valid = self._statuses()
+        for walk in self._selected_walks():
+            if walk["cells"][0] not in valid:
+                self.store.remove_record(walk["cells"][0], 1)
 
     def _skip_pruned(self) -> None:
         """Move walks without any launch, because none of their batches can fit, to the skipped cells of the plan."""

@@ -58,7 +58,12 @@ _MOST_SAMPLES = 8  # of the global batch that are read to see which optional par
 MAX_REAL_WORK = 2**26
 _CPU_KERNELS = "traced with the kernels of a CPU: those of a GPU may keep other results for backward, and need workspaces"
 _Trace = tuple[Structure, Timeline, tuple[str, ...]]
-_STATES = {"benchbox.optim.kahan:KahanAdamW": 3}  # two moments, and what rounding lost
+# Numbers that an optimizer keeps for each element: two moments, and KahanAdamW what rounding lost.
+_STATES = {
+    "benchbox.backends.optimizers:fused_adamw": 2,
+    "benchbox.optim.stochastic:StochasticAdamW": 2,
+    "benchbox.optim.kahan:KahanAdamW": 3,
+}
 
 
 class Estimator:
@@ -82,12 +87,18 @@ class Estimator:
 
         Raises:
             ConfigurationError: there is no such policy, size or recipe, or its data cannot be brought into its form.
-            UnsupportedError: there is no formula for the backend, or the policy's step cannot be traced.
+            UnsupportedError: there is no formula for the backend, for compiled steps, for those of a frozen backbone or for the
+                state of the optimizer, or the policy's step cannot be traced.
         """
         if cell.backend not in MODELS:
             raise UnsupportedError(f"there is no formula for the memory of backend {cell.backend}")
         if cell.compile != "off":
             raise UnsupportedError("what a compiled graph keeps for its backward, and its buffers, are not predicted")
+        if step is not None and step < cell.optim.freeze_backbone_steps:
+            frozen = f"for {cell.optim.freeze_backbone_steps} steps (optim.freeze_backbone_steps)"
+            raise UnsupportedError(f"the backbone is frozen {frozen}: such steps are not predicted")
+        if (optimizer := recipe_by_name(cell.recipe).optimizer) not in _STATES:
+            raise UnsupportedError(f"what {optimizer} of recipe {cell.recipe} keeps for each parameter is not known")
         structure, timeline, notes = self._trace(cell, step)
         return predict(structure, timeline, _setup(cell, self._device), notes)
 
@@ -135,7 +146,7 @@ def _setup(cell: Cell, device: Literal["cpu", "cuda"]) -> CellSetup:
         live_size=live,
         stepped_size=stepped,
         moment_size=stepped,
-        states=_STATES.get(recipe.optimizer, 2),
+        states=_STATES[recipe.optimizer],
         masters=recipe.masters if is_replicated else cell.backend.startswith("zero"),
         spike_guard=cell.optim.spike is not None,
         averages=cell.optim.ema_decay is not None,

@@ -62,6 +62,8 @@ def _lines(answer: Answer, axes: Sequence[str], memory_limit: int | None, criter
         reason = "no set-up ended ok"
         if answer.too_large:
             reason = f"none of {answer.too_large} set-ups fits{limit}"
+        if answer.unknown_memory:
+            reason += f", and the memory of {answer.unknown_memory} is unknown"
         if answer.wrong:
             reason = "the precision of every set-up that fits is wrong"
         return (AnswerLine(text=f"No answer: {reason}.", level="bad"),)
@@ -79,6 +81,7 @@ def _fastest_text(answer: Answer, fastest: CellSummary, axes: Sequence[str], lim
     memory = "" if peak is None else f", {quantity(peak, 'bytes')} at its peak on a rank"
     among = f"Fastest of {answer.candidates} set-ups{limit}" if answer.candidates > 1 else f"The only set-up{limit}"
     left = f"; {answer.too_large} need more" if answer.too_large else ""
+    left += f"; what {answer.unknown_memory} need is unknown" if answer.unknown_memory else ""
     name = label(fastest.cell, axes)
     return f"{among}: {name}, {quantity(speed.value, 'samples/s')}{memory}{left}."
 

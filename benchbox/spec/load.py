@@ -85,8 +85,9 @@ def _matrix(
 def _axes(parsed: MatrixFile, in_file: Mapping[str, Any]) -> tuple[Axis, ...]:
     """Return the axes in the order of the file, which decides the order of cells."""
     axes = []
+    extra = getattr(parsed.axes, "model_extra", None) or {}  # by names that are no fields, and may be those of methods
     for name in in_file:
-        values = getattr(parsed.axes, name)
+        values = extra[name] if name in extra else getattr(parsed.axes, name)
         if isinstance(values, SearchFile):
             values = [values.start]
         points = [{name: value} for value in values] if name in POINT_TYPES else [point.explicit_values() for point in values]

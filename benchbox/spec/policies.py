@@ -55,7 +55,8 @@ def _policy_keys(source: Source) -> Iterator[Keys]:
     """Yield the paths of all values that name a policy."""
     for keys in source.positions:
         names_policy = keys[-1:] == ("policy",) or (keys[:2] == ("axes", "policy") and len(keys) == 3)
-        if names_policy and isinstance(source.at(keys), str):
+        is_data = keys[:1] == ("data",)  # a camera may have any name
+        if names_policy and not is_data and isinstance(source.at(keys), str):
             yield keys
 
 

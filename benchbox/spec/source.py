@@ -63,6 +63,8 @@ class Source:
 
         All values on the way to `path` must be mappings, or absent.
         """
+        if source.values is None and self.at(path[:-1], default=None) is None:
+            return  # nor is what would hold it
         for positions in (self.positions, self.key_positions):
             for old in [old for old in positions if old[: len(path)] == path]:
                 del positions[old]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from benchbox.errors import ConfigurationError
 from benchbox.registry.metrics import metrics
-from benchbox.registry.policies import find_policies
+from benchbox.registry.policies import PolicyEntry, find_policies
 from benchbox.spec.fields import Point  # noqa: TC001 (pydantic evaluates the annotation)
 from benchbox.spec.problems import in_order, problems_of
 from benchbox.spec.source import read_source
@@ -17,7 +19,9 @@ from benchbox.spec.threshold import Acceptance, Threshold
 from benchbox.spec.types import ABSENT, Fraction, MetricName, Strict, check_name, refusal
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable
+
+    from benchbox.registry.launch_record import CellDict
 
 
 def _day(value: Any) -> str:
@@ -101,8 +105,11 @@ def threshold_of(parsed: ThresholdFile) -> Threshold:
     )
 
 
-def load_thresholds(path: Path) -> tuple[Threshold, ...]:
+def load_thresholds(path: Path, cells: Iterable[CellDict] = ()) -> tuple[Threshold, ...]:
     """Read a file of thresholds: a mapping with the key `thresholds`, as in a matrix.
+
+    Args:
+        cells: those of the run, whose policies and sizes may be named too, wherever they were found.
 
     Raises:
         ConfigurationError: with every problem of the file, each at its line and column.
@@ -110,9 +117,18 @@ def load_thresholds(path: Path) -> tuple[Threshold, ...]:
     source = read_source(path)
     problems = list(source.problems)
     try:
-        parsed = ThresholdsFile.model_validate(source.values, context={"policies": find_policies()})
+        parsed = ThresholdsFile.model_validate(source.values, context={"policies": _policies(cells)})
     except ValidationError as error:
         problems += problems_of(error, ThresholdsFile, source)
     if problems:
         raise ConfigurationError(in_order(problems))
     return tuple(map(threshold_of, parsed.thresholds))
+
+
+def _policies(cells: Iterable[CellDict]) -> dict[str, PolicyEntry]:
+    """Return the policies that are found here, and those of cells."""
+    policies = find_policies()
+    for cell in cells:
+        known = policies.get(cell["policy"]) or PolicyEntry(cell["policy"], Path(), {})
+        policies[cell["policy"]] = replace(known, presets={cell["size"]: {}, **known.presets})
+    return policies

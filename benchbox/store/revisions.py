@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import subprocess
 from typing import TYPE_CHECKING
@@ -37,7 +38,7 @@ def extract(name: str, folder: Path) -> Path:
         target = folder / "baseline.json"
         target.write_bytes(content)
         return target
-    prefix = path.rstrip("/")
+    prefix = posixpath.normpath(path)  # as git lists it
     listing = _git("ls-tree", "-r", "-z", "--name-only", revision, "--", f"{prefix}/cells") or b""
     launches = [name.removeprefix(f"{prefix}/") for name in listing.decode().split("\0") if _LAUNCH.search(name)]
     for file in (*_RUN_FILES, *launches):

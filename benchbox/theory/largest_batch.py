@@ -26,7 +26,7 @@ def largest_batch(peak_bytes: Callable[[int], int], limit_bytes: int, *, at_most
     most = at_most or _NO_LIMIT
     lower, upper = 1, most + 1
     while upper - lower > 1:
-        batch = min(_on_line(peaks, lower, upper, limit_bytes), upper - 1)
+        batch = max(lower, min(_on_line(peaks, lower, upper, limit_bytes), upper - 1))
         if batch == lower or (batch > MAX_PREDICTED and lower >= MAX_PREDICTED):
             return batch
         if lower < MAX_PREDICTED:

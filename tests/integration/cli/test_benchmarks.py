@@ -103,3 +103,20 @@ def test_thresholds_are_not_for_ratios(benchbox, tmp_path):
     refused = benchbox("check", write_benchmarks(tmp_path / "perf.json", 1.0, "now"), "--thresholds", tmp_path / "t.yaml")
     assert refused.returncode == EXIT_USAGE
     assert refused.stderr.startswith("error: --thresholds is for runs: ")
+
+
+def test_a_baseline_under_another_name_of_the_machine_is_found_by_that_name(benchbox, tmp_path):
+    files = [write_benchmarks(tmp_path / f"perf-{run}.json", value, f"run {run}") for run, value in enumerate(NOISE)]
+    assert benchbox("baseline", "promote", *files, "--machine", "CI host").stdout.startswith(
+        "reports/baselines/ci-host/perf.json: "
+    )
+    slower = write_benchmarks(tmp_path / "slower.json", 1.2, "later")
+    assert benchbox("check", slower, "--machine", "CI host").returncode == EXIT_THRESHOLD
+    assert benchbox("check", slower, "--baseline", "reports/baselines/ci-host/perf.json").returncode == EXIT_THRESHOLD
+
+
+def test_nothing_but_the_tests_varies_between_benchmarks(benchbox, baselines, tmp_path):
+    slower = write_benchmarks(tmp_path / "slower.json", 1.2, "later")
+    refused = benchbox("compare", baselines / "example-cpu-2ghz-2-cores" / "perf.json", slower, "--vary", "machine")
+    assert refused.returncode == EXIT_USAGE
+    assert refused.stderr.startswith("error: --vary is for runs: ")

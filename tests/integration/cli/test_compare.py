@@ -102,11 +102,15 @@ def test_runs_and_baselines_of_commits_are_named_as_git_names_them(base, slower,
     subprocess.run([*git, "init", "-q"], check=True)
     write_reports(base, published, pack=True)
     CliRunner().invoke(app, ["baseline", "promote", str(base)])
-    subprocess.run([*git, "add", "reports"], check=True)
+    subprocess.run([*git, "add", "reports", base], check=True)
     subprocess.run([*git, "commit", "-q", "-m", "measure"], check=True)
     write_reports(slower, published, pack=True)
     subprocess.run([*git, "commit", "-q", "-a", "-m", "measure again"], check=True)
-    for name in ("HEAD~1:reports/example", "HEAD:reports/baselines/example-cpu-2-cores/example.json"):
+    for name in (
+        "HEAD~1:reports/example",
+        f"HEAD~1:./{base.relative_to(tmp_path)}/",
+        "HEAD:reports/baselines/example-cpu-2-cores/example.json",
+    ):
         result = compare(name, "reports/example")
         assert str(result.exception) == f"1 of 5 figures are worse in reports/example than in {name}"
     absent = compare("HEAD:reports/absent", "reports/example").exception

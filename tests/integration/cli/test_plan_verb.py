@@ -82,11 +82,13 @@ def test_a_wrong_matrix_is_one_line_a_problem_and_exit_code_2(benchbox, matrix):
 WIDE = "axes.seed=[0,1],axes.accumulation=[1,2],axes.batch=[1,2],world_size=null,axes.world_size=[2,4]"
 
 
+@pytest.mark.parametrize("estimate", [False, True])
 @pytest.mark.parametrize("sets", ["measure.steps=3", WIDE], ids=["narrow", "wide"])
-def test_a_terminal_of_80_columns_shows_every_cell_whole(sets):
+def test_a_terminal_of_80_columns_shows_every_cell_whole(sets, estimate):
     matrix = MATRICES / "fsdp_vs_zero2.yaml"
     primary, secondary = pty.openpty()
     command = [sys.executable, "-m", "benchbox.cli.app", "plan", str(matrix), "--set", sets, "--only", "cams=1"]
+    command += ["--estimate"] * estimate
     environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
     with subprocess.Popen(command, stdout=secondary, env=environment, cwd=MATRICES.parent) as process:
         os.close(secondary)
@@ -94,7 +96,9 @@ def test_a_terminal_of_80_columns_shows_every_cell_whole(sets):
         assert process.wait(60) == 0
     os.close(primary)
     for cell in plan(load_matrix(matrix, parse_overrides([sets])), "cams=1").cells:
-        assert re.search(rf"^{cell.cell_id}  .*{cell.backend} ", shown, re.MULTILINE)
+        assert re.search(rf"^{cell.cell_id}  .*{cell.backend}[ ,]", shown, re.MULTILINE)
+    peaks = re.findall(r"(?:predicted\s+peak|^\w+ +\w+) +[\d.]+ MiB", shown, re.MULTILINE)
+    assert bool(peaks) == estimate, shown
     assert all(len(line) <= 80 for line in shown.splitlines())
 
 

@@ -180,6 +180,19 @@ def test_thresholds_of_a_file_replace_those_of_the_matrix(complete, tmp_path):
     assert f"{thresholds}:2:27: unknown key 'maxx'" in wrong.stderr
 
 
+def test_thresholds_of_a_file_may_name_the_policies_and_sizes_of_the_run(tmp_path):
+    """They were found by options that `check` has not."""
+    cell, store = replace(CELL, policy="hf:qwen2", size="huge"), RunStore(tmp_path / "run")
+    store.write_run(example_run([cell], measure=asdict(MEASURE) | {"launches": 1}))
+    store.write_record(example_record(cell))
+    thresholds = tmp_path / "t.yaml"
+    thresholds.write_text("thresholds:\n  - {metric: step_time_s, max: 10, where: {policy: 'hf:qwen2', size: huge}}\n")
+    checked = benchbox("check", store.path, "--thresholds", thresholds)
+    assert checked.returncode == EXIT_OK, checked.stderr
+    thresholds.write_text(thresholds.read_text().replace("hf:qwen2", "hf:qwen3"))
+    assert "hf:qwen3" in benchbox("check", store.path, "--thresholds", thresholds).stderr
+
+
 def test_a_summary_is_a_page_of_markdown_and_writes_nothing(tmp_path):
     store = write_example(tmp_path / "run")
     finding = {"code": "BXP101", "severity": "error", "title": "t|", "where": "w", "rank": 0, "evidence": {}, "repair": "r"}
@@ -269,6 +282,16 @@ def test_verify_refuses_a_run_without_records_and_checks_the_figures_of_a_baseli
     assert forged.returncode == EXIT_THRESHOLD
     assert forged.stdout.startswith(f"cell {CELL.cell_id}: step_time_s is ")
     assert forged.stderr == f"error: violations in {path}: 1\n"
+    del baseline["cells"][CELL.cell_id]["cell"]["batch"]
+    path.write_text(json.dumps(baseline))
+    damaged = benchbox("verify", path)
+    assert damaged.returncode == EXIT_THRESHOLD
+    assert damaged.stdout.startswith(f"cell {CELL.cell_id}: malformed (")
+    refused = benchbox("verify", path, "--head", "0" * 64)
+    assert (refused.returncode, refused.stderr) == (
+        EXIT_USAGE,
+        "error: --head is for run directories: a baseline has no chain\n",
+    )
 
 
 def test_a_baseline_is_made_of_one_run(complete, tmp_path):
@@ -277,3 +300,15 @@ def test_a_baseline_is_made_of_one_run(complete, tmp_path):
     assert refused.stderr.startswith("error: a baseline is made of one run; ")
     named = benchbox("baseline", "promote", complete.path, "--machine", "My Host", "--out", tmp_path / "b")
     assert named.stdout.startswith(f"{tmp_path / 'b' / 'my-host' / 'example.json'}: 1 cells; commit it")
+    checked = benchbox("check", complete.path, "--baseline", tmp_path / "b")
+    assert "no baseline" in checked.stderr
+    checked = benchbox("check", complete.path, "--baseline", tmp_path / "b", "--machine", "My Host")
+    assert "was promoted from this run" in checked.stderr
+
+
+def test_a_run_of_two_versions_is_no_baseline(complete, tmp_path):
+    record = complete.record(CELL.cell_id, 1)
+    complete.write_record(record | {"environment": record["environment"] | {"torch": "1.0"}})
+    refused = benchbox("baseline", "promote", complete.path, "--out", tmp_path / "b")
+    assert refused.returncode == EXIT_THRESHOLD
+    assert refused.stderr.startswith("error: launches of the run differ in torch: 1.0, 2.13.0: measure all anew")

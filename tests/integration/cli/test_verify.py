@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import time
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -438,3 +441,13 @@ def test_a_published_run_takes_its_chain_along_and_one_without_says_so(run, tmp_
     older = benchbox("verify", tmp_path / "published")
     assert older.returncode == EXIT_OK
     assert "no chain: the records predate it" in older.stdout.replace("\n", " ")
+
+
+def test_tables_from_before_a_plan_with_further_cells_are_not_of_it(run):
+    """The command with the further cells was stopped before its first launch."""
+    plan = run.run()
+    cell = replace(Cell.from_dict(dict(next(iter(plan.cells.values())))), batch=64)
+    later = time.time() + 10
+    run.write_run(replace(plan, cells={**plan.cells, cell.cell_id: cell.to_dict()}))
+    os.utime(run.path / "run.json", (later, later))
+    assert [str(violation) for violation in verify_run(run).violations] == []

@@ -192,3 +192,31 @@ def test_launches_are_not_tested_against_a_baseline_that_has_none():
     change = compared(steady_records(step_s=STEP_S * 1.5), base=older)
     assert (change.verdict, change.ratio) == ("missing", None)
     assert change.reason == "a baseline of an earlier version has no values of launches"
+
+
+def half_with(records, **changes):
+    """The records, the first three of which were measured with another environment."""
+    return [record | {"environment": record["environment"] | (changes if record["launch"] < 4 else {})} for record in records]
+
+
+@pytest.mark.parametrize("side", ["base", "head"])
+def test_a_run_whose_launches_differ_in_a_version_is_incomparable_whatever_its_latest_launch_says(side):
+    """It was resumed after an upgrade."""
+    base, head = steady_records(step_s=STEP_S, started="2025-12-31"), steady_records(step_s=STEP_S * 1.5)
+    base, head = (
+        half_with(records, torch="1.0") if side == name else records for name, records in (("base", base), ("head", head))
+    )
+    sides = figures(base, name="base"), figures(head)
+    (change,) = compare_runs(*sides, metric_names=THROUGHPUT).changes
+    assert change.verdict == "incomparable"
+    assert f"launches of {side} differ in torch: 1.0, 2.13.0 (--vary torch compares nevertheless)" in change.reason
+    (varied,) = compare_runs(*sides, metric_names=THROUGHPUT, vary=["torch"]).changes
+    assert varied.verdict == "regression"
+
+
+def test_two_baselines_without_launches_are_not_compared_by_their_values():
+    (cell,) = BASE.cells.values()
+    older = replace(BASE, cells={CELL.cell_id: replace(cell, by_launch={})})
+    slower = replace(older, started_at=frozenset({"later"}))
+    (change,) = compare_runs(older, slower, metric_names=THROUGHPUT).changes
+    assert (change.verdict, change.reason) == ("missing", "a baseline of an earlier version has no values of launches")

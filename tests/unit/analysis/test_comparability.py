@@ -192,3 +192,20 @@ def test_launches_of_one_cell_that_differ_in_their_environment_are_in_no_ratio(m
     comparison = compare(*records)
     assert (comparison.verdict, comparison.ratio) == ("incomparable", None)
     assert comparison.reason == f"launches of {mixed.backend} differ in threads"
+
+
+def test_cells_that_were_measured_one_after_the_other_are_in_no_ratio():
+    """One of them was measured again on another day: what changed on the machine in between would be a verdict."""
+    friday = steady_records(FSDP, step_s=0.3, started="2026-01-05")
+    comparison = compare(*friday, *steady_records(ZERO, step_s=0.2, started="2026-01-01"))
+    assert (comparison.verdict, comparison.ratio) == ("incomparable", None)
+    assert comparison.reason.startswith("all launches of one were measured before those of the other")
+    in_turns = steady_records(ZERO, step_s=0.2, started="2026-01-05")
+    assert compare(*friday, *in_turns).verdict == "regression"
+
+
+def test_a_reference_of_two_axes_beside_a_search_of_the_batch_compares_nothing():
+    axes = {"batch": {"search": "max"}, "backend": ["fsdp1_full", "zero2"], "attention": ["sdpa", "eager"]}
+    reference = {"backend": "zero2", "attention": "sdpa"}
+    comparison = compare(*launches(FSDP, 0.3), *launches(ZERO, 0.2), reference=reference, axes=axes)
+    assert comparison.reason == "the reference differs in 2 axes at once: backend, attention"

@@ -58,6 +58,15 @@ def test_the_noise_of_a_cell_is_the_deviation_of_its_launches():
     assert effect.low < 1 < effect.high
 
 
+def test_launches_of_two_versions_measure_no_noise():
+    records = steady_records(step_s=0.2, launches=12)
+    for record in records[:6]:
+        record["environment"] = record["environment"] | {"torch": "1.0"}
+    (summary,) = summarize(run_of(12), records)
+    with pytest.raises(RecordError, match=r"launches of it differ in torch: 1\.0, 2\.13\.0"):
+        measure_noise(summary, "it")
+
+
 def test_too_few_launches_measure_no_noise():
     (summary,) = summarize(run_of(), steady_records(step_s=0.2))
     with pytest.raises(RecordError, match="5 launches of it ended ok, and 10 are needed"):

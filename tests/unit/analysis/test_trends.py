@@ -149,3 +149,10 @@ def test_runs_without_launches_show_no_change():
     older = replace(stepped, points=tuple(replace(entry, launches=()) for entry in stepped.points))
     assert changed_at(mark_changes([stepped])[0]) == [3]
     assert mark_changes([older])[0].changes == ()
+
+
+def test_a_change_among_runs_with_launches_is_found_beside_older_ones_without():
+    """The larger step, from the older baselines, cannot be tested."""
+    levels = trend([300.0] * 2 + [80.0] * 3 + [70.0] * 3)
+    points = [replace(entry, launches=()) if index < 2 else entry for index, entry in enumerate(levels.points)]
+    assert changed_at(mark_changes([replace(levels, points=tuple(points))])[0]) == [5]

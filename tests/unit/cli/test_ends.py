@@ -63,6 +63,8 @@ def test_a_job_that_left_launches_failed_by_itself_or_was_ended_by_slurm(tmp_pat
     for state, launches in ((JobState("TIMEOUT", "TimeLimit"), pending), (JobState("COMPLETED"), [(CELL, 2)])):
         with pytest.raises(SlurmJobError, match=f"{state.state}.* with 1 launches left; the same command submits them"):
             run._check_job(job, state, launches, store)
+    with pytest.raises(CellFailedError, match=r"Slurm job 7 failed after its launches; output: job-7\.log"):
+        run._check_job(job, JobState("FAILED"), [], store)
     assert run._check_job(job, JobState("TIMEOUT"), [], store) is None
     with pytest.raises(SlurmJobError, match="Slurm job 7 ended TIMEOUT, and measured nothing again"):
         run._check_job(job, JobState("TIMEOUT"), [], store, fresh=True)

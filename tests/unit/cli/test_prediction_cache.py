@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
+import psutil
 import pytest
 
-from benchbox.cli.predicting import predict_largest_batches
+from benchbox.cli.predicting import predict_cells, predict_largest_batches
 from benchbox.cli.prediction_cache import PredictionCache
 from benchbox.spec.cell import DataSpec
 from benchbox.theory.prediction import Estimate
@@ -50,6 +55,47 @@ def test_a_prediction_is_that_of_its_cell_device_and_under_zero3_its_step(folder
     (path,) = folder.rglob(f"{VALUE.cell_id}.*")
     path.write_text(path.read_text().replace('"ddp"', '"zero2"'))
     assert PredictionCache((), 3).read(VALUE) is None, "the file is of another cell with the same id"
+
+
+def test_a_prediction_with_a_backbone_that_begins_frozen_is_that_of_its_step():
+    frozen = replace(VALUE, optim=replace(VALUE.optim, freeze_backbone_steps=4))
+    PredictionCache((), 5).write(frozen, ESTIMATE)
+    assert [PredictionCache((), step).read(frozen) for step in (5, 3)] == [ESTIMATE, None]
+
+
+def test_a_tokenizer_with_a_link_to_a_file_that_is_gone_has_predictions_too(tmp_path):
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    (tokenizer / "weights").symlink_to(tokenizer / "gone")
+    cell = replace(VALUE, data=replace(VALUE.data, tokenizer=str(tokenizer)))
+    PredictionCache((), 3).write(cell, ESTIMATE)
+    assert PredictionCache((), 3).read(cell) == ESTIMATE
+
+
+def test_a_policy_that_is_not_found_leaves_the_predictions_of_others():
+    PredictionCache((), 3).write(VALUE, ESTIMATE)
+    gone = replace(VALUE, policy="gone")
+    predictions = predict_cells([VALUE, gone], (), 3)
+    assert predictions[VALUE.cell_id] == ESTIMATE
+    assert "unknown policy 'gone'" in predictions[gone.cell_id]
+
+
+def test_an_interrupt_ends_the_process_that_predicts(tmp_path):
+    script = """
+import time
+from benchbox.cli.predicting import _in_process
+if __name__ == "__main__":
+    _in_process(time.sleep, 3600)
+"""
+    (tmp_path / "waits.py").write_text(script)
+    waits = subprocess.Popen([sys.executable, tmp_path / "waits.py"], stderr=subprocess.PIPE, text=True)
+    parent = psutil.Process(waits.pid)
+    while not any("spawn_main" in " ".join(child.cmdline()) for child in parent.children()):
+        time.sleep(0.05)
+    time.sleep(1.0)  # for it to ignore interrupts and sleep
+    waits.send_signal(signal.SIGINT)
+    _, messages = waits.communicate(timeout=60)
+    assert "KeyboardInterrupt" in messages
 
 
 def test_another_policy_or_a_dataset_that_was_edited_needs_a_new_prediction(tmp_path, policy_dir):

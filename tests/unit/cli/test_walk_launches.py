@@ -14,8 +14,10 @@ from benchbox.cli.predicting import predict_in_process
 from benchbox.cli.walk_launches import check_memory_limit, plan_walks
 from benchbox.errors import ConfigurationError
 from benchbox.spec import load_matrix
-from tests.support.example_run import MEASURE
-from tests.support.walks import START, Killed, Machine, cameras
+from benchbox.spec.cell import Cell
+from benchbox.spec.matrix import BatchSearch
+from tests.support.example_run import MEASURE, example_record
+from tests.support.walks import OUT_OF_MEMORY, START, Killed, Machine, cameras
 
 ONE_LAUNCH = replace(MEASURE, launches=1, memory_limit=2**25)
 
@@ -123,6 +125,31 @@ def test_another_memory_limit_begins_the_walk_anew(tmp_path):
     machine.run()
     assert machine.batches == [2, 6, 7, 2, 11, 12]
     assert [cell["batch"] for cell in machine.store.run().cells.values()] == [2, 11, 12]
+    assert verify_run(machine.store).violations == ()
+
+
+def test_a_walk_that_other_walks_end_under_another_limit_keeps_no_record_of_the_earlier_one(tmp_path):
+    """The launch at its first batch was ok under the earlier limit, and is not repeated."""
+    machine = Machine(tmp_path, lambda _: 6, starts=cameras(4, 8), measure=ONE_LAUNCH, predicted=6)
+    machine.run()
+    machine.measure, machine.largest, machine.predicted = replace(ONE_LAUNCH, memory_limit=2**20), lambda _: 0, 0
+    _, summary = machine.run()
+    run = machine.store.run()
+    assert [cell["cams"] for cell in run.cells.values()] == [4, 4], "batches 2 and 1"
+    assert [entry["cell"]["cams"] for entry in run.skipped] == [8]
+    assert {record["cell"]["cams"] for record in machine.store.records()} == {4}
+    assert len(summary.failed_cells) == 1
+    assert verify_run(machine.store).violations == ()
+
+
+def test_a_first_batch_that_is_beyond_another_walk_keeps_no_record_of_an_earlier_limit(tmp_path):
+    machine = Machine(tmp_path, lambda _: 6, starts=cameras(4, 8), search=BatchSearch(start=4), measure=ONE_LAUNCH, predicted=6)
+    machine.starts = tuple(replace(cell, batch=4) for cell in machine.starts)
+    machine.run()
+    machine.measure, machine.largest, machine.predicted = replace(ONE_LAUNCH, memory_limit=2**20), lambda _: 2, 2
+    machine.run()
+    results = certificates(machine.store.run(), summarize(machine.store.run(), machine.store.records()))
+    assert [(result.outcome, result.largest.cell["batch"]) for result in results] == [("complete", 2)] * 2
     assert verify_run(machine.store).violations == ()
 
 
@@ -245,3 +272,14 @@ def test_a_search_goes_on_without_a_prediction_whatever_happens_to_it(tmp_path):
         cell = replace(START, policy=name)
         ((_, reason),) = predict_in_process([cell], [tmp_path], 3, 2**30, None).items()
         assert ("no weights" if name == "broken" else "the process that predicts failed") in reason
+
+
+def test_a_repeat_of_the_fastest_batch_that_runs_out_of_memory_contradicts_no_certificate(tmp_path):
+    """Another process took memory meanwhile."""
+    machine = Machine(tmp_path, lambda _: 6, predicted=6)
+    machine.run()
+    (walk,) = machine.store.run().walks
+    record = machine.store.record(walk["fastest"], 2)
+    failed = example_record(Cell.from_dict(record["cell"]), 2, status="oom", error=OUT_OF_MEMORY)
+    machine.store.write_record(failed | {key: record[key] for key in ("environment", "memory_limit_bytes", "started_at")})
+    assert [text for text in map(str, verify_run(machine.store).violations) if "ran out of memory" in text] == []

@@ -15,6 +15,7 @@ from benchbox.estimation import Estimator
 from benchbox.estimation.estimate import _read_batch
 from benchbox.estimation.parts import read_parts
 from benchbox.registry.contracts import Axes
+from benchbox.registry.recipes import recipe_by_name
 from benchbox.session.construction import construct_policy
 from benchbox.spec.cell import DataSpec, OptimSpec
 from benchbox.spec.optim import SpikeSpec
@@ -41,6 +42,18 @@ def test_one_trace_serves_all_backends_ranks_and_micro_steps(estimator):
 def test_a_policys_own_collective_is_counted_where_there_are_ranks_to_agree(estimator):
     """The vote on the optional parts of a batch, the mean loss, and the gradient norm; gradients are reduced otherwise."""
     assert estimator.estimate(tiny_cell(backend="fsdp2", world_size=8)).collectives["all_reduce"]["count"] == 3
+
+
+def test_steps_of_a_frozen_backbone_and_unknown_optimizers_are_not_predicted(estimator, monkeypatch):
+    frozen = tiny_cell(backend="ddp")
+    frozen = replace(frozen, optim=replace(frozen.optim, freeze_backbone_steps=10))
+    with pytest.raises(UnsupportedError, match=r"frozen for 10 steps \(optim.freeze_backbone_steps\)"):
+        estimator.estimate(frozen, 9)
+    assert estimator.estimate(frozen, 10) == estimator.estimate(frozen)
+    momentum = replace(recipe_by_name("fp32"), optimizer="torch.optim:SGD")
+    monkeypatch.setitem(sys.modules["benchbox.estimation.estimate"].__dict__, "recipe_by_name", lambda _: momentum)
+    with pytest.raises(UnsupportedError, match=r"what torch\.optim:SGD of recipe fp32 keeps for each parameter is not known"):
+        estimator.estimate(tiny_cell(backend="ddp", recipe="fp32"))
 
 
 def test_averages_cost_what_they_keep(estimator):

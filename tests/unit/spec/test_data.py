@@ -54,6 +54,13 @@ def test_a_single_dataset_takes_the_same_keys(load, datasets):
     assert (data.path, data.validation) == ("arm", 0.2)
 
 
+def test_a_camera_called_policy_names_no_policy(load, datasets):
+    info = datasets / "arm/meta/info.json"
+    info.write_text(info.read_text().replace("cam_top", "policy"))
+    data = load(GOOD + "data: {lerobot: arm, rename: {policy: front}}\n").data
+    assert data.lerobot_datasets[0].rename == (("policy", "front"),)
+
+
 def test_a_mixture_survives_json_and_is_part_of_the_id(load, datasets):
     (cell, *_) = load(GOOD + MIXTURE).cells()
     again = Cell.from_dict(json.loads(json.dumps(cell.to_dict())))

@@ -38,6 +38,11 @@ def test_the_keys_of_a_zipped_axis_move_together(load):
     ]
 
 
+@pytest.mark.parametrize("name", ["copy", "json", "schema", "model_dump"])
+def test_a_zipped_axis_may_have_any_name(load, name):
+    assert points(load(GOOD.replace("batch: [1, 2]", f"{name}: [{{batch: 1}}, {{batch: 2}}]")), "batch") == [(1,), (2,)] * 2
+
+
 def test_included_points_come_last_and_take_from_the_top_level_what_they_leave_out(load):
     matrix = load(GOOD + "include: [{backend: single, world_size: 1, batch: 8}]\n")
     assert list(matrix.cells())[-1] == Cell(policy="alpha", size="tiny", backend="single", world_size=1, batch=8)

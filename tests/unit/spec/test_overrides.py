@@ -19,6 +19,12 @@ def test_an_override_replaces_an_axis_and_null_takes_one_out(load):
     assert len(list(load(GOOD, {"axes.batch": "null", "batch": "2"}).cells())) == 2
 
 
+def test_null_takes_out_what_is_not_there_without_a_trace(load):
+    """A spike guard without options is one with its defaults."""
+    assert load(GOOD, {"optim.spike.max": "null"}).values == load(GOOD).values
+    assert load(GOOD, {"optim": "{lr: 0.5}", "optim.spike.max": "null"}).optim.spike is None
+
+
 def test_options_split_at_commas_outside_brackets_and_quotes():
     assert parse_overrides(["size=full, axes.batch=[1,2]", "data={lerobot: 'a,b'},size=tiny"]) == {
         "size": "tiny",
