@@ -127,12 +127,13 @@ class Backend(ABC):
         """Accumulate the gradient of `loss` / accumulation."""
         (loss / self._shape.accumulation).backward()
 
-    def begin_step(self) -> None:
-        """Freeze or thaw the parameter groups that begin frozen, as the number of steps taken says."""
+    def begin_step(self) -> bool:
+        """Freeze or thaw the parameter groups that begin frozen, by the number of steps taken; return whether any thaws."""
         step = self.prepared.schedule.step_count
         names = {name for plan in self._plans if step < plan.freeze_steps for name in plan.names}
         if len(names) == len(self._frozen):
-            return
+            return False
+        thaws = len(names) < len(self._frozen)
         parameters = dict(live_parameters(self.prepared.model))
         if not self.drops_frozen_gradients:
             for parameter in self._frozen:
@@ -140,6 +141,7 @@ class Backend(ABC):
             for name in names:
                 parameters[name].requires_grad_(False)
         self._frozen = [parameters[name] for name in names]
+        return thaws
 
     def clip(self) -> None:
         """Set `grad_norm`, and scale the gradients so that it is at most `max_grad_norm`. Frozen parameters have no part."""

@@ -52,6 +52,10 @@ class SpikeGuard:
             raise GradientSpikeError(f"the gradient norm is {norm:.4g}, above {limit:.4g}: optim.spike stops the training")
         raise NonFiniteError(f"the gradient norm is {norm}: optim.spike stops the training")
 
+    def forget(self) -> None:
+        """Forget the norms so far: those of a frozen backbone say nothing about the norms after it thaws."""
+        self._norms.clear()
+
     def state_dict(self) -> dict[str, Any]:
         """Return what the next judgements depend on, in plain values."""
         return {"norms": list(self._norms), "skipped": self.skipped}

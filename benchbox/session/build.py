@@ -22,7 +22,7 @@ from benchbox.registry.contracts import Axes
 from benchbox.registry.freezing import FREEZE_PRESETS
 from benchbox.registry.recipes import recipe_by_name
 from benchbox.session.compilation import compile_policy
-from benchbox.session.construction import construct_policy
+from benchbox.session.construction import construct_policy, seed_rank
 from benchbox.session.step import Session
 
 if TYPE_CHECKING:
@@ -60,10 +60,21 @@ def build_cell_policy(cell: Cell, policy_dirs: Sequence[Path] = ()) -> Policy:
 
 
 def copy_meta_policy(cell: Cell, policy: Policy) -> Policy | None:
-    """Return a copy of the policy from `build_cell_policy`, frozen as the cell says, for its formula of FLOPs if it has one."""
+    """Return a copy of the policy from `build_cell_policy`, frozen as the cell says, for its formula of FLOPs if it has one.
+
+    The copy has no weights, also that of a policy which was built on the device.
+    """
     if not hasattr(policy, "work"):
         return None
-    meta_policy = deepcopy(policy)
+    assert isinstance(policy, nn.Module)
+    tensors = [*policy.parameters(), *policy.buffers()]
+    copies: dict[int, object] = {id(tensor): tensor.to("meta") for tensor in tensors if not isinstance(tensor, nn.Parameter)}
+    copies |= {
+        id(tensor): nn.Parameter(tensor.detach().to("meta"), requires_grad=tensor.requires_grad)
+        for tensor in tensors
+        if isinstance(tensor, nn.Parameter)
+    }
+    meta_policy = deepcopy(policy, copies)
     assert isinstance(meta_policy, nn.Module)
     freeze(meta_policy, meta_policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
     return meta_policy
@@ -130,6 +141,8 @@ def build_session(
 def prepare_session(cell: Cell, policy: Policy, backend: Backend, loaded: LoadedWeights | None = None) -> Session:
     """Let a backend shard a policy that is loaded and frozen, and build its optimizer; return the session that steps both.
 
+    The random generators are then those of this rank: dropout, and noise that a policy draws, are not the same on every rank.
+
     Raises:
         UnsupportedError: the policy cannot be compiled in this way.
     """
@@ -141,6 +154,7 @@ def prepare_session(cell: Cell, policy: Policy, backend: Backend, loaded: Loaded
         shard_size=cell.shard_size or DEFAULT_SHARD_SIZE,
     )
     backend.prepare(policy, recipe_by_name(cell.recipe), cell.optim, shape)
+    seed_rank(cell.seed)
     return Session(backend, accumulation=cell.accumulation, loaded=loaded, optim=cell.optim)
 
 

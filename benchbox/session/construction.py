@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from benchbox.backends.deferred import META, TRANSFORMERS, DeferredWeights
@@ -93,13 +94,23 @@ def _construct_on_meta(build: Callable[[], Policy], weights: DeferredWeights) ->
     return policy
 
 
+def seed_rank(seed: int) -> None:
+    """Seed all generators for the steps of this rank, after the weights, which every rank computes from one seed."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    _seed_generators(int(np.random.SeedSequence((seed, rank)).generate_state(1)[0]))
+
+
 def _seeded(build: Callable[[], Policy], seed: int) -> Callable[[], Policy]:
     """Return a function that builds from this seed: constructors of others may draw from any of the three generators."""
 
     def build_from_seed() -> Policy:
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.manual_seed(seed)
+        _seed_generators(seed)
         return build()
 
     return build_from_seed
+
+
+def _seed_generators(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)

@@ -86,7 +86,8 @@ class Session:
         parts = _PartSums()
         samples = 0
         with instruments.step():  # all work on the device is inside, so that none of it is missing from the time of a step
-            backend.begin_step()
+            if backend.begin_step() and self.spikes is not None:
+                self.spikes.forget()
             loss = torch.zeros((), device=self.device)
             for micro in range(self.accumulation):
                 boundary = micro == self.accumulation - 1

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class StepUtilisation:
     """MFU of steps of known duration. The FLOPs are those of the first step: later ones have batches of the same shape.
 
+    Steps whose batches have other optional parts than the first one's take more or fewer, which is not counted.
+
     Args:
         policy: from `copy_meta_policy`, None if it has no formula.
         accumulation: micro-batches of a step.
@@ -38,7 +40,7 @@ class StepUtilisation:
 
     def _record(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         for batch in batches:
-            if len(self._first_batches) < self._accumulation:
+            if self._flops is None and len(self._first_batches) < self._accumulation:
                 self._first_batches.append(batch)
             yield batch
 
@@ -49,5 +51,6 @@ class StepUtilisation:
         if self._device_name in DEVICE_PEAKS and self._flops is None:
             costs = sum_costs(training_cost(self._policy.work(batch)) for batch in self._first_batches)
             self._flops = total_cost(costs).model
+            self._first_batches.clear()  # which are on the device
         result = utilisation(self._flops or 0, 0, [step_s], self._device_name, {self._compute})
         return result["mfu"], result["mfu_reason"]

@@ -13,7 +13,7 @@ from .._layers.presets import builder
 if TYPE_CHECKING:
     from benchbox.registry.contracts import Batch
 
-    from .._layers.sequence.token_sequence import Block
+    from .._layers.sequence.token_sequence import Attention, Block
 
 
 class Pi07PaliGemma(ContextPolicy):
@@ -41,6 +41,14 @@ class Pi07PaliGemma(ContextPolicy):
     response_template: ClassVar[str] = "Subtask: {text}"
 
     def blocks(self, batch: Batch, present: frozenset[str]) -> list[Block]:
+        def after(name: str) -> Attention:
+            """Return the attention of a cue that belongs to the optional block before it.
+
+            Without that block it begins a group of its own: it would join another one, and samples without the block would be
+            masked otherwise than beside samples that have it.
+            """
+            return "continue" if name in present else "bidirectional"
+
         return [
             self.model.images("images", batch["images"], batch["image_mask"]),
             self.text("prompt", batch, "continue"),
@@ -48,13 +56,13 @@ class Pi07PaliGemma(ContextPolicy):
             self.state_block(batch, "continue"),
             *self.cue("response_start", batch, present, "continue"),
             *([self.text("response", batch, "bidirectional")] if "response" in present else []),
-            *self.cue("metadata_start", batch, present, "continue"),
+            *self.cue("metadata_start", batch, present, after("response")),
             *self.cue("metadata", batch, present, "bidirectional"),
             *([self.text("metadata", batch, "continue")] if "metadata" in present else []),
-            *self.cue("subgoal_start", batch, present, "continue"),
+            *self.cue("subgoal_start", batch, present, after("metadata")),
             *self.cue("subgoal", batch, present, "bidirectional"),
             *([self.subgoal_block(batch, "continue")] if "subgoal" in present else []),
-            *self.cue("state_end", batch, present, "continue"),
+            *self.cue("state_end", batch, present, after("subgoal")),
         ]
 
 

@@ -23,6 +23,7 @@ from benchbox.store.checkpoints import (
     samples_per_step,
 )
 from benchbox.store.files import read_json
+from benchbox.trainer.checkpoint.generators import set_generators
 from benchbox.trainer.checkpoint.state import (
     TENSORS,
     TRAINER,
@@ -30,7 +31,6 @@ from benchbox.trainer.checkpoint.state import (
     generator_states,
     restore_document,
     session_state,
-    set_generators,
     trainer_document,
     world_size,
 )

@@ -5,17 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from benchbox.dcp.shards import Shards, full_shards
 from benchbox.observer.introspect.masters import detect_compensation
 from benchbox.observer.introspect.wrappers import optimizer_chain
+from benchbox.trainer.checkpoint import generators
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import torch
     from torch.optim import Optimizer
 
     from benchbox.backends.state import TrainingState
@@ -45,26 +46,14 @@ def session_state(session: Session) -> TrainingState:
 
 def generator_states(device: torch.device) -> dict[str, Shards]:
     """Return the states of this rank's random generators, (bytes,) uint8, by key."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return {f"{_RNG}{rank()}/{kind}": full_shards(state) for kind, state in states.items()}
+    return {f"{_RNG}{rank()}/{kind}": full_shards(state) for kind, state in generators.generator_states(device).items()}
 
 
 def generator_keys(saved: Mapping[str, Any], device: torch.device) -> dict[str, str]:
     """Return the keys of the generators that this rank restores, by kind. More ranks than were saved repeat them in turn."""
     ranks = len({key.split("/")[1] for key in saved if key.startswith(_RNG)})
-    kinds = ["cpu", *(["cuda"] if device.type == "cuda" else [])]
-    keys = {kind: f"{_RNG}{rank() % max(ranks, 1)}/{kind}" for kind in kinds}
+    keys = {kind: f"{_RNG}{rank() % max(ranks, 1)}/{kind}" for kind in generators.kinds_of(device)}
     return {kind: key for kind, key in keys.items() if key in saved}
-
-
-def set_generators(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Set this rank's random generators by kind."""
-    if "cpu" in states:
-        torch.set_rng_state(states["cpu"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def trainer_document(session: Session, state: TrainingState) -> dict[str, Any]:

@@ -55,3 +55,12 @@ def test_a_guard_continues_from_its_state() -> None:
     resumed.load_state_dict(json.loads(json.dumps(guard.state_dict())))
     assert resumed.skipped == 1
     assert resumed.skips(2.1)
+
+
+def test_a_guard_that_forgets_judges_after_ten_further_norms() -> None:
+    guard = SpikeGuard(SpikeSpec(factor=2.0, window=20))
+    for _ in range(15):
+        guard.skips(1.0)
+    guard.forget()
+    assert [guard.skips(50.0) for _ in range(10)] == [False] * 10
+    assert guard.skips(101.0)

@@ -138,3 +138,21 @@ def test_the_high_level_predicts_memory_and_then_subtask_after_their_cues():
     assert set(policy(full_batch(policy, 1)).parts) == {"memory", "response"}
     predictor = prefix.predictor_indices("memory")[0, 0].item()
     assert predictor == prefix.spans["memory cue"].stop - 1, "the first token is predicted from the end of the cue"
+
+
+@LOW
+@pytest.mark.parametrize("kept", [(), ("response",), ("metadata",), ("subgoal",), ("response", "subgoal")], ids=str)
+def test_a_sample_is_masked_alike_alone_and_beside_samples_with_more_context(name, kept):
+    """Blocks that no sample of a batch has leave no trace in it: the groups of the others are the same."""
+    policy = build(name).eval()
+    batch = full_batch(policy, 2)
+    for field in ("response", "metadata", "subgoal"):
+        batch[f"{field}_mask"][0] = field in kept
+    alone = {key: value[:1] for key, value in batch.items()}
+    rows = []
+    for seen in (batch, alone):
+        prefix = record_prefix(policy, seen)
+        valid = prefix.valid[0]
+        groups = prefix.groups[valid]
+        rows.append(groups[:, None] >= groups[None, :])
+    assert torch.equal(*rows)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import closing, contextmanager, nullcontext
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from benchbox.observer.hooks.dispatch import OperationDispatchMode
 from benchbox.session.build import build_cell_policy, build_session, open_cell_data
-from benchbox.spec.cell import Cell, DataSpec
+from benchbox.spec.cell import Cell, DataSpec, OptimSpec
+from benchbox.spec.optim import SpikeSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +40,28 @@ class StepWatcher:
             self.inside += 1
         else:
             self.outside.append(str(operation))
+
+
+def test_norms_of_a_frozen_backbone_are_no_measure_of_those_after_it_thaws() -> None:
+    """The first norm of the whole model would be a spike beside those of the head, and so would every later one."""
+    spikes = SpikeSpec(action="skip", factor=1.0001, window=10)
+    cell = Cell(
+        policy="pi05",
+        size="tiny",
+        backend="single",
+        world_size=1,
+        batch=2,
+        data=DataSpec(kind="synthetic", workers=0),
+        optim=OptimSpec(lr=1e-12, freeze_backbone_steps=12, thaw_warmup_steps=1, spike=spikes),
+    )
+    policy = build_cell_policy(cell)
+    with closing(open_cell_data(cell, policy, 0)) as stream:
+        session = build_session(cell, policy, stream.statistics)
+        batch = next(iter(stream))
+        results = [session.step(repeat(batch)) for _ in range(16)]
+    norms = [float(result.grad_norm) for result in results]
+    assert norms[12] > 1.0001 * norms[11]
+    assert [result.skipped for result in results] == [False] * 16
 
 
 def test_no_tensor_operation_of_a_step_is_outside_what_is_timed() -> None:

@@ -55,6 +55,30 @@ def test_memory_left_by_construction_is_released_before_the_warm_up_so_that_no_m
     assert calls == ["empty_cache", "step", "step", "synchronize cuda:1"]
 
 
+def test_the_copy_for_the_formula_of_flops_holds_no_weights() -> None:
+    """Also that of a policy that was built on the device itself, whose weights would be counted in its peak."""
+
+    class Counted(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(2, 2)
+            self.tied = self.head
+            self.register_buffer("steps", torch.zeros(3))
+
+        def work(self, _: Any) -> list[Any]:
+            return []
+
+        def parameter_roles(self) -> dict[str, str]:
+            return {name: "head" for name, _ in self.named_parameters()}
+
+    policy: Any = Counted()
+    copied: Any = copy_meta_policy(tiny_cell(), policy)
+    assert {tensor.device.type for tensor in (*copied.parameters(), *copied.buffers())} == {"meta"}
+    assert copied.tied is copied.head
+    assert [tensor.shape for tensor in copied.parameters()] == [tensor.shape for tensor in policy.parameters()]
+    assert {tensor.device.type for tensor in policy.parameters()} == {"cpu"}
+
+
 def test_a_policy_that_declares_no_cost_has_no_flops_by_formula() -> None:
     policy: Any = torch.nn.Linear(2, 2)
     assert copy_meta_policy(tiny_cell(), policy) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,6 +44,28 @@ def test_it_is_the_flops_of_the_micro_batches_of_a_step_over_time_and_peak(monke
         assert next(stream)["state"].shape == (4, 2)
     assert steps.mfu(0.1) == (pytest.approx(0.24), None)
     assert steps.mfu(0.2) == (pytest.approx(0.12), None)
+
+
+def test_batches_are_released_once_their_flops_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU they would take memory for the rest of the training, which no benchmark of it needs."""
+    monkeypatch.setitem(DEVICE_PEAKS, "this cpu", 1e12)
+    kept: list[weakref.ref[torch.Tensor]] = []
+
+    def watched() -> Iterator[dict[str, torch.Tensor]]:
+        for batch in batches():
+            kept.append(weakref.ref(batch["state"]))
+            yield batch
+            del batch
+
+    steps = use()
+    stream = steps.record(watched())
+    for _ in range(2):
+        next(stream)
+    steps.mfu(0.1)
+    for _ in range(4):
+        next(stream)
+    gc.collect()
+    assert sum(reference() is not None for reference in kept) <= 1, "the latest, which the iterator holds"
 
 
 def test_it_is_unknown_for_a_reason_and_batches_pass_unrecorded() -> None:
