@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import psutil
@@ -80,7 +81,9 @@ def test_a_policy_that_is_not_found_leaves_the_predictions_of_others():
     assert "unknown policy 'gone'" in predictions[gone.cell_id]
 
 
-def test_an_interrupt_ends_the_process_that_predicts(tmp_path):
+@pytest.fixture
+def predicting(tmp_path):
+    """A command that waits for a process that predicts, and that process."""
     script = """
 import time
 from benchbox.cli.predicting import _in_process
@@ -88,14 +91,34 @@ if __name__ == "__main__":
     _in_process(time.sleep, 3600)
 """
     (tmp_path / "waits.py").write_text(script)
-    waits = subprocess.Popen([sys.executable, tmp_path / "waits.py"], stderr=subprocess.PIPE, text=True)
-    parent = psutil.Process(waits.pid)
-    while not any("spawn_main" in " ".join(child.cmdline()) for child in parent.children()):
+    command = subprocess.Popen([sys.executable, tmp_path / "waits.py"], stderr=subprocess.PIPE, text=True)
+    parent = psutil.Process(command.pid)
+    predictors = []
+    while not predictors:
         time.sleep(0.05)
-    time.sleep(1.0)  # for it to ignore interrupts and sleep
-    waits.send_signal(signal.SIGINT)
-    _, messages = waits.communicate(timeout=60)
+        predictors = [child for child in parent.children() if "spawn_main" in " ".join(child.cmdline())]
+    while predictors[0].num_threads() < 2:  # of which one waits for the end of the command
+        time.sleep(0.05)
+    yield command, predictors[0]
+    for process in (command, predictors[0]):
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def test_an_interrupt_ends_the_process_that_predicts(predicting):
+    command, predictor = predicting
+    command.send_signal(signal.SIGINT)
+    _, messages = command.communicate(timeout=60)
     assert "KeyboardInterrupt" in messages
+    assert not predictor.is_running()
+
+
+def test_a_command_that_is_killed_leaves_no_process_that_predicts(predicting):
+    command, predictor = predicting
+    command.kill()
+    command.communicate(timeout=60)  # its output ends with the last process that has it
+    predictor.wait(timeout=60)
+    assert not predictor.is_running()
 
 
 def test_another_policy_or_a_dataset_that_was_edited_needs_a_new_prediction(tmp_path, policy_dir):
