@@ -131,9 +131,9 @@ class Backend(ABC):
         """Freeze or thaw the parameter groups that begin frozen, by the number of steps taken; return whether any thaws."""
         step = self.prepared.schedule.step_count
         names = {name for plan in self._plans if step < plan.freeze_steps for name in plan.names}
+        thaws = any(plan.freeze_steps == step > 0 for plan in self._plans)  # also in the first step after a resume
         if len(names) == len(self._frozen):
-            return False
-        thaws = len(names) < len(self._frozen)
+            return thaws
         parameters = dict(live_parameters(self.prepared.model))
         if not self.drops_frozen_gradients:
             for parameter in self._frozen:

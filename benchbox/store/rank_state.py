@@ -14,8 +14,9 @@ from benchbox.registry.phases import COMPILATION, PHASES, STAGES, RankState
 if TYPE_CHECKING:
     from pathlib import Path
 
-# The number of writes, then two slots written alternately: the number is incremented last, so its slot is always complete.
-_COUNT = struct.Struct("<q")
+# The number of writes, then two slots written alternately: the number is incremented last, so its slot is always complete. The
+# number itself is stored at once, through a view of integers: `struct` clears its bytes first, and a kill may come in between.
+_COUNT = struct.Struct("=q")
 _SLOT = struct.Struct("<bbqqd")  # stage, phase, step, of, since; -1 for none
 _SIZE = _COUNT.size + 2 * _SLOT.size
 
@@ -31,6 +32,7 @@ class RankStateFile:
         with path.open("wb+") as stream:
             stream.truncate(_SIZE)
             self._memory = mmap.mmap(stream.fileno(), _SIZE)
+        self._number = memoryview(self._memory)[: _COUNT.size].cast("q")
         self._count = 0
 
     def write(self, state: RankState) -> None:
@@ -50,7 +52,7 @@ class RankStateFile:
             -1 if of is None else of,
             since,
         )
-        _COUNT.pack_into(self._memory, 0, self._count)
+        self._number[0] = self._count
 
 
 def read_rank_state(path: Path) -> RankState | None:

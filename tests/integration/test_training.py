@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,12 +21,14 @@ from benchbox.spec.cell import MeasureSpec
 from benchbox.spec.train import load_train
 from benchbox.store.checkpoints import describe_files, read_manifest
 from benchbox.store.files import read_json
+from benchbox.trainer.checkpoint.generators import generator_states
 from benchbox.trainer.gauges import MEASURED_FIELDS
 from tests.support.commands import run_in_process
 from tests.support.tiers import in_tiers
 
 if TYPE_CHECKING:
     import subprocess
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.ranks
@@ -215,11 +220,25 @@ def read_all(checkpoint: Path) -> dict[str, torch.Tensor]:
     return folder.read(folder.layout)
 
 
+@contextmanager
+def seeded_python_and_numpy() -> Iterator[None]:
+    """Restore the generators of Python and numpy at the end."""
+    python, numpy = random.getstate(), np.random.get_state()
+    yield
+    random.setstate(python)
+    np.random.set_state(numpy)
+
+
 def replace_generators(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Give the generators of a checkpoint other states, different for every rank, and return these by key."""
     tensors = read_all(checkpoint)
     keys = [key for key in tensors if key.startswith("rng/")]
-    states = {key: torch.Generator().manual_seed(7 + rank).get_state() for rank, key in enumerate(keys)}
+    states = {}
+    with torch.random.fork_rng(), seeded_python_and_numpy():
+        for rank, key in enumerate(keys):
+            for seed in (torch.manual_seed, random.seed, np.random.seed):
+                seed(7 + rank)
+            states[key] = generator_states(torch.device("cpu"))[key.rpartition("/")[2]]
     shutil.rmtree(checkpoint / "tensors")
     write_shards(checkpoint / "tensors", {key: full_shards(tensor) for key, tensor in (tensors | states).items()}, None)
     files = [*(checkpoint / "tensors").iterdir(), checkpoint / "trainer.json"]
