@@ -13,6 +13,8 @@ from typing import Any, BinaryIO
 
 from benchbox.errors import RecordError
 
+NODES = "nodes"  # subfolder of a run or training in which every node writes a file of its own
+
 
 def replace_non_finite(value: Any) -> Any:
     """Return the value with NaN and infinities replaced by None: standard JSON cannot represent them."""
@@ -61,10 +63,15 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def remove_temporary_files(folder: Path) -> None:
-    """Remove what `atomic_file` has left below a folder where its process was killed. Nobody else may write there now."""
+def remove_temporary_files(folder: Path, *, keep: str) -> None:
+    """Remove what `atomic_file` has left below a folder where its process was killed.
+
+    Args:
+        keep: name of the subfolder in which other processes may be writing now.
+    """
     for path in folder.rglob(".*.tmp"):
-        path.unlink(missing_ok=True)
+        if path.parent != folder / keep:
+            path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

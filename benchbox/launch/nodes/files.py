@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from benchbox.errors import CellFailedError, ConfigurationError, Problem, RecordError
 from benchbox.launch.fingerprint import benchbox_sha256
-from benchbox.store.files import read_json, write_json
+from benchbox.store.files import NODES, read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ class NodeLostError(CellFailedError):
 
 
 def node_file(folder: Path, node: int) -> Path:
-    return folder / "nodes" / f"node-{node}.json"
+    return folder / NODES / f"node-{node}.json"
 
 
 class NodeFile:

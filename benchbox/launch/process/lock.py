@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from benchbox.errors import ConfigurationError
-from benchbox.store.files import remove_temporary_files
+from benchbox.store.files import NODES, remove_temporary_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ def lock_run_directory(folder: Path) -> Iterator[None]:
             ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        remove_temporary_files(folder)
+        remove_temporary_files(folder, keep=NODES)  # where other nodes may have begun
         yield
     finally:
         os.close(descriptor)

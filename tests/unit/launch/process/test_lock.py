@@ -49,3 +49,14 @@ def test_who_gets_the_lock_removes_what_a_killed_run_was_writing(tmp_path):
             pass
         assert (tmp_path / ".own.tmp").exists()
     assert (tmp_path / "notes.tmp").exists()
+
+
+def test_what_a_killed_run_left_is_removed_but_not_what_another_node_is_writing(tmp_path) -> None:
+    """Node 1 may come first, and be between its temporary file and the final one."""
+    left, written = tmp_path / ".run.json.abc.tmp", tmp_path / "nodes" / ".node-1.json.abc.tmp"
+    written.parent.mkdir()
+    for path in (left, written):
+        path.touch()
+    with lock_run_directory(tmp_path):
+        assert not left.exists()
+        assert written.exists()
