@@ -86,8 +86,8 @@ def precision_state(summary: CellSummary) -> PrecisionState:
 def _answer(cells: Sequence[CellSummary], memory_limit: int | None, criteria: Criteria) -> Answer:
     task = {field: value for field, value in cells[0].cell.items() if field not in SETUP_FIELDS}
     measured = sorted((summary for summary in cells if summary.status == "ok" and _speed(summary)), key=_speed, reverse=True)
-    known = [summary for summary in measured if memory_limit is None or summary.peak_bytes is not None]
-    fitting = [summary for summary in known if memory_limit is None or (summary.peak_bytes or 0) <= memory_limit]
+    with_peak = [summary for summary in measured if memory_limit is None or summary.peak_bytes is not None]
+    fitting = [summary for summary in with_peak if memory_limit is None or (summary.peak_bytes or 0) <= memory_limit]
     candidates = [summary for summary in fitting if precision_state(summary) != "wrong"]
     fastest = candidates[0] if candidates else None
     pairs = comb(len(candidates), 2)
@@ -101,8 +101,8 @@ def _answer(cells: Sequence[CellSummary], memory_limit: int | None, criteria: Cr
         fastest=fastest,
         rivals=rivals,
         candidates=len(candidates),
-        too_large=len(known) - len(fitting),
-        unknown_memory=len(measured) - len(known),
+        too_large=len(with_peak) - len(fitting),
+        unknown_memory=len(measured) - len(with_peak),
         wrong=tuple(
             summary
             for summary in fitting

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from benchbox.theory.prediction import Estimate
 
 
-_PREDICTIONS = ("predicted peak", "in", "communication")
-_LARGEST = "predicted largest batch"
 _MAX_LOOKED_UP = 10_000  # cells whose predictions are read from the cache: of more, that takes seconds
 
 
@@ -172,18 +170,19 @@ def _print_table(
 
     rows = [["cell", *fields], *([cell.cell_id, *(to_yaml_word(getattr(cell, field)) for field in fields)] for cell in cells)]
     if predictions is not None:
-        rows[0] += _PREDICTIONS
+        rows[0] += ["predicted peak", "in", "communication"]
         for row, cell in zip(rows[1:], cells, strict=True):
             row += _prediction_texts(predictions[cell.cell_id])
     if largest is not None:
-        rows[0].append(_LARGEST)
+        rows[0].append("predicted largest batch")
         for row, cell in zip(rows[1:], cells, strict=True):
             row.append(str(largest.get(cell.cell_id, "-")))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     if sys.stdout.isatty() and max(map(len, lines)) > shutil.get_terminal_size().columns:
         for cell, row in zip(cells, rows[1:], strict=True):
-            predicted = [f"{name} {text}" for name, text in zip(rows[0], row, strict=True) if name in (*_PREDICTIONS, _LARGEST)]
+            columns = list(zip(rows[0], row, strict=True))
+            predicted = [f"{name} {text}" for name, text in columns[1 + len(fields) :]]
             words = [describe({field: getattr(cell, field) for field in fields}), *predicted]
             _print_wrapped(f"{cell.cell_id}  {', '.join(words)}", indent=14)
         return

@@ -3,13 +3,12 @@
 import atexit
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from benchbox.errors import BenchboxError
+from benchbox.worker.parent import signal_on_parent_death
 
 if TYPE_CHECKING:
     from benchbox.spec.cell import Cell
@@ -171,16 +170,8 @@ def _in_process(function: Callable[..., T], *arguments: Any, **options: Any) -> 
 
 def _begin_process() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that waits handles interrupts
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal_on_parent_death(signal.SIGKILL)  # killed, it leaves nobody to read the predictions
     atexit.register(os._exit, 0)  # after the results were sent: finalizing an interpreter with torch takes a second
-
-
-def _end_with_parent() -> None:
-    """End this process once the one that waits for it is gone: killed, it leaves nobody to read the predictions."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def predict_run(folder: Path, policy_dirs: Sequence[Path], notify: Callable[[int], None] = lambda _: None) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchbox.backends.base import StepShape
 from benchbox.backends.deferred import deferred_weights
@@ -67,17 +67,17 @@ def copy_meta_policy(cell: Cell, policy: Policy) -> Policy | None:
     if not hasattr(policy, "work"):
         return None
     assert isinstance(policy, nn.Module)
-    tensors = [*policy.parameters(), *policy.buffers()]
-    copies: dict[int, object] = {id(tensor): tensor.to("meta") for tensor in tensors if not isinstance(tensor, nn.Parameter)}
-    copies |= {
-        id(tensor): nn.Parameter(tensor.detach().to("meta"), requires_grad=tensor.requires_grad)
-        for tensor in tensors
-        if isinstance(tensor, nn.Parameter)
-    }
+    copies: dict[int, object] = {id(tensor): _on_meta(tensor) for tensor in (*policy.parameters(), *policy.buffers())}
     meta_policy = deepcopy(policy, copies)
     assert isinstance(meta_policy, nn.Module)
     freeze(meta_policy, meta_policy.parameter_roles(), FREEZE_PRESETS[cell.freeze])
     return meta_policy
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    """Return a tensor or parameter of the same shape and dtype, without values."""
+    values = tensor.detach().to("meta")
+    return nn.Parameter(values, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
 
 
 def open_cell_data(cell: Cell, policy: Policy, rank: int, *, start_step: int = 0, on_host: bool = False) -> MicroBatchStream:

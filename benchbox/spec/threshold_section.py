@@ -129,6 +129,6 @@ def _policies(cells: Iterable[CellDict]) -> dict[str, PolicyEntry]:
     """Return the policies that are found here, and those of cells."""
     policies = find_policies()
     for cell in cells:
-        known = policies.get(cell["policy"]) or PolicyEntry(cell["policy"], Path(), {})
-        policies[cell["policy"]] = replace(known, presets={cell["size"]: {}, **known.presets})
+        policy = policies.get(cell["policy"]) or PolicyEntry(cell["policy"], Path(), {})
+        policies[cell["policy"]] = replace(policy, presets={cell["size"]: {}, **policy.presets})
     return policies

@@ -103,7 +103,8 @@ def _overflowed(scaler: Any, optimizer: Any) -> bool:
 
     Whether the optimizer was called says less: a fused one is called, and skips the step itself; a compiled one cannot be seen.
     """
-    return any(bool(found) for found in scaler._found_inf_per_device(optimizer).values())  # noqa: SLF001 (no public name)
+    by_device = scaler._found_inf_per_device(optimizer)  # noqa: SLF001 (no public name)
+    return any(bool(has_overflowed) for has_overflowed in by_device.values())
 
 
 def _parameter_ids(owner: Any) -> list[int]:

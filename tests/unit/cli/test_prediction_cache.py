@@ -85,22 +85,26 @@ def test_a_policy_that_is_not_found_leaves_the_predictions_of_others():
 def predicting(tmp_path):
     """A command that waits for a process that predicts, and that process."""
     script = """
-import time
+import sys, time
+from pathlib import Path
 from benchbox.cli.predicting import _in_process
+
+def predict():
+    Path(sys.argv[1]).touch()
+    time.sleep(3600)
+
 if __name__ == "__main__":
-    _in_process(time.sleep, 3600)
+    _in_process(predict)
 """
     (tmp_path / "waits.py").write_text(script)
-    command = subprocess.Popen([sys.executable, tmp_path / "waits.py"], stderr=subprocess.PIPE, text=True)
-    parent = psutil.Process(command.pid)
-    predictors = []
-    while not predictors:
+    command = subprocess.Popen([sys.executable, tmp_path / "waits.py", tmp_path / "began"], stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "began").exists():
+        assert command.poll() is None
         time.sleep(0.05)
-        predictors = [child for child in parent.children() if "spawn_main" in " ".join(child.cmdline())]
-    while predictors[0].num_threads() < 2:  # of which one waits for the end of the command
-        time.sleep(0.05)
-    yield command, predictors[0]
-    for process in (command, predictors[0]):
+    children = psutil.Process(command.pid).children()
+    (predictor,) = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    yield command, predictor
+    for process in (command, predictor):
         with suppress(psutil.Error):
             process.kill()
 
