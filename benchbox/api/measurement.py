@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from benchbox.errors import ConfigurationError
 from benchbox.registry.metrics import metric_by_name
 
 if TYPE_CHECKING:
@@ -21,9 +22,11 @@ class Measurement:
         """Return a numeric metric by its name, see `benchbox list metrics`.
 
         Raises:
-            ConfigurationError: there is no such metric.
+            ConfigurationError: there is no such metric, or it is a word.
         """
-        value = self._figures[metric_by_name(metric).name]
+        if not metric_by_name(metric).is_number:
+            raise ConfigurationError(f"metric {metric!r} is a word: results.cells[{metric!r}] has it")
+        value = self._figures[metric]
         return None if value is None or value != value else float(value)
 
     @property

@@ -109,7 +109,7 @@ class Results:
         return f"<benchbox run {self.run.name} in {self.path}: {counts}>"
 
     def _repr_html_(self) -> str:
-        """Return the sentences and the brief columns of the report's table. Input is escaped."""
+        """Return the answers, the sentences and the brief columns of the report's table. Input is escaped."""
         table = self.report.table
         shown = [index for index, column in enumerate(table.columns) if column.brief]
         head = Markup("").join(Markup("<th>{}</th>").format(table.columns[index].name) for index in shown)
@@ -117,10 +117,14 @@ class Results:
             Markup("<tr>{}</tr>").format(Markup("").join(Markup("<td>{}</td>").format(row[index].line) for index in shown))
             for row in table.rows
         )
+        answers = Markup("").join(
+            Markup("<p>{}</p>").format(" ".join([f"{box.task}:"] * bool(box.task) + [line.text for line in box.lines]))
+            for box in self.report.answers
+        )
         sentences = Markup("").join(Markup("<p><b>{}</b></p>").format(text) for text in self.report.headline.sentences)
         return str(
-            Markup("<p>{}</p>{}<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(
-                escape(repr(self)), sentences, head, body
+            Markup("<p>{}</p>{}{}<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(
+                escape(repr(self)), answers, sentences, head, body
             )
         )
 

@@ -73,7 +73,7 @@ def check(
 def _run_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name: str | None) -> "GateView":
     from dataclasses import replace
 
-    from benchbox.analysis.baseline import find_baseline, name_machine
+    from benchbox.analysis.baseline import find_baseline, slug
     from benchbox.analysis.gate import gate
     from benchbox.analysis.noise import noise_floor, noise_of_matrix
     from benchbox.analysis.regression import BaselineLookup
@@ -93,7 +93,7 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name:
     lookup = find_baseline(run, records, baseline, machine_name) if needed else BaselineLookup(None, None)
     noise, notes = None, []
     if lookup.baseline is not None:
-        machine = name_machine(records, machine_name)
+        machine = slug(str(lookup.baseline.environment.get("machine")))  # which the run has too, whatever its folder is called
         noise = noise_of_matrix(read_noise(machine), run.name)
         lookup = replace(lookup, noise=noise)
         if noise is None:

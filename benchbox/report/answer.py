@@ -60,10 +60,11 @@ def _lines(answer: Answer, axes: Sequence[str], memory_limit: int | None, criter
     limit = "" if memory_limit is None else f" in {quantity(memory_limit, 'bytes')}"
     if answer.fastest is None:
         reason = "no set-up ended ok"
-        if answer.too_large:
-            reason = f"none of {answer.too_large} set-ups fits{limit}"
         if answer.unknown_memory:
-            reason += f", and the memory of {answer.unknown_memory} is unknown"
+            reason = f"the memory of {answer.unknown_memory} set-up{'s' if answer.unknown_memory > 1 else ''} is unknown"
+        if answer.too_large:
+            unknown = f"; {reason}" if answer.unknown_memory else ""
+            reason = f"none of {answer.too_large} set-ups fits{limit}{unknown}"
         if answer.wrong:
             reason = "the precision of every set-up that fits is wrong"
         return (AnswerLine(text=f"No answer: {reason}.", level="bad"),)

@@ -90,7 +90,7 @@ def _draw(curves: Sequence[Curve], label: str, width: float, is_logarithmic: boo
         panel.yaxis.set_major_formatter(lambda value, _: f"1e{round(math.log10(value))}")
         panel.minorticks_off()
         panel.set_ylim(low, high)
-    else:
+    elif all(value is None or not value < 0 for curve in curves for value in curve.values):
         panel.set_ylim(bottom=0)
     panel.margins(x=0.01)
     panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.baseline import slug
@@ -16,7 +17,7 @@ from benchbox.registry.metrics import metric_by_name
 from benchbox.store.noise import read_noise
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
     from benchbox.registry.metrics import Metric
@@ -93,7 +94,7 @@ def build_pages(
     groups: dict[tuple[str, str], list[SiteRun]] = defaultdict(list)
     for run in sources.runs:
         groups[run.figures.matrix, slug(str(run.figures.environment.get("machine") or "unknown machine"))].append(run)
-    several = {matrix for matrix, _ in groups if sum(name == matrix for name, _ in groups) > 1}
+    files = _file_names(groups)
     pages = []
     for (matrix, machine), runs in sorted(groups.items()):
         trends = _trends(runs, named, commits)
@@ -102,12 +103,25 @@ def build_pages(
             MatrixPage(
                 matrix=matrix,
                 machine=machine,
-                file=f"{slug(f'{matrix}-{machine}' if matrix in several else matrix)}.html",
+                file=files[matrix, machine],
                 trends=tuple(mark_changes(trends, relevant=relevant, noise=noise)),
                 runs=tuple(runs),
             )
         )
     return pages
+
+
+def _file_names(groups: Collection[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return names of pages by matrix and machine: matrices whose names differ in punctuation only have numbers."""
+    matrices = Counter(matrix for matrix, _ in groups)
+    names: dict[tuple[str, str], str] = {}
+    taken = {"index.html"}
+    for matrix, machine in sorted(groups):
+        stem = slug(matrix if matrices[matrix] == 1 else f"{matrix}-{machine}")
+        numbered = (f"{stem}{f'-{number}' if number > 1 else ''}.html" for number in count(1))
+        names[matrix, machine] = next(name for name in numbered if name not in taken)
+        taken.add(names[matrix, machine])
+    return names
 
 
 def _trends(runs: Sequence[SiteRun], metrics: Sequence[Metric], commits: Mapping[str, int]) -> list[Trend]:

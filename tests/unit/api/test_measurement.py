@@ -35,6 +35,8 @@ def test_figures_are_those_of_the_only_cell(measurement):
     assert measurement.value("mfu") is None
     with pytest.raises(ConfigurationError, match="unknown metric 'speed'"):
         measurement.value("speed")
+    with pytest.raises(ConfigurationError, match="metric 'status' is a word"):
+        measurement.value("status")
 
 
 def test_findings_that_fail_an_audit_are_listed_once(measurement):

@@ -90,6 +90,7 @@ def test_a_notebook_shows_the_table_and_the_answer_escaped(tmp_path):
     assert shown.count("<tr>") == 1 + 8
     assert "<th>backend</th>" in shown
     assert "<b>pi</b>" not in shown
+    assert "Fastest of " in shown
 
 
 @pytest.mark.parametrize(

@@ -134,16 +134,20 @@ def test_a_set_up_of_unknown_memory_is_no_answer_within_a_limit():
     """A compiled one on a CPU, for example."""
 
     def change(cell, record):
-        record["memory"]["worst"]["allocated_peak_bytes"] = None if cell is ZERO2 else 100 * MIB
+        record["memory"]["worst"]["allocated_peak_bytes"] = None if cell in unknown else 100 * MIB
         return record
 
+    unknown = [ZERO2]
     summaries = summaries_of({CELL: 0.25, ZERO2: 0.2, FSDP2: 0.3}, change=change)
     fastest, *_ = box(summaries, memory_limit=200 * MIB)
     assert fastest[1].startswith("Fastest of 2 set-ups in 200 MiB: backend=ddp, ")
     assert fastest[1].endswith("; what 1 need is unknown.")
-    expected = "No answer: none of 2 set-ups fits in 1.00 MiB, and the memory of 1 is unknown."
+    expected = "No answer: none of 2 set-ups fits in 1.00 MiB; the memory of 1 set-up is unknown."
     assert box(summaries, memory_limit=MIB) == [("bad", expected)]
     assert box(summaries)[0][1].startswith("Fastest of 3 set-ups: backend=zero2, ")
+    unknown = [CELL, ZERO2]
+    compiled = summaries_of({CELL: 0.25, ZERO2: 0.2}, change=change)
+    assert box(compiled, memory_limit=MIB) == [("bad", "No answer: the memory of 2 set-ups is unknown.")]
 
 
 def test_every_task_has_an_answer_of_its_own_and_failed_cells_are_none():

@@ -46,6 +46,14 @@ def test_the_axis_begins_at_zero():
     assert "Gradient norm by step" in texts
 
 
+def test_negative_values_are_within_the_axes():
+    values = [-2.0, -1.0] * (MIN_STEPS // 2)
+    (curve,) = curve_points(figures([(FSDP, values)])["grad_norm"].svg(), "s0")
+    assert len({y for _, y in curve}) == 2
+    texts = texts_of(figures([(FSDP, values)])["grad_norm"].svg())
+    assert any(text.startswith(("-", "\u2212")) for text in texts)
+
+
 def test_a_step_without_a_value_interrupts_its_curve():
     norms = [1.0, 2.0] * (MIN_STEPS // 2)
     norms[5] = None

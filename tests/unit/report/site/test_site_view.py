@@ -117,6 +117,14 @@ def test_cells_that_differ_only_between_runs_are_told_apart_by_their_ids():
     ]
 
 
+def test_matrices_whose_names_make_one_file_name_have_a_page_each_beside_the_index():
+    runs = tuple(site_run(name) for name in ("a b", "a-b", "index"))
+    named = (replace(run, figures=replace(run.figures, matrix=run.figures.name)) for run in runs)
+    pages = build_pages(SiteSources(runs=tuple(named), left_out=()), {}, metrics=("step_time_s",), relevant=0.02)
+    files = {page.matrix: page.file for page in pages}
+    assert files == {"a b": "a-b.html", "a-b": "a-b-2.html", "index": "index-2.html"}
+
+
 def test_a_matrix_that_several_machines_have_run_has_a_page_for_each():
     sources = SiteSources(runs=(site_run("a"), site_run("b", machine="Other")), left_out=())
     pages = build_pages(sources, {}, metrics=("step_time_s",), relevant=0.02)
