@@ -1,5 +1,8 @@
 """The part of a plan that this machine can run."""
 
+from pathlib import Path
+
+from benchbox.errors import ConfigurationError, Problem
 from benchbox.launch.capacity import capacity_refusal
 from benchbox.plan import Plan, Skip
 
@@ -10,3 +13,20 @@ def skip_beyond_capacity(planned: Plan, nnodes: int = 1) -> Plan:
     refused = tuple(Skip(cell, refusal) for cell, refusal in refusals.items() if refusal is not None)
     cells = tuple(cell for cell, refusal in refusals.items() if refusal is None)
     return Plan(cells, (*planned.skipped, *refused), tuple(cell for cell in planned.walks if refusals[cell] is None))
+
+
+def check_any_cell(matrix: Path, planned: Plan) -> None:
+    """Raise ConfigurationError with the reasons if a plan has no cell to run."""
+    if not planned.cells:
+        reasons = "; ".join(dict.fromkeys(skip.reason for skip in planned.skipped))
+        raise ConfigurationError(f"{matrix}: no cell can run: {reasons}")
+
+
+def check_capacity(where: str, ranks: int) -> None:
+    """Raise ConfigurationError if this machine cannot run a group of so many ranks.
+
+    Args:
+        where: the option or run that asks for them.
+    """
+    if refusal := capacity_refusal(ranks):
+        raise ConfigurationError(Problem(where, refusal))

@@ -60,10 +60,13 @@ def compare(
     from rich.console import Console
 
     from benchbox.analysis.sides import compare_sides, open_side
+    from benchbox.cli.outputs import check_file
     from benchbox.cli.quantities import parse_share
     from benchbox.report.comparison.text import print_comparison
     from benchbox.store.files import write_text
 
+    if out is not None:
+        check_file(out)
     before, after = open_side(base), open_side(head)
     comparison = compare_sides(
         before,

@@ -39,6 +39,7 @@ def doctor(
     bandwidth are fitted to each. With --peaks, ranks that all work at once measure FLOP/s of matrix products by dtype and class
     of shape, and bytes/s of copies and all-reduces. Both are kept in the user's cache, by machine.
     """
+    from benchbox.cli.capacity import check_capacity
     from benchbox.measure.environment import environment
 
     machine = environment()
@@ -48,6 +49,7 @@ def doctor(
         _compile_extension()
     if links or peaks:
         group = len(machine["devices"]) or 2 if ranks is None else ranks
+        check_capacity("--ranks", group)
         if links:
             measure_and_keep(machine["machine"], group)
         if peaks:

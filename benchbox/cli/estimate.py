@@ -85,6 +85,8 @@ def estimate(
     from benchbox.cli.predicting import local_device, predict_cells
 
     kind: Literal["cpu", "cuda"] = device.value if device is not None else "cuda" if accelerator else local_device()
+    if accelerator is not None and kind == "cpu":
+        raise ConfigurationError(f"--device cpu contradicts --accelerator {accelerator}, a GPU: leave one of them out")
     measured = None if link not in (None, MEASURED) else read_measured_link(kind)
     if link == MEASURED and measured is None:
         raise ConfigurationError(f"--link measured: no link of a {kind} of this machine; benchbox doctor --links measures")

@@ -54,6 +54,7 @@ def evaluate_checkpoint(
     The output folder gets evaluation.json, evaluation.html, evaluation.md, videos and stills. The same command gives the same
     episodes on the same machine.
     """
+    from benchbox.cli.outputs import check_folder
     from benchbox.report.evaluation import write_evaluation
     from benchbox.simulation.evaluate import EvaluationSettings, evaluate
     from benchbox.store.checkpoints import find_checkpoint
@@ -72,6 +73,7 @@ def evaluate_checkpoint(
     checkpoint = find_checkpoint(checkpoint)
     kind = ("-averages" if averages else "") + ("" if dtype is ExportDtype.float32 else f"-{dtype.value}")
     folder = out or checkpoint.parent / f"evaluation-{env.replace('/', '-').replace(':', '-')}{kind}-{checkpoint.name}"
+    check_folder(folder)
     record = evaluate(checkpoint, settings, folder, policy_dirs, _print_episode)
     rate = record["success_rate"]
     print(

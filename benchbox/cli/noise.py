@@ -36,11 +36,12 @@ def noise(
     from benchbox.analysis.baseline import machine_of
     from benchbox.analysis.noise import MIN_LAUNCHES, launches_for, measure_noise, noise_floor
     from benchbox.analysis.summary import BUSY_HOST, label, summarize
+    from benchbox.cli.capacity import check_any_cell, skip_beyond_capacity
     from benchbox.cli.nodes import open_launcher
     from benchbox.cli.options import TrainingLauncherName
     from benchbox.cli.run import build_run
     from benchbox.cli.statistics import prepare_statistics
-    from benchbox.launch.process.lock import lock_run_directory
+    from benchbox.launch.lock import lock_run_directory
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.launch.progress import ConsoleProgress
     from benchbox.launch.resume import remove_outdated_launches
@@ -54,9 +55,8 @@ def noise(
         raise ConfigurationError(f"--launches {launches}: at least {MIN_LAUNCHES} are needed to measure noise")
     share = parse_share(resolution)
     loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
-    planned = plan(loaded, join_expressions(only))
-    if not planned.cells:
-        raise ConfigurationError(f"{matrix}: no cell can run: {planned.skipped[0].reason}")
+    planned = skip_beyond_capacity(plan(loaded, join_expressions(only)))
+    check_any_cell(matrix, planned)
     cell = planned.cells[0]
     text = label(cell.to_dict(), ("backend", "policy", "batch"))
     measure = replace(loaded.measure, launches=launches)

@@ -50,7 +50,7 @@ def profile(
     from rich.console import Console
 
     from benchbox.analysis.profile import build_profile
-    from benchbox.cli.report import check_folder
+    from benchbox.cli.outputs import check_folder
     from benchbox.cli.statistics import prepare_statistics
     from benchbox.launch.process import make_launcher
     from benchbox.launch.process.signals import stop_on_signals
@@ -97,7 +97,7 @@ def _cell_of_matrix(
         ConfigurationError: several cells are selected, or none that this machine can run.
     """
     from benchbox.analysis.summary import label, varying_fields
-    from benchbox.cli.capacity import skip_beyond_capacity
+    from benchbox.cli.capacity import check_any_cell, skip_beyond_capacity
     from benchbox.plan import join_expressions, plan
     from benchbox.spec import load_matrix, parse_overrides
 
@@ -105,9 +105,7 @@ def _cell_of_matrix(
         raise ConfigurationError(Problem(str(matrix), "is a run", "name one of its cells by --cell ID"))
     loaded = load_matrix(matrix, parse_overrides(sets), policy_dirs)
     planned = skip_beyond_capacity(plan(loaded, join_expressions(only)))
-    if not planned.cells:
-        reasons = "; ".join(dict.fromkeys(skip.reason for skip in planned.skipped))
-        raise ConfigurationError(f"{matrix}: no cell can run: {reasons}")
+    check_any_cell(matrix, planned)
     if len(planned.cells) > 1:
         fields = varying_fields(cell.to_dict() for cell in planned.cells)
         labels = [label(cell.to_dict(), fields) for cell in planned.cells[:_MOST_LISTED]]
@@ -120,11 +118,13 @@ def _cell_of_matrix(
 def _cell_of_run(run: Path, prefix: str) -> "tuple[str, Cell, MeasureSpec]":
     from dataclasses import fields
 
+    from benchbox.cli.capacity import check_capacity
     from benchbox.cli.measured_cell import find_measured_cell
     from benchbox.spec.cell import MeasureSpec
     from benchbox.store.run import RunStore
 
     setup, planned = find_measured_cell(run, prefix), RunStore(run).run()
+    check_capacity(str(run), setup.cell.world_size)
     names = {field.name for field in fields(MeasureSpec)}
     return planned.name, setup.cell, MeasureSpec(**{key: value for key, value in planned.measure.items() if key in names})
 

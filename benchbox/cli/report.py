@@ -35,8 +35,9 @@ def report(
 
     from rich.console import Console
 
+    from benchbox.cli.outputs import check_folder
     from benchbox.cli.quantities import parse_memory
-    from benchbox.errors import ConfigurationError
+    from benchbox.errors import ConfigurationError, Problem
     from benchbox.report import write_reports
     from benchbox.report.benchmarks import write_benchmarks_report
     from benchbox.report.rows import say
@@ -45,23 +46,32 @@ def report(
     from benchbox.store.benchmarks import is_benchmarks
 
     memory_limit = None if memory is None else parse_memory(memory, "--memory")
+    benchmarks = [path for path in paths if is_benchmarks(path)]
+    options = {"--out": out, "--memory": memory, "--figures": figures, "--summary": summary, "--pack": pack}
+    asked = [option for option, value in options.items() if value]
+    only = [option for option in asked if option in ("--figures", "--summary")]
+    if only and (others := [option for option in asked if option in ("--out", "--pack")]):
+        raise ConfigurationError(f"with {' and '.join(only)} no report is written: leave {' and '.join(others)} out")
+    if benchmarks and (others := [option for option in asked if option != "--out"]):
+        hint = f"leave {' and '.join(others)} out"
+        raise ConfigurationError(Problem(str(benchmarks[0]), "is JSON of pytest-benchmark and no run", hint))
     names = [path.resolve().name for path in paths]
-    if out is not None and len(set(names)) < len(names):
-        raise ConfigurationError("two of these runs have the same folder name: --out cannot hold both, report them one by one")
-    if out is not None:
-        check_folder(out)
+    for option, folder in (("--out", out), ("--figures", figures)):
+        if folder is not None and len(set(names)) < len(names):
+            message = f"two of these runs have the same folder name: {option} cannot hold both, report them one by one"
+            raise ConfigurationError(message)
+        if folder is not None:
+            check_folder(folder, option)
     console = Console()
-    if figures is not None or summary:
-        for path, name in zip(paths, names, strict=True):
-            if figures is not None:
-                check_folder(figures)
-                for file in write_figures(path, figures / name if len(paths) > 1 else figures, memory_limit):
-                    say(console, str(file))
-            if summary:
-                typer.echo(summary_text(path, memory_limit), nl=False)
-        return
     for path, name in zip(paths, names, strict=True):
-        if is_benchmarks(path):
+        if figures is not None:
+            for file in write_figures(path, figures / name if len(paths) > 1 else figures, memory_limit):
+                say(console, str(file))
+        if summary:
+            typer.echo(summary_text(path, memory_limit), nl=False)
+        if only:
+            continue
+        if path in benchmarks:
             for file in write_benchmarks_report(path, console, out):
                 say(console, str(file))
             continue
@@ -70,15 +80,6 @@ def report(
         for file in astuple(write_reports(path, folder, pack=pack, memory_limit=memory_limit)):
             if file is not None:
                 say(console, str(file))
-
-
-def check_folder(out: Path) -> None:
-    """Raise ConfigurationError if a folder cannot be created there because a file is in the way."""
-    from benchbox.errors import ConfigurationError, Problem
-
-    existing = next(path for path in (out, *out.parents) if path.exists())
-    if not existing.is_dir():
-        raise ConfigurationError(Problem(f"--out {out}", f"{existing} is a file", "name a folder: it gets several files"))
 
 
 def register(app: typer.Typer) -> None:

@@ -105,13 +105,13 @@ def run(
 
     Exit code 3 when a cell did not end ok, 130 when the run was stopped.
     """
-    from benchbox.cli.capacity import skip_beyond_capacity
+    from benchbox.cli.capacity import check_any_cell, skip_beyond_capacity
     from benchbox.cli.nodes import check_world_sizes, follow_node_0, open_launcher
     from benchbox.cli.predicting import predict_run
     from benchbox.cli.statistics import prepare_statistics
     from benchbox.cli.walk_launches import WalkLaunches, check_memory_limit, find_records, plan_walks
+    from benchbox.launch.lock import lock_run_directory
     from benchbox.launch.nodes.settings import read_node_settings
-    from benchbox.launch.process.lock import lock_run_directory
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.launch.progress import ConsoleProgress
     from benchbox.launch.resume import pending_launches, remove_outdated_launches
@@ -137,9 +137,7 @@ def run(
     planned, selected = (plan(loaded, only) for only in ("", join_expressions(only)))
     if resources is None:  # a job runs on other machines
         planned, selected = (skip_beyond_capacity(cells, nnodes) for cells in (planned, selected))
-    if not selected.cells:
-        reasons = "; ".join(dict.fromkeys(skip.reason for skip in selected.skipped))
-        raise ConfigurationError(f"{matrix}: no cell can run: {reasons}")
+    check_any_cell(matrix, selected)
     world_sizes = (cell.world_size for cell in selected.cells)
     check_world_sizes(loaded.path, overrides, world_sizes, resources.nodes if resources else nnodes)
     described = build_run(loaded, planned, matrix_file=str(matrix), sets=sets, policy_dirs=policy_dirs)
@@ -176,7 +174,16 @@ def run(
     if resources:
         more = [word for text in only for word in ("--only", text)]
         more += ["--fresh"] * fresh + ["--no-estimate"] * (not estimate)
-        command = job_command("run", loaded.path, resources, out=folder, sets=sets, policy_dirs=policy_dirs, more=more)
+        command = job_command(
+            "run",
+            loaded.path,
+            resources,
+            out=folder,
+            sets=sets,
+            policy_dirs=policy_dirs,
+            node_timeout=node_timeout,
+            more=more,
+        )
         script = render(loaded.name, command, folder, resources)
     if dry_run:
         from benchbox.cli.plan import print_plan

@@ -81,7 +81,7 @@ def session_subject(request: SessionRequest) -> Subject:
 
 
 def _cell(request: SessionRequest) -> "Cell":
-    from benchbox.launch.capacity import capacity_refusal
+    from benchbox.cli.capacity import check_capacity
     from benchbox.registry.attention import default_attention
     from benchbox.registry.backends import backend_info
     from benchbox.registry.names import did_you_mean
@@ -96,8 +96,7 @@ def _cell(request: SessionRequest) -> "Cell":
     ranks = info.min_ranks if request.world_size is None else request.world_size
     if ranks_refusal := info.ranks_refusal(ranks):
         raise ConfigurationError(Problem("--world-size", ranks_refusal))
-    if too_many := capacity_refusal(ranks):
-        raise ConfigurationError(Problem("--world-size", too_many))
+    check_capacity("--world-size", ranks)
     attention: Any = default_attention(entry)
     optim = OptimSpec()
     if request.beta2 is not None:

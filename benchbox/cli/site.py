@@ -33,10 +33,12 @@ def site(
     show them by an exact test. Reports that lie beside a RUN are linked, relative to DIR. The pages need no network and no
     scripts.
     """
+    from benchbox.cli.outputs import check_folder
     from benchbox.cli.quantities import parse_share
     from benchbox.report.site.view import METRICS
     from benchbox.report.site.write import write_site
 
+    check_folder(out)
     paths, sources = write_site(
         runs,
         out,

@@ -53,13 +53,20 @@ def job_command(
     out: Path,
     sets: Sequence[str],
     policy_dirs: Sequence[Path],
+    node_timeout: float,
     more: Sequence[str] = (),
 ) -> list[str]:
-    """Return the command that a job runs on each of its nodes."""
+    """Return the command that a job runs on each of its nodes.
+
+    Args:
+        node_timeout: `--node-timeout`, seconds; of one node it has no meaning.
+        more: further options of the verb.
+    """
     command = [sys.executable, "-m", "benchbox.cli.app", verb, str(file.resolve()), "--out", str(out.resolve())]
     command += [word for text in sets for word in ("--set", text)]
     command += [word for folder in policy_dirs for word in ("--policy-dir", str(folder.resolve()))]
-    return [*command, *more, "--launcher", "local" if slurm.nodes == 1 else "torchrun"]
+    launcher = ["local"] if slurm.nodes == 1 else ["torchrun", "--node-timeout", f"{node_timeout:g}"]
+    return [*command, *more, "--launcher", *launcher]
 
 
 def render(name: str, command: Sequence[str], out: Path, slurm: "SlurmOptions") -> str:

@@ -104,8 +104,8 @@ def train(
     from benchbox.cli.nodes import check_world_sizes, follow_node_0, open_launcher
     from benchbox.cli.statistics import prepare_statistics
     from benchbox.cli.train_preview import preview
+    from benchbox.launch.lock import lock_run_directory
     from benchbox.launch.nodes.settings import read_node_settings
-    from benchbox.launch.process.lock import lock_run_directory
     from benchbox.launch.process.signals import collect_stop_signals
     from benchbox.launch.training import launch_training
     from benchbox.launch.training_progress import TrainingProgress
@@ -127,18 +127,30 @@ def train(
         print(f"set-up: {measured.label}")
         for line in differences(loaded.cell, measured.cell):
             print(f"not as measured: {line}")
-    if dry_run:
-        preview(loaded, config, overrides, drawing)
-        return
-    if drawing is not None:
-        raise typer.BadParameter("draws the schedule of --dry-run only", param_hint="--figure")
     folder = out or Path("runs") / "train" / loaded.name
+    script = ""
     if resources:
         if file is None or measured is not None:
             raise ConfigurationError("--launcher slurm submits a training file; write the set-up of the cell into one")
-        more = [*["--resume"] * resume, "--max-restarts", str(max_restarts)]
-        command = job_command("train", file, resources, out=folder, sets=sets, policy_dirs=policy_dirs, more=more)
-        _check_job(*submit_and_follow(render(loaded.name, command, folder, resources), folder))
+        command = job_command(
+            "train",
+            file,
+            resources,
+            out=folder,
+            sets=sets,
+            policy_dirs=policy_dirs,
+            node_timeout=node_timeout,
+            more=[*["--resume"] * resume, "--max-restarts", str(max_restarts)],
+        )
+        script = render(loaded.name, command, folder, resources)
+    if dry_run:
+        preview(loaded, config, overrides, drawing)
+        print(f"\n{script}" if script else "", end="")
+        return
+    if drawing is not None:
+        raise typer.BadParameter("draws the schedule of --dry-run only", param_hint="--figure")
+    if script:
+        _check_job(*submit_and_follow(script, folder))
         return
     if nodes is not None and nodes.rank:
         follow_node_0(folder, nodes)

@@ -54,9 +54,12 @@ def validate(
     One process computes it in the precision of the training, whichever backend trained. On the data of the training it is the
     loss in validation.jsonl, up to rounding; other data are normalised by statistics of their own.
     """
+    from benchbox.cli.outputs import check_file
     from benchbox.store.files import write_json
     from benchbox.trainer.checkpoint_validation import CheckpointValidation, validate_checkpoint
 
+    if out is not None:
+        check_file(out)
     settings = CheckpointValidation(
         data=data, all_episodes=all_episodes, averages=ema, batch=batch, max_samples=max_samples, workers=workers
     )

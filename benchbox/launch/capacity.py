@@ -34,5 +34,5 @@ def capacity_refusal(ranks: int) -> str | None:
         return None
     return (
         f"{ranks} ranks are more than {RANKS_PER_CORE * cores}, {RANKS_PER_CORE} for each of the {cores} usable cores of this "
-        "machine: they would do little but wait for a core; lower world_size"
+        "machine: they would do little but wait for a core; take fewer"
     )

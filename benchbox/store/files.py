@@ -13,8 +13,6 @@ from typing import Any, BinaryIO
 
 from benchbox.errors import RecordError
 
-NODES = "nodes"  # subfolder of a run or training in which every node writes a file of its own
-
 
 def replace_non_finite(value: Any) -> Any:
     """Return the value with NaN and infinities replaced by None: standard JSON cannot represent them."""

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from benchbox.errors import CellFailedError, ConfigurationError, Problem, RecordError
 from benchbox.launch.fingerprint import benchbox_sha256
-from benchbox.store.files import NODES, read_json, write_json
+from benchbox.store.files import read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
     from types import TracebackType
 
+NODES = "nodes"  # subfolder of a run or training
 POLL_S = 0.2
 _HEARTBEAT_S = 1.0
 

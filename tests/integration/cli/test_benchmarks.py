@@ -30,6 +30,14 @@ def baselines(benchbox, tmp_path):
     return tmp_path / "reports" / "baselines"
 
 
+def test_options_for_runs_are_refused_with_benchmarks(benchbox, tmp_path):
+    path = write_benchmarks(tmp_path / "perf.json", 1.0, "now")
+    for options in (("--summary",), ("--figures", "figures"), ("--pack",), ("--memory", "80GiB")):
+        refused = benchbox("report", path, *options)
+        assert refused.returncode == EXIT_USAGE
+        assert refused.stderr == f"error: {path}: is JSON of pytest-benchmark and no run; leave {options[0]} out\n"
+
+
 def test_a_slowdown_ends_with_exit_code_4_and_noise_with_0(benchbox, baselines, tmp_path):
     noisy = benchbox("check", write_benchmarks(tmp_path / "noisy.json", 1.015, "later"))
     assert noisy.returncode == EXIT_OK, noisy.stdout + noisy.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from benchbox.errors import EXIT_OK, EXIT_USAGE
@@ -47,6 +49,19 @@ def test_options_that_do_not_go_together_are_refused(benchbox, arguments, messag
     assert (refused.returncode, refused.stdout) == (EXIT_USAGE, "")
     assert refused.stderr.startswith(message)
     assert refused.stderr.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_of_a_training_prints_the_script_of_its_job(benchbox, tmp_path):
+    done = benchbox("train", "t.yaml", "--dry-run", "--resume", "--launcher", "slurm", "--slurm", "partition=p")
+    assert done.returncode == EXIT_OK, done.stderr
+    assert done.stdout.startswith("trial: cell ")
+    script = done.stdout[done.stdout.index("#!/bin/bash") :]
+    assert "#SBATCH --partition=p\n" in script
+    (command,) = [line for line in script.splitlines() if "benchbox.cli.app" in line]
+    words = shlex.split(command)
+    assert words[3:5] == ["train", str(tmp_path / "t.yaml")]
+    assert "--resume" in words
     assert not (tmp_path / "runs").exists()
 
 

@@ -241,7 +241,40 @@ def test_figures_are_written_alone_and_of_several_runs_into_a_folder_of_each(com
     for name, end in product(("whole", "other"), ("svg", "pdf", "png")):
         assert tmp_path / "figures" / name / f"throughput.{end}" in written
     assert not (complete.path / "report.html").exists()
-    assert benchbox("report", complete.path, "--figures", complete.path / "run.json").returncode == EXIT_USAGE
+    refused = benchbox("report", complete.path, "--figures", complete.path / "run.json")
+    assert (refused.returncode, refused.stderr[: len("error: --figures ")]) == (EXIT_USAGE, "error: --figures ")
+    namesake = write_example(tmp_path / "a" / complete.path.name).path
+    refused = benchbox("report", complete.path, namesake, "--figures", tmp_path / "both")
+    assert (refused.returncode, (tmp_path / "both").exists()) == (EXIT_USAGE, False)
+    assert "two of these runs have the same folder name: --figures cannot hold both" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--summary", "--pack"), "with --summary no report is written: leave --pack out"),
+        (("--figures", "f", "--summary", "--out", "o"), "with --figures and --summary no report is written: leave --out out"),
+    ],
+)
+def test_options_of_a_report_that_contradict_are_refused_and_nothing_is_written(complete, tmp_path, options, message):
+    before = sorted(tmp_path.rglob("*"))
+    refused = benchbox("report", complete.path, *options, cwd=tmp_path)
+    assert (refused.returncode, refused.stdout, refused.stderr) == (EXIT_USAGE, "", f"error: {message}\n")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_output_that_cannot_be_written_is_refused_before_the_work(complete, tmp_path):
+    """The checkpoint that two of the verbs name does not exist: what they say is about their output."""
+    file = tmp_path / "file"
+    file.write_text("")
+    for words, message in (
+        (("validate", tmp_path, "--out", tmp_path), f"--out {tmp_path}: is a folder; name a file in it"),
+        (("validate", tmp_path, "--out", file / "v.json"), f"--out {file / 'v.json'}: {file} is a file; write elsewhere"),
+        (("compare", complete.path, complete.path, "--out", tmp_path), f"--out {tmp_path}: is a folder; name a file in it"),
+        (("site", complete.path, "--out", file), f"--out {file}: {file} is a file; name a folder: it gets several files"),
+    ):
+        refused = benchbox(*words)
+        assert (refused.returncode, refused.stdout, refused.stderr) == (EXIT_USAGE, "", f"error: {message}\n")
 
 
 def test_a_check_names_the_noise_floor_and_what_is_within_it_is_no_breach(complete, tmp_path):
@@ -263,6 +296,12 @@ def test_a_check_names_the_noise_floor_and_what_is_within_it_is_no_breach(comple
     shown = json.loads(benchbox("check", complete.path, "--format", "json", cwd=tmp_path, variables=cache).stdout)
     assert shown["noise"] == asdict(noise)
     assert shown["rows"][0].keys() == {"cell_id", "cell", "metric", "expected", "found", "verdict", "note"}
+    baselines = tmp_path / "reports" / "baselines"
+    (baselines / machine).rename(baselines / "my-host")
+    named = benchbox("check", complete.path, "--machine", "My host", cwd=tmp_path, variables=cache)
+    assert f"noise floor of {machine}: {floor}\n" in named.stdout, (
+        "a folder of another name holds baselines of the same machine"
+    )
 
 
 def test_verify_refuses_a_run_without_records_and_checks_the_figures_of_a_baseline(complete, tmp_path):

@@ -33,15 +33,18 @@ def test_a_matrix_that_is_a_pipe_is_refused_without_waiting_for_its_writer(tmp_p
         ("run", MATRIX, "--set", "world_size=100000", "--dry-run"),
         ("audit-precision", "--policy", "pi05", "--backend", "ddp", "--recipe", "fp32", "--world-size", "100000"),
         ("train", "pi05", "--set", "world_size=100000", "--set", "backend=ddp"),
+        ("noise", MATRIX, "--set", "world_size=100000"),
+        ("doctor", "--links", "--ranks", "100000"),
+        ("doctor", "--peaks", "--ranks", "100000"),
     ],
-    ids=["run", "dry run", "audit", "train"],
+    ids=["run", "dry run", "audit", "train", "noise", "links", "peaks"],
 )
 def test_a_hundred_thousand_ranks_are_refused_before_one_starts(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    out = () if arguments[0] == "audit-precision" else ("--out", tmp_path / "run")
+    out = () if arguments[0] in {"audit-precision", "doctor"} else ("--out", tmp_path / "run")
     result = run_in_process(*arguments, *out)
     assert TOO_MANY in result.stderr
     assert result.stderr.count("\n") == 1
-    assert result.stderr.endswith("lower world_size\n")
+    assert result.stderr.endswith("take fewer\n")
     assert result.returncode == EXIT_USAGE
 
 

@@ -42,7 +42,12 @@ def test_an_interrupt_ends_with_the_exit_code_of_its_signal(monkeypatch):
 
 @pytest.mark.parametrize(
     ("code", "remedy"),
-    [(errno.ENOSPC, "; make room, or write elsewhere"), (errno.EROFS, "; write elsewhere"), (errno.EACCES, "")],
+    [
+        (errno.ENOSPC, "; make room, or write elsewhere"),
+        (errno.EROFS, "; write elsewhere"),
+        (errno.EISDIR, "; name a file"),
+        (errno.EACCES, ""),
+    ],
 )
 def test_a_file_that_cannot_be_written_is_named_with_what_to_do(code, remedy, monkeypatch):
     done = run_raising(OSError(code, os.strerror(code), "out.json"), monkeypatch)

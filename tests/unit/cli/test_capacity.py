@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from benchbox.cli.capacity import skip_beyond_capacity
+from benchbox.errors import EXIT_USAGE
 from benchbox.launch import capacity
 from benchbox.launch.capacity import capacity_refusal
 from benchbox.plan import Plan, Skip
-from tests.support.example_run import CELL
+from benchbox.store.run import RunStore
+from tests.support.commands import run_in_process
+from tests.support.example_run import CELL, example_record, example_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize(("cores", "most"), [(1, 8), (2, 16), (64, 512)])
@@ -27,3 +34,14 @@ def test_only_the_cells_of_too_many_ranks_are_skipped(monkeypatch: pytest.Monkey
     planned = skip_beyond_capacity(Plan((small, large), (earlier,)))
     assert planned.cells == (small,)
     assert planned.skipped == (earlier, Skip(large, str(capacity_refusal(9))))
+
+
+def test_a_measured_cell_of_too_many_ranks_is_not_profiled(tmp_path: Path) -> None:
+    cell = replace(CELL, world_size=100_000)
+    store = RunStore(tmp_path)
+    store.write_run(example_run([cell]))
+    store.write_record(example_record(cell))
+    refused = run_in_process("profile", tmp_path, "--cell", cell.cell_id, "--out", tmp_path / "profile")
+    assert refused.returncode == EXIT_USAGE
+    assert refused.stderr.startswith(f"error: {tmp_path}: 100000 ranks are more than ")
+    assert not (tmp_path / "profile").exists()

@@ -127,6 +127,7 @@ def test_a_prediction_that_fails_in_any_way_is_a_reason(cache, tmp_path):
     ("options", "message"),
     [
         (("--link", "nvlink4"), "needs --accelerator and --link"),
+        (("--device", "cpu", "--accelerator", "h200"), "--device cpu contradicts --accelerator h200, a GPU"),
         (("--link", "nvlink5", "--accelerator", "h100"), "unknown name 'nvlink5'"),
     ],
 )

@@ -110,14 +110,15 @@ def matrix(tmp_path: Path) -> Path:
 
 def test_a_dry_run_prints_the_script_and_submits_nothing(matrix: Path, policy_dir: Path) -> None:
     """The ranks are more than this machine could run: the job runs on others."""
-    text = dry_run(matrix, policy_dir, "--launcher", "slurm", "--slurm", "nodes=50", "--set", "batch=4", "--only", "batch=4")
+    slurm = ("--launcher", "slurm", "--slurm", "nodes=50", "--node-timeout", "45")
+    text = dry_run(matrix, policy_dir, *slurm, "--set", "batch=4", "--only", "batch=4")
     script = text[text.index("#!/bin/bash") :]
     (line,) = [line for line in script.splitlines() if "benchbox.cli.app" in line]
     words = shlex.split(line)
     assert words[1:5] == ["-m", "benchbox.cli.app", "run", str(matrix)]
     assert words[words.index("--out") + 1] == str(matrix.parent / "o ut")
     assert words[words.index("--set") + 1] == words[words.index("--only") + 1] == "batch=4"
-    assert words[-2:] == ["--launcher", "torchrun"]
+    assert words[-4:] == ["--launcher", "torchrun", "--node-timeout", "45"]
     assert "#SBATCH --nodes=50" in script
     assert SlurmJob(matrix.parent / "o ut").id is None
 

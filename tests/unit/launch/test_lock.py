@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchbox.errors import ConfigurationError
-from benchbox.launch.process.lock import lock_run_directory
+from benchbox.launch.lock import lock_run_directory
 
 if TYPE_CHECKING:
     from pathlib import Path

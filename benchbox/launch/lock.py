@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from benchbox.errors import ConfigurationError
-from benchbox.store.files import NODES, remove_temporary_files
+from benchbox.launch.nodes.files import NODES
+from benchbox.store.files import remove_temporary_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,29 @@
+"""Checks of output paths before the work whose results are written there."""
+
+from pathlib import Path
+
+from benchbox.errors import ConfigurationError, Problem
+
+
+def check_folder(folder: Path, option: str = "--out") -> None:
+    """Raise ConfigurationError if a folder cannot be created there because a file is in the way.
+
+    Args:
+        option: the option that names the folder.
+    """
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        raise ConfigurationError(Problem(f"{option} {folder}", f"{existing} is a file", "name a folder: it gets several files"))
+
+
+def check_file(file: Path, option: str = "--out") -> None:
+    """Raise ConfigurationError if no file can be written there because it is a folder, or because its folder is a file.
+
+    Args:
+        option: the option that names the file.
+    """
+    if file.is_dir():
+        raise ConfigurationError(Problem(f"{option} {file}", "is a folder", "name a file in it"))
+    existing = next(path for path in file.parents if path.exists())
+    if not existing.is_dir():
+        raise ConfigurationError(Problem(f"{option} {file}", f"{existing} is a file", "write elsewhere"))
