@@ -37,11 +37,11 @@ def test_only_the_cells_of_too_many_ranks_are_skipped(monkeypatch: pytest.Monkey
 
 
 def test_a_measured_cell_of_too_many_ranks_is_not_profiled(tmp_path: Path) -> None:
-    cell = replace(CELL, world_size=100_000)
+    cell = replace(CELL, world_size=1000)
     store = RunStore(tmp_path)
     store.write_run(example_run([cell]))
     store.write_record(example_record(cell))
     refused = run_in_process("profile", tmp_path, "--cell", cell.cell_id, "--out", tmp_path / "profile")
     assert refused.returncode == EXIT_USAGE
-    assert refused.stderr.startswith(f"error: {tmp_path}: 100000 ranks are more than ")
+    assert refused.stderr.startswith(f"error: {tmp_path}: 1000 ranks are more than ")
     assert not (tmp_path / "profile").exists()
