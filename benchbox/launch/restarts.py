@@ -6,6 +6,7 @@ import shutil
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from benchbox.registry.phases import CHECKPOINT
 from benchbox.store.checkpoints import checkpoint_steps, list_checkpoints
 from benchbox.store.files import read_json, write_json
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 
 # Errors of the configuration or the data, or of starting any rank: another attempt would end the same way.
 _PERMANENT_ERRORS = ("ConfigurationError", "DataError", "RecordError", "LaunchError")
+# Errors by which an audit or the guard against spikes ends a training: another attempt, from the newest checkpoint on, could miss
+# what they have seen.
+_VERDICTS = ("ThresholdError", "GradientSpikeError")
+_STAGES = ("train", "validate", CHECKPOINT)
 _PROCESS_ERRORS = ("Killed", "Terminated", "ExitError")
 
 
@@ -32,14 +37,14 @@ class Restart:
 def is_restartable(outcome: Outcome) -> bool:
     """Return whether a training that ended this way may succeed when it continues from its last checkpoint.
 
-    It may if a process died, or a rank raised an error while it trained. It is not started again after running out of device
-    memory, a loss that is not finite, a hang, an error of the configuration or the data, or one that was raised before the
-    first step.
+    It may if a process died, or a rank raised an error while it trained, validated or saved. It is not started again after
+    running out of device memory, a loss that is not finite, a hang, an error of the configuration or the data, one that was
+    raised before the training began, or when an audit or a spike was to end it.
     """
     error = outcome.error
-    if outcome.status != "crash" or error is None or error["type"] in _PERMANENT_ERRORS:
+    if outcome.status != "crash" or error is None or error["type"] in (*_PERMANENT_ERRORS, *_VERDICTS):
         return False
-    return error["type"] in _PROCESS_ERRORS or error.get("stage") == "train"
+    return error["type"] in _PROCESS_ERRORS or error.get("stage") in _STAGES
 
 
 def record_restart(folder: Path, outcome: Outcome, number: int, limit: int) -> Restart:

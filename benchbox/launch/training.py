@@ -84,6 +84,8 @@ def launch_training(
         for number in range(1, max_restarts + 1):
             if stop_signals or not is_restartable(outcome):
                 break
+            for line in set_damaged_aside(folder / "checkpoints"):
+                progress.warn(line)
             progress.restarted(record_restart(folder, outcome, number, max_restarts))
             job = replace(job, config={**job_config, "resume": True})
             outcome = _run_once(config, job, folder, launcher, progress, stop_signals)

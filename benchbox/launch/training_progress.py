@@ -85,7 +85,9 @@ class TrainingProgress:
             self.warn(
                 f"the observer failed on {problem}: nothing was judged after that", title=f"audit after step {row['step']}"
             )
-        if not shown and not problems:
+        if row.get("skipped"):
+            self._print(f"audit after step {row['step']}: not judged, all observed steps were skipped")
+        elif not shown and not problems:
             quality = "" if edq is None else f", effective descent quality {edq:.4f}"
             self._print(f"audit after step {row['step']}: no errors or warnings{quality}")
         for finding in shown:
@@ -95,10 +97,10 @@ class TrainingProgress:
 
     def validation_row(self, row: Mapping[str, Any]) -> None:
         """Show a validation, a row of `validation.jsonl`."""
-        terms = "  ".join(f"{name} {value:.4f}" for name, value in row["terms"].items())
+        terms = "  ".join(f"{name} {_text(value, '.4f')}" for name, value in row["terms"].items())
         count = f"{row['samples']:,} samples in {row['seconds']:.1f} s"
         averages = " of averages" if row.get("evaluated_weights") == "averages" else ""
-        self._print(f"validation{averages} after {row['step']} steps: loss {row['loss']:.4f}  {terms}  {count}")
+        self._print(f"validation{averages} after {row['step']} steps: loss {_text(row['loss'], '.4f')}  {terms}  {count}")
 
     def restarted(self, restart: Restart) -> None:
         """Show that the ranks are started again, and why."""
@@ -119,7 +121,8 @@ class TrainingProgress:
     def _plain_line(self, row: Mapping[str, Any]) -> str:
         step, steps, remaining_s = int(row["step"]) + 1, self._config.steps, self._remaining_s(row)
         return (
-            f"step {step}/{steps}  loss {row['loss']:.4f}  grad norm {row['grad_norm']:.3f}  lr {row['lr']:.2e}"
+            f"step {step}/{steps}  loss {_text(row['loss'], '.4f')}  grad norm {_text(row['grad_norm'], '.3f')}"
+            f"  lr {row['lr']:.2e}"
             f"  {row['samples'] / row['step_s']:.3g} samples/s"
             + ("  skipped" if row.get("skipped") else "")
             + (f"  {format_clock(remaining_s)} left" if remaining_s >= 1 else "")
@@ -161,8 +164,13 @@ class TrainingProgress:
 
 def _loss_line(row: Mapping[str, Any]) -> str:
     parts = [f"{name} {value:.4g}" for name, value in row.items() if name not in _OTHER_FIELDS and isinstance(value, float)]
-    losses = f"loss {row['loss']:.4f}" + (f" ({', '.join(parts)})" if parts else "")
-    return f"{losses}  grad norm {row['grad_norm']:.3f}  lr {row['lr']:.2e}"
+    losses = f"loss {_text(row['loss'], '.4f')}" + (f" ({', '.join(parts)})" if parts else "")
+    return f"{losses}  grad norm {_text(row['grad_norm'], '.3f')}  lr {row['lr']:.2e}"
+
+
+def _text(value: float | None, spec: str) -> str:
+    """Return a number of a row as text. One that is not finite is null there."""
+    return "not finite" if value is None else format(value, spec)
 
 
 def _speed_line(row: Mapping[str, Any], mfu_reason: str | None) -> str:

@@ -15,7 +15,7 @@ from benchbox.analysis.proportion import wilson_interval
 from benchbox.errors import ConfigurationError, Problem
 from benchbox.measure.environment import environment as describe_machine
 from benchbox.registry.contracts import Axes
-from benchbox.registry.policies import build_policy
+from benchbox.session.construction import construct_policy
 from benchbox.simulation.environment import find_factory
 from benchbox.simulation.live import open_inputs
 from benchbox.simulation.processes import EnvironmentProcess
@@ -73,8 +73,8 @@ def evaluate(
     checkpoint = find_checkpoint(checkpoint)
     manifest = read_manifest(checkpoint)
     cell, factory = Cell.from_dict(manifest.cell), find_factory(settings.env)
-    with torch.device("meta"):
-        spec = build_policy(cell.policy, cell.size, Axes(cams=cell.cams, mode=cell.data.mode), policy_dirs).batch_spec()
+    axes = Axes(cams=cell.cams, attention=cell.attention, mode=cell.data.mode)
+    spec = construct_policy(cell, axes, torch.device("cpu"), policy_dirs).batch_spec()
     execute = spec.horizon if settings.execute is None else settings.execute
     if not 1 <= execute <= spec.horizon:
         raise ConfigurationError(Problem("--execute", f"{execute} actions of a chunk of {spec.horizon}"))

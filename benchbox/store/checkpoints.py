@@ -141,19 +141,29 @@ def remove_old_checkpoints(folder: Path, keep: int, best: int = 0) -> None:
     """Remove all but the newest `keep` checkpoints and the `best` of lowest score.
 
     Scores of another metric or validation than that of the newest checkpoint are not compared with the others: checkpoints that
-    have them stay until there are `best` others.
+    have them stay until there are `best` others. With `best`, those whose score cannot be read stay.
     """
     paths = list_checkpoints(folder)
     remaining = set(paths[-keep:])
     if best and paths:
-        manifests = {path: read_manifest(path) for path in paths}
+        manifests = {path: manifest for path in paths if (manifest := _readable_manifest(path)) is not None}
         scores = {path: manifest.score for path, manifest in manifests.items() if manifest.score is not None}
-        compared = _what_is_compared(manifests[paths[-1]])
+        newest = manifests.get(paths[-1])
+        compared = None if newest is None else _what_is_compared(newest)
         comparable = sorted((score, path) for path, score in scores.items() if _what_is_compared(manifests[path]) == compared)
         remaining |= {path for _, path in comparable[:best]} if len(comparable) >= best else scores.keys()
+        remaining |= set(paths) - manifests.keys()
     for path in paths:
         if path not in remaining:
             _remove(path)
+
+
+def _readable_manifest(checkpoint: Path) -> CheckpointManifest | None:
+    """Return the manifest of a checkpoint, None if it is damaged or of another format: that must end no training."""
+    try:
+        return read_manifest(checkpoint)
+    except (RecordError, DataError):
+        return None
 
 
 def _what_is_compared(manifest: CheckpointManifest) -> tuple[Any, ...]:
@@ -274,12 +284,16 @@ def _changes(keys: Collection[str], there: Mapping[str, str], here: Mapping[str,
 
 
 def _comparable(cell: Cell) -> dict[str, str]:
-    """Return the fields of a cell as text, those of its data and optimizer by dotted keys; datasets in `data`."""
-    fields = flatten(cell.to_dict())
+    """Return the fields of a cell as text, those of its data and optimizer by dotted keys; datasets in `data`.
+
+    Every cell has the same keys: the guard against spikes, which may be absent, is one of them.
+    """
+    values = cell.to_dict()
+    fields = {key: value for key, value in flatten(values).items() if not key.startswith("optim.spike")}
     for key in ("data.path", "data.datasets"):
         del fields[key]
-    data = {"data": [dataset.to_dict() for dataset in cell.data.lerobot_datasets]}
-    return {key: repr(value) for key, value in (fields | data).items()}
+    whole = {"data": [dataset.to_dict() for dataset in cell.data.lerobot_datasets], "optim.spike": values["optim"]["spike"]}
+    return {key: repr(value) for key, value in (fields | whole).items()}
 
 
 def _point_latest(folder: Path, checkpoints: list[Path]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from benchbox.errors import NonFiniteError
-from benchbox.store.files import keep_rows
+from benchbox.store.files import json_text, keep_rows
 from benchbox.trainer.trackers.fan_out import Trackers
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class MetricsLog:
         if warnings:
             rows[-1]["warning"] = "; ".join(warnings)
         with self._path.open("a") as log:
-            log.writelines(json.dumps(row) + "\n" for row in rows)
+            log.writelines(json_text(row) + "\n" for row in rows)
 
     @staticmethod
     def _row(entry: tuple[int, StepResult], samples: int, parts: dict[str, float]) -> dict[str, float]:
@@ -118,7 +117,7 @@ class MetricsLog:
             "step": step,
             "loss": float(result.loss),
             "grad_norm": float(result.grad_norm),
-            "lr": result.lr[0],
+            "lr": result.lr[-1],  # of the head, or of what no pattern of optim.groups matches: the backbone's may be 0 yet
             "samples": samples,
             **({"skipped": True} if result.skipped else {}),
             **parts,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from contextlib import closing, nullcontext
@@ -14,7 +13,7 @@ from benchbox.data.samples.mixture import MixtureSamples
 from benchbox.errors import ConfigurationError, NonFiniteError, Problem
 from benchbox.registry.names import did_you_mean
 from benchbox.spec.train import BestSection
-from benchbox.store.files import keep_rows
+from benchbox.store.files import json_text, keep_rows
 from benchbox.trainer.evaluation import evaluating
 from benchbox.trainer.sample_table import SampleTable, gather
 from benchbox.trainer.trackers.fan_out import Trackers
@@ -163,7 +162,7 @@ class Validation:
         row = {"step": completed, **self._pass.run(session)}
         if self._is_writer:
             with self._path.open("a") as log:
-                log.write(json.dumps(row) + "\n")
+                log.write(json_text(row) + "\n")
             self.trackers.log_validation(row)
         loss = float(row["loss"])
         if not math.isfinite(loss):

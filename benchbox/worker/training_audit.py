@@ -74,8 +74,15 @@ class TrainingAudit:
             ThresholdError: there is a finding of the severity that stops the training.
         """
         assert self._observation is not None, "the audit is due"
-        gathered = self._gather(self._observation.facts().to_dict())
-        self._observation = None
+        observation, self._observation = self._observation, None
+        facts = observation.facts()
+        if observation.is_skipped:
+            if self._rank == 0:
+                self._write(
+                    {"step": completed, "skipped": True, "findings": [], "not_judged": {}, "numbers": {}, "problems": []}
+                )
+            return
+        gathered = self._gather(facts.to_dict())
         failing: list[list[str]] = [[]]
         if gathered is not None:
             failing = [self._log([RankFacts.from_dict(facts) for facts in gathered], completed)]
@@ -109,9 +116,12 @@ class TrainingAudit:
             "numbers": summarize_numbers(facts),
             "problems": problems,
         }
-        with self._path.open("a") as log:
-            log.write(json_text(row) + "\n")
+        self._write(row)
         if self._section.stop_on == "never":
             return []
         failing = judgement.failing(warnings=self._section.stop_on == "warning")
         return [*failing, *(f"the observer failed on {problem}" for problem in problems)]
+
+    def _write(self, row: dict[str, Any]) -> None:
+        with self._path.open("a") as log:
+            log.write(json_text(row) + "\n")

@@ -15,6 +15,8 @@ from benchbox.cli.app import app
 from benchbox.data import open_dataset
 from benchbox.data.sample import sample_path
 from benchbox.errors import ConfigurationError
+from benchbox.registry.contracts import Axes
+from benchbox.registry.policies import build_policy
 from benchbox.report.evaluation import _row
 from benchbox.session import build_session
 from benchbox.simulation import evaluate as simulation
@@ -27,6 +29,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOY = "tests.support.toy_environment:ToyEnvironment"
+ADAPTED = """\
+import benchbox
+from benchbox.registry.contracts import BatchSpec
+from torch import nn
+
+SPEC = BatchSpec(
+    cameras=1, image_size=(16, 16), state_dim=8, action_dim=8, horizon=5, prompt_tokens=4, text_vocab=259
+)
+
+def build(preset, axes):
+    module = nn.Linear(8, 40)
+    module.bias.sum().item()  # which the meta device does not have
+    return benchbox.adapt(
+        module,
+        spec=SPEC,
+        batch=lambda batch: batch["state"][:, -1],
+        loss=lambda output, batch: (output.view(-1, 5, 8) - batch["action"]).square().mean(),
+        act=lambda module, batch: module(batch["state"][:, -1]).view(-1, 5, 8),
+    )
+"""
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +98,20 @@ def test_an_evaluation_writes_its_record_videos_and_report(checkpoint: Path, tmp
     assert "55% to 95%" in page
     assert page.count("data:image/png;base64,") == 8
     assert "| 10 of 12 | 83% | 55% to 95% |" in (tmp_path / "evaluation.md").read_text()
+
+
+def test_an_adapted_module_acts_with_the_attention_that_it_has(tmp_path: Path) -> None:
+    """It can switch to no other, nor be built on the meta device."""
+    (tmp_path / "policies" / "adapted").mkdir(parents=True)
+    (tmp_path / "policies" / "adapted" / "policy.py").write_text(ADAPTED)
+    (tmp_path / "policies" / "adapted" / "presets.yaml").write_text("tiny: {}\n")
+    cell = Cell(policy="adapted", size="tiny", backend="single", world_size=1, batch=1, attention="native")
+    policy = build_policy("adapted", "tiny", Axes(attention="native"), [tmp_path / "policies"])
+    session = build_session(cell, policy, [open_dataset(sample_path()).statistics])
+    saved = CheckpointManager(tmp_path / "training", cell, CheckpointSection(background=False)).save(session, 1)
+    folders = ("--policy-dir", str(tmp_path / "policies"))
+    evaluate(saved, TOY, tmp_path / "evaluation", "--episodes", "1", "--videos", "0", *folders)
+    assert json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())["horizon"] == 5
 
 
 def test_a_policy_acts_in_bfloat16_on_request(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ class SessionObservation:
     def __init__(self, session: Session, recipe: Recipe, probe: StepProbe | None = None) -> None:
         self._session = session
         self._probe = probe or StepProbe(session.model, (), session.device)
-        self._steps = 0
+        self._steps = self._skipped = 0
         prepared = session.backend.prepared
         self._observer = StepObserver(
             source="session",
@@ -48,10 +48,16 @@ class SessionObservation:
             batches = self._probe.record(micro_batches) if is_middle else micro_batches
             result = self._session.step(batches, instruments)
         if result.skipped:
+            self._skipped += 1
             self._observer.record_skip()
         else:
             self._observer.record_norm(result.grad_norm, self._session.backend.max_grad_norm)
         return result
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether the guard against spikes skipped all steps, on every rank alike: nothing was seen that could be judged."""
+        return self._steps == self._skipped
 
     def facts(self) -> RankFacts:
         """Remove the observer and return the facts of this rank."""

@@ -14,12 +14,14 @@ from benchbox.dcp.files import TensorFolder
 from benchbox.dcp.shards import full_shards
 from benchbox.errors import DataError, UnsupportedError
 from benchbox.observer.introspect.names import live_buffers, live_parameters, unwrapped_modules
+from benchbox.registry.attention import NATIVE, attention_kernels
 from benchbox.registry.contracts import Axes
+from benchbox.registry.policies import policy_entry
 from benchbox.session.build import load_cell_weights
 from benchbox.session.construction import construct_policy
 from benchbox.spec.cell import Cell
 from benchbox.store.checkpoints import damage_of, find_checkpoint, read_manifest
-from benchbox.trainer.checkpoint.state import TENSORS, generator_keys
+from benchbox.trainer.checkpoint.state import TENSORS, drawn_on
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +41,7 @@ def load_policy(
         checkpoint: a folder `step-<n>`, or that of a training, whose newest checkpoint is taken.
         policy_dirs: additional folders of policies.
         averages: take the averages of the weights that were trained, such as their EMA, in place of the weights.
-        attention: the kernel, unless the policy runs one of its own.
+        attention: the kernel, unless the policy cannot switch to it.
 
     Raises:
         DataError: the checkpoint is damaged, or has no averages.
@@ -51,13 +53,14 @@ def load_policy(
         raise DataError(f"{checkpoint}: damaged checkpoint ({damage})")
     manifest = read_manifest(checkpoint)
     cell = Cell.from_dict(manifest.cell)
-    cell = replace(cell, attention="native" if cell.attention == "native" else attention, checkpointing=False, compile="off")
+    is_switched = cell.attention != NATIVE and attention in attention_kernels(policy_entry(cell.policy, policy_dirs))
+    cell = replace(cell, attention=attention if is_switched else cell.attention, checkpointing=False, compile="off")
     axes = Axes(cams=cell.cams, attention=cell.attention, checkpointing=False, mode=cell.data.mode)
     policy = construct_policy(cell, axes, torch.device("cpu"), policy_dirs)
     assert isinstance(policy, nn.Module)
     folder = TensorFolder(checkpoint / TENSORS)
     if manifest.trainable_only:  # what was frozen is computed, and loaded, as the training did
-        if cell.weights is None and "cuda" in generator_keys(folder.layout, torch.device("cuda")):
+        if cell.weights is None and drawn_on(folder.layout) == "cuda":
             message = "its frozen weights were drawn on a GPU, whose generator a CPU does not have, and are not in it"
             raise UnsupportedError(f"{checkpoint}: {message}; train with checkpoint.trainable_only: false, or from weights")
         materialise_policy(policy)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from benchbox.backends.state import STATE, WEIGHTS
 from benchbox.dcp.files import TensorFolder
-from benchbox.errors import DataError
+from benchbox.errors import DataError, UnsupportedError
 from benchbox.registry.phases import CHECKPOINT_LIMIT_S
 from benchbox.store.checkpoints import (
     CheckpointManifest,
@@ -27,6 +27,7 @@ from benchbox.trainer.checkpoint.generators import set_generators
 from benchbox.trainer.checkpoint.state import (
     TENSORS,
     TRAINER,
+    drawn_on,
     generator_keys,
     generator_states,
     restore_document,
@@ -164,6 +165,7 @@ class CheckpointManager:
 
         Raises:
             ConfigurationError: the checkpoint belongs to another configuration.
+            UnsupportedError: frozen weights that the checkpoint leaves out were drawn on another kind of device.
             DataError: the checkpoint is damaged. Nothing in the session has changed if a file is missing or cut off.
         """
         configuration_changes(checkpoint, self._cell)
@@ -171,6 +173,10 @@ class CheckpointManager:
             raise DataError(f"{checkpoint}: damaged checkpoint ({damage}); remove it to resume from the previous one")
         with_frozen = not read_manifest(checkpoint).trainable_only
         backend, folder, trainer = session.backend, TensorFolder(checkpoint / TENSORS), read_json(checkpoint / TRAINER)
+        there, here = drawn_on(folder.layout), session.device.type
+        if not with_frozen and self._cell.weights is None and there != here:
+            message = f"its frozen weights were drawn on {there}, are not in it, and are others on {here}"
+            raise UnsupportedError(f"{checkpoint}: {message}; train with checkpoint.trainable_only: false, or from weights")
         entries = trainer["parameters"]
         with torch.no_grad():
             backend.create_optimizer_state(

@@ -49,6 +49,11 @@ def generator_states(device: torch.device) -> dict[str, Shards]:
     return {f"{_RNG}{rank()}/{kind}": full_shards(state) for kind, state in generators.generator_states(device).items()}
 
 
+def drawn_on(saved: Mapping[str, Any]) -> str:
+    """Return the type of the device on which the ranks of a checkpoint drew, `cuda` or `cpu`."""
+    return "cuda" if any(key.startswith(_RNG) and key.endswith("/cuda") for key in saved) else "cpu"
+
+
 def generator_keys(saved: Mapping[str, Any], device: torch.device) -> dict[str, str]:
     """Return the keys of the generators that this rank restores, by kind. More ranks than were saved repeat them in turn."""
     ranks = len({key.split("/")[1] for key in saved if key.startswith(_RNG)})

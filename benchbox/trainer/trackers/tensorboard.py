@@ -28,4 +28,4 @@ class TensorBoardTracker:
 
 def open_tensorboard(training: TrackedTraining) -> TensorBoardTracker:
     """Open the event files. Steps that a resumed training repeats replace those of the earlier run."""
-    return TensorBoardTracker(SummaryWriter(training.folder / "tensorboard", purge_step=training.start or None))
+    return TensorBoardTracker(SummaryWriter(training.folder / "tensorboard", purge_step=training.start))

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
+from benchbox.launch import training
+from benchbox.launch.process import make_launcher
 from benchbox.launch.restarts import is_restartable, read_restarts, record_restart
 from benchbox.launch.supervise.outcome import Outcome
+from benchbox.launch.training_progress import TrainingProgress
+from benchbox.spec.train import load_train
+from benchbox.store.checkpoints import list_checkpoints
+from tests.support.saved_checkpoints import save_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from benchbox.launch.job import Job
 
 
 def outcome(status: str, kind: str, stage: str | None = "train") -> Outcome:
@@ -26,6 +36,10 @@ def outcome(status: str, kind: str, stage: str | None = "train") -> Outcome:
         (outcome("crash", "ExitError"), True),
         (outcome("crash", "RuntimeError"), True),
         (outcome("crash", "RuntimeError", "build"), False),  # before the first step: it would be raised again
+        (outcome("crash", "RuntimeError", "validate"), True),
+        (outcome("crash", "RuntimeError", "checkpoint"), True),
+        (outcome("crash", "ThresholdError"), False),  # an audit ended it
+        (outcome("crash", "GradientSpikeError"), False),
         (outcome("crash", "DataError"), False),
         (outcome("crash", "LaunchError", None), False),
         (outcome("unsupported", "ConfigurationError"), False),
@@ -49,3 +63,31 @@ def test_the_count_and_the_files_of_failed_ranks_are_kept_over_invocations(tmp_p
         assert restart.from_step == 0
     assert [entry["files"] for entry in read_restarts(tmp_path)] == ["launch-failed-1", "launch-failed-2"]
     assert (tmp_path / "launch-failed-2/rank1.log").read_text() == "2"
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_restart_continues_from_the_newest_intact_checkpoint(
+    damaged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ranks of this training are a stand-in: the first ones save two checkpoints, and one of them is killed."""
+    found = []
+
+    def run_once(config: object, job: Job, folder: Path, *_: object) -> Outcome:
+        found.append([path.name for path in list_checkpoints(folder / "checkpoints")])
+        if len(found) > 1:
+            return Outcome("ok")
+        (folder / "launch").mkdir()
+        paths = [save_checkpoint(folder / "checkpoints", steps) for steps in (1, 2)]
+        if damaged:
+            (paths[-1] / "tensors.bin").write_bytes(b"")
+        return outcome("crash", "Killed")
+
+    monkeypatch.setattr(training, "_run_once", run_once)
+    progress = TrainingProgress(config := load_train("pi05"), Console(file=io.StringIO()))
+    ended = training.launch_training(
+        config, tmp_path, resume=False, launcher=make_launcher("local"), max_restarts=1, progress=progress
+    )
+    assert ended == Outcome("ok")
+    assert found == [[], ["step-00000001"] if damaged else ["step-00000001", "step-00000002"]]
+    assert read_restarts(tmp_path)[0]["from_step"] == (1 if damaged else 2)
+    assert ("damaged checkpoint" in capsys.readouterr().err) == damaged

@@ -76,6 +76,18 @@ def test_a_terminal_shows_the_latest_step_with_everything_known_about_it(screen:
     assert "\nstep 20/200  loss" not in text, "no line of its own"
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_skipped_step_whose_loss_is_not_finite_is_shown(screen: io.StringIO, terminal: bool) -> None:
+    """In its row it is null."""
+    shown = progress(screen, terminal=terminal)
+    with shown.display():
+        shown.metrics_row(ROW | {"loss": None, "grad_norm": None, "skipped": True})
+    assert "loss not finite" in screen.getvalue()
+    assert "grad norm not finite" in screen.getvalue()
+    shown.validation_row({"step": 20, "loss": None, "terms": {"flow": None}, "samples": 4, "seconds": 1.0})
+    assert "validation after 20 steps: loss not finite  flow not finite  4 samples" in screen.getvalue()
+
+
 def test_a_terminal_shows_the_stage_before_the_first_step(screen: io.StringIO) -> None:
     shown = progress(screen, terminal=True)
     ranks = [Trace(0, state=RankState("train", 1, 200, None, 0.0)), Trace(1, state=RankState("prepare", None, None, None, 0.0))]
@@ -103,6 +115,11 @@ def test_warnings_and_findings_are_lines(screen: io.StringIO, capsys: pytest.Cap
         "warning: tracker wandb failed",
         "audit after step 20: error BXP101 adamw: stepped in 16 bits; use masters",
     ]
+
+
+def test_an_audit_of_skipped_steps_is_none_without_errors(screen: io.StringIO) -> None:
+    progress(screen).audit_row(audit_row() | {"skipped": True})
+    assert screen.getvalue() == "audit after step 20: not judged, all observed steps were skipped\n"
 
 
 def test_an_audit_whose_observer_failed_is_no_audit_without_errors(

@@ -2,57 +2,33 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from benchbox.errors import ConfigurationError, DataError, RecordError
+from benchbox.spec.optim import SpikeSpec
 from benchbox.store.checkpoints import (
-    CheckpointManifest,
-    begin_checkpoint,
     configuration_changes,
     damage_of,
-    describe_files,
     describe_resume,
     list_checkpoints,
-    publish_checkpoint,
     remove_old_checkpoints,
     set_damaged_aside,
 )
 from benchbox.store.files import read_json, write_json
 from tests.support.example_run import CELL
+from tests.support.saved_checkpoints import save_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from benchbox.spec.cell import Cell
-
-
-def save(folder: Path, steps: int, cell: Cell = CELL, score: float | None = None, mode: str | None = None) -> Path:
-    """Save a checkpoint that has one file."""
-    partial = begin_checkpoint(folder, steps)
-    (partial / "tensors.bin").write_bytes(os.urandom(4096))
-    CheckpointManifest(
-        steps=steps,
-        samples=8 * steps,
-        cell=cell.to_dict(),
-        config=None if mode is None else {"checkpoint": {"keep_best": {"metric": "loss", "mode": mode}}},
-        topology={},
-        recipe=cell.recipe,
-        trainable_only=False,
-        score=score,
-        files=describe_files(partial, [partial / "tensors.bin"]),
-        versions={},
-    ).write(partial)
-    return publish_checkpoint(folder, steps)
 
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
     """A checkpoint from before cells could freeze."""
-    checkpoint = save(tmp_path, 3)
+    checkpoint = save_checkpoint(tmp_path, 3)
     manifest = read_json(checkpoint / "checkpoint.json")
     del manifest["cell"]["freeze"]
     write_json(checkpoint / "checkpoint.json", manifest)
@@ -80,7 +56,7 @@ def test_a_checkpoint_of_an_older_format_is_refused_with_what_to_do(old: Path) -
 def test_backend_and_split_may_change_while_the_samples_of_a_step_stay(tmp_path: Path) -> None:
     """The line says what changed, and where in the data the training continues."""
     cell = replace(CELL, backend="hsdp", shard_size=2, world_size=2, batch=2, accumulation=2)
-    checkpoint = save(tmp_path, 3, cell)
+    checkpoint = save_checkpoint(tmp_path, 3, cell)
     other = replace(cell, backend="fsdp2", shard_size=None, world_size=4, batch=1)
     expected = [
         "backend is 'hsdp' there and 'fsdp2' here",
@@ -97,9 +73,19 @@ def test_backend_and_split_may_change_while_the_samples_of_a_step_stay(tmp_path:
         configuration_changes(checkpoint, replace(other, seed=cell.seed + 1))
 
 
+def test_a_guard_against_spikes_that_is_added_or_taken_out_is_another_configuration(tmp_path: Path) -> None:
+    guarded = replace(CELL, optim=replace(CELL.optim, spike=SpikeSpec(action="skip")))
+    with pytest.raises(ConfigurationError, match=r"another configuration: optim\.spike is None there and \{.*'skip'.*\} here"):
+        configuration_changes(save_checkpoint(tmp_path / "a", 3), guarded)
+    checkpoint = save_checkpoint(tmp_path / "b", 3, guarded)
+    with pytest.raises(ConfigurationError, match=r"another configuration: optim\.spike is \{.*\} there and None here"):
+        configuration_changes(checkpoint, CELL)
+    assert configuration_changes(checkpoint, guarded) == []
+
+
 @pytest.mark.parametrize("damage", ["cut off", "missing", "another bit", "no manifest"])
 def test_a_damaged_newest_checkpoint_is_set_aside_and_the_previous_one_is_the_newest(tmp_path: Path, damage: str) -> None:
-    good, bad = save(tmp_path, 1), save(tmp_path, 2)
+    good, bad = save_checkpoint(tmp_path, 1), save_checkpoint(tmp_path, 2)
     file = bad / ("checkpoint.json" if damage == "no manifest" else "tensors.bin")
     content = file.read_bytes()
     file.unlink()
@@ -117,7 +103,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside_and_the_previous_one_is_the_ne
 
 
 def test_where_every_checkpoint_is_damaged_none_is_renamed_and_no_training_starts_over(tmp_path: Path) -> None:
-    checkpoint = save(tmp_path, 1)
+    checkpoint = save_checkpoint(tmp_path, 1)
     (checkpoint / "tensors.bin").unlink()
     with pytest.raises(DataError, match=r"damaged checkpoint \(tensors.bin is missing\), and there is no intact one"):
         set_damaged_aside(tmp_path)
@@ -126,19 +112,28 @@ def test_where_every_checkpoint_is_damaged_none_is_renamed_and_no_training_start
 
 def test_scores_of_another_metric_are_not_compared_and_what_has_them_stays_until_there_are_others(tmp_path: Path) -> None:
     """The mode was wrong at first: the lowest score of the first checkpoints is that of the highest loss."""
-    first = [save(tmp_path, steps, score=score, mode="max") for steps, score in ((2, -1.5), (4, -1.4))]
-    second = [save(tmp_path, 6, score=1.9, mode="min")]
+    first = [save_checkpoint(tmp_path, steps, score=score, mode="max") for steps, score in ((2, -1.5), (4, -1.4))]
+    second = [save_checkpoint(tmp_path, 6, score=1.9, mode="min")]
     remove_old_checkpoints(tmp_path, keep=1, best=2)
     assert list_checkpoints(tmp_path) == [*first, *second]
-    second += [save(tmp_path, steps, score=score, mode="min") for steps, score in ((8, 1.2), (10, 2.5))]
+    second += [save_checkpoint(tmp_path, steps, score=score, mode="min") for steps, score in ((8, 1.2), (10, 2.5))]
     remove_old_checkpoints(tmp_path, keep=1, best=2)
     assert list_checkpoints(tmp_path) == second
 
 
+def test_a_checkpoint_whose_score_cannot_be_read_stays_and_ends_no_training(tmp_path: Path) -> None:
+    paths = [
+        save_checkpoint(tmp_path, steps, score=score, mode="min") for steps, score in ((2, 1.0), (4, 3.0), (6, 2.0), (8, 1.5))
+    ]
+    (paths[0] / "checkpoint.json").write_text("{")
+    remove_old_checkpoints(tmp_path, keep=1, best=2)
+    assert list_checkpoints(tmp_path) == [paths[0], *paths[2:]]
+
+
 def test_no_checkpoint_is_without_its_files_while_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that is killed while it removes one leaves nothing that looks like a checkpoint."""
-    save(tmp_path, 1)
-    save(tmp_path, 2)
+    save_checkpoint(tmp_path, 1)
+    save_checkpoint(tmp_path, 2)
 
     def killed(path: Path, **_: object) -> None:
         if path.exists():

@@ -14,7 +14,7 @@ import torch
 
 from benchbox.backends.base import Prepared
 from benchbox.dcp.files import TensorFolder
-from benchbox.errors import ConfigurationError, DataError
+from benchbox.errors import ConfigurationError, DataError, UnsupportedError
 from benchbox.optim import build_schedule
 from benchbox.optim.kahan import KahanAdamW
 from benchbox.spec.train import BestSection, CheckpointSection
@@ -198,6 +198,28 @@ def test_a_checkpoint_of_another_configuration_is_refused(checkpoints: Checkpoin
     with pytest.raises(ConfigurationError, match=r"batch is 2 there and 4 here \(2 samples per step there and 4 here\)"):
         another.restore(session, folder)
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(session).items())
+
+
+@pytest.mark.parametrize("trainable_only", [True, False])
+def test_frozen_weights_that_another_device_drew_are_not_drawn_anew(
+    tmp_path: Path, cell: Cell, trainable_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint of GPUs is known by the state of their generator."""
+    manager = CheckpointManager(tmp_path, cell, CheckpointSection(trainable_only=trainable_only, background=False))
+    folder = manager.save(SmallSession(), 2)
+    manager.restore(SmallSession(), folder)
+    opened = TensorFolder.__init__
+
+    def open_of_gpu(self: TensorFolder, path: Path) -> None:
+        opened(self, path)
+        self.layout = {**self.layout, "rng/0/cuda": self.layout["rng/0/cpu"]}
+
+    monkeypatch.setattr(TensorFolder, "__init__", open_of_gpu)
+    if not trainable_only:
+        manager.restore(SmallSession(), folder)
+        return
+    with pytest.raises(UnsupportedError, match="its frozen weights were drawn on cuda, are not in it, and are others on cpu"):
+        manager.restore(SmallSession(), folder)
 
 
 def test_a_checkpoint_of_another_policy_is_refused_by_the_weight_that_it_lacks(checkpoints: CheckpointManager) -> None:

@@ -36,7 +36,7 @@ def test_a_row_has_the_losses_norm_rate_samples_and_time_of_a_step(tmp_path: Pat
     log.add(7, result())
     (row,) = rows(tmp_path / "metrics.jsonl")
     assert row.pop("step_s") > 0
-    assert row == {"step": 7, "loss": 0.5, "grad_norm": 2.0, "lr": 1e-4, "samples": 8, "flow": 0.25}
+    assert row == {"step": 7, "loss": 0.5, "grad_norm": 2.0, "lr": 1e-5, "samples": 8, "flow": 0.25}
 
 
 def test_a_term_is_reported_for_the_steps_in_which_a_sample_has_it(tmp_path: Path) -> None:
@@ -118,4 +118,6 @@ def test_a_value_that_is_not_finite_is_an_error_on_every_rank_after_its_block_is
         log.add(2, result())
     assert (tmp_path / "metrics.jsonl").exists() == is_writer
     if is_writer:
-        assert [row["step"] for row in rows(tmp_path / "metrics.jsonl")] == [0, 1, 2]
+        written = rows(tmp_path / "metrics.jsonl")
+        assert [row["step"] for row in written] == [0, 1, 2]
+        assert [written[1][name] for name in bad] == [None], "JSON has no such number"

@@ -81,3 +81,18 @@ def test_a_tracker_that_cannot_be_opened_or_closed_is_a_warning(tmp_path: Path) 
     trackers = Trackers({"list": ListTracker(fails_to_close=True)})
     trackers.close()
     assert trackers.take_warnings() == ["tracker list failed and gets no more values: RuntimeError: no server"]
+
+
+def test_a_training_that_begins_again_replaces_all_steps_of_the_earlier_one(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="pip install 'benchbox[track]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    training = TrackedTraining(name="t", folder=tmp_path, config={}, start=0)
+    for steps, loss in ((4, 1.0), (2, 2.0)):
+        trackers = Trackers.open(["tensorboard"], training)
+        for step in range(steps):
+            trackers.log({"step": step, "loss": loss})
+        trackers.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(0, 2.0), (1, 2.0)]

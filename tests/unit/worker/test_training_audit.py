@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,10 +16,42 @@ from benchbox.session import build_session
 from benchbox.session.build import build_cell_policy, open_cell_data
 from benchbox.spec.audit_section import AuditSection
 from benchbox.spec.cell import Cell, DataSpec
+from benchbox.spec.optim import SpikeSpec
 from benchbox.worker.training_audit import TrainingAudit
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+CELL = Cell(
+    policy="value",
+    size="tiny",
+    backend="single",
+    world_size=1,
+    batch=1,
+    recipe="fp32",
+    data=DataSpec(kind="synthetic", workers=0),
+)
+
+
+def audit_three_steps(cell: Cell, section: AuditSection, path: Path) -> TrainingAudit:
+    policy = build_cell_policy(cell)
+    with closing(open_cell_data(cell, policy, rank=0)) as stream:
+        session = build_session(cell, policy, stream.statistics)
+        audit = TrainingAudit(session, recipe_by_name(cell.recipe), section, path, start=0, group=None)
+        for step in range(3):
+            audit.take_step(step, stream, NONE)
+    assert audit.is_due(3)
+    return audit
+
+
+def test_steps_that_the_guard_has_all_skipped_are_not_judged_and_end_no_training(tmp_path: Path) -> None:
+    """No optimizer was seen to step, which of other steps would be a finding."""
+    cell = replace(CELL, optim=replace(CELL.optim, spike=SpikeSpec(action="skip", max=1e-30)))
+    path = tmp_path / "findings.jsonl"
+    audit_three_steps(cell, AuditSection(every=3, stop_on="warning"), path).judge(3)
+    (row,) = map(json.loads, path.read_text().splitlines())
+    assert (row["step"], row["skipped"], row["findings"]) == (3, True, [])
 
 
 @pytest.mark.parametrize("stop_on", ["error", "never"])
@@ -28,15 +61,7 @@ def test_an_observer_that_failed_ends_a_training_that_errors_end(
     """Rules that could not be judged may hide an error."""
     monkeypatch.setattr("benchbox.observer.numerics.probes.TensorProbe.before_step", lambda *_: 1 / 0)
     section, path = AuditSection(every=3, stop_on=stop_on), tmp_path / "findings.jsonl"
-    data = DataSpec(kind="synthetic", workers=0)
-    cell = Cell(policy="value", size="tiny", backend="single", world_size=1, batch=1, recipe="fp32", data=data)
-    policy = build_cell_policy(cell)
-    with closing(open_cell_data(cell, policy, rank=0)) as stream:
-        session = build_session(cell, policy, stream.statistics)
-        audit = TrainingAudit(session, recipe_by_name(cell.recipe), section, path, start=0, group=None)
-        for step in range(3):
-            audit.take_step(step, stream, NONE)
-    assert audit.is_due(3)
+    audit = audit_three_steps(CELL, section, path)
     if stop_on == "never":
         audit.judge(3)
     else:
