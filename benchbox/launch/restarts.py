@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 # Errors of the configuration or the data, or of starting any rank: another attempt would end the same way.
 _PERMANENT_ERRORS = ("ConfigurationError", "DataError", "RecordError", "LaunchError")
-# Errors by which an audit or the guard against spikes ends a training: another attempt, from the newest checkpoint on, could miss
-# what they have seen.
+# Errors by which an audit or the guard against spikes ends a training: another attempt, from the newest checkpoint on, could
+# miss what they have seen.
 _VERDICTS = ("ThresholdError", "GradientSpikeError")
 _STAGES = ("train", "validate", CHECKPOINT)
 _PROCESS_ERRORS = ("Killed", "Terminated", "ExitError")
