@@ -34,12 +34,13 @@ def _finite(record: LaunchRecord) -> Iterable[str] | None:
     if record["status"] != "ok":
         return None
     series = {"loss": record["loss"] or [], "grad_norm": record["grad_norm"] or []}
+    skipped = set(record.get("skipped_steps") or ())  # by `optim.spike`, which a norm that is not finite always is
     # JSON has no NaN: a record keeps null in its place.
     messages = [
         f"{name} of step {step} is not a finite number"
         for name, values in series.items()
         for step, value in enumerate(values)
-        if value is None or not math.isfinite(value)
+        if (value is None or not math.isfinite(value)) and step not in skipped
     ]
     norms = (value for value in series["grad_norm"] if value is not None)
     return messages + [f"a gradient norm is {value}" for value in norms if value < 0]

@@ -69,11 +69,15 @@ def _why_not_ok(results: Results) -> str:
 
 def _matrix(fields: Mapping[str, Any], root: Path) -> dict[str, Any]:
     """Return a matrix of one cell. Folders that it names are relative to the root of the tests."""
+    from benchbox.registry.policies import find_policies
+
     backend = fields.get("backend", "single")
     values = {key: value for key, value in fields.items() if key != "backend"}
-    for key in ("policy", "data"):
-        if isinstance(values.get(key), str | Path) and (root / values[key]).is_dir():
-            values[key] = str(root / values[key])
+    policy, data = values.get("policy"), values.get("data")
+    if isinstance(policy, str | Path) and str(policy) not in find_policies() and (root / policy).is_dir():
+        values["policy"] = str(root / policy)
+    if isinstance(data, str | Path) and data not in ("sample", "synthetic") and (root / data).is_dir():
+        values["data"] = {"lerobot": str(root / data)}
     measure = values.pop("measure", {})
     if isinstance(measure, dict):  # else the matrix has an error that says so
         measure = {"launches": 1, **measure}

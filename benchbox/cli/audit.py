@@ -190,8 +190,9 @@ def _print_audit(subject: Subject, selection: "Selection", output: AuditFormat, 
     from benchbox.report.audit import write_audit
 
     judgement = judge(subject.facts, selection)
-    write_audit(output.value, subject.title, subject.metadata, subject.facts, judgement)
+    warnings = fail_on is FailOn.warning
+    write_audit(output.value, subject.title, subject.metadata, subject.facts, judgement, warnings=warnings)
     if subject.failure:
         raise CellFailedError(subject.failure)
-    if failing := judgement.failing(warnings=fail_on is FailOn.warning):
+    if failing := judgement.failing(warnings=warnings):
         raise ThresholdError(f"{subject.name} does not pass {', '.join(failing)}")

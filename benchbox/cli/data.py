@@ -1,10 +1,11 @@
 """`benchbox data`: recording, inspecting, converting and measuring LeRobot datasets."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from benchbox.cli.options import PolicyDirOption
 from benchbox.errors import EXIT_USAGE, ConfigurationError, Problem
 from benchbox.registry.names import did_you_mean
 from benchbox.registry.orders import ORDERS
@@ -107,6 +108,7 @@ def convert_dataset(
 @data.command("bench")
 def bench_dataset(
     root: Annotated[Path, typer.Argument(metavar="DIR", help="A dataset.", show_default=False)],
+    policy_dirs: PolicyDirOption,
     orders: Annotated[
         list[str], typer.Option("--order", metavar="NAME", help="frame_shuffle, episode_shuffle, sequential; may be repeated.")
     ] = ["frame_shuffle", "episode_shuffle"],  # noqa: B006  # typer copies it
@@ -124,17 +126,20 @@ def bench_dataset(
 
     from benchbox.data import open_dataset
     from benchbox.data.loading.bench import measure_loading
+    from benchbox.registry.attention import default_attention
     from benchbox.registry.contracts import Axes
-    from benchbox.registry.policies import build_policy
-    from benchbox.spec.cell import DataSpec
+    from benchbox.registry.policies import policy_entry
+    from benchbox.session.construction import construct_policy
+    from benchbox.spec.cell import Cell, DataSpec
 
     counts = _parse_counts(workers)
     for order in orders:
         if order not in ORDERS:
             raise ConfigurationError(Problem("--order", f"unknown order {order!r}", did_you_mean(order, ORDERS)))
-    axes = Axes(cams=max(1, len(open_dataset(root).cameras)))
-    with torch.device("meta"):
-        spec = build_policy(policy, size, axes).batch_spec()
+    attention: Any = default_attention(policy_entry(policy, policy_dirs))
+    axes = Axes(cams=max(1, len(open_dataset(root).cameras)), attention=attention)
+    cell = Cell(policy=policy, size=size, backend="single", world_size=1, batch=batch)
+    spec = construct_policy(cell, axes, torch.device("cpu"), policy_dirs).batch_spec()
     with Console(stderr=True).status("measuring") as status:
         loading = measure_loading(
             DataSpec(kind="lerobot", path=str(root), block=block, buffer=buffer),

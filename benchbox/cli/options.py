@@ -23,6 +23,16 @@ SetOption = Annotated[
         help="Override values of the matrix: size=full,axes.batch=[1,2].",
     ),
 ]
+TrainingSetOption = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE,..",
+        default_factory=list,
+        show_default=False,
+        help="Override values of the training file: size=full,optim.lr=1e-4.",
+    ),
+]
 OnlyOption = Annotated[
     list[str],
     typer.Option(

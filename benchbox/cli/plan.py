@@ -64,11 +64,16 @@ def _check(paths: "Sequence[Path]", sets: "Sequence[str]", policy_dirs: "Sequenc
     from benchbox.plan import join_expressions
     from benchbox.plan import plan as plan_cells
     from benchbox.spec import load_matrix, parse_overrides
+    from benchbox.spec.source import read_source
+    from benchbox.spec.train import load_train
 
     problems: list[Problem] = []
     for path in paths:
         try:
-            plan_cells(load_matrix(path, parse_overrides(sets), policy_dirs), join_expressions(only))
+            loaded = load_matrix(path, parse_overrides(sets), policy_dirs)
+            plan_cells(loaded, join_expressions(only))
+            if "steps" in read_source(loaded.path).values:  # a training file, whose sections may contradict one another
+                load_train(loaded.path, parse_overrides(sets), policy_dirs)
         except ConfigurationError as error:
             problems += error.problems
     if problems:

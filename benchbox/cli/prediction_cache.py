@@ -73,15 +73,18 @@ class PredictionCache:
         return self._folders[key]
 
     def _fingerprint(self, cell: Cell) -> str:
-        datasets = [(file.name, *_size_and_time(file)) for path in _data_paths(cell) for file in sorted(path.rglob("*"))]
+        files = (file for path in _data_paths(cell) for file in ([path] if path.is_file() else sorted(path.rglob("*"))))
+        datasets = [(file.name, *_size_and_time(file)) for file in files]
         parts = [benchbox_sha256(), policy_sha256(cell.policy, self.policy_dirs), *map(_version, _LIBRARIES), datasets]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def _data_paths(cell: Cell) -> Iterator[Path]:
-    """Yield the local folders that say what samples look like."""
+    """Yield the local folders and files that say what samples look like."""
     for dataset in cell.data.lerobot_datasets:
         yield Path(dataset.path) / "meta"
+        if dataset.keep is not None:
+            yield Path(dataset.keep)
     yield Path(cell.data.tokenizer)
 
 

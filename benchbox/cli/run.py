@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 
 _EXIT_STOPPED = 130  # 128 + SIGINT, as a shell reports it
+_RESOLUTION = "2%"
 
 OutOption = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="The run directory.", show_default="runs/<name of the matrix>")
@@ -56,7 +57,13 @@ BudgetOption = Annotated[
     str | None, typer.Option("--budget", metavar="TIME", help="With --launches auto: no launch begins later: 90s, 30m, 2h.")
 ]
 ResolutionOption = Annotated[
-    str, typer.Option("--resolution", metavar="PERCENT", help="With --launches auto: a smaller difference is none.")
+    str | None,
+    typer.Option(
+        "--resolution",
+        metavar="PERCENT",
+        help="With --launches auto: a smaller difference is none.",
+        show_default=_RESOLUTION,
+    ),
 ]
 FreshOption = Annotated[bool, typer.Option("--fresh", help="Repeat launches whose records the run directory already has.")]
 EstimateOption = Annotated[
@@ -84,7 +91,7 @@ def run(
     out: OutOption = None,
     launches: LaunchesOption = None,
     budget: BudgetOption = None,
-    resolution: ResolutionOption = "2%",
+    resolution: ResolutionOption = None,
     fresh: FreshOption = False,
     dry_run: DryRunOption = False,
     estimate: EstimateOption = True,
@@ -123,9 +130,10 @@ def run(
 
     auto = launches == AUTO
     allowance = Budget(None if budget is None else parse_duration(budget))
-    share = parse_share(resolution)
-    if not auto and budget is not None:
-        raise ConfigurationError("--budget is for --launches auto: the number of launches decides otherwise")
+    share = parse_share(resolution or _RESOLUTION)
+    for option, given in (("--budget", budget), ("--resolution", resolution)):
+        if not auto and given is not None:
+            raise ConfigurationError(f"{option} is for --launches auto: the number of launches decides otherwise")
     if launches is not None and not auto:
         sets = [*sets, f"measure.launches={launches}"]
     nodes = read_node_settings(
@@ -199,6 +207,8 @@ def run(
         if pending.launches:
             job, state = submit_and_follow(script, folder)
             _check_job(job, state, find_pending(fresh=False).launches, store, fresh=fresh)
+            if not state.ended_by_itself:  # Slurm ended it after its launches, perhaps before the reports
+                _write_reports(folder)
         else:
             print(f"all {pending.reused} launches are done already: no job was submitted")
             _write_reports(folder)
@@ -274,11 +284,11 @@ def _check_job(job: "SlurmJob", state: "JobState", pending: "Launches", store: "
     from benchbox.launch.slurm.job import SlurmJobError
 
     if not pending and state.state == "FAILED":  # nothing fits in a walk, or what followed the launches failed
-        raise CellFailedError(f"Slurm job {job.id} failed after its launches; output: {job.log}")
+        raise CellFailedError(f"Slurm job {job.id} failed, and no launch is missing; output: {job.log}")
     if not pending and (state.ended_by_itself or not fresh):
         return
     if not pending:
-        raise SlurmJobError(f"Slurm job {job.id} ended {state}, and measured nothing again; the same command submits it")
+        raise SlurmJobError(f"Slurm job {job.id} ended {state}, and may not have measured all again; output: {job.log}")
     recorded = all(store.record(cell.cell_id, launch) for cell, launch in pending)
     if recorded and state.ended_by_itself:
         raise CellFailedError(f"Slurm job {job.id}: {len(pending)} launches did not end ok; output: {job.log}")

@@ -13,9 +13,9 @@ from benchbox.cli.options import (
     NodeRankOption,
     NodeTimeoutOption,
     PolicyDirOption,
-    SetOption,
     TrainingLauncherName,
     TrainingLauncherOption,
+    TrainingSetOption,
 )
 from benchbox.cli.slurm import SlurmOption, job_command, render, slurm_options, submit_and_follow
 from benchbox.errors import EXIT_CELL_FAILED, EXIT_THRESHOLD, EXIT_USAGE, ConfigurationError
@@ -68,7 +68,7 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    sets: SetOption,
+    sets: TrainingSetOption,
     policy_dirs: PolicyDirOption,
     slurm: SlurmOption,
     config: ConfigArgument = None,

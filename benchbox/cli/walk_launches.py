@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from benchbox.analysis.certificates import certificates, pruning_reason
 from benchbox.analysis.summary import summarize
 from benchbox.analysis.walk import bounds_from, needs_no_less, walk_point, walk_state
-from benchbox.errors import ConfigurationError, Problem
+from benchbox.errors import ConfigurationError, Problem, RecordError
 from benchbox.launch.resume import pending_launches
 from benchbox.spec.cell import Cell
 
@@ -88,7 +88,7 @@ def _in_order(cells: "Mapping[str, CellDict]", walks: "Sequence[Walk]") -> "dict
 
 
 def find_records(store: "RunStore", cells: Sequence["Cell"], starts: Sequence["Cell"]) -> list[tuple[str, int]]:
-    """Return the records, as (id of the cell, launch), of cells and of all batches of walks, as the plan on disk has them.
+    """Return the records, as (id of the cell, launch), of cells and of all batches of walks, whatever plan they are of.
 
     Args:
         starts: first cells of the walks.
@@ -96,10 +96,18 @@ def find_records(store: "RunStore", cells: Sequence["Cell"], starts: Sequence["C
     cell_ids = {cell.cell_id for cell in cells}
     points = {walk_point(start.to_dict()) for start in starts}
     return [
-        (record["cell_id"], record["launch"])
-        for record in (store.records() if (store.path / "run.json").is_file() else ())
-        if record["cell_id"] in cell_ids or (points and walk_point(record["cell"]) in points)
+        (cell_id, launch)
+        for cell_id, launch in store.stored_launches()
+        if cell_id in cell_ids or (points and _is_of_walk(store, cell_id, launch, points))
     ]
+
+
+def _is_of_walk(store: "RunStore", cell_id: str, launch: int, points: "Collection[object]") -> bool:
+    try:
+        record = store.record(cell_id, launch)
+    except RecordError:  # who plans its cell is told so
+        return False
+    return record is not None and walk_point(record["cell"]) in points
 
 
 @dataclass(slots=True)
@@ -268,8 +276,10 @@ class WalkLaunches:
         """Remove outdated records of first batches that other walks made superfluous: the walks would be judged by them."""
         valid = self._statuses()
         for walk in self._selected_walks():
-            if walk["cells"][0] not in valid:
-                self.store.remove_record(walk["cells"][0], 1)
+            if (start := walk["cells"][0]) not in valid:
+                for cell_id, launch in self.store.stored_launches():
+                    if cell_id == start:
+                        self.store.remove_record(cell_id, launch)
 
     def _skip_pruned(self) -> None:
         """Move walks without any launch, because none of their batches can fit, to the skipped cells of the plan."""

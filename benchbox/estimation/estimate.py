@@ -61,6 +61,7 @@ _Trace = tuple[Structure, Timeline, tuple[str, ...]]
 # Numbers that an optimizer keeps for each element: two moments, and KahanAdamW what rounding lost.
 _STATES = {
     "benchbox.backends.optimizers:fused_adamw": 2,
+    "torch.optim:AdamW": 2,
     "benchbox.optim.stochastic:StochasticAdamW": 2,
     "benchbox.optim.kahan:KahanAdamW": 3,
 }
@@ -82,8 +83,9 @@ class Estimator:
         """Return the prediction for a cell.
 
         Args:
-            step: the number of the step that is predicted, from 0 on. It matters under ZeRO-3 alone, where the parameters that
-                a step fetches depend on the modules that the steps before it used. None: one after others like it.
+            step: the number of the step that is predicted, from 0 on. It matters under ZeRO-3, where the parameters that a step
+                fetches depend on the modules that the steps before it used, and while a backbone is frozen. None: one after
+                others like it.
 
         Raises:
             ConfigurationError: there is no such policy, size or recipe, or its data cannot be brought into its form.

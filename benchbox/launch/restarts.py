@@ -6,7 +6,6 @@ import shutil
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from benchbox.registry.phases import CHECKPOINT
 from benchbox.store.checkpoints import checkpoint_steps, list_checkpoints
 from benchbox.store.files import read_json, write_json
 
@@ -20,7 +19,7 @@ _PERMANENT_ERRORS = ("ConfigurationError", "DataError", "RecordError", "LaunchEr
 # Errors by which an audit or the guard against spikes ends a training: another attempt, from the newest checkpoint on, could
 # miss what they have seen.
 _VERDICTS = ("ThresholdError", "GradientSpikeError")
-_STAGES = ("train", "validate", CHECKPOINT)
+_STAGES = ("train", "validate")
 _PROCESS_ERRORS = ("Killed", "Terminated", "ExitError")
 
 
@@ -37,9 +36,9 @@ class Restart:
 def is_restartable(outcome: Outcome) -> bool:
     """Return whether a training that ended this way may succeed when it continues from its last checkpoint.
 
-    It may if a process died, or a rank raised an error while it trained, validated or saved. It is not started again after
-    running out of device memory, a loss that is not finite, a hang, an error of the configuration or the data, one that was
-    raised before the training began, or when an audit or a spike was to end it.
+    It may if a process died, or a rank raised an error while it trained or validated. It is not started again after running out
+    of device memory, a loss that is not finite, a hang, an error of the configuration or the data, a checkpoint that could not
+    be written, an error before the training began, or when an audit or a spike was to end it.
     """
     error = outcome.error
     if outcome.status != "crash" or error is None or error["type"] in (*_PERMANENT_ERRORS, *_VERDICTS):

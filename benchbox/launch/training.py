@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from benchbox.errors import ConfigurationError, Problem, UnsupportedError
+from benchbox.errors import ConfigurationError, DataError, Problem, UnsupportedError
 from benchbox.launch.capacity import capacity_refusal
 from benchbox.launch.follower import RowFollower
 from benchbox.launch.job import Job
@@ -84,7 +84,12 @@ def launch_training(
         for number in range(1, max_restarts + 1):
             if stop_signals or not is_restartable(outcome):
                 break
-            for line in set_damaged_aside(folder / "checkpoints"):
+            try:
+                damaged = set_damaged_aside(folder / "checkpoints")
+            except DataError as error:
+                progress.warn(f"no restart: {error}")
+                break
+            for line in damaged:
                 progress.warn(line)
             progress.restarted(record_restart(folder, outcome, number, max_restarts))
             job = replace(job, config={**job_config, "resume": True})

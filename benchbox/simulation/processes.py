@@ -53,8 +53,8 @@ class EnvironmentProcess:
         self.task, self.max_steps = self.receive()
 
     def begin_reset(self, seed: int) -> None:
-        """Begin an episode; `receive` returns its first observation."""
-        self._connection.send(("reset", (seed,)))
+        """Begin an episode; `receive` returns its first observation, or raises if the process has ended."""
+        self._send(("reset", (seed,)))
 
     def begin_execution(self, actions: np.ndarray, *, every_frame: bool) -> None:
         """Execute actions (N, A) until the episode is over; `receive` returns the progress.
@@ -62,7 +62,11 @@ class EnvironmentProcess:
         Args:
             every_frame: whether each frame is observed, and not only the last one.
         """
-        self._connection.send(("execute", (actions, every_frame)))
+        self._send(("execute", (actions, every_frame)))
+
+    def _send(self, message: tuple[str, tuple[Any, ...]]) -> None:
+        with suppress(OSError):  # the process has ended: `receive` says how
+            self._connection.send(message)
 
     def receive(self) -> Any:
         """Return the result of what was begun.
@@ -73,7 +77,7 @@ class EnvironmentProcess:
         """
         try:
             result = self._connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             self._process.join()
             message = f"the process of the environment ended with exit code {self._process.exitcode}"
             raise SimulationError(message) from None

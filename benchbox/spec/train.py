@@ -170,6 +170,9 @@ def load_train(
             problems.append(
                 Problem(where, "keep_best needs a validation that scores checkpoints", "add validation, or remove it")
             )
+        elif not parsed.checkpoint.every:
+            message = "keep_best chooses among checkpoints, and checkpoint.every is 0"
+            problems.append(Problem(where, message, "save some, or remove it"))
         elif parsed.checkpoint.every % every:
             message = (
                 f"keep_best needs a validation at every checkpoint, and {parsed.checkpoint.every} is no multiple of {every}"

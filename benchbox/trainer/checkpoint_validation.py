@@ -95,7 +95,7 @@ def open_validated_samples(trained: Cell, data: DataSpec, spec: BatchSpec) -> Mi
     if is_other and trained.data.kind != "synthetic":
         try:
             of_training = open_samples(trained.data, spec, trained.seed)
-        except DataError:
+        except (DataError, ConfigurationError):
             if spec.fast_tokens:
                 raise
         else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from benchbox.audit.judge import judge
+from benchbox.audit.judge import Judgement, judge
 from benchbox.audit.record import summarize_numbers
 from benchbox.audit.subjects.session import STEPS, SessionObservation
 from benchbox.errors import ThresholdError
@@ -75,17 +75,11 @@ class TrainingAudit:
         """
         assert self._observation is not None, "the audit is due"
         observation, self._observation = self._observation, None
-        facts = observation.facts()
-        if observation.is_skipped:
-            if self._rank == 0:
-                self._write(
-                    {"step": completed, "skipped": True, "findings": [], "not_judged": {}, "numbers": {}, "problems": []}
-                )
-            return
-        gathered = self._gather(facts.to_dict())
+        gathered = self._gather(observation.facts().to_dict())
         failing: list[list[str]] = [[]]
         if gathered is not None:
-            failing = [self._log([RankFacts.from_dict(facts) for facts in gathered], completed)]
+            facts = [RankFacts.from_dict(rank_facts) for rank_facts in gathered]
+            failing = [self._log(facts, completed, skipped=observation.is_skipped)]
         if dist.is_initialized():
             dist.broadcast_object_list(failing, src=0, group=self._group)
         if failing[0]:
@@ -105,23 +99,21 @@ class TrainingAudit:
         dist.gather_object(facts, gathered, dst=0, group=self._group)
         return gathered
 
-    def _log(self, facts: list[RankFacts], completed: int) -> list[str]:
+    def _log(self, facts: list[RankFacts], completed: int, *, skipped: bool) -> list[str]:
         """Write the row of an audit and return what stops the training: codes of findings, and failures of the observer."""
-        judgement = judge(facts)
+        judgement = Judgement(findings=()) if skipped else judge(facts)
         problems = [f"rank {rank_facts.rank}: {problem}" for rank_facts in facts for problem in rank_facts.problems]
         row = {
             "step": completed,
             "findings": [finding.to_dict() for finding in judgement.findings],
             "not_judged": dict(judgement.not_judged),
-            "numbers": summarize_numbers(facts),
+            "numbers": {} if skipped else summarize_numbers(facts),
             "problems": problems,
+            **({"skipped": True} if skipped else {}),
         }
-        self._write(row)
+        with self._path.open("a") as log:
+            log.write(json_text(row) + "\n")
         if self._section.stop_on == "never":
             return []
         failing = judgement.failing(warnings=self._section.stop_on == "warning")
         return [*failing, *(f"the observer failed on {problem}" for problem in problems)]
-
-    def _write(self, row: dict[str, Any]) -> None:
-        with self._path.open("a") as log:
-            log.write(json_text(row) + "\n")

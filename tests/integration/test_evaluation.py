@@ -23,32 +23,13 @@ from benchbox.simulation import evaluate as simulation
 from benchbox.spec.cell import Cell
 from benchbox.spec.train import CheckpointSection
 from benchbox.trainer.checkpoint import CheckpointManager, load_policy
+from tests.support.foreign import write_adapted_policy
 from tests.support.policy_batches import build
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 TOY = "tests.support.toy_environment:ToyEnvironment"
-ADAPTED = """\
-import benchbox
-from benchbox.registry.contracts import BatchSpec
-from torch import nn
-
-SPEC = BatchSpec(
-    cameras=1, image_size=(16, 16), state_dim=8, action_dim=8, horizon=5, prompt_tokens=4, text_vocab=259
-)
-
-def build(preset, axes):
-    module = nn.Linear(8, 40)
-    module.bias.sum().item()  # which the meta device does not have
-    return benchbox.adapt(
-        module,
-        spec=SPEC,
-        batch=lambda batch: batch["state"][:, -1],
-        loss=lambda output, batch: (output.view(-1, 5, 8) - batch["action"]).square().mean(),
-        act=lambda module, batch: module(batch["state"][:, -1]).view(-1, 5, 8),
-    )
-"""
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +83,7 @@ def test_an_evaluation_writes_its_record_videos_and_report(checkpoint: Path, tmp
 
 def test_an_adapted_module_acts_with_the_attention_that_it_has(tmp_path: Path) -> None:
     """It can switch to no other, nor be built on the meta device."""
-    (tmp_path / "policies" / "adapted").mkdir(parents=True)
-    (tmp_path / "policies" / "adapted" / "policy.py").write_text(ADAPTED)
-    (tmp_path / "policies" / "adapted" / "presets.yaml").write_text("tiny: {}\n")
+    write_adapted_policy(tmp_path / "policies")
     cell = Cell(policy="adapted", size="tiny", backend="single", world_size=1, batch=1, attention="native")
     policy = build_policy("adapted", "tiny", Axes(attention="native"), [tmp_path / "policies"])
     session = build_session(cell, policy, [open_dataset(sample_path()).statistics])

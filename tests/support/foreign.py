@@ -1,4 +1,4 @@
-"""The policy `foreign`: a module of others, adapted."""
+"""Modules of others, adapted: the policy `foreign`, and a small one that acts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,26 @@ from tests.support.ranks import tiny_cell
 
 FOLDER = Path(__file__).parents[1] / "integration" / "policies" / "foreign"
 KERNEL: Any = "native"
+ADAPTED = """\
+import benchbox
+from benchbox.registry.contracts import BatchSpec
+from torch import nn
+
+SPEC = BatchSpec(
+    cameras=1, image_size=(16, 16), state_dim=8, action_dim=8, horizon=5, prompt_tokens=4, text_vocab=259
+)
+
+def build(preset, axes):
+    module = nn.Linear(8, 40)
+    module.bias.sum().item()  # which the meta device does not have
+    return benchbox.adapt(
+        module,
+        spec=SPEC,
+        batch=lambda batch: batch["state"][:, -1],
+        loss=lambda output, batch: (output.view(-1, 5, 8) - batch["action"]).square().mean(),
+        act=lambda module, batch: module(batch["state"][:, -1]).view(-1, 5, 8),
+    )
+"""
 
 
 def foreign_cell(**changes: Any) -> Any:
@@ -42,3 +62,10 @@ def materialised(cell: Any = None, **axes: Any) -> Any:
 def batch_of(policy: Any, size: int = 2) -> dict[str, torch.Tensor]:
     rows = [policy.own_samples(0).sample(0, index) for index in range(size)]
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def write_adapted_policy(folder: Path) -> None:
+    """Write the policy `adapted` into a folder of policies: it reads datasets, acts, and cannot be built on the meta device."""
+    (folder / "adapted").mkdir(parents=True)
+    (folder / "adapted" / "policy.py").write_text(ADAPTED)
+    (folder / "adapted" / "presets.yaml").write_text("tiny: {}\n")

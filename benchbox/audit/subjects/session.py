@@ -56,7 +56,7 @@ class SessionObservation:
 
     @property
     def is_skipped(self) -> bool:
-        """Whether the guard against spikes skipped all steps, on every rank alike: nothing was seen that could be judged."""
+        """True if the guard against spikes skipped all steps, on every rank alike: nothing was seen that could be judged."""
         return self._steps == self._skipped
 
     def facts(self) -> RankFacts:

@@ -148,4 +148,4 @@ def _attribute_values(instance: Any) -> Iterator[Any]:
             if type(value) in (list, tuple):
                 yield from value
             elif type(value) is dict:
-                yield from value.values()
+                yield from list(value.values())  # another thread may change it meanwhile

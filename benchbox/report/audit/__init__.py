@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 def write_audit(
-    output_format: str, title: str, subject: Mapping[str, Any], facts: Sequence[RankFacts], judgement: Judgement
+    output_format: str,
+    title: str,
+    subject: Mapping[str, Any],
+    facts: Sequence[RankFacts],
+    judgement: Judgement,
+    *,
+    warnings: bool = False,
 ) -> None:
     """Print an audit on stdout.
 
@@ -24,6 +30,7 @@ def write_audit(
         subject: the subject for programs, plain JSON values with its `kind` among them.
         facts: of every rank.
         judgement: of these facts.
+        warnings: whether warnings fail the audit, as test cases of `junit`.
     """
     audit = Audit(title=title, subject=subject, facts=facts, judgement=judgement)
     if output_format == "text":
@@ -43,6 +50,6 @@ def write_audit(
     elif output_format == "junit":
         from benchbox.report.audit.junit import junit_report
 
-        print(junit_report(audit))
+        print(junit_report(audit, warnings=warnings))
     else:
         raise AssertionError(f"no format is called {output_format}")

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from benchbox.report.audit.view import Audit
 
 
-def junit_report(audit: Audit) -> str:
+def junit_report(audit: Audit, *, warnings: bool = False) -> str:
     """Return the audit as JUnit XML.
 
-    A rule with an error or an unknown result is a failed test case, one that could not be judged a skipped test case. Warnings,
-    notes, findings of the baseline and suppressions are the output of a test case that passes.
+    A rule with an error or an unknown result is a failed test case, with `warnings` also one with a warning; one that could not
+    be judged is a skipped test case. Notes, findings of the baseline and suppressions are the output of a case that passes.
     """
     judgement = audit.judgement
     findings = sort_by_severity(judgement.findings)
@@ -27,12 +27,13 @@ def junit_report(audit: Audit) -> str:
     selected = {*judgement.clean, *judgement.not_judged, *with_findings}
     suite = ET.Element("testsuite", name=f"benchbox audit-precision: {escape_unprintable(audit.title)}")
     failures = 0
+    severities = FAILING | {"warning"} if warnings else FAILING
     for code, rule in rules().items():
         if code not in selected:
             continue
         case = ET.SubElement(suite, "testcase", classname="benchbox.audit", name=f"{code} {rule.title}", time="0")
         of_rule = [finding for finding in findings if finding.code == code]
-        failed = [finding for finding in of_rule if finding.severity in FAILING]
+        failed = [finding for finding in of_rule if finding.severity in severities]
         if failed:
             failures += 1
             lines = [line for finding in failed for line in (format_finding(finding), f"repair: {finding.repair}")]

@@ -58,6 +58,8 @@ def read_sources(names: Sequence[str], out: Path, *, history: bool) -> SiteSourc
         figures = side.figures
         if isinstance(figures, Benchmarks):
             left_out.append((name, "benchmarks of tests have no cells: benchbox compare reads them"))
+        elif figures.mixed:
+            left_out.append((name, f"its launches differ in {', '.join(figures.mixed)}"))
         elif not any(value is not None for cell in figures.cells.values() for value in cell.values.values()):
             left_out.append((name, "no launch in it has figures"))
         else:

@@ -60,7 +60,8 @@ def load_policy(
     assert isinstance(policy, nn.Module)
     folder = TensorFolder(checkpoint / TENSORS)
     if manifest.trainable_only:  # what was frozen is computed, and loaded, as the training did
-        if cell.weights is None and drawn_on(folder.layout) == "cuda":
+        is_complete = all(f"{WEIGHTS}{name}" in folder.layout for name, _ in live_parameters(policy))
+        if cell.weights is None and not is_complete and drawn_on(folder.layout) == "cuda":
             message = "its frozen weights were drawn on a GPU, whose generator a CPU does not have, and are not in it"
             raise UnsupportedError(f"{checkpoint}: {message}; train with checkpoint.trainable_only: false, or from weights")
         materialise_policy(policy)

@@ -173,10 +173,6 @@ class CheckpointManager:
             raise DataError(f"{checkpoint}: damaged checkpoint ({damage}); remove it to resume from the previous one")
         with_frozen = not read_manifest(checkpoint).trainable_only
         backend, folder, trainer = session.backend, TensorFolder(checkpoint / TENSORS), read_json(checkpoint / TRAINER)
-        there, here = drawn_on(folder.layout), session.device.type
-        if not with_frozen and self._cell.weights is None and there != here:
-            message = f"its frozen weights were drawn on {there}, are not in it, and are others on {here}"
-            raise UnsupportedError(f"{checkpoint}: {message}; train with checkpoint.trainable_only: false, or from weights")
         entries = trainer["parameters"]
         with torch.no_grad():
             backend.create_optimizer_state(
@@ -184,6 +180,8 @@ class CheckpointManager:
                 | {name for name, entry in entries.items() if entry["numbers"]}
             )
             state = session_state(session)
+            if not with_frozen and self._cell.weights is None:
+                _check_frozen(checkpoint, state.tensors(with_frozen=True), folder.layout, session.device.type)
             tensors = state.tensors(with_frozen=with_frozen)
             _check_names(checkpoint, tensors, folder.layout)
             folder.read_into(tensors)
@@ -193,6 +191,14 @@ class CheckpointManager:
         keys = generator_keys(folder.layout, session.device)
         states = folder.read(keys.values())
         set_generators({kind: states[key] for kind, key in keys.items()}, session.device)
+
+
+def _check_frozen(checkpoint: Path, tensors: Collection[str], saved: Mapping[str, Any], device: str) -> None:
+    """Raise UnsupportedError if weights of the session were not saved, and were drawn on another kind of device."""
+    is_complete = all(key in saved for key in tensors if key.startswith(WEIGHTS))
+    if not is_complete and (there := drawn_on(saved)) != device:
+        message = f"its frozen weights were drawn on {there}, are not in it, and are others on {device}"
+        raise UnsupportedError(f"{checkpoint}: {message}; train with checkpoint.trainable_only: false, or from weights")
 
 
 def _check_names(checkpoint: Path, tensors: Collection[str], saved: Collection[str]) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from benchbox.data.sample import sample_path
 from tests.support.commands import run_in_process
+from tests.support.foreign import write_adapted_policy
 
 
 def test_the_command_prints_rates_costs_and_a_recommendation(benchbox):
@@ -21,6 +22,15 @@ def test_the_command_prints_rates_costs_and_a_recommendation(benchbox):
         costs = re.search(rf"^{order}: microseconds of a sample .*: (.*)$", done.stdout, re.MULTILINE)[1]
         cost_s = sum(float(cost.split()[1]) for cost in costs.split(", ") if not cost.startswith("transport")) / 1e6
         assert 0.2 < rate * cost_s < 5, "two measurements of one thing"
+
+
+def test_a_policy_of_a_module_that_cannot_switch_its_attention_is_read_for(tmp_path):
+    """Nor can it be built on the meta device."""
+    write_adapted_policy(tmp_path)
+    options = ("--policy", "adapted", "--policy-dir", tmp_path, "--workers", "0", "--seconds", "0.1", "--order", "sequential")
+    done = run_in_process("data", "bench", str(sample_path()), *options)
+    assert done.returncode == 0, done.stderr
+    assert "sequential" in done.stdout
 
 
 @pytest.mark.parametrize(

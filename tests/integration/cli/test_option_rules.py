@@ -34,6 +34,7 @@ def files(tmp_path):
             ("run", "m.yaml", "--budget", "10m"),
             "error: --budget is for --launches auto: ",
         ),
+        (("run", "m.yaml", "--resolution", "5%"), "error: --resolution is for --launches auto: "),
         (("run", "m.yaml", "--launches", "auto"), "error: --launches auto tests pairs with the reference of the matrix"),
         (
             ("run", "m.yaml", "--set", "checkpointing=true", "--only", "backend=zero3"),

@@ -38,6 +38,15 @@ def test_the_entry_names_the_problems_of_all_files(benchbox, tmp_path):
     assert f"{bad[1]}:3:" in done.stderr
 
 
+def test_the_entry_names_what_contradicts_within_a_training_file(benchbox, tmp_path):
+    path = tmp_path / "t.yaml"
+    text = (ROOT / "matrices" / "train" / "pi05.yaml").read_text()
+    path.write_text(re.sub(r"^validation:.*\n(?: .*\n)*", "", text, flags=re.MULTILINE) + "validation: {every: 7}\n")
+    done = benchbox(*HOOK["entry"].split()[1:], path)
+    assert done.returncode == EXIT_USAGE
+    assert "the data have no validation episodes" in done.stderr
+
+
 def test_pre_commit_runs_the_hook_on_changed_matrices_only(tmp_path):
     if shutil.which("pre-commit", path=str(Path(sys.executable).parent)) is None:
         pytest.skip("pre-commit is not installed: pip install pre-commit")

@@ -12,9 +12,10 @@ import pytest
 
 from benchbox.analysis.baseline import baseline_problems, find_baseline, make_baseline, slug
 from benchbox.analysis.gate import gate, verdict_of
-from benchbox.analysis.regression import BaselineLookup
+from benchbox.analysis.regression import BaselineLookup, judge_regression
 from benchbox.analysis.summary import summarize
 from benchbox.errors import EXIT_THRESHOLD, RecordError, ThresholdError
+from benchbox.registry.metrics import metric_by_name
 from benchbox.store.baseline import Baseline, baseline_path, write_baseline
 from tests.support.example_run import CELL, MEASURE, OOM, example_record, example_run, steady_records
 
@@ -163,6 +164,16 @@ def test_too_few_launches_are_never_a_verdict_and_the_row_says_how_many_can_be(l
     row = regression_row(steady_records(step_s=STEP_S * factor, launches=2), lookup)
     assert row.verdict == "inconclusive"
     assert row.note == "2 and 5 launches cannot settle it: 5 of the run and of the baseline can"
+
+
+def test_thousands_of_demands_are_more_than_any_number_of_launches_settles():
+    """The exchanges that are sampled have no p so small."""
+    run = example_run([CELL], measure=asdict(MEASURE) | {"launches": 30})
+    base, subject = (summarize(run, steady_records(step_s=step_s, launches=30)) for step_s in (STEP_S, 2 * STEP_S))
+    lookup = BaselineLookup(make_baseline(run, base, "machine"), None)
+    judged = judge_regression(subject[0], metric_by_name("step_time_s"), 0.05, lookup, demands=10_000)
+    assert judged.verdict == "inconclusive"
+    assert judged.note == "no number of launches settles 10000 demands: leave some out (`where`)"
 
 
 def test_a_baseline_of_an_older_version_has_no_launches_to_compare_with(lookup):

@@ -42,6 +42,26 @@ def test_an_ok_launch_that_was_not_checked_against_the_request():
     assert violations(example_record(status="oom", error=OOM) | unchecked) == []
 
 
+@pytest.mark.parametrize("skipped", [[2], []])
+def test_a_loss_that_is_not_finite_is_of_a_step_that_was_skipped(skipped):
+    record = example_record() | {"skipped_steps": skipped}
+    record["loss"][2] = record["grad_norm"][2] = None
+    broken = [f"{name} of step 2 is not a finite number" for name in ("loss", "grad_norm")]
+    assert [message for _, message in violations(record)] == ([] if skipped else broken)
+
+
+@pytest.mark.parametrize("freeze_steps", [0, 1000])
+def test_a_backbone_that_was_frozen_all_the_time_has_no_moments_and_reduces_nothing(freeze_steps):
+    cell = replace(CELL, optim=replace(CELL.optim, freeze_backbone_steps=freeze_steps))
+    record = example_record(cell)
+    for entry in record["precision"]["census"]:
+        if entry["kind"] == "exp_avg":
+            entry |= {"elements": entry["elements"] // 2, "bytes": entry["elements"] // 2 * 4}
+    for calls in record["collectives"].values():
+        calls["bytes"] //= 2
+    assert bool(violations(record)) == (freeze_steps == 0)
+
+
 def test_reserved_below_allocated():
     record = example_record(cuda=True)
     record["memory"]["per_rank"][0]["reserved_peak_bytes"] = 100 * MIB

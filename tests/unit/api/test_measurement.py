@@ -52,11 +52,14 @@ def test_a_marker_is_a_matrix_of_one_cell_whose_folders_are_below_the_root_of_th
         "size": "tiny",
         "world_size": 1,
         "policy": str(tmp_path / "mine"),
-        "data": str(tmp_path / "data"),
+        "data": {"lerobot": str(tmp_path / "data")},
         "recipe": "fp32",
         "axes": {"backend": ["single"]},
         "measure": {"launches": 1, "steps": 2},
     }
+    for name in ("pi05", "sample"):
+        (tmp_path / name).mkdir()
+    assert _matrix({"policy": "pi05", "data": "sample"}, tmp_path).items() >= {"policy": "pi05", "data": "sample"}.items()
     ranks = _matrix({"policy": "pi05", "backend": "ddp", "data": {"kind": "sample"}, "measure": {"launches": 5}}, tmp_path)
     assert (ranks["policy"], ranks["data"], ranks["world_size"]) == ("pi05", {"kind": "sample"}, 2)
     assert (ranks["axes"], ranks["measure"]) == ({"backend": ["ddp"]}, {"launches": 5})

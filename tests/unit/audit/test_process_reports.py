@@ -56,6 +56,13 @@ def test_ranks_are_finished_once_every_rank_of_a_world_on_this_machine_is(tmp_pa
         assert count_finished_ranks(tmp_path) == ranks
 
 
+def test_ranks_of_several_launchers_on_this_machine_are_finished_too(tmp_path):
+    """Their marks may all be there when they are looked for."""
+    for rank in range(4):
+        (tmp_path / f"through-{rank}-4-2").touch()
+    assert count_finished_ranks(tmp_path) == 4
+
+
 def test_a_partly_observed_training_is_reported_as_such():
     """Two of four ranks, as on one of two machines, and a command that ended early."""
     (training,) = group_trainings([report(1, 0, 4), report(2, 1, 4)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,22 +64,25 @@ def test_a_job_that_left_launches_failed_by_itself_or_was_ended_by_slurm(tmp_pat
     for state, launches in ((JobState("TIMEOUT", "TimeLimit"), pending), (JobState("COMPLETED"), [(CELL, 2)])):
         with pytest.raises(SlurmJobError, match=f"{state.state}.* with 1 launches left; the same command submits them"):
             run._check_job(job, state, launches, store)
-    with pytest.raises(CellFailedError, match=r"Slurm job 7 failed after its launches; output: job-7\.log"):
+    with pytest.raises(CellFailedError, match=r"Slurm job 7 failed, and no launch is missing; output: job-7\.log"):
         run._check_job(job, JobState("FAILED"), [], store)
     assert run._check_job(job, JobState("TIMEOUT"), [], store) is None
-    with pytest.raises(SlurmJobError, match="Slurm job 7 ended TIMEOUT, and measured nothing again"):
+    with pytest.raises(SlurmJobError, match="Slurm job 7 ended TIMEOUT, and may not have measured all again"):
         run._check_job(job, JobState("TIMEOUT"), [], store, fresh=True)
     assert run._check_job(job, JobState("COMPLETED"), [], store, fresh=True) is None
 
 
-def test_a_fresh_run_that_is_stopped_leaves_no_figures_from_before(tmp_path, monkeypatch):
-    """They would be among those that its resume adds."""
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_fresh_run_that_is_stopped_leaves_no_figures_from_before(planned, tmp_path, monkeypatch):
+    """They would be among those that its resume adds, also where the plan in between had other cells."""
     path, store = tmp_path / "m.yaml", RunStore(tmp_path / "run")
     path.write_text(MATRIX)
     (cell,) = plan(load_matrix(path)).cells
     store.write_run(example_run([cell]))
     for launch in (1, 2, 3):
         store.write_record(example_record(cell, launch))
+    if not planned:
+        store.write_run(example_run([replace(cell, batch=64)]))
     at_begin = []
 
     def stop(launches, **_):

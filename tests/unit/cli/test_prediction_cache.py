@@ -15,6 +15,7 @@ import pytest
 from benchbox.cli.predicting import predict_cells, predict_largest_batches
 from benchbox.cli.prediction_cache import PredictionCache
 from benchbox.spec.cell import DataSpec
+from benchbox.spec.datasets import DatasetSpec
 from benchbox.theory.prediction import Estimate
 from tests.support.example_run import CELL
 
@@ -137,6 +138,21 @@ def test_another_policy_or_a_dataset_that_was_edited_needs_a_new_prediction(tmp_
     PredictionCache((policy_dir,), 3).write(cell, ESTIMATE)
     (policy_dir / "stand_in" / "policy.py").write_text("def build(preset, axes): return None\n")
     assert PredictionCache((policy_dir,), 3).read(cell) is None
+
+
+@pytest.mark.parametrize("kind", ["tokenizer", "keep"])
+def test_a_file_of_samples_that_was_replaced_needs_a_new_prediction(tmp_path, kind):
+    file = tmp_path / "file"
+    file.write_text("{}")
+    if kind == "tokenizer":
+        data = replace(VALUE.data, tokenizer=str(file))
+    else:
+        data = DataSpec(kind="lerobot", datasets=(DatasetSpec(path=str(tmp_path / "data"), keep=str(file)),))
+    cell = replace(VALUE, data=data)
+    PredictionCache((), 3).write(cell, ESTIMATE)
+    assert PredictionCache((), 3).read(cell) == ESTIMATE
+    file.write_text("{ }")
+    assert PredictionCache((), 3).read(cell) is None
 
 
 def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path):

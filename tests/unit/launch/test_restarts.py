@@ -28,6 +28,14 @@ def outcome(status: str, kind: str, stage: str | None = "train") -> Outcome:
     return Outcome(status, error)
 
 
+def launch(folder: Path) -> Outcome:
+    """Launch a training that may be restarted once."""
+    progress = TrainingProgress(config := load_train("pi05"), Console(file=io.StringIO()))
+    return training.launch_training(
+        config, folder, resume=False, launcher=make_launcher("local"), max_restarts=1, progress=progress
+    )
+
+
 @pytest.mark.parametrize(
     ("ending", "expected"),
     [
@@ -37,7 +45,6 @@ def outcome(status: str, kind: str, stage: str | None = "train") -> Outcome:
         (outcome("crash", "RuntimeError"), True),
         (outcome("crash", "RuntimeError", "build"), False),  # before the first step: it would be raised again
         (outcome("crash", "RuntimeError", "validate"), True),
-        (outcome("crash", "RuntimeError", "checkpoint"), True),
         (outcome("crash", "ThresholdError"), False),  # an audit ended it
         (outcome("crash", "GradientSpikeError"), False),
         (outcome("crash", "DataError"), False),
@@ -65,6 +72,18 @@ def test_the_count_and_the_files_of_failed_ranks_are_kept_over_invocations(tmp_p
     assert (tmp_path / "launch-failed-2/rank1.log").read_text() == "2"
 
 
+def test_without_an_intact_checkpoint_a_training_ends_as_it_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_once(config: object, job: Job, folder: Path, *_: object) -> Outcome:
+        (save_checkpoint(folder / "checkpoints", 1) / "tensors.bin").write_bytes(b"")
+        return outcome("crash", "Killed")
+
+    monkeypatch.setattr(training, "_run_once", run_once)
+    assert launch(tmp_path) == outcome("crash", "Killed")
+    assert "no restart: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_restart_continues_from_the_newest_intact_checkpoint(
     damaged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -83,11 +102,7 @@ def test_a_restart_continues_from_the_newest_intact_checkpoint(
         return outcome("crash", "Killed")
 
     monkeypatch.setattr(training, "_run_once", run_once)
-    progress = TrainingProgress(config := load_train("pi05"), Console(file=io.StringIO()))
-    ended = training.launch_training(
-        config, tmp_path, resume=False, launcher=make_launcher("local"), max_restarts=1, progress=progress
-    )
-    assert ended == Outcome("ok")
+    assert launch(tmp_path) == Outcome("ok")
     assert found == [[], ["step-00000001"] if damaged else ["step-00000001", "step-00000002"]]
     assert read_restarts(tmp_path)[0]["from_step"] == (1 if damaged else 2)
     assert ("damaged checkpoint" in capsys.readouterr().err) == damaged

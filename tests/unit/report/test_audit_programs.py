@@ -226,6 +226,12 @@ def test_junit_passes_findings_of_the_baseline_and_suppressed_ones_and_reports_t
     assert "names: backbone.weight" in partly.find("failure").text
 
 
+def test_a_warning_that_fails_the_audit_is_a_failed_case_of_junit():
+    (suite,) = ET.fromstring(junit_report(audit(pure()), warnings=True))
+    assert case(suite, "BXP106").find("failure").attrib["type"] == "warning"
+    assert suite.attrib["failures"] == "3"
+
+
 def test_junit_reports_failures_of_the_observer():
     assert junit(ranks(problems=("it fell",))).find("system-err").text == (
         "the observer failed on rank 0: it fell\nthe observer failed on rank 1: it fell"

@@ -150,6 +150,15 @@ def test_an_unknown_environment_is_refused(name: str) -> None:
         find_factory(name)
 
 
+def test_an_environment_that_was_killed_is_reported_in_one_line(inputs: LiveInputs) -> None:
+    with closing(EnvironmentProcess(ToyEnvironment, inputs.cameras, inputs.image_size, 10.0)) as environment:
+        environment._process.kill()
+        environment._process.join()
+        environment.begin_reset(0)
+        with pytest.raises(SimulationError, match="the process of the environment ended with exit code -9"):
+            environment.receive()
+
+
 def test_environments_end_by_themselves_when_they_are_closed_in_any_order(inputs: LiveInputs) -> None:
     """The second was forked while the connection of the first was open, and holds its end of it."""
     environments = [EnvironmentProcess(ToyEnvironment, inputs.cameras, inputs.image_size, 10.0) for _ in range(2)]

@@ -69,6 +69,10 @@ def test_a_training_file_names_one_cell_and_survives_the_way_to_the_worker(load_
             ),
         ),
         (
+            GOOD + "checkpoint: {every: 0, keep_best: {count: 1}}\nvalidation: {every: 3}\n",
+            "t.yaml:8:35: keep_best chooses among checkpoints, and checkpoint.every is 0; save some, or remove it",
+        ),
+        (
             GOOD + "data: {validation: 0.5}\nvalidation: {every: 3, weights: averages}\n",
             "t.yaml:9:33: there are no averages of the weights; set optim.ema_decay, or leave out validation.weights",
         ),

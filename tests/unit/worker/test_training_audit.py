@@ -54,6 +54,14 @@ def test_steps_that_the_guard_has_all_skipped_are_not_judged_and_end_no_training
     assert (row["step"], row["skipped"], row["findings"]) == (3, True, [])
 
 
+def test_an_observer_that_failed_in_skipped_steps_ends_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchbox.observer.numerics.probes.TensorProbe.before_step", lambda *_: 1 / 0)
+    monkeypatch.setattr("benchbox.audit.subjects.session.SessionObservation.is_skipped", True)
+    audit = audit_three_steps(CELL, AuditSection(every=3), tmp_path / "findings.jsonl")
+    with pytest.raises(ThresholdError, match="the observer failed on rank 0"):
+        audit.judge(3)
+
+
 @pytest.mark.parametrize("stop_on", ["error", "never"])
 def test_an_observer_that_failed_ends_a_training_that_errors_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_on: str

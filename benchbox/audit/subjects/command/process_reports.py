@@ -44,7 +44,8 @@ def count_finished_ranks(folder: Path) -> int:
     for mark in folder.glob("through-*"):
         rank, world_size, local_world_size = map(int, mark.name.split("-")[1:4])
         finished.setdefault((world_size, local_world_size), set()).add(rank)
-    return max((local for (_, local), ranks in finished.items() if len(ranks) == local), default=0)
+    # Several launchers of one training on this machine have more ranks together than each of them.
+    return max((len(ranks) for (_, local), ranks in finished.items() if len(ranks) >= local), default=0)
 
 
 def read_trainings(folder: Path) -> list[Training]:
