@@ -5,7 +5,7 @@ No `from __future__ import annotations` here or in a verb module: typer reads an
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,26 +13,15 @@ import typer
 MatrixArgument = Annotated[
     Path, typer.Argument(metavar="MATRIX", help="A matrix file, or the name of one in matrices/.", show_default=False)
 ]
-SetOption = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE,..",
-        default_factory=list,
-        show_default=False,
-        help="Override values of the matrix: size=full,axes.batch=[1,2].",
-    ),
-]
-TrainingSetOption = Annotated[
-    list[str],
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE,..",
-        default_factory=list,
-        show_default=False,
-        help="Override values of the training file: size=full,optim.lr=1e-4.",
-    ),
-]
+
+
+def _set_option(help_text: str) -> Any:
+    """Return the option `--set` of a verb."""
+    return typer.Option("--set", metavar="KEY=VALUE,..", default_factory=list, show_default=False, help=help_text)
+
+
+SetOption = Annotated[list[str], _set_option("Override values of the matrix: size=full,axes.batch=[1,2].")]
+TrainingSetOption = Annotated[list[str], _set_option("Override values of the training file: size=full,optim.lr=1e-4.")]
 OnlyOption = Annotated[
     list[str],
     typer.Option(

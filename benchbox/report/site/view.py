@@ -115,12 +115,10 @@ def _file_names(groups: Collection[tuple[str, str]]) -> dict[tuple[str, str], st
     """Return names of pages by matrix and machine: matrices whose names differ in punctuation only have numbers."""
     matrices = Counter(matrix for matrix, _ in groups)
     names: dict[tuple[str, str], str] = {}
-    taken = {"index.html"}
     for matrix, machine in sorted(groups):
         stem = slug(matrix if matrices[matrix] == 1 else f"{matrix}-{machine}")
         numbered = (f"{stem}{f'-{number}' if number > 1 else ''}.html" for number in count(1))
-        names[matrix, machine] = next(name for name in numbered if name not in taken)
-        taken.add(names[matrix, machine])
+        names[matrix, machine] = next(name for name in numbered if name not in ("index.html", *names.values()))
     return names
 
 

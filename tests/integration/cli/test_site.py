@@ -172,7 +172,7 @@ def test_the_pages_fit_and_load_nothing_else(benchbox, history, scheme):
 
 
 def test_what_has_no_figures_is_left_out_with_the_reason(benchbox, history):
-    """Benchmarks, a run in which nothing ended ok, and an earlier version that cannot be read."""
+    """Benchmarks, runs in which nothing ended ok or of two versions, and an earlier version that cannot be read."""
     root, _ = history
     (root / "perf.json").write_text(json.dumps(benchmark_json({"test_cost": {}})))
     failed = RunStore(root / "failed")
@@ -183,16 +183,20 @@ def test_what_has_no_figures_is_left_out_with_the_reason(benchbox, history):
         (root / "reports" / "example" / "records.parquet").write_bytes(content)
         git(root, "commit", "-qam", subject)
     damaged = git(root, "rev-parse", "--short=10", "HEAD~1")
-    names = ("reports/example", "HEAD~2:reports/example", "perf.json", "failed")
+    mixed = RunStore(write_run(root / "mixed", step_s=0.2, started="2026-01-01", name="mixed"))
+    record = next(mixed.records())
+    mixed.write_record({**record, "environment": record["environment"] | {"torch": "1.0"}})
+    names = ("reports/example", "HEAD~2:reports/example", "perf.json", "failed", "mixed")
     done = benchbox("site", *names, "--history", "--out", "site", cwd=root)
     assert done.returncode == EXIT_OK, done.stderr
     notes = done.stderr.splitlines()
-    assert len(notes) == 3
+    assert len(notes) == 4
     assert notes[0].startswith(f"note: {damaged}")
     assert "cannot be read as Parquet" in notes[0]
     assert notes[1:] == [
         "note: perf.json: benchmarks of tests have no cells: benchbox compare reads them",
         "note: failed: no launch in it has figures",
+        "note: mixed: its launches differ in torch",
     ]
     index = (root / "site" / "index.html").read_text()
     assert "failed.html" not in index
