@@ -7,7 +7,7 @@ from math import isclose
 from statistics import median
 from typing import TYPE_CHECKING
 
-from benchbox.analysis.invariant import Invariant
+from benchbox.analysis.invariant import Invariant, is_partly_frozen
 from benchbox.analysis.observed_invariants import OBSERVED_INVARIANTS
 from benchbox.analysis.plausible_invariants import PLAUSIBLE_INVARIANTS
 from benchbox.analysis.run_invariants import RUN_INVARIANTS, RunInvariantCheck
@@ -245,8 +245,8 @@ def _utilisation(record: LaunchRecord) -> Iterable[str] | None:
 def _flops_formula(record: LaunchRecord) -> Iterable[str] | None:
     flops = record["flops"]
     towers = flops.get("per_tower") if flops else None
-    if not flops or not towers or flops["model_flops_per_step"] is None:
-        return None
+    if not flops or not towers or flops["model_flops_per_step"] is None or is_partly_frozen(record):
+        return None  # the formula is of a step that trains the backbone
     model = sum(tower["forward"] + tower["backward"] for tower in towers.values())
     recomputed = sum(tower["recomputed"] for tower in towers.values())
     counted_recomputed = flops["recomputed_flops_per_step"]

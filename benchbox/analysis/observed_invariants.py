@@ -6,7 +6,7 @@ from collections import defaultdict
 from math import isclose
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchbox.analysis.invariant import Invariant
+from benchbox.analysis.invariant import Invariant, is_partly_frozen
 from benchbox.registry.attention import attention_mismatch
 from benchbox.registry.backends import DEFAULT_SHARD_SIZE, backends
 from benchbox.registry.launch_record import device_type
@@ -190,15 +190,9 @@ def _census_sizes(record: LaunchRecord) -> Iterable[str] | None:
             if kind != device_type(observed["device"][rank]) and entry["kind"] != "step":
                 messages.append(f"rank {rank}: {entry['kind']} on {entry['device']}, the rank on {observed['device'][rank]}")
         moments = sum(entry["elements"] for entry in kinds.get("exp_avg", ()))
-        if moments and moments != observed["shard_numel"][rank] and not _is_partly_frozen(record):
+        if moments and moments != observed["shard_numel"][rank] and not is_partly_frozen(record):
             messages.append(f"rank {rank}: {moments} first moments, {observed['shard_numel'][rank]} elements stepped")
     return messages
-
-
-def _is_partly_frozen(record: LaunchRecord) -> bool:
-    """Return whether the backbone was still frozen after the steps of `loss`: it may have no gradients and moments then."""
-    frozen_steps: int = record["cell"]["optim"]["freeze_backbone_steps"]
-    return frozen_steps >= max(1, len(record["loss"] or ()))
 
 
 def _recipe(record: LaunchRecord) -> Iterable[str] | None:
@@ -229,7 +223,9 @@ def _collectives(record: LaunchRecord) -> Iterable[str] | None:
     traits, recipe = _BACKENDS.get(cell["backend"]), BUILT_IN_RECIPES.get(cell["recipe"])
     if observed is None or collectives is None or traits is None or recipe is None:
         return None
-    if cell["world_size"] == 1 or _is_partly_frozen(record):
+    if is_partly_frozen(record):
+        return None
+    if cell["world_size"] == 1:
         return []
     # Gradients and parameters travel in the dtype of live parameters, each at least once in a step.
     least = _ITEM_BYTES[recipe.storage] * _trainable(observed)

@@ -6,7 +6,7 @@ import math
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from benchbox.analysis.invariant import Invariant
+from benchbox.analysis.invariant import Invariant, is_partly_frozen
 from benchbox.registry.launch_record import device_type
 from benchbox.registry.recipes import BUILT_IN_RECIPES
 
@@ -145,7 +145,7 @@ def least_state_bytes(record: LaunchRecord) -> list[int] | None:
 
 def _memory_bound(record: LaunchRecord) -> Iterable[str] | None:
     bounds = least_state_bytes(record)
-    if record["status"] != "ok" or record["memory"] is None or bounds is None:
+    if record["status"] != "ok" or record["memory"] is None or bounds is None or is_partly_frozen(record):
         return None
     peaks = [peak["allocated_peak_bytes"] for peak in record["memory"]["per_rank"]]
     return [

@@ -143,6 +143,11 @@ class Backend(ABC):
         self._frozen = [parameters[name] for name in names]
         return thaws
 
+    @property
+    def skips_frozen_work(self) -> bool:
+        """True while the backward pass leaves out gradients of parameters that later steps train."""
+        return bool(self._frozen) and not self.drops_frozen_gradients
+
     def clip(self) -> None:
         """Set `grad_norm`, and scale the gradients so that it is at most `max_grad_norm`. Frozen parameters have no part."""
         for parameter in self._frozen:  # without a gradient no optimizer steps, decays or makes state for a parameter

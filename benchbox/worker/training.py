@@ -83,7 +83,13 @@ def train(job: TrainJobFile, rank: int, tracker: ProgressTracker, events: EventW
             if rank == 0:
                 print(describe_resume(existing[-1], cell), flush=True)
         recipe, group, waits = recipe_by_name(cell.recipe), cpu_group(), DataWaitClock()
-        use = StepUtilisation(meta_policy, session.device, accumulation=cell.accumulation, compute=recipe.compute)
+        use = StepUtilisation(
+            meta_policy,
+            session.device,
+            accumulation=cell.accumulation,
+            compute=recipe.compute,
+            is_partial=lambda: session.backend.skips_frozen_work,
+        )
         gauges = TrainingGauges(
             waits,
             session.device,

@@ -10,7 +10,7 @@ from benchbox.measure.flops import DEVICE_PEAKS, utilisation
 from benchbox.theory.flops import sum_costs, total_cost, training_cost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from benchbox.registry.contracts import Batch, Policy
 
@@ -24,13 +24,24 @@ class StepUtilisation:
         policy: from `copy_meta_policy`, None if it has no formula.
         accumulation: micro-batches of a step.
         compute: dtype of the recipe's products.
+        is_partial: whether the latest step left out gradients that the formula counts, those of a backbone that is frozen for
+            some steps.
     """
 
-    def __init__(self, policy: Policy | None, device: torch.device, *, accumulation: int, compute: str) -> None:
+    def __init__(
+        self,
+        policy: Policy | None,
+        device: torch.device,
+        *,
+        accumulation: int,
+        compute: str,
+        is_partial: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._policy = policy
         self._device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type}"
         self._accumulation = accumulation
         self._compute = compute
+        self._is_partial = is_partial
         self._first_batches: list[Batch] = []
         self._flops: int | None = None
 
@@ -48,6 +59,8 @@ class StepUtilisation:
         """Return the model FLOPs utilisation of this rank in steps of `step_s`, or None and the reason."""
         if self._policy is None:
             return None, "the policy declares no formula of its FLOPs"
+        if self._is_partial():
+            return None, "the backbone is frozen now, and the formula counts its gradients"
         if self._device_name in DEVICE_PEAKS and self._flops is None:
             costs = sum_costs(training_cost(self._policy.work(batch)) for batch in self._first_batches)
             self._flops = total_cost(costs).model

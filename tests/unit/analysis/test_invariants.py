@@ -51,7 +51,7 @@ def test_a_loss_that_is_not_finite_is_of_a_step_that_was_skipped(skipped):
 
 
 @pytest.mark.parametrize("freeze_steps", [0, 1000])
-def test_a_backbone_that_was_frozen_all_the_time_has_no_moments_and_reduces_nothing(freeze_steps):
+def test_a_backbone_that_was_frozen_all_the_time_has_no_moments_and_less_work_and_reduces_nothing(freeze_steps):
     cell = replace(CELL, optim=replace(CELL.optim, freeze_backbone_steps=freeze_steps))
     record = example_record(cell)
     for entry in record["precision"]["census"]:
@@ -59,7 +59,21 @@ def test_a_backbone_that_was_frozen_all_the_time_has_no_moments_and_reduces_noth
             entry |= {"elements": entry["elements"] // 2, "bytes": entry["elements"] // 2 * 4}
     for calls in record["collectives"].values():
         calls["bytes"] //= 2
-    assert bool(violations(record)) == (freeze_steps == 0)
+    for peak in record["memory"]["per_rank"]:
+        peak["allocated_peak_bytes"] = 1000
+    record["memory"]["worst"]["allocated_peak_bytes"] = 1000
+    tower = {"forward": record["flops"]["model_flops_per_step"], "backward": 10**12, "recomputed": 0}
+    record["flops"]["per_tower"] = {"backbone": tower}
+    sentences = {sentence for sentence, _ in violations(record)}
+    expected = {"memory holds parameters, masters and moments", "FLOPs counted are those of the formula within 1%"}
+    assert (sentences >= expected) if freeze_steps == 0 else not sentences
+
+
+def test_a_record_from_before_backbones_could_be_frozen_is_checked_like_any_other():
+    record = example_record(replace(CELL, backend="zero2"))
+    for written in (record["cell"], record["config"]):
+        written["optim"].pop("freeze_backbone_steps", None)
+    assert violations(record) == []
 
 
 def test_reserved_below_allocated():

@@ -68,6 +68,19 @@ def test_batches_are_released_once_their_flops_are_counted(monkeypatch: pytest.M
     assert sum(reference() is not None for reference in kept) <= 1, "the latest, which the iterator holds"
 
 
+def test_it_is_unknown_while_steps_leave_out_work_that_the_formula_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a backbone that is frozen, until it thaws."""
+    monkeypatch.setitem(DEVICE_PEAKS, "this cpu", 1e12)
+    frozen = [True]
+    steps = StepUtilisation(Formula(), CPU, accumulation=2, compute="bfloat16", is_partial=lambda: frozen[0])
+    stream = steps.record(batches())
+    for _ in range(2):
+        next(stream)
+    assert steps.mfu(0.1) == (None, "the backbone is frozen now, and the formula counts its gradients")
+    frozen[0] = False
+    assert steps.mfu(0.1) == (pytest.approx(0.24), None)
+
+
 def test_it_is_unknown_for_a_reason_and_batches_pass_unrecorded() -> None:
     stream = batches()
     steps = use()
