@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from benchbox.launch.job import Launcher
+    from benchbox.launch.nodes.files import NodeFile
     from benchbox.launch.nodes.settings import NodeSettings
 
 _EXIT_STOPPED = 130
@@ -43,39 +44,60 @@ def check_world_sizes(file: Path | None, overrides: Mapping[str, str], world_siz
 
 
 @contextmanager
-def open_launcher(name: str, folder: Path, nodes: "NodeSettings | None", stop: Callable[[], bool]) -> "Iterator[Launcher]":
-    """Yield the launcher of this name, or that of several nodes once they have joined in `folder`.
+def open_node_0(folder: Path, nodes: "NodeSettings | None") -> "Iterator[NodeFile | None]":
+    """Report in `folder` that node 0 runs, so that the others wait for it while it prepares; yield None if there are none."""
+    from benchbox.launch.nodes.files import NodeFile
+
+    if nodes is None:
+        yield None
+        return
+    with NodeFile(folder, 0) as file:
+        yield file
+
+
+def open_launcher(name: str, nodes: "NodeSettings | None", node_0: "NodeFile | None", stop: Callable[[], bool]) -> "Launcher":
+    """Return the launcher of this name, or that of several nodes once they have joined node 0.
 
     Raises:
         ConfigurationError: a node did not join.
+        typer.Exit: the user stopped before.
     """
-    from benchbox.launch.nodes.coordinator import coordinate
+    from benchbox.launch.nodes.coordinator import wait_for_nodes
     from benchbox.launch.process import make_launcher
 
-    if nodes is None:
-        yield make_launcher(name)
-        return
+    if nodes is None or node_0 is None:
+        return make_launcher(name)
     if name == "local":
         print(f"{nodes.count} nodes: torchrun starts the ranks, since --launcher local forks them on one machine only")
-    print(f"waiting for {nodes.count - 1} other node(s) in {folder}", flush=True)
-    with coordinate(folder, nodes, stop) as launcher:
-        if launcher is None:
-            raise typer.Exit(_EXIT_STOPPED)
-        yield launcher
+    print(f"waiting for {nodes.count - 1} other node(s) in {node_0.folder}", flush=True)
+    launcher = wait_for_nodes(node_0, nodes, stop)
+    if launcher is None:
+        raise typer.Exit(_EXIT_STOPPED)
+    return launcher
 
 
-def follow_node_0(folder: Path, nodes: "NodeSettings") -> None:
+def follow_node_0(folder: Path, nodes: "NodeSettings", *, trains: bool = False) -> None:
     """Take part in the launches of node 0 until it ends.
+
+    A signal ends the ranks of this node; the first one to a training stops it on all nodes after a step, with a checkpoint.
 
     Raises:
         BenchboxError: see `follow`.
     """
     from benchbox.launch.nodes.follower import follow
-    from benchbox.launch.process.signals import stop_on_signals
+    from benchbox.launch.process.signals import collect_stop_signals
 
-    with stop_on_signals() as stop:
-        completed = follow(folder, nodes, stop=stop, on_line=lambda line: print(line, flush=True))
+    with collect_stop_signals() as received:
+        completed = follow(
+            folder,
+            nodes,
+            stop=lambda: len(received) > trains,
+            ask=lambda: trains and bool(received),
+            on_line=lambda line: print(line, flush=True),
+        )
     if not completed:
         print("stopped; node 0 ends the running launch", file=sys.stderr)
+    else:
+        print("node 0 has ended")
+    if received:
         raise typer.Exit(_EXIT_STOPPED)
-    print("node 0 has ended")

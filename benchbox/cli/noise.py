@@ -37,11 +37,11 @@ def noise(
     from benchbox.analysis.noise import MIN_LAUNCHES, launches_for, measure_noise, noise_floor
     from benchbox.analysis.summary import BUSY_HOST, label, summarize
     from benchbox.cli.capacity import check_any_cell, skip_beyond_capacity
-    from benchbox.cli.nodes import open_launcher
     from benchbox.cli.options import TrainingLauncherName
     from benchbox.cli.run import build_run
     from benchbox.cli.statistics import prepare_statistics
     from benchbox.launch.lock import lock_run_directory
+    from benchbox.launch.process import make_launcher
     from benchbox.launch.process.signals import stop_on_signals
     from benchbox.launch.progress import ConsoleProgress
     from benchbox.launch.resume import remove_outdated_launches
@@ -73,7 +73,8 @@ def noise(
     with lock_run_directory(folder):
         store.write_run(run)
         prepare_statistics(loaded.data, [cell.seed], console)
-        with stop_on_signals() as stop, open_launcher(TrainingLauncherName.local, folder, None, stop) as launcher:
+        with stop_on_signals() as stop:
+            launcher = make_launcher(TrainingLauncherName.local)
             asked = [(cell, number) for number in range(1, launches + 1)]
             if note := remove_outdated_launches(asked, measure, store, loaded.policy_dirs):
                 console.print(note, markup=False, soft_wrap=True)

@@ -113,7 +113,7 @@ def run(
     Exit code 3 when a cell did not end ok, 130 when the run was stopped.
     """
     from benchbox.cli.capacity import check_any_cell, skip_beyond_capacity
-    from benchbox.cli.nodes import check_world_sizes, follow_node_0, open_launcher
+    from benchbox.cli.nodes import check_world_sizes, follow_node_0, open_launcher, open_node_0
     from benchbox.cli.predicting import predict_run
     from benchbox.cli.statistics import prepare_statistics
     from benchbox.cli.walk_launches import WalkLaunches, check_memory_limit, find_records, plan_walks
@@ -130,7 +130,7 @@ def run(
 
     auto = launches == AUTO
     allowance = Budget(None if budget is None else parse_duration(budget))
-    share = parse_share(resolution or _RESOLUTION)
+    share = parse_share(_RESOLUTION if resolution is None else resolution)
     for option, given in (("--budget", budget), ("--resolution", resolution)):
         if not auto and given is not None:
             raise ConfigurationError(f"{option} is for --launches auto: the number of launches decides otherwise")
@@ -212,9 +212,9 @@ def run(
         else:
             print(f"all {pending.reused} launches are done already: no job was submitted")
             _write_reports(folder)
-            if loaded.search:
-                done = RunSummary(failed_cells=open_walks(fresh=False).without_fit())
-                _exit(done, folder, len(selected.cells), walks=True)
+        if loaded.search:
+            done = RunSummary(failed_cells=open_walks(fresh=False).without_fit())
+            _exit(done, folder, len(selected.cells), walks=True)
         return
     if nodes is not None and nodes.rank:
         follow_node_0(folder, nodes)
@@ -224,47 +224,49 @@ def run(
 
     console = Console(highlight=False)
     with lock_run_directory(folder):
-        walks = open_walks(fresh=fresh)
-        walks.predict(console)
-        earlier = find_records(store, selected.cells, selected.walks) if fresh else []
-        if selected_launches or not auto:
-            store.write_run(walks.run)
-        console.print(loaded.data.reading, markup=False, soft_wrap=True)
-        prepare_statistics(loaded.data, (cell.seed for cell in (*selected.cells, *selected.walks)), console)
-        with stop_on_signals() as stop, open_launcher(launcher, folder, nodes, stop) as opened:
-            progress = ConsoleProgress(console, _make_label(planned))
+        with open_node_0(folder, nodes) as node_0:
+            walks = open_walks(fresh=fresh)
+            walks.predict(console)
+            earlier = find_records(store, selected.cells, selected.walks) if fresh else []
+            if selected_launches or not auto:
+                store.write_run(walks.run)
+            console.print(loaded.data.reading, markup=False, soft_wrap=True)
+            prepare_statistics(loaded.data, (cell.seed for cell in (*selected.cells, *selected.walks)), console)
+            with stop_on_signals() as stop:
+                opened = open_launcher(launcher, nodes, node_0, stop)
+                progress = ConsoleProgress(console, _make_label(planned))
 
-            def run_launches(pending: "Launches") -> "RunSummary":
-                return run_matrix(
-                    pending,
-                    measure=measure,
-                    store=store,
-                    launcher=opened,
-                    progress=progress,
-                    policy_dirs=loaded.policy_dirs,
-                    stop=stop,
-                    may_start=allowance.has_time,
-                )
+                def run_launches(pending: "Launches") -> "RunSummary":
+                    return run_matrix(
+                        pending,
+                        measure=measure,
+                        store=store,
+                        launcher=opened,
+                        progress=progress,
+                        policy_dirs=loaded.policy_dirs,
+                        stop=stop,
+                        may_start=allowance.has_time,
+                    )
 
-            for cell_id, launch in earlier:  # now that launches can begin: a run that is stopped resumes with what it has then
-                store.remove_record(cell_id, launch)
-            if selected_launches and not auto:
-                note = remove_outdated_launches(selected_launches, measure, store, loaded.policy_dirs)
-                if note:
-                    console.print(note, markup=False, soft_wrap=True)
-            summary = run_launches(selected_launches) if selected_launches else RunSummary()
-            if loaded.search and not summary.has_ended:
-                summary = summary.followed_by(walks.launch(run_launches, console))
-            if auto and not summary.has_ended:
-                settled = run_until_settled(
-                    walks.run,
-                    store,
-                    selected=walks.fastest_batches() if loaded.search else {cell.cell_id for cell in selected.cells},
-                    launch=run_launches,
-                    label=_cell_label(planned),
-                    console=console,
-                )
-                summary = summary.followed_by(settled)
+                for cell_id, launch in earlier:  # now that launches can begin: a run that is stopped resumes with what it has
+                    store.remove_record(cell_id, launch)
+                if selected_launches and not auto:
+                    note = remove_outdated_launches(selected_launches, measure, store, loaded.policy_dirs)
+                    if note:
+                        console.print(note, markup=False, soft_wrap=True)
+                summary = run_launches(selected_launches) if selected_launches else RunSummary()
+                if loaded.search and not summary.has_ended:
+                    summary = summary.followed_by(walks.launch(run_launches, console))
+                if auto and not summary.has_ended:
+                    settled = run_until_settled(
+                        walks.run,
+                        store,
+                        selected=walks.fastest_batches() if loaded.search else {cell.cell_id for cell in selected.cells},
+                        launch=run_launches,
+                        label=_cell_label(planned),
+                        console=console,
+                    )
+                    summary = summary.followed_by(settled)
         if not summary.stopped:
             if estimate:
                 predict_run(folder, loaded.policy_dirs, lambda cells: console.print(_predicting(cells), highlight=False))

@@ -101,7 +101,7 @@ def train(
     """
     from rich.console import Console
 
-    from benchbox.cli.nodes import check_world_sizes, follow_node_0, open_launcher
+    from benchbox.cli.nodes import check_world_sizes, follow_node_0, open_launcher, open_node_0
     from benchbox.cli.statistics import prepare_statistics
     from benchbox.cli.train_preview import preview
     from benchbox.launch.lock import lock_run_directory
@@ -153,25 +153,22 @@ def train(
         _check_job(*submit_and_follow(script, folder))
         return
     if nodes is not None and nodes.rank:
-        follow_node_0(folder, nodes)
+        follow_node_0(folder, nodes, trains=True)
         return
     console = Console(highlight=False)
-    prepare_statistics(loaded.cell.data, [loaded.cell.seed], console)
-    with (
-        lock_run_directory(folder),
-        collect_stop_signals() as stop_signals,
-        open_launcher(launcher, folder, nodes, lambda: bool(stop_signals)) as opened,
-    ):
-        outcome = launch_training(
-            loaded,
-            folder,
-            resume=resume,
-            launcher=opened,
-            max_restarts=max_restarts,
-            policy_dirs=loaded.policy_dirs,
-            progress=TrainingProgress(loaded, console),
-            stop_signals=stop_signals,
-        )
+    with lock_run_directory(folder), open_node_0(folder, nodes) as node_0:
+        prepare_statistics(loaded.cell.data, [loaded.cell.seed], console)
+        with collect_stop_signals() as stop_signals:
+            outcome = launch_training(
+                loaded,
+                folder,
+                resume=resume,
+                launcher=open_launcher(launcher, nodes, node_0, lambda: bool(stop_signals)),
+                max_restarts=max_restarts,
+                policy_dirs=loaded.policy_dirs,
+                progress=TrainingProgress(loaded, console),
+                stop_signals=stop_signals,
+            )
     _exit(outcome, folder)
 
 

@@ -8,6 +8,7 @@ import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from benchbox.store.events import read_events
 from benchbox.store.files import write_json
 
 if TYPE_CHECKING:
@@ -68,6 +69,11 @@ class Job:
 
     def events(self, rank: int) -> Path:
         return self.folder / f"events-rank{rank}.jsonl"
+
+    def pids_here(self) -> set[int]:
+        """Return the process ids of the ranks of this node, as far as these have started: each has written its own."""
+        ranks = (rank for rank in range(self.ranks) if self.node_of(rank) == self.node)
+        return {event["pid"] for rank in ranks for event in read_events(self.events(rank))[0] if "pid" in event}
 
     def rank_state(self, rank: int) -> Path:
         """Path of the rank's current state, see `benchbox.store.rank_state`."""

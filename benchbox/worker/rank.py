@@ -26,7 +26,7 @@ from benchbox.store.rank_state import RankStateFile
 from benchbox.worker.collective_log import write_collectives
 from benchbox.worker.parent import signal_on_parent_death
 from benchbox.worker.reporting import describe_error
-from benchbox.worker.stop_signals import StopSignals
+from benchbox.worker.stop_signals import LAUNCHER_VARIABLE, StopSignals
 
 if TYPE_CHECKING:
     from benchbox.measure.phases import ProgressTracker
@@ -44,9 +44,10 @@ def run_rank(job_file: str) -> NoReturn:
     events = EventWriter(out / f"events-rank{rank}.jsonl", rank)
     signal_on_parent_death(signal.SIGKILL)
     collectives = out / f"collectives-rank{rank}.json"
+    launcher = os.environ.get(LAUNCHER_VARIABLE, job.get("launcher"))
     signals = StopSignals(
         events,
-        launcher=job.get("launcher"),
+        launcher=None if launcher is None else int(launcher),
         handles_usr1=job["kind"] == "train",
         before_end=lambda: _try_to_write_collectives(collectives),
     )

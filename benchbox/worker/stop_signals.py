@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from benchbox.store.events import EventWriter
 
 
+# Process id of the launcher of this node, where the one in the job file is that of node 0.
+LAUNCHER_VARIABLE = "BENCHBOX_LAUNCHER"
+
+
 class StopSignals:
     """Receiver of SIGTERM and SIGUSR1 of this process.
 

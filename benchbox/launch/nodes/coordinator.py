@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from benchbox.errors import ConfigurationError, Problem
@@ -11,11 +10,9 @@ from benchbox.launch.job import Job, Launcher, RankExit, RankGroup, read_rank_ex
 from benchbox.launch.nodes.files import POLL_S, NodeFile, NodeLostError, NodeWatch
 from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.supervise.group import never_stop
-from benchbox.store.events import read_events
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
 
     from benchbox.launch.nodes.settings import NodeSettings
 
@@ -82,8 +79,7 @@ class _CoordinatedGroup(RankGroup):
 
     def signal_ranks(self, pids: Sequence[int], number: int) -> None:
         """Signal the ranks of this node: an id of another node may be that of another process of the job here."""
-        ranks = (rank for rank in range(self._job.ranks) if self._job.node_of(rank) == self._job.node)
-        here = {event.get("pid") for rank in ranks for event in read_events(self._job.events(rank))[0]}
+        here = self._job.pids_here()
         self._local.signal_ranks([pid for pid in pids if pid in here], number)
 
     def end(self) -> None:
@@ -106,37 +102,27 @@ class _CoordinatedGroup(RankGroup):
         return any(follower.lost for follower in self._followers)
 
 
-@contextmanager
-def coordinate(
-    folder: Path, nodes: NodeSettings, stop: Callable[[], bool] = never_stop
-) -> Iterator[CoordinatedLauncher | None]:
-    """Wait until all nodes have joined in `folder`, and yield their launcher; None if the user stopped before.
+def wait_for_nodes(file: NodeFile, nodes: NodeSettings, stop: Callable[[], bool] = never_stop) -> CoordinatedLauncher | None:
+    """Wait until all nodes have joined node 0, and return their launcher; None if the user stopped before.
 
-    The nodes are released when the block ends.
+    Args:
+        file: of node 0, open. The nodes join from then on, and are released when it is closed.
+        nodes: their number, and how long each is waited for.
+        stop: polled several times a second.
 
     Raises:
         ConfigurationError: a node has not joined in time, or has other sources of benchbox.
     """
-    with NodeFile(folder, 0) as file:
-        followers = [NodeWatch(folder, node, nodes.timeout_s) for node in range(1, nodes.count)]
-        if not _wait_until_joined(followers, file, folder, nodes, stop):
-            yield None
-            return
-        yield CoordinatedLauncher(nodes, file, followers)
-
-
-def _wait_until_joined(
-    followers: Sequence[NodeWatch], file: NodeFile, folder: Path, nodes: NodeSettings, stop: Callable[[], bool]
-) -> bool:
+    followers = [NodeWatch(file.folder, node, nodes.timeout_s) for node in range(1, nodes.count)]
     deadline = time.monotonic() + nodes.timeout_s
     while missing := [follower for follower in followers if follower.read().get("session") != file.id]:
         if stop():
-            return False
+            return None
         if time.monotonic() > deadline:
             names = ", ".join(str(follower.node) for follower in missing)
             raise ConfigurationError(
                 Problem(
-                    str(folder),
+                    str(file.folder),
                     f"node {names} of {nodes.count} did not join within {nodes.timeout_s:.0f} s",
                     f"start the same command there with --node-rank {missing[0].node}; the folder must be shared by all nodes",
                 )
@@ -145,7 +131,7 @@ def _wait_until_joined(
     for follower in followers:
         if problem := follower.values.get("problem"):
             raise ConfigurationError(Problem(follower.label, problem))
-    return True
+    return CoordinatedLauncher(nodes, file, followers)
 
 
 def _check_present(follower: NodeWatch) -> None:

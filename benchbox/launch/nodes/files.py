@@ -45,6 +45,7 @@ class NodeFile:
 
     def __init__(self, folder: Path, node: int) -> None:
         self.id = uuid.uuid4().hex
+        self.folder = folder
         self._path = node_file(folder, node)
         self._lock = threading.Lock()
         self._stopped = threading.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,6 +13,7 @@ from benchbox.launch.fingerprint import benchbox_sha256
 from benchbox.launch.job import Job
 from benchbox.launch.nodes.files import POLL_S, NodeFile, NodeLostError, NodeWatch
 from benchbox.launch.process.cold import TorchrunLauncher
+from benchbox.launch.supervise.group import never_stop
 from benchbox.store.files import read_json
 
 if TYPE_CHECKING:
@@ -22,12 +24,21 @@ if TYPE_CHECKING:
     from benchbox.worker.job_file import JobConfig
 
 
-def follow(folder: Path, nodes: NodeSettings, *, stop: Callable[[], bool], on_line: Callable[[str], None]) -> bool:
+def follow(
+    folder: Path,
+    nodes: NodeSettings,
+    *,
+    stop: Callable[[], bool],
+    ask: Callable[[], bool] = never_stop,
+    on_line: Callable[[str], None],
+) -> bool:
     """Take part in the launches of node 0 until it ends; return False if the user stopped this node before.
 
     Args:
         folder: the run directory or output folder, shared with node 0.
-        stop: polled several times a second.
+        stop: polled several times a second; once true, the ranks of this node are ended.
+        ask: polled likewise; once true, they get SIGUSR1, on which a training saves and ends on all nodes. Without a launch it
+            does what `stop` does.
         on_line: called with a line on every launch.
 
     Raises:
@@ -37,7 +48,7 @@ def follow(folder: Path, nodes: NodeSettings, *, stop: Callable[[], bool], on_li
     """
     with NodeFile(folder, nodes.rank) as file:
         coordinator = NodeWatch(folder, 0, nodes.timeout_s)
-        if not _wait_for_coordinator(coordinator, folder, nodes, stop):
+        if not _wait_for_coordinator(coordinator, folder, nodes, lambda: stop() or ask()):
             return False
         session = coordinator.values["id"]
         problem = _incompatibility(coordinator.values, folder)
@@ -46,7 +57,7 @@ def follow(folder: Path, nodes: NodeSettings, *, stop: Callable[[], bool], on_li
             time.sleep(2 * POLL_S)  # so that node 0 reads it before this node closes its file
             raise ConfigurationError(Problem(coordinator.label, problem))
         on_line(f"node {nodes.rank} joined {coordinator.label}")
-        return _Follower(file, coordinator, nodes).run(session, stop, on_line)
+        return _Follower(file, coordinator, nodes).run(session, stop, ask, on_line)
 
 
 def _wait_for_coordinator(coordinator: NodeWatch, folder: Path, nodes: NodeSettings, stop: Callable[[], bool]) -> bool:
@@ -85,13 +96,15 @@ class _Follower:
         self._nodes = nodes
         self._launcher = TorchrunLauncher(nodes=nodes)
         self._number = 0  # of the last launch that was seen
+        self._job: Job | None = None
         self._group: RankGroup | None = None
+        self._has_asked = False
         self._exit_codes: dict[str, int] = {}
 
-    def run(self, session: str, stop: Callable[[], bool], on_line: Callable[[str], None]) -> bool:
+    def run(self, session: str, stop: Callable[[], bool], ask: Callable[[], bool], on_line: Callable[[str], None]) -> bool:
         """Take part until node 0 ends (True) or the user stops (False); no process is left on this node."""
         try:
-            while not stop():
+            while not stop() and not (ask() and self._number == 0):
                 values = self._coordinator.read()
                 if values["id"] != session:
                     raise NodeLostError(f"{self._coordinator.label} was started again; start this node again too")
@@ -103,6 +116,8 @@ class _Follower:
                 if launch is not None and launch["number"] > self._number:
                     on_line(f"launch {launch['number']}: {launch['folder']}")
                     self._start(launch)
+                if ask() and not self._has_asked:
+                    self._ask()
                 if values["ended"] >= self._number or self._has_ended():
                     self._end()
                 time.sleep(POLL_S)
@@ -112,8 +127,9 @@ class _Follower:
 
     def _start(self, launch: Mapping[str, Any]) -> None:
         self._number = launch["number"]
+        self._has_asked = False
         folder = Path(launch["folder"])
-        job = Job(
+        self._job = Job(
             config=cast("JobConfig", read_json(folder / "job.json")),
             ranks=launch["ranks"],
             folder=folder,
@@ -122,7 +138,13 @@ class _Follower:
             nnodes=self._nodes.count,
             node=self._nodes.rank,
         )
-        self._group = self._launcher.start(job, launch["variables"])
+        self._group = self._launcher.start(self._job, launch["variables"])
+
+    def _ask(self) -> None:
+        """Ask the ranks of this node to stop, as soon as they have started."""
+        if self._group is not None and self._job is not None and (pids := self._job.pids_here()):
+            self._group.signal_ranks(sorted(pids), signal.SIGUSR1)
+            self._has_asked = True
 
     def _has_ended(self) -> bool:
         if self._group is None:

@@ -6,11 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
+
+import psutil
 
 from benchbox.launch.job import Job, Launcher, RankExit, RankGroup, read_rank_exits
 from benchbox.launch.process.environment import group_variables, host_variables
 from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, find_processes
+from benchbox.worker.stop_signals import LAUNCHER_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -65,6 +69,7 @@ class TorchrunLauncher(Launcher):
             added = self.variables(job.ranks)
         else:
             added = {name: value for name, value in variables.items() if not os.environ.get(name)}
+            added[LAUNCHER_VARIABLE] = str(os.getpid())
         with job.group_log.open("wb") as log:
             process = subprocess.Popen(
                 self.command(job),
@@ -94,7 +99,8 @@ class _TorchrunGroup(RankGroup):
     def signal_ranks(self, pids: Sequence[int], number: int) -> None:
         for process in find_processes(self._job_id):  # the kernel may have reused the pid of a dead rank
             if process.pid in pids:
-                process.send_signal(number)
+                with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                    process.send_signal(number)
 
     def end(self) -> None:
         end_processes(self._job_id, grace_s=self._grace_s)

@@ -1,17 +1,25 @@
-"""A run on two nodes, which are network namespaces: one is switched off, and the same command then completes the run."""
+"""A run on two nodes, which are network namespaces: one is switched off, and the same command then completes the run.
+
+A training on them stops after a step when either is asked to.
+"""
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from benchbox.launch.launch import launch_cell
 from benchbox.launch.process.warm import ForkServerLauncher
 from benchbox.spec.load import load_matrix
+from benchbox.store.checkpoints import checkpoint_steps, list_checkpoints
+from benchbox.store.events import read_events
 from tests.support.namespaces import two_hosts
 
 if TYPE_CHECKING:
@@ -32,6 +40,19 @@ world_size: 2
 batch: 2
 data: synthetic
 measure: {warmup_steps: 1, steps: 3, launches: 1}
+"""
+TRAINING = """\
+name: t
+policy: value
+size: tiny
+data: synthetic
+backend: ddp
+world_size: 2
+batch: 64
+optim: {lr: 1.0e-3, total_steps: 8}
+steps: 1000
+log_every: 1
+checkpoint: {every: 500}
 """
 LIMIT_S = 240.0
 # On a busy machine, two commands may reach their run this far apart. A node that is switched off is lost after as long.
@@ -135,3 +156,45 @@ def test_the_record_has_the_observed_environment_of_each_node(records: dict[str,
     assert environment["launcher"] == "torchrun"
     assert len(records["again"]["memory"]["per_rank"]) == len(records["again"]["step_time_s"]["per_rank"]) == 2
     assert [host["ranks"] for host in records["again"]["host"]["hosts"]] == [[0], [1]]
+
+
+def start_training(hosts: tuple[Host, Host], folder: Path, attempt: str) -> list[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "benchbox.cli.app", "train", "t.yaml", "--out", "t", "--resume", "--nnodes", "2"]
+    command += ["--master-addr", hosts[0].address, "--master-port", "29518"]
+    return [
+        host.start(
+            [*command, "--node-rank", str(rank)],
+            log=folder / f"{attempt}-{rank}.log",
+            variables={"OMP_NUM_THREADS": "1"},
+            folder=folder,
+        )
+        for rank, host in enumerate(hosts)
+    ]
+
+
+def test_a_signal_to_another_node_stops_a_training_after_a_step_with_a_checkpoint(
+    hosts: tuple[Host, Host], folder: Path
+) -> None:
+    """Sent to its command alone, or also to its rank, as Slurm does; the rank is asked by its command first."""
+    (folder / "t.yaml").write_text(TRAINING)
+    metrics = folder / "t" / "metrics.jsonl"
+    for number, also_to_rank in ((signal.SIGUSR1, False), (signal.SIGTERM, True)):
+        rows = len(metrics.read_text().splitlines()) if metrics.exists() else 0
+        nodes = start_training(hosts, folder, number.name)
+        deadline = time.monotonic() + LIMIT_S
+        while not metrics.exists() or len(metrics.read_text().splitlines()) < rows + 2:
+            assert all(node.poll() is None for node in nodes), (folder / f"{number.name}-0.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        (start, *_), _ = read_events(folder / "t" / "launch" / "events-rank1.jsonl")
+        nodes[1].send_signal(number)
+        if also_to_rank:
+            time.sleep(0.5)  # the command asks its rank within this time, and a step takes longer
+            with suppress(psutil.NoSuchProcess):
+                psutil.Process(start["pid"]).send_signal(number)
+        codes = [node.wait(LIMIT_S) for node in nodes]
+        log = (folder / f"{number.name}-0.log").read_text()
+        assert codes == [130, 130], log
+        steps = checkpoint_steps(list_checkpoints(folder / "t" / "checkpoints")[-1])
+        assert steps == len(metrics.read_text().splitlines()) > rows
+        assert f"stopped: asked to stop, after step {steps}" in log

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from benchbox.cli.app import app
 from benchbox.errors import ConfigurationError
 from benchbox.launch.job import Job, RankGroup
-from benchbox.launch.nodes.coordinator import _CoordinatedGroup, coordinate
+from benchbox.launch.nodes.coordinator import _CoordinatedGroup, wait_for_nodes
 from benchbox.launch.nodes.files import NodeFile, NodeLostError, NodeWatch
 from benchbox.launch.nodes.follower import follow
 from benchbox.launch.nodes.settings import NodeSettings, read_node_settings
@@ -107,9 +107,9 @@ def test_ranks_that_cannot_be_divided_are_located(
 def test_a_node_that_does_not_join_is_named_and_not_waited_for_longer(tmp_path: Path) -> None:
     with (
         pytest.raises(ConfigurationError, match="node 1 of 2 did not join within 0 s; start the same command there"),
-        coordinate(tmp_path, replace(NODES, timeout_s=0.3)),
+        NodeFile(tmp_path, 0) as file,
     ):
-        raise AssertionError
+        wait_for_nodes(file, replace(NODES, timeout_s=0.3))
 
 
 def test_a_node_that_comes_before_node_0_waits_in_a_folder_that_it_creates(tmp_path: Path) -> None:
@@ -124,6 +124,27 @@ def test_a_node_does_not_take_the_file_of_a_run_that_was_killed_for_node_0(tmp_p
         follow(tmp_path, replace(NODES, rank=1, timeout_s=1.4), stop=lambda: False, on_line=print)
 
 
+@pytest.mark.parametrize("verb", ["run", "train"])
+def test_node_0_reports_while_it_prepares(verb: str, tmp_path: Path, policy_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Statistics of a large dataset take longer than the other nodes wait for node 0."""
+
+    class PreparationError(Exception):
+        pass
+
+    def prepare(*_: Any) -> None:
+        assert not NodeWatch(tmp_path / "out", 0, 60.0).read()["closed"]
+        raise PreparationError
+
+    monkeypatch.setattr("benchbox.cli.statistics.prepare_statistics", prepare)
+    file = tmp_path / "nodes.yaml"
+    file.write_text("name: t\npolicy: stand_in\nsize: tiny\nbackend: ddp\nworld_size: 2\nbatch: 1\ndata: synthetic\nsteps: 4\n")
+    nodes = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "a"]
+    options = ["--policy-dir", str(policy_dir), "--out", str(tmp_path / "out"), *nodes]
+    result = CliRunner().invoke(app, [verb, str(file), *options])
+    assert isinstance(result.exception, PreparationError), result.output
+    assert NodeWatch(tmp_path / "out", 0, 60.0).read()["closed"]
+
+
 def test_a_launch_is_not_started_without_a_node_that_ended(tmp_path: Path) -> None:
     """The follower is stopped by its user after it has joined."""
     nodes = replace(NODES, timeout_s=20.0)
@@ -131,7 +152,8 @@ def test_a_launch_is_not_started_without_a_node_that_ended(tmp_path: Path) -> No
     options: Any = {"stop": stopped.is_set, "on_line": lambda _: None}
     follower = threading.Thread(target=follow, args=(tmp_path, replace(nodes, rank=1)), kwargs=options)
     follower.start()
-    with coordinate(tmp_path, nodes) as launcher:
+    with NodeFile(tmp_path, 0) as file:
+        launcher = wait_for_nodes(file, nodes)
         assert launcher is not None
         stopped.set()
         follower.join()
