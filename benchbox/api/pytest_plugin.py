@@ -67,6 +67,17 @@ def _why_not_ok(results: Results) -> str:
     return f"the launch ended as {summary.status}: {summary.error['type']}: {summary.error['message']}"
 
 
+def _below(root: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a data section of which the datasets that are folders below `root` are named from there."""
+    below = dict(data)
+    path, mixture = data.get("lerobot"), data.get("mixture")
+    if isinstance(path, str | Path) and (root / path).is_dir():
+        below["lerobot"] = str(root / path)
+    if isinstance(mixture, list):
+        below["mixture"] = [_below(root, entry) if isinstance(entry, dict) else entry for entry in mixture]
+    return below
+
+
 def _matrix(fields: Mapping[str, Any], root: Path) -> dict[str, Any]:
     """Return a matrix of one cell. Folders that it names are relative to the root of the tests."""
     from benchbox.registry.policies import find_policies
@@ -77,7 +88,9 @@ def _matrix(fields: Mapping[str, Any], root: Path) -> dict[str, Any]:
     if isinstance(policy, str | Path) and str(policy) not in find_policies() and (root / policy).is_dir():
         values["policy"] = str(root / policy)
     if isinstance(data, str | Path) and data not in ("sample", "synthetic") and (root / data).is_dir():
-        values["data"] = {"lerobot": str(root / data)}
+        data = {"lerobot": data}
+    if isinstance(data, dict):
+        values["data"] = _below(root, data)
     measure = values.pop("measure", {})
     if isinstance(measure, dict):  # else the matrix has an error that says so
         measure = {"launches": 1, **measure}

@@ -72,6 +72,7 @@ _OUTPUT_ERRORS = {
     errno.EACCES: "",
     errno.EPERM: "",
     errno.EFBIG: "",
+    errno.ENAMETOOLONG: "; name a shorter one",
     errno.EIO: "",
 }
 

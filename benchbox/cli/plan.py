@@ -64,16 +64,19 @@ def _check(paths: "Sequence[Path]", sets: "Sequence[str]", policy_dirs: "Sequenc
     from benchbox.plan import join_expressions
     from benchbox.plan import plan as plan_cells
     from benchbox.spec import load_matrix, parse_overrides
+    from benchbox.spec.schema import OF_MATRICES
     from benchbox.spec.source import read_source
     from benchbox.spec.train import load_train
 
     problems: list[Problem] = []
+    overrides = parse_overrides(sets)
+    of_training = {key: value for key, value in overrides.items() if key.partition(".")[0] not in OF_MATRICES}
     for path in paths:
         try:
-            loaded = load_matrix(path, parse_overrides(sets), policy_dirs)
+            loaded = load_matrix(path, overrides, policy_dirs)
             plan_cells(loaded, join_expressions(only))
             if "steps" in read_source(loaded.path).values:  # a training file, whose sections may contradict one another
-                load_train(loaded.path, parse_overrides(sets), policy_dirs)
+                load_train(loaded.path, of_training, policy_dirs)
         except ConfigurationError as error:
             problems += error.problems
     if problems:

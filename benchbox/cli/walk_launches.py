@@ -268,9 +268,9 @@ class WalkLaunches:
         self.run = replace(self.run, cells=_in_order(added, self.run.walks))
         self.store.write_run(self.run)
         searched = {cell.cell_id for cell in cells}
-        for record in list(self.store.records()):
-            if record["cell_id"] in searched and record["launch"] > 1:
-                self.store.remove_record(record["cell_id"], record["launch"])
+        for cell_id, launch in self.store.stored_launches():
+            if cell_id in searched and launch > 1:
+                self.store.remove_record(cell_id, launch)
 
     def _remove_outdated_starts(self) -> None:
         """Remove outdated records of first batches that other walks made superfluous: the walks would be judged by them."""

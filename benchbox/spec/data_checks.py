@@ -6,12 +6,14 @@ They read the plain values and skip those of a wrong type, which pydantic report
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchbox.errors import Problem
 from benchbox.registry.names import did_you_mean
+from benchbox.registry.recordings import find_unfinished
 from benchbox.spec.cell import DataSpec
 
 if TYPE_CHECKING:
@@ -75,9 +77,8 @@ def _check_dataset(entry: dict[str, Any], keys: Keys, source: Source) -> Iterato
     if path and isinstance(path, str):
         if not (Path(path) / "meta" / "info.json").is_file():
             missing = "there is no meta/info.json in it" if Path(path).is_dir() else "there is no such folder"
-            folders = (Path(path), Path(path.rstrip("/") + ".recording"))
-            is_unfinished = any((folder / "arguments.json").is_file() for folder in folders)
-            hint = f"its recording is not finished: benchbox data inspect {path} says how to" if is_unfinished else None
+            command = shlex.join(["benchbox", "data", "inspect", path])
+            hint = f"its recording is not finished: {command} says how to" if find_unfinished(Path(path)) else None
             yield Problem(source.where((*keys, "lerobot")), f"{path} is not a LeRobot dataset: {missing}", hint)
         elif isinstance(rename, dict):
             yield from _check_cameras(path, rename, (*keys, "rename"), source)

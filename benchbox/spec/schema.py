@@ -166,6 +166,10 @@ class MatrixFile(NamedFile):
     """Demands that `benchbox check` makes."""
 
 
+OF_MATRICES = frozenset(MatrixFile.model_fields) - frozenset(NamedFile.model_fields)
+"""Keys of matrices alone."""
+
+
 class _Generator(GenerateJsonSchema):
     """Generator that omits titles, and defaults that tell nothing: null for an absent key, a mapping of only defaults."""
 

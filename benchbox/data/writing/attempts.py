@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from benchbox.data.format.metadata import read_json_object
-from benchbox.data.format.unfinished import ARGUMENTS, recording_folder
 from benchbox.data.writing.assembly import Part, assemble
 from benchbox.errors import DataError
+from benchbox.registry.recordings import ARGUMENTS, recording_folder
 from benchbox.store.files import write_json
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchbox.data.format.unfinished import recording_folder
 from benchbox.data.writing.attempts import (
     FILE,
     AttemptResult,
@@ -19,6 +18,7 @@ from benchbox.data.writing.attempts import (
 from benchbox.data.writing.simulator import Simulator
 from benchbox.data.writing.writer import LeRobotWriter
 from benchbox.errors import ConfigurationError, DataError
+from benchbox.registry.recordings import recording_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

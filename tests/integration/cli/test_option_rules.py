@@ -37,6 +37,10 @@ def files(tmp_path):
         (("run", "m.yaml", "--resolution", "5%"), "error: --resolution is for --launches auto: "),
         (("run", "m.yaml", "--launches", "auto"), "error: --launches auto tests pairs with the reference of the matrix"),
         (
+            ("run", "m.yaml", "--launches", "auto", "--set", "reference={backend: ddp}", "--resolution", ""),
+            "error: --resolution: '' is no percentage; write it as 2%",
+        ),
+        (
             ("run", "m.yaml", "--set", "checkpointing=true", "--only", "backend=zero3"),
             "error: m.yaml: no cell can run: zero3",
         ),

@@ -47,6 +47,12 @@ def test_the_entry_names_what_contradicts_within_a_training_file(benchbox, tmp_p
     assert "the data have no validation episodes" in done.stderr
 
 
+def test_the_entry_takes_axes_of_a_training_file_as_run_does(benchbox):
+    file = ROOT / "matrices" / "train" / "pi05.yaml"
+    done = benchbox(*HOOK["entry"].split()[1:], file, "--set", "axes.batch=[1,2]", "--set", "measure.steps=4")
+    assert (done.returncode, done.stdout, done.stderr) == (EXIT_OK, "", "")
+
+
 def test_pre_commit_runs_the_hook_on_changed_matrices_only(tmp_path):
     if shutil.which("pre-commit", path=str(Path(sys.executable).parent)) is None:
         pytest.skip("pre-commit is not installed: pip install pre-commit")

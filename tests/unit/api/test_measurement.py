@@ -64,6 +64,9 @@ def test_a_marker_is_a_matrix_of_one_cell_whose_folders_are_below_the_root_of_th
     assert (ranks["policy"], ranks["data"], ranks["world_size"]) == ("pi05", {"kind": "sample"}, 2)
     assert (ranks["axes"], ranks["measure"]) == ({"backend": ["ddp"]}, {"launches": 5})
     assert _matrix({"policy": "pi05", "backend": "zero2", "world_size": 4}, tmp_path)["world_size"] == 4
+    section = {"mixture": [{"lerobot": "data", "weight": 1}, {"lerobot": "elsewhere", "weight": 2}], "workers": 0}
+    below = [{"lerobot": str(tmp_path / "data"), "weight": 1}, {"lerobot": "elsewhere", "weight": 2}]
+    assert _matrix({"policy": "pi05", "data": section}, tmp_path)["data"] == {"mixture": below, "workers": 0}
 
 
 def test_launches_that_train_unlike_one_another_are_named(tmp_path):

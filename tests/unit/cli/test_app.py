@@ -46,6 +46,7 @@ def test_an_interrupt_ends_with_the_exit_code_of_its_signal(monkeypatch):
         (errno.ENOSPC, "; make room, or write elsewhere"),
         (errno.EROFS, "; write elsewhere"),
         (errno.EISDIR, "; name a file"),
+        (errno.ENAMETOOLONG, "; name a shorter one"),
         (errno.EACCES, ""),
     ],
 )

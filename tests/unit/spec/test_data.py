@@ -157,7 +157,7 @@ def test_a_training_file_takes_a_mixture_and_reports_all_that_is_wrong_with_it(d
     assert [line.split(":")[0] for line in lines] == ["7", "12", "13"]
 
 
-@pytest.mark.parametrize("name", ["demos", "demos.recording"])
+@pytest.mark.parametrize("name", ["demos", "demos/", "demos.recording"])
 def test_an_unfinished_recording_is_refused_with_the_command_that_says_how_to_finish_it(load, datasets, name):
     Path("demos.recording").mkdir()
     Path("demos.recording/arguments.json").write_text("{}")
