@@ -48,7 +48,7 @@ size: tiny
 data: synthetic
 backend: ddp
 world_size: 2
-batch: 64
+batch: 16
 optim: {lr: 1.0e-3, total_steps: 8}
 steps: 1000
 log_every: 1
