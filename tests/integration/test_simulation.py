@@ -184,3 +184,13 @@ def test_json_has_the_simulation(folder: Path) -> None:
     arguments = ["estimate", str(folder / "large.yaml"), "--simulate", "--only", "backend=single", "--format", "json"]
     (row,) = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).output)
     assert row["simulation"] == {"reason": "backend single is not simulated: there is no formula to compare with"}
+
+
+def test_a_hybrid_shards_over_groups_of_the_size_that_its_cell_says() -> None:
+    """Two copies over four ranks each. On four ranks with the default size there are as many groups as copies."""
+    cells = [replace(tiny_cell(backend=backend), world_size=8, shard_size=4) for backend in ("hsdp", "fsdp1_hybrid")]
+    simulations = simulate_cells(cells, environment=rank_environment())
+    for cell in cells:
+        simulation = simulations[cell.cell_id]
+        assert isinstance(simulation, Simulation), simulation
+        assert simulation.differences(estimate(cell)) == []

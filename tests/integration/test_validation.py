@@ -287,3 +287,4 @@ def check_validated_checkpoints(folder: Path, rows: list[dict[str, Any]], data: 
     (group,) = (group for group in rows[2]["groups"] if group["dataset"] == other)
     assert (held_out["data"], held_out["samples"]) == ([other], group["samples"])
     assert held_out["loss"] != pytest.approx(everything["loss"], rel=1e-5)
+    assert validate(4, "--max-samples", "3")["samples"] == 3

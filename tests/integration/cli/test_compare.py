@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from benchbox.cli.app import app
 from benchbox.errors import EXIT_INCONCLUSIVE, EXIT_OK, RecordError, ThresholdError
 from benchbox.report import write_reports
+from benchbox.store.noise import Noise, write_noise
 from benchbox.store.run import RunStore
 from tests.support.example_run import CELL, MEASURE, example_run, steady_records
 
@@ -129,3 +130,27 @@ def test_what_may_vary_is_named_by_keys_and_only_the_metrics_named_are_compared(
         varied = compare(base, store.path, *options, "--metric", "step_time_s")
         assert str(varied.exception) == f"1 of 1 figures are worse in {store.path} than in {base}"
         assert "also differ in machine another against Example CPU, 2 cores; torch 9.9 against 2.13.0." in varied.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "figures"),
+    [(lambda r: {"environment": r["environment"] | {"machine": "another"}}, "5 of 5"), (lambda _: {"loss": None}, "1 of 5")],
+    ids=["incomparable", "missing"],
+)
+def test_figures_that_are_missing_or_incomparable_are_not_settled_under_strict(base, tmp_path, change, figures):
+    store = RunStore(write_run(tmp_path / "other", step_s=0.2, started="2026-01-01"))
+    for record in list(store.records()):
+        store.write_record(record | change(record))
+    assert compare(base, store.path).exit_code == EXIT_OK
+    strict = compare(base, store.path, "--strict")
+    assert strict.exit_code == EXIT_INCONCLUSIVE
+    assert f"{figures} figures are not settled" in strict.stderr
+
+
+def test_a_change_within_the_noise_floor_of_this_machine_is_not_settled(base, slower, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    noise = Noise(sigma=0.05, launches=12, ratio=1.0, cell="backend=ddp", measured_at="2026-01-02", benchbox_version="1")
+    write_noise("example-cpu-2-cores", "example", noise)
+    result = compare(base, slower, "--format", "json")
+    assert result.exit_code == EXIT_OK, "10% are within the floor of 13%"
+    assert json.loads(result.stdout)["counts"] == {"inconclusive": 1, "neutral": 4}

@@ -17,7 +17,7 @@ from benchbox.report.markdown import render_markdown
 from benchbox.report.terminal import print_table
 from benchbox.report.view import build_report
 from benchbox.spec.matrix import BatchSearch
-from tests.support.example_run import MEASURE, MIB
+from tests.support.example_run import MEASURE, MIB, OOM
 from tests.support.walks import START, Killed, Machine, cameras
 
 LIMITED = replace(MEASURE, memory_limit=200 * MIB)
@@ -217,3 +217,22 @@ def test_the_launch_that_chose_a_batch_counts_where_there_is_no_other_that_ended
     machine.run()
     (comparison,) = compare_best_batches(results(machine), {"backend": "zero2"}, {"backend": ["fsdp1_full", "zero2"]})
     assert comparison.effect.launches == (1, 1)
+
+
+def test_a_batch_that_ran_out_of_memory_below_one_that_fits_is_a_failure(machine):
+    machine.run()
+    store = machine.store
+    record = store.record(replace(START, batch=2).cell_id, 1)
+    store.write_record(record | {"status": "oom", "error": OOM, "throughput": None})
+    beyond = {summary.cell["batch"]: summary.beyond_memory for summary in summarize(store.run(), store.records())}
+    assert beyond == {2: False, 5: False, 6: False, 7: True}
+
+
+def test_verify_reports_a_plan_that_names_another_fastest_batch(machine):
+    machine.run()
+    store, run = machine.store, machine.store.run()
+    fastest, other = (replace(START, batch=batch).cell_id for batch in (5, 6))
+    assert run.walks[0]["fastest"] == fastest
+    store.write_run(replace(run, walks=[{**run.walks[0], "fastest": other}]))
+    messages = [str(violation) for violation in verify_run(store).violations]
+    assert any(f"is {other}, by its launches {fastest}" in text for text in messages), messages

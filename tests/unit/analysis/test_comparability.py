@@ -7,7 +7,12 @@ from dataclasses import replace
 import pytest
 
 from benchbox.analysis.adam_state import adam_dtypes
-from benchbox.analysis.comparability import compare_with_reference, environment_differences, why_incomparable
+from benchbox.analysis.comparability import (
+    compare_with_reference,
+    environment_differences,
+    mixed_environment,
+    why_incomparable,
+)
 from benchbox.analysis.inference import ALPHA
 from benchbox.analysis.summary import summarize
 from tests.support.example_run import CELL, OOM, example_record, example_run, steady_records
@@ -209,3 +214,19 @@ def test_a_reference_of_two_axes_beside_a_search_of_the_batch_compares_nothing()
     reference = {"backend": "zero2", "attention": "sdpa"}
     comparison = compare(*launches(FSDP, 0.3), *launches(ZERO, 0.2), reference=reference, axes=axes)
     assert comparison.reason == "the reference differs in 2 axes at once: backend, attention"
+
+
+@pytest.mark.parametrize("key", ["launcher", "accelerate", "deepspeed", "driver", "cuda"])
+def test_cells_of_another_launcher_library_or_driver_are_in_no_ratio(key):
+    subject, reference = example_record(FSDP), example_record(ZERO)
+    subject["environment"][key], reference["environment"][key] = "1", "2"
+    assert compare(subject, reference).reason == f"they also differ in {key}: 1 against 2"
+    assert environment_differences({key: "1"}, {key: "2"}) == {key: f"{key} 1 against 2"}
+
+
+@pytest.mark.parametrize("key", ["machine", "benchbox", "accelerate", "deepspeed", "driver", "cuda", "nccl", "cpu_capability"])
+def test_launches_of_a_run_that_differ_in_a_version_are_mixed(key):
+    records = [example_record(launch=launch) for launch in (1, 2)]
+    for record in records:
+        record["environment"][key] = str(record["launch"])
+    assert mixed_environment(records) == {key: f"launches of the run differ in {key}: 1, 2"}

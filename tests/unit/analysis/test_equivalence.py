@@ -223,3 +223,17 @@ def test_a_recipe_that_declares_no_tolerance_is_not_judged(monkeypatch):
     _, summaries = judged(example_record(SINGLE), scaled(example_record(CELL), "loss", 2))
     assert {summary.equivalence.verdict for summary in summaries.values()} == {"not compared"}
     assert summaries["ddp"].equivalence.reason == "its recipe declares no tolerance"
+
+
+def test_cells_of_two_versions_of_a_policy_are_not_compared():
+    other = scaled(example_record(CELL), "grad_norm", 2)
+    edited = other | {"environment": other["environment"] | {"policy_sha256": "1" * 64}}
+    _, summaries = judged(example_record(SINGLE), edited)
+    assert (summaries["ddp"].status, summaries["ddp"].equivalence.verdict) == ("ok", "not compared")
+    assert summaries["ddp"].equivalence.reason == "it differs in the sources of the policy"
+
+
+@pytest.mark.parametrize("changes", [{"compile": "blocks"}, {"backend": "hsdp", "shard_size": 2}], ids=str)
+def test_compilation_and_the_size_of_shards_change_no_training(changes):
+    cell = replace(CELL, **changes)
+    assert verdicts(example_record(SINGLE), example_record(cell)) == {"single": "reference", cell.backend: "equivalent"}

@@ -354,3 +354,49 @@ def test_the_baseline_of_cells_with_other_numbers_of_ranks_and_so_of_threads_is_
     write_baseline(path, make_baseline(run, summarize(run, records("2025-12-31")), "example"))
     found = find_baseline(run, records("2026-01-01"), path)
     assert found.baseline is not None, found.remedy
+
+
+def test_a_large_difference_that_one_launch_contradicts_is_no_breach(lookup):
+    """The interval reaches below 1: the first launch was faster than all of the baseline."""
+    fast, slow = (steady_records(step_s=STEP_S * factor) for factor in (0.95, 1.2))
+    row = regression_row([fast[0], *slow[1:]], lookup)
+    assert row.verdict == "inconclusive"
+    assert "launches do not settle whether it is worse" in row.note
+
+
+@pytest.mark.parametrize(("other", "verdict"), [("global_samples_per_s", "inconclusive"), ("peak_allocated_bytes", "breach")])
+def test_demands_with_noise_share_the_probability_of_a_wrong_breach_and_peaks_take_none_of_it(lookup, other, verdict):
+    """Five launches against five have p = 2 / 252, which is enough for one demand and not for two."""
+    demands = [{"metric": metric, "max_regression": 0.05} for metric in ("step_time_s", other)]
+    measure = asdict(MEASURE) | {"launches": 5}
+    row = rows(steady_records(step_s=STEP_S * 1.08), demands, lookup=lookup, measure=measure)[1]
+    assert (row.metric, row.verdict) == ("step_time_s", verdict)
+    if verdict == "inconclusive":
+        assert row.note == "5 and 5 launches cannot settle it: 6 of the run and of the baseline can"
+
+
+def test_a_value_that_nobody_measured_is_worse_than_a_difference_that_is_not_settled(lookup):
+    demands = [{"metric": "step_time_s", "max_regression": 0.05}, {"metric": "mfu", "min": 0.3}]
+    gate_rows = rows(steady_records(step_s=STEP_S, launches=2), demands, lookup=lookup)
+    assert verdicts(gate_rows)[1:] == [("step_time_s", "inconclusive"), ("mfu", "missing")]
+    assert verdict_of(gate_rows) == "missing"
+
+
+def test_what_is_missing_is_not_accepted_as_a_known_breach_is():
+    accept = {"accept": {"reason": "a slower codec", "until": "2999-01-01"}}
+    demands = [{"metric": "step_time_s", "max_regression": 0.05} | accept, {"metric": "mfu", "min": 0.3} | accept]
+    gate_rows = rows(COMPLETE, demands)
+    assert verdicts(gate_rows)[1:] == [("step_time_s", "missing"), ("mfu", "missing")]
+    assert verdict_of(gate_rows) == "missing"
+
+
+def test_a_run_that_was_resumed_after_an_upgrade_is_not_compared_with_a_baseline(tmp_path, lookup):
+    """Its latest launch has the versions of the baseline."""
+    path = tmp_path / "example.json"
+    write_baseline(path, lookup.baseline)
+    first, second = COMPLETE
+    older = first | {"environment": first["environment"] | {"torch": "2.0.0"}}
+    found = find_baseline(example_run([CELL]), [older, second], path)
+    assert found.baseline is None
+    assert "launches of the run differ in torch: 2.0.0, 2.13.0" in found.remedy
+    assert find_baseline(example_run([CELL]), COMPLETE, path).baseline is not None

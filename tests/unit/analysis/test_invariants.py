@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 
 import pytest
 
 from benchbox.analysis.invariants import INVARIANTS, verify_records, verify_run
+from benchbox.analysis.plausible_invariants import least_state_bytes
+from benchbox.analysis.rank_file_invariants import as_ranks_wrote, events_agree
 from benchbox.report.markdown import render_markdown
 from benchbox.report.view import build_report
+from benchbox.store.files import write_json
 from benchbox.store.host_state import merge_host_state
 from benchbox.store.run import RunStore
-from tests.support.example_run import CELL, MEASURE, MIB, OOM, example_record, example_run
-from tests.support.host_states import rank_host
+from tests.support.example_run import CELL, MEASURE, MIB, OOM, example_record, example_run, rank_result
+from tests.support.host_states import busy_state, quiet_state, rank_host
 
 
 def violations(record):
@@ -197,3 +201,100 @@ def test_a_report_that_was_cut_to_what_github_shows_violates_nothing(tmp_path):
     (tmp_path / "report.md").write_text(text)
     sentence = "ratios of the report follow from the records"
     assert [violation for violation in verify_run(store).violations if violation.sentence == sentence] == []
+
+
+def test_every_figure_and_the_environment_are_compared_with_the_results_of_the_ranks(tmp_path):
+    for rank in range(2):
+        write_json(tmp_path / f"rank{rank}.json", rank_result(CELL, rank))
+    record = example_record()
+    assert as_ranks_wrote(record, tmp_path) == []
+    merged = dict.fromkeys(("observed", "step_time_s", "phases_s", "throughput", "memory", "collectives", "flops"))
+    merged |= dict.fromkeys(("samples", "loss", "grad_norm"))
+    for key, value in (merged | {"mfu": 0.9, "hfu": 0.9, "host": quiet_state()}).items():
+        assert as_ranks_wrote({**record, key: value}, tmp_path) == [f"{key} differs from the results of its ranks"]
+    elsewhere = record | {"environment": record["environment"] | {"torch": "9.9"}}
+    assert as_ranks_wrote(elsewhere, tmp_path) == ["environment.torch differs from the results of its ranks"]
+
+
+def write_events(folder, gap_s):
+    """Write events of two ranks, whose steps end `gap_s` after one another."""
+    for rank in range(2):
+        events = [{"event": "start", "monotonic_s": 100.0}]
+        events += [
+            {"event": "progress", "stage": "measure", "monotonic_s": 100.0 + step * gap_s} for step in range(MEASURE.steps + 1)
+        ]
+        events.append({"event": "done", "monotonic_s": 100.0 + MEASURE.steps * gap_s})
+        lines = [json.dumps({"t": 0.0, "rank": rank, **event}) + "\n" for event in events]
+        (folder / f"events-rank{rank}.jsonl").write_text("".join(lines))
+
+
+def test_steps_that_are_much_shorter_than_the_time_between_their_events_are_a_violation_on_a_quiet_host(tmp_path):
+    record = example_record()
+    record["step_time_s"]["per_rank"] = [[0.1] * MEASURE.steps] * 2
+    write_events(tmp_path, 0.11)
+    assert events_agree(record, tmp_path) == []
+    short = record | {"duration_s": 0.3}
+    assert events_agree(short, tmp_path) == [
+        f"rank {rank}: events over 0.440 s, and the launch took 0.300 s" for rank in range(2)
+    ]
+    write_events(tmp_path, 0.3)
+    assert events_agree(record, tmp_path) == [
+        f"rank {rank}: the steps took 0.4000 s, and their events 1.2000 s" for rank in range(2)
+    ]
+    assert events_agree(record | {"host": busy_state()}, tmp_path) == [], "others may run between a step and its event"
+
+
+@pytest.mark.parametrize(
+    "key", ["observed", "step_time_s", "phases_s", "throughput", "memory", "loss", "grad_norm", "environment"]
+)
+def test_what_every_ok_launch_has_is_not_null(key):
+    found = violations(example_record() | {key: None})
+    assert ("nothing is unknown without a reason", f"{key} is null without a reason") in found
+
+
+def test_fewer_step_times_than_steps():
+    record = example_record()
+    for steps in (*record["step_time_s"]["per_rank"], record["step_time_s"]["slowest"]):
+        steps.pop()
+    assert ("as many steps as asked for", "3 step times, 4 steps") in violations(record)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [28014, 28014]),  # (2 + 4 + 2 * 4) * 2001
+        ({"recipe": "fp32"}, [24012, 24012]),  # (4 + 2 * 4) * 2001
+        ({"backend": "zero2"}, [16002, 16014]),  # 2 * 2001 + (4 + 2 * 4) * shard
+        ({"backend": "zero3"}, [14000, 14014]),  # (2 + 4 + 2 * 4) * shard
+        ({"backend": "fsdp2"}, [12000, 12012]),  # (4 + 2 * 4) * shard
+    ],
+    ids=str,
+)
+def test_the_least_memory_of_a_rank_is_that_of_its_parameters_masters_and_moments(changes, expected):
+    """Of 2001 elements, rank 0 has 1000 and rank 1 has 1001 where they are sharded."""
+    assert least_state_bytes(example_record(replace(CELL, **changes))) == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "graphs", "message"),
+    [
+        ("off", [1, 1], "requested off, and graphs were compiled"),
+        ("blocks", None, "requested blocks, observed no graphs by rank"),
+        ("blocks", [1, 0], "requested blocks, observed [1, 0] graphs by rank"),
+    ],
+)
+def test_a_compilation_that_was_not_requested_or_did_not_happen(mode, graphs, message):
+    compilation = None if graphs is None else {"per_rank": [{"graphs": number} for number in graphs]}
+    record = example_record(replace(CELL, compile=mode)) | {"compilation": compilation}
+    assert ("compilation is as requested", message) in violations(record)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"backend": "zero3", "checkpointing": True}, "zero3 refuses activation checkpointing"),
+        ({"backend": "zero2", "recipe": "bf16_kahan"}, "zero2 has no recipe bf16_kahan"),
+    ],
+)
+def test_an_ok_launch_of_a_cell_that_its_backend_refuses(changes, message):
+    assert ("the backend can run such a cell", message) in violations(example_record(replace(CELL, **changes)))

@@ -228,3 +228,11 @@ def test_cells_beside_walks_have_the_launches_of_the_matrix():
     assert searching.sequential["launches"] == {CELL.cell_id: 2}
     assert searching.sequential["looks"] == [launches + 1 for launches in auto.sequential["looks"]]
     assert searching.measure == run.measure | {"launches": 1}
+
+
+def test_the_resolution_of_a_run_decides_which_difference_is_none():
+    """The cells differ by 3%."""
+    run = example_run([CELL, FASTER], reference={"backend": "ddp"}, measure={"warmup_steps": 1, "steps": 4, "launches": 7})
+    records = [*steady_records(CELL, step_s=0.2, launches=7), *steady_records(FASTER, step_s=0.206, launches=7)]
+    looks = [look_at(replace(run, sequential=plan_looks(run, resolution)), records) for resolution in (0.02, 0.05)]
+    assert [[pair.verdict for pair in look.settled] for look in looks] == [["regression"], ["neutral"]]

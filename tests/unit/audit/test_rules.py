@@ -185,3 +185,9 @@ def test_each_rule_has_a_rationale_a_measurement_and_a_repair() -> None:
 def test_facts_made_here_survive_json_as_those_of_an_observer_do() -> None:
     facts = rank(steps=(one_step_facts(1),), stepped=(replace(tensor(), numbers=update_statistics()),))
     assert RankFacts.from_dict(facts.to_dict()) == facts
+
+
+@pytest.mark.parametrize(("steps", "found"), [(9, []), (10, ["error"])])
+def test_a_rate_of_zero_is_an_error_only_after_as_many_steps_as_a_warm_up_would_need(steps: int, found: list[str]) -> None:
+    facts = ranks(steps=step_facts(steps, rates={"AdamW": (0.0,)}, schedule_rates={}))
+    assert severities("BXP401", facts) == found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -50,3 +51,22 @@ def test_the_file_is_named_as_deepspeed_names_it() -> None:
     from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
 
     assert ShareMemCommBuilder.NAME == NAME
+
+
+def test_a_lock_that_a_killed_build_left_is_removed_while_no_other_rank_can_build(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch waits for ever for such a file. Ranks go one after another: none removes the lock of a build that runs."""
+    stale = extension_file(builder.root).parent / "lock"
+    stale.parent.mkdir()
+    stale.touch()
+    seen: list[bool] = []
+
+    def load(*, verbose: bool) -> None:
+        with (builder.root / f"{NAME}.building").open("w") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        seen.append(stale.exists())
+
+    monkeypatch.setattr(builder, "load", load)
+    build_extension()
+    assert seen == [False]

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from enum import Enum
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from benchbox.backends.settings import _combine, _read, read_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Prefetch(Enum):
@@ -44,3 +51,14 @@ def test_an_attribute_that_a_library_lacks_is_null() -> None:
         "use_orig_params": True,
         "offload_params": None,
     }
+
+
+@pytest.mark.parametrize("reshards", [True, False])
+def test_whether_fsdp2_frees_parameters_after_forward_is_read_from_its_groups(tmp_path: Path, reshards: bool) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        model = fully_shard(nn.Linear(4, 2), mesh=init_device_mesh("cpu", (1,)), reshard_after_forward=reshards)
+        settings = read_settings(model, [torch.optim.AdamW(model.parameters())])
+    finally:
+        dist.destroy_process_group()
+    assert settings["reshard_after_forward"] is reshards

@@ -178,3 +178,29 @@ def test_a_batch_may_have_more_samples_than_the_dataset_has_frames():
     batch, _ = _read_batch(cell, samples)
     assert len(batch["action"]) == cell.batch
     assert torch.equal(batch["action"][len(samples)], batch["action"][0])
+
+
+def test_a_hybrid_shards_over_as_many_ranks_as_the_cell_says(estimator):
+    two, four = (estimator.estimate(tiny_cell(backend="hsdp", world_size=8, shard_size=size)) for size in (None, 4))
+    assert "all_gather" in two.collectives_by_ranks["2"]
+    assert "all_gather" in four.collectives_by_ranks["4"]
+    assert four.resident_bytes < 0.6 * two.resident_bytes
+
+
+def test_a_trace_under_autocast_is_one_of_its_own_and_keeps_products_in_16_bits():
+    estimator = Estimator()
+    full, mixed = (estimator.estimate(tiny_cell(recipe=recipe)) for recipe in ("fp32", "fp32_autocast"))
+    assert 0 < mixed.logits_bytes < full.logits_bytes
+    assert mixed == Estimator().estimate(tiny_cell(recipe="fp32_autocast"))
+
+
+@pytest.mark.parametrize("compiled", ["blocks", "model"])
+def test_compiled_steps_are_not_predicted(estimator, compiled):
+    with pytest.raises(UnsupportedError, match="what a compiled graph keeps for its backward"):
+        estimator.estimate(tiny_cell(compile=compiled))
+
+
+def test_kahan_summation_keeps_what_rounding_lost_beside_the_two_moments(estimator):
+    """Under ZeRO-1 on two ranks: the weight, and half of the stepped weight and of three tensors of state, in 2 bytes each."""
+    estimate = estimator.estimate(tiny_cell(backend="zero1", recipe="bf16_kahan", optim=OptimSpec()))
+    assert estimate.resident_bytes == pytest.approx(estimate.total_numel * (2 + 4 * 2 / 2), rel=1e-3)

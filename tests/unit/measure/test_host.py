@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from benchbox.measure import host
-from benchbox.measure.host import HostReading, HostWindow, count, read_host
+from benchbox.measure.host import HostReading, HostWindow, count, read_host, tree_cpu_s
 
 CPU = torch.device("cpu")
 
@@ -86,3 +88,15 @@ def test_thermal_throttle_events_are_summed_over_cores(monkeypatch, tmp_path):
         (folder / "core_throttle_count").write_text(f"{core + 3}\n")
     monkeypatch.setattr(host, "_CPUS", tmp_path)
     assert read_host().throttle_events == 7
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_the_cpu_time_of_a_rank_is_also_that_of_its_children_while_they_live_and_when_they_have_ended(has_ended):
+    code = "import sys, time\nwhile time.process_time() < 0.4: pass\nprint(flush=True)\nsys.stdin.read()"
+    before = tree_cpu_s()
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        child.stdout.readline()
+        spent = tree_cpu_s() - before
+    if has_ended:
+        spent = tree_cpu_s() - before
+    assert spent >= 0.35

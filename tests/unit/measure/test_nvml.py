@@ -139,3 +139,28 @@ def test_an_unknown_device_has_a_reason_and_nvml_is_released(monkeypatch):
 def test_the_bits_of_throttle_reasons_are_those_of_nvml():
     for bit, name in THROTTLE_REASONS.items():
         assert getattr(pynvml, f"nvmlClocksThrottleReason{name}") == bit
+
+
+class Warming(FakeNVML):
+    """A device whose clocks, power and temperature change between the two readings."""
+
+    def __init__(self):
+        super().__init__()
+        self.clocks, self.powers, self.temperatures = iter([1980, 3201, 1410, 2619]), iter([612_500, 300_000]), iter([50, 61])
+
+    def nvmlDeviceGetClockInfo(self, device, clock):  # noqa: N802
+        return next(self.clocks)
+
+    def nvmlDeviceGetPowerUsage(self, device):  # noqa: N802
+        return next(self.powers)
+
+    def nvmlDeviceGetTemperature(self, device, sensor):  # noqa: N802
+        return next(self.temperatures)
+
+
+def test_a_state_has_what_was_read_first_as_its_start(observe):
+    record = observe(Warming())
+    assert record["sm_clock_mhz"] == {"start": 1980, "end": 1410}
+    assert record["memory_clock_mhz"] == {"start": 3201, "end": 2619}
+    assert record["power_w"] == pytest.approx({"start": 612.5, "end": 300.0})
+    assert record["temperature_c"] == {"start": 50, "end": 61}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 
 import pytest
 import torch
 
-from benchbox.measure.peaks import bfloat16_slowdown, fastest, matmul_rates
+from benchbox.measure.peaks import bfloat16_slowdown, copy_rate, fastest, matmul_rates, update_rate
 
 CPU = torch.device("cpu")
 
@@ -79,3 +80,14 @@ def test_the_slowdown_of_bfloat16_is_that_of_all_three_products_of_a_layer(monke
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(torch, "mm", product)
     assert bfloat16_slowdown() == (10 + 1 + 1) / 3
+
+
+def test_rates_count_two_operations_for_a_multiply_add_and_both_what_is_read_and_what_is_written(monkeypatch):
+    """The clock advances by a second each time it is read, so that every call takes one."""
+    seconds = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))
+    rates = matmul_rates({"small": (3, 5, 7, 11)}, CPU, 0.001, lambda: None)
+    assert {dtype: rate["small"]["per_s"] for dtype, rate in rates.items()} == dict.fromkeys(
+        ("float32", "bfloat16"), 2.0 * 3 * 5 * 7 * 11
+    )
+    assert copy_rate(64, CPU, 0.001)["per_s"] == update_rate(64, CPU, 0.001)["per_s"] == 2 * 64

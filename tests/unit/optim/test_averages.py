@@ -46,3 +46,11 @@ def test_averages_continue_from_their_state_and_refuse_another_sharding() -> Non
     assert torch.equal(averages.tensors["weight"], resumed.tensors["weight"])
     with pytest.raises(ValueError, match="sharded differently"):
         WeightAverages({"weight": torch.zeros(2)}, 0.9, warmup=True).load_state_dict(averages.state_dict())
+
+
+def test_averages_of_float32_weights_move_by_what_the_decay_leaves() -> None:
+    weights = {"weight": torch.ones(4)}
+    averages = WeightAverages(weights, 0.9, warmup=False)
+    weights["weight"] += 1.0
+    averages.update(weights)
+    torch.testing.assert_close(averages.tensors["weight"], torch.full((4,), 1.1))

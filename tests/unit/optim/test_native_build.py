@@ -104,3 +104,13 @@ def test_a_user_without_a_home_steps_as_before(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(native.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
     assert library() is None
+
+
+@needs_compiler
+def test_nothing_is_loaded_from_a_folder_that_the_group_can_write_to(fresh: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert library() is not None
+    (made,) = fresh.rglob("*.so")
+    made.parent.chmod(0o770)
+    library.cache_clear()
+    assert library() is None
+    assert f"{made.parent} can be written by others" in caplog.text

@@ -91,3 +91,9 @@ def test_a_schedule_continues_from_its_state_dict(schedule: str) -> None:
 def test_an_unknown_schedule_says_which_there_are() -> None:
     with pytest.raises(ConfigurationError, match=r"did you mean 'constant'"):
         rates(OptimSpec(schedule="constnat"), 1)
+
+
+def test_the_floor_of_a_decay_is_an_absolute_rate_and_never_above_the_peak() -> None:
+    spec = OptimSpec(schedule="warmup_cosine", warmup_steps=0, total_steps=10, final_lr=1e-4)
+    assert 1e-3 * rate_factor(spec, 1e-3)(10) == pytest.approx(1e-4)
+    assert [rate_factor(spec, 1e-5)(step) for step in (0, 5, 10)] == pytest.approx([1.0] * 3)

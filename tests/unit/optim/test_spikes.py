@@ -64,3 +64,12 @@ def test_a_guard_that_forgets_judges_after_ten_further_norms() -> None:
     guard.forget()
     assert [guard.skips(50.0) for _ in range(10)] == [False] * 10
     assert guard.skips(101.0)
+
+
+def test_a_guard_that_continues_still_forgets_norms_beyond_its_window() -> None:
+    """The median of 1 and 2 is 1.5, that of 1, 1 and 2 is 1."""
+    guard, resumed = (SpikeGuard(SpikeSpec(factor=2.0, window=2)) for _ in range(2))
+    for _ in range(2):
+        guard.skips(1.0)
+    resumed.load_state_dict(guard.state_dict())
+    assert [resumed.skips(norm) for norm in (2.0, 3.0)] == [False, False]

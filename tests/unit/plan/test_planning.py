@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from benchbox.plan import launches, plan
 from benchbox.registry.backends import backends
 from benchbox.spec.cell import Cell, MeasureSpec
-from benchbox.spec.matrix import Axis, Matrix
+from benchbox.spec.matrix import Axis, BatchSearch, Matrix
 
 
 def matrix(*axes: Axis, include=(), **scalars) -> Matrix:
@@ -107,3 +108,15 @@ def test_only_narrows_cells_and_skips_alike():
     assert [cell.backend for cell in planned.cells] == ["ddp"]
     assert [skip.cell.backend for skip in planned.skipped] == ["single"]
     assert all(isinstance(cell, Cell) for cell in planned.cells)
+
+
+def test_an_included_batch_of_a_set_up_whose_batches_are_searched_is_skipped():
+    point = {"backend": "ddp", "batch": 7}
+    beside = matrix(axis("backend", "ddp", "zero2"), axis("batch", 2), include=(point, point | {"seed": 1}))
+    planned = plan(replace(beside, search=BatchSearch(start=2)))
+    assert [(cell.backend, cell.batch, cell.seed) for cell in planned.cells] == [("ddp", 2, 0), ("zero2", 2, 0), ("ddp", 7, 1)]
+    assert [cell.backend for cell in planned.walks] == ["ddp", "zero2"]
+    assert [(skip.cell.batch, skip.reason) for skip in planned.skipped] == [
+        (7, "the search along the axis batch chooses the batches of this set-up")
+    ]
+    assert [(cell.seed, number) for cell, number in launches(planned, MeasureSpec(launches=1))] == [(1, 1)]

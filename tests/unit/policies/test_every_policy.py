@@ -352,3 +352,21 @@ def test_select_actions_uses_only_fields_for_acting_and_is_deterministic(name, a
     assert torch.equal(policy(acting_batch, act=True), actions)
     acting_batch["noise"] = acting_batch["noise"].flip(0)
     assert not torch.equal(policy(acting_batch, act=True), actions)
+
+
+@pytest.mark.parametrize("name", ["pi0", "pi05_mem", "pi07_low_level", "vitra"])
+def test_states_and_actions_are_each_normalised_by_their_own_statistics(name, awake):
+    policy, batch = awake(name)
+    before = policy(batch).total
+
+    def statistics(dims, middle, unit):
+        values = {"mean": middle, "std": unit, "q01": middle - unit, "q99": middle + unit}
+        return {statistic: [value] * dims for statistic, value in values.items()}
+
+    action = statistics(policy.config.action_dim, 0.5, 2.0)
+    state = statistics(policy.config.state_dim, 1.0, 4.0)
+    policy.load_statistics([{"action": action, "observation.state": state}])
+    assert policy.action_normaliser.offset[0, 0].item() == pytest.approx(0.5, abs=1e-5)
+    assert policy.state_normaliser.offset[0, 0].item() == pytest.approx(1.0, abs=1e-5)
+    raw = {**batch, "action": batch["action"] * 2.0 + 0.5, "state": batch["state"] * 4.0 + 1.0}
+    torch.testing.assert_close(policy(raw).total, before, rtol=1e-4, atol=0)

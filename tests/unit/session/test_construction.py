@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from benchbox.backends.deferred import deferred_weights
-from benchbox.session.construction import DEFERRED, construction_of
+from benchbox.session.construction import DEFERRED, construction_of, seed_rank
 from tests.support.foreign import built_directly, constructed, foreign_cell, materialised
 
 ROOT = Path(__file__).parents[3]
@@ -77,3 +79,12 @@ def test_models_of_transformers_that_are_imported_while_they_are_built_have_thei
     assert run.returncode == 0, run.stderr
     different, parameters = map(int, run.stdout.split()[-2:])
     assert (different, parameters > 30) == (0, True)
+
+
+def test_the_seed_of_a_cell_decides_what_its_steps_draw():
+    draws = []
+    for seed in (1, 1, 2):
+        seed_rank(seed)
+        draws.append((torch.rand(1).item(), random.random(), float(np.random.rand())))
+    assert draws[0] == draws[1]
+    assert all(one != another for one, another in zip(draws[1], draws[2], strict=True))

@@ -117,3 +117,26 @@ def test_a_term_that_few_samples_have_is_their_mean_over_all_micro_batches() -> 
     assert float(result.parts["some"]) == pytest.approx((4 + 8 + 9 + 10) / 4)
     assert float(result.part_counts["some"]) == 4
     assert float(result.part_counts["square"]) == 12, "a term without a number is of all samples"
+
+
+class Noting(Affine):
+    """Notes the dtypes of its products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: list[torch.dtype] = []
+
+    def forward(self, batch: dict[str, Tensor], per_sample: bool = False) -> Losses:
+        output = self.layer(batch["state"])
+        self.dtypes.append(output.dtype)
+        return Losses(output.float().square().mean(), {})
+
+
+def test_an_evaluation_computes_in_the_precision_of_a_step() -> None:
+    policy, backend = Noting(), Single()
+    shape = StepShape(batch=2, accumulation=1, max_grad_norm=MAX_NORM)
+    backend.prepare(policy, recipe_by_name("fp32_autocast"), OPTIM, shape)  # type: ignore[arg-type]
+    session, batch = Session(backend, accumulation=1), micro_batches()[0]
+    session.step([batch])
+    session.evaluate(batch)
+    assert policy.dtypes == [torch.bfloat16, torch.bfloat16]

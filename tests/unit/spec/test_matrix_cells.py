@@ -199,3 +199,10 @@ def test_the_shipped_matrices_load():
     assert {"fsdp_vs_zero2", "backends"} <= set(matrices)
     assert all(matrix.name == stem for stem, matrix in matrices.items())
     assert {cell.samples_per_step for cell in matrices["backends"].cells()} == {4}, "their losses are drawn over one another"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1.5 GB", 1_500_000_000), ("2KB", 2_000), ("512 MiB", 2**29), ("3TiB", 3 * 2**40), ("4096", 4096)]
+)
+def test_units_of_memory_are_decimal_without_an_i(load, text, size):
+    assert load(GOOD + f"measure: {{memory_limit: {text}, warmup_steps: 3}}\n").measure.memory_limit == size

@@ -248,3 +248,22 @@ def test_samples_that_the_ranks_drew_of_each_dataset_are_added_up():
     assert (data["mode"], data["cameras"]) == ("policy", ["top"])
     del ranks[1]["data"]
     assert assemble(ranks)["data"] is None
+
+
+def test_collectives_are_those_of_the_rank_with_most_calls_and_bytes():
+    ranks = [rank_result(CELL, rank) for rank in range(2)]
+    ranks[0]["collectives"] = {"all_reduce": {"count": 3, "bytes": 900}, "broadcast": {"count": 1, "bytes": 8}}
+    ranks[1]["collectives"] = {"all_reduce": {"count": 2, "bytes": 1000}}
+    assert assemble(ranks)["collectives"] == {
+        "all_reduce": {"count": 3, "bytes": 1000},
+        "broadcast": {"count": 1, "bytes": 8},
+    }
+
+
+def test_the_memory_of_every_device_and_its_retries_are_recorded_where_a_rank_knows_them():
+    ranks = [rank_result(CELL, rank, cuda=True) for rank in range(2)]
+    for rank, (size, retries) in zip(ranks, ((190 * MIB, 0), (180 * MIB, 3)), strict=True):
+        rank["memory"] |= {"device_bytes": size, "allocation_retries": retries}
+    memory = assemble(ranks)["memory"]
+    assert (memory["device_bytes"], memory["allocation_retries"]) == ([190 * MIB, 180 * MIB], [0, 3])
+    assert "device_bytes" not in example_record()["memory"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +82,24 @@ def test_the_digest_of_a_record_does_not_depend_on_its_layout(store):
     record = json.loads(path.read_text())
     write_json(path, dict(reversed(record.items())), indent=None)
     assert store.chain.sha256_by_launch() == {(CELL.cell_id, 1): content_sha256(json.loads(path.read_text()))}
+
+
+def test_an_entry_is_on_disk_before_the_record_that_it_describes(store, monkeypatch):
+    flush, synced = os.fsync, []
+
+    def note(descriptor):
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    store.write_record(example_record(launch=2))
+    entry, record = synced
+    assert entry == "chain.jsonl"
+    assert record.startswith(".launch-2.json.")
+
+
+def test_a_plan_that_was_there_before_another_one_is_an_entry_again(store):
+    """An order of verification: the last plan of the chain is the one in force."""
+    store.write_run(example_run([CELL], reference={}))
+    store.write_run(example_run([CELL]))
+    assert kinds(store) == ["plan", "record", "plan", "plan"]

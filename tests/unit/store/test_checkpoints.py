@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -20,9 +21,6 @@ from benchbox.store.checkpoints import (
 from benchbox.store.files import read_json, write_json
 from tests.support.example_run import CELL
 from tests.support.saved_checkpoints import save_checkpoint
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -144,3 +142,26 @@ def test_no_checkpoint_is_without_its_files_while_it_is_removed(tmp_path: Path, 
     with pytest.raises(KeyboardInterrupt):
         remove_old_checkpoints(tmp_path, keep=1)
     assert [damage_of(path) for path in list_checkpoints(tmp_path)] == [None]
+
+
+def test_all_files_of_a_checkpoint_are_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flush, synced = os.fsync, []
+
+    def note(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink())
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    save_checkpoint(tmp_path, 1)
+    partial = tmp_path / ".partial-step-00000001"
+    manifest, *others = synced
+    assert (manifest.parent, manifest.name.startswith(".checkpoint.json.")) == (partial, True)
+    assert others == [partial / "checkpoint.json", partial / "tensors.bin", partial, tmp_path, tmp_path]
+
+
+def test_recomputation_and_compilation_may_change_in_a_resumed_training(tmp_path: Path) -> None:
+    other = replace(CELL, checkpointing=True, compile="blocks")
+    assert configuration_changes(save_checkpoint(tmp_path, 3), other) == [
+        "checkpointing is False there and True here",
+        "compile is 'off' there and 'blocks' here",
+    ]

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from benchbox.theory.padding import ddp_buckets, fsdp1_flat_numel, fsdp2_shard_numel, zero_buckets, zero_group_numel
+from benchbox.theory.sharding.replicated import scratch_numel
 
 
 @pytest.mark.parametrize(("rows", "shards"), [(7, 2), (8, 2), (3, 4), (1, 3), (10, 4)])
@@ -37,3 +38,12 @@ def test_ddp_buckets_are_those_that_torch_assigns():
 
 def test_a_deepspeed_bucket_is_reduced_before_the_gradient_that_would_overflow_it():
     assert zero_buckets([4, 5, 2, 12, 1], 10) == [9, 2, 12, 1]
+
+
+@pytest.mark.parametrize(
+    ("groups", "numel"),
+    [([[6, 4, 4]], 8), ([[20]], 8), ([[3], [4]], 4), ([[3, 4], [5]], 7), ([], 0)],
+    ids=["closed before it overflows", "in chunks", "a bucket of each group", "the fullest", "nothing"],
+)
+def test_the_scratch_of_masters_is_the_fullest_bucket_of_any_group(groups, numel):
+    assert scratch_numel(groups, 8) == numel

@@ -190,3 +190,43 @@ def test_zero2_steps_beside_the_gradients_of_all_parameters_that_are_in_part_its
     assert estimate.moment == "optimizer"
     assert estimate.components["gradients"] == 2 * 2048
     assert estimate.components["workspace"] == 6 * 1280
+
+
+@pytest.mark.parametrize(
+    ("backend", "gathered", "moment"),
+    [
+        # The root, a layer, and the layer that backward enters next beside the shard that is cast to gather it.
+        ("fsdp1_full", 2 * (512 + 1024 + 1024) + 2 * 512, "backward"),
+        ("fsdp1_grad_op", 2 * NUMEL, "forward"),
+    ],
+)
+def test_full_shard_frees_a_layer_after_forward_and_gathers_the_next_one_early_in_backward(backend, gathered, moment):
+    estimate = predicted(backend, device="cuda")
+    assert (estimate.components["all_gather"], estimate.moment) == (gathered, moment)
+    assert estimate.peak_bytes == 12 * NUMEL // 2 + 100 + 2 * 10**6 + gathered
+
+
+@pytest.mark.parametrize(
+    ("backend", "gradients", "reduction"),
+    [
+        ("single", 2 * NUMEL, 0),
+        ("ddp", 0, 2 * NUMEL),  # the buckets, which stay
+        ("fsdp1_full", 0, 2 * NUMEL),  # flat gradients that are not reduced yet
+        ("fsdp2", 2 * NUMEL, 0),
+        ("zero1", 2 * NUMEL, 2 * NUMEL),
+        ("zero2", 2 * 2048, 0),  # of the two layers that are in part this rank's own
+    ],
+)
+def test_gradients_of_micro_steps_are_added_up_in_one_place(backend, gradients, reduction):
+    """The peak is in the forward pass of a later micro-step, or where backward begins, beside what the earlier ones left."""
+    estimate = predicted(backend, 1 if backend == "single" else 2, accumulation=3, device="cuda")
+    assert estimate.components["activations"] == 2 * 10**6
+    assert estimate.components.get("gradients", 0) == gradients
+    assert estimate.components.get("reduction", 0) == reduction
+    assert estimate.components["batch"] == 3 * 100
+
+
+def test_what_checkpointing_repeats_is_repeated_in_every_micro_step():
+    timeline = replace(TIMELINE, recomputed_flops=5)
+    estimate = predict(STRUCTURE, timeline, CellSetup(backend="ddp", world_size=2, accumulation=3))
+    assert (estimate.model_flops, estimate.recomputed_flops) == (21, 15)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchbox.trainer.checkpoint import state
 from benchbox.trainer.checkpoint.generators import generator_states, set_generators
 
 CPU = torch.device("cpu")
@@ -39,3 +40,12 @@ def test_a_checkpoint_without_the_states_of_python_and_numpy_leaves_theirs() -> 
     random.seed(7)
     set_generators({"cpu": states["cpu"]}, CPU)
     assert random.random() == expected
+
+
+def test_more_ranks_than_were_saved_repeat_their_generators_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = dict.fromkeys(("rng/0/cpu", "rng/1/cpu", "weights/a"))
+    keys = []
+    for rank in range(4):
+        monkeypatch.setattr(state, "rank", lambda rank=rank: rank)
+        keys.append(state.generator_keys(saved, CPU))
+    assert keys == [{"cpu": "rng/0/cpu"}, {"cpu": "rng/1/cpu"}] * 2

@@ -136,3 +136,26 @@ def test_an_audit_that_ends_the_training_leaves_its_rows_and_no_checkpoint(
         run(session, tmp_path, checkpoints, steps=3, audit=audit)
     assert audit.steps == [row["step"] for row in read_rows(tmp_path)] == [0, 1, 2]
     assert saved(tmp_path) == ["step-00000002"]
+
+
+class LastValidation:
+    """Validation that is due at the end, and notes after which steps it ran."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def is_due(self, completed: int, *, last: bool) -> bool:
+        return last
+
+    def check_metric(self, parts: Any) -> None: ...
+
+    def run(self, session: SmallSession, completed: int) -> float:
+        self.steps.append(completed)
+        return 0.5
+
+
+def test_a_training_that_is_asked_to_stop_does_not_validate_before_it_ends(tmp_path: Path) -> None:
+    answers, stopped, ended = iter([False, True]), LastValidation(), LastValidation()
+    run(SmallSession(), tmp_path / "stopped", None, steps=8, stopping=lambda: next(answers), validation=stopped)
+    run(SmallSession(), tmp_path / "ended", None, steps=2, validation=ended)
+    assert (stopped.steps, ended.steps) == ([], [2])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -121,3 +123,24 @@ def test_a_value_that_is_not_finite_is_an_error_on_every_rank_after_its_block_is
         written = rows(tmp_path / "metrics.jsonl")
         assert [row["step"] for row in written] == [0, 1, 2]
         assert [written[1][name] for name in bad] == [None], "JSON has no such number"
+
+
+def test_a_step_that_was_skipped_may_have_any_norm_and_its_row_says_so(tmp_path: Path) -> None:
+    log = open_log(tmp_path / "metrics.jsonl")
+    log.add(0, replace(result(grad_norm=float("inf")), skipped=True))
+    log.add(1, result())
+    first, second = rows(tmp_path / "metrics.jsonl")
+    assert (first["skipped"], first["grad_norm"]) == (True, None)
+    assert "skipped" not in second
+
+
+def test_the_time_of_a_step_is_the_mean_of_its_block_since_the_block_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s[0])
+    log = open_log(tmp_path / "metrics.jsonl")
+    for step, seconds in enumerate((0.5, 1.5, 2.0, 4.0)):
+        now_s[0] += seconds
+        log.add(step, result())
+    assert [row["step_s"] for row in rows(tmp_path / "metrics.jsonl")] == [1.0, 1.0, 3.0, 3.0]

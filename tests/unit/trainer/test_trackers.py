@@ -96,3 +96,17 @@ def test_a_training_that_begins_again_replaces_all_steps_of_the_earlier_one(tmp_
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(0, 2.0), (1, 2.0)]
+
+
+def test_a_resumed_training_replaces_only_the_steps_that_it_repeats(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="pip install 'benchbox[track]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for start, loss in ((0, 1.0), (2, 2.0)):
+        trackers = Trackers.open(["tensorboard"], TrackedTraining(name="t", folder=tmp_path, config={}, start=start))
+        for step in range(start, 4):
+            trackers.log({"step": step, "loss": loss})
+        trackers.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(0, 1.0), (1, 1.0), (2, 2.0), (3, 2.0)]

@@ -18,6 +18,7 @@ from benchbox.spec.audit_section import AuditSection
 from benchbox.spec.cell import Cell, DataSpec
 from benchbox.spec.optim import SpikeSpec
 from benchbox.worker.training_audit import TrainingAudit
+from tests.support.facts import ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,3 +78,22 @@ def test_an_observer_that_failed_ends_a_training_that_errors_end(
             audit.judge(3)
     (row,) = map(json.loads, path.read_text().splitlines())
     assert row["problems"][0].startswith("rank 0: ")
+
+
+@pytest.mark.parametrize(("stop_on", "codes"), [("error", []), ("warning", ["BXP603"]), ("never", [])])
+def test_a_warning_ends_a_training_that_warnings_end_and_no_other(tmp_path: Path, stop_on: str, codes: list[str]) -> None:
+    section = AuditSection(every=3, stop_on=stop_on)
+    recipe, path = recipe_by_name("fp32"), tmp_path / "findings.jsonl"
+    audit = TrainingAudit(None, recipe, section, path, start=0, group=None)  # type: ignore[arg-type]
+    assert audit._log(ranks(default_dtype="bfloat16"), 3, skipped=False) == codes
+
+
+def test_audits_that_are_repeated_after_an_interruption_are_logged_once_and_one_that_saw_no_steps_is_not_due(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "findings.jsonl"
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in (3, 6, 9)))
+    recipe = recipe_by_name("fp32")
+    audit = TrainingAudit(None, recipe, AuditSection(every=3), path, start=6, group=None)  # type: ignore[arg-type]
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [3, 6]
+    assert not audit.is_due(9), "resumed between the steps that it observes"

@@ -64,3 +64,10 @@ def test_the_log_of_a_training_has_the_warning_once(tmp_path):
         log.add(step, StepResult(torch.tensor(0.5), torch.tensor(1.0), {}, 8, (1e-4,), {}))
     rows = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
     assert [row.get("warning") for row in rows] == [None, None, None, "look", None, None, None, None]
+
+
+def test_episodes_of_one_number_in_two_datasets_are_not_the_same():
+    correlation = EpisodeCorrelation(by_chance=0.0)
+    for _ in range(2):
+        correlation.add({"dataset_index": torch.tensor([0, 1]), "episode_index": torch.tensor([0, 0])})
+    assert correlation.matches() == pytest.approx(1 / 3)  # of six pairs of four samples, two

@@ -5,7 +5,8 @@ from __future__ import annotations
 import av
 import numpy as np
 
-from benchbox.data.video.files import VideoReader
+from benchbox.data.video.files import VideoCache, VideoReader, VideoWriter
+from tests.support.datasets import draw_index
 
 
 def test_a_video_whose_metadata_is_not_text_is_read(tmp_path):
@@ -25,3 +26,18 @@ def test_a_video_whose_metadata_is_not_text_is_read(tmp_path):
     reader = VideoReader(path, fps=10)
     assert [round(float(reader.frame_at(index / 10).mean()) / 60) for index in range(3)] == [0, 1, 2]
     reader.close()
+
+
+def test_the_video_that_was_not_used_for_longest_is_closed_and_opened_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchbox.data.video.files.MAX_OPEN_VIDEOS", 2)
+    paths = [tmp_path / f"{number}.mp4" for number in range(3)]
+    for number, path in enumerate(paths):
+        writer = VideoWriter(path, fps=10, height=32, width=48)
+        writer.add(draw_index(number, 32, 48), key_frame=True)
+        writer.close()
+    cache = VideoCache(10)
+    first, second = cache.open(paths[0]), cache.open(paths[1])
+    assert cache.open(paths[0]) is first
+    assert cache.open(paths[2]).path == paths[2]
+    assert cache.open(paths[0]) is first
+    assert cache.open(paths[1]) is not second

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from benchbox.audit.judge import judge
 from benchbox.observer.facts import Scaler
 from benchbox.observer.observer import StepObserver
 from tests.support.observed_trainings import layers, train
@@ -71,3 +72,31 @@ def test_loading_moments_into_16_bit_parameters_is_seen_to_cast_them():
         train(model, optimizer, 1)
     (load,) = observer.facts().loads
     assert (load.given["exp_avg"], load.held["exp_avg"]) == (("float32",), ("bfloat16",))
+
+
+def test_forward_passes_of_an_evaluation_are_no_micro_batches():
+    model = layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with StepObserver(source="command", steps=4) as observer:
+        for _ in range(4):
+            with torch.no_grad():
+                for _ in range(2):
+                    model(torch.ones(2, 8))
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [step.micro_batches for step in observer.facts().steps if step.micro_batches is not None] == [1, 1, 1]
+
+
+def test_clipping_by_the_largest_element_is_not_compared_with_the_norm_of_the_gradients():
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with StepObserver(source="command", steps=4) as observer:
+        for _ in range(4):
+            model(torch.ones(2, 8)).sum().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.01, norm_type=math.inf)
+            optimizer.step()
+            optimizer.zero_grad()
+    facts = observer.facts()
+    assert facts.missing["clip"] == "no clipping was seen"
+    assert "BXP304" not in {finding.code for finding in judge([facts]).findings}

@@ -143,3 +143,24 @@ def observe_wide(model, optimizer, width):
             optimizer.step()
             optimizer.zero_grad()
     return observer.facts()
+
+
+def test_amsgrad_has_no_expected_update():
+    """It divides by the largest second moment so far."""
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.AdamW([weight], lr=1e-3, amsgrad=True)
+    assert expected_update(optimizer, optimizer.param_groups[0], {}, weight.detach(), torch.ones(4)) is None
+
+
+def test_the_expected_update_of_sgd_dampens_every_gradient_but_the_first():
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(100))
+    optimizer = torch.optim.SGD([weight], lr=1e-2, momentum=0.9, dampening=0.5)
+    for _ in range(3):
+        weight.grad = torch.randn(100)
+        before = weight.detach().clone()
+        state = copy.deepcopy(optimizer.state.get(weight, {}))
+        state = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+        update = expected_update(optimizer, optimizer.param_groups[0], state, before, weight.grad)
+        optimizer.step()
+        torch.testing.assert_close(before + update, weight.detach(), rtol=1e-6, atol=1e-7)

@@ -1,0 +1,76 @@
+"""Jobs end when what runs is not what was requested."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch._dynamo.utils import counters
+
+from benchbox.errors import MismatchError, UnsupportedError
+from benchbox.measure.phases import ProgressTracker
+from benchbox.session import build_session
+from benchbox.spec.cell import Cell, DataSpec, MeasureSpec
+from benchbox.store.events import EventWriter
+from benchbox.worker import measuring, profiling, training
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALONE = Cell(
+    policy="value",
+    size="tiny",
+    backend="single",
+    world_size=1,
+    batch=1,
+    recipe="fp32",
+    data=DataSpec(kind="synthetic", workers=0),
+)
+DDP = replace(ALONE, backend="ddp", world_size=2)
+
+
+def build_alone(cell: Cell, *arguments: Any) -> Any:
+    """Build a session of one process that compiles nothing, whatever the cell asks for."""
+    return build_session(replace(cell, backend="single", world_size=1, compile="off"), *arguments)
+
+
+def test_a_training_that_runs_on_another_backend_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "build_session", build_alone)
+    config = {"name": "t", "cell": DDP.to_dict(), "steps": 1, "log_every": 1, "hang_after_s": 60.0}
+    job: Any = {"train": config, "folder": str(tmp_path / "out"), "resume": False, "policy_dirs": []}
+    signals: Any = SimpleNamespace(requested=None, defer=lambda: None)
+    with pytest.raises(MismatchError, match="requested backend ddp, observed single"):
+        training.train(job, 0, ProgressTracker(), EventWriter(tmp_path / "events", 0), signals)
+
+
+def test_a_profile_of_another_backend_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "build_session", build_alone)
+    steps = dict.fromkeys(("warmup_steps", "timed_steps", "profiled_steps"), 1)
+    job: Any = {"cell": DDP.to_dict(), "policy_dirs": [], "traces": str(tmp_path), "out": str(tmp_path), **steps}
+    with pytest.raises(MismatchError, match="requested backend ddp, observed single"):
+        profiling.profile(job, 0, ProgressTracker(), EventWriter(tmp_path / "events", 0))
+
+
+def measure_compiled(folder: Path, **spec: Any) -> None:
+    measure = MeasureSpec(**{"warmup_steps": 1, "steps": 1, "launches": 1, **spec})
+    cell = replace(ALONE, compile="blocks").to_dict()
+    job: Any = {"cell": cell, "measure": asdict(measure), "policy_dirs": [], "out": str(folder), "launch": 1}
+    measuring.measure(job, 0, ProgressTracker(), EventWriter(folder / "events", 0))
+
+
+@pytest.mark.usefixtures("compiling")
+def test_a_measurement_in_which_nothing_was_compiled_is_a_mismatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters.clear()  # of earlier tests in this process
+    monkeypatch.setattr(measuring, "build_session", build_alone)
+    with pytest.raises(MismatchError, match="requested compile blocks, observed that nothing was compiled"):
+        measure_compiled(tmp_path)
+
+
+def test_a_memory_limit_on_compiled_code_is_refused_where_only_operations_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "build_session", build_alone)
+    with pytest.raises(UnsupportedError, match="a memory limit on a cpu counts tensors of operations: write compile: off"):
+        measure_compiled(tmp_path, memory_limit=2**30)
