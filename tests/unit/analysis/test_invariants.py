@@ -271,7 +271,7 @@ def test_fewer_step_times_than_steps():
     ids=str,
 )
 def test_the_least_memory_of_a_rank_is_that_of_its_parameters_masters_and_moments(changes, expected):
-    """Of 2001 elements, rank 0 has 1000 and rank 1 has 1001 where they are sharded."""
+    """Rank 0 has 1000 of 2001 elements where they are sharded, and rank 1 has 1001."""
     assert least_state_bytes(example_record(replace(CELL, **changes))) == expected
 
 

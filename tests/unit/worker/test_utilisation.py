@@ -69,7 +69,7 @@ def test_batches_are_released_once_their_flops_are_counted(monkeypatch: pytest.M
 
 
 def test_it_is_unknown_while_steps_leave_out_work_that_the_formula_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a backbone that is frozen, until it thaws."""
+    """The backbone is frozen first, and thaws."""
     monkeypatch.setitem(DEVICE_PEAKS, "this cpu", 1e12)
     frozen = [True]
     steps = StepUtilisation(Formula(), CPU, accumulation=2, compute="bfloat16", is_partial=lambda: frozen[0])
