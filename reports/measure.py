@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchbox.errors import EXIT_INCONCLUSIVE, EXIT_OK
+from benchbox.errors import EXIT_INCONCLUSIVE
 from benchbox.store.run import RunStore
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _benchbox(*words: str) -> None:
     """
     print("benchbox", *words, flush=True)
     done = subprocess.run([sys.executable, "-m", "benchbox", *words], cwd=ROOT, check=False)
-    if done.returncode not in (EXIT_OK, EXIT_INCONCLUSIVE):
+    if (words[0], done.returncode) != ("noise", EXIT_INCONCLUSIVE):
         done.check_returncode()
 
 

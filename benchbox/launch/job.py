@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -95,7 +94,7 @@ class Job:
         if self.folder.exists():
             shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True)
-        write_json(self.file, {**self.config, "out": str(self.folder.resolve()), "launcher": os.getpid()})
+        write_json(self.file, {**self.config, "out": str(self.folder.resolve())})
 
     def remove_empty_stacks(self) -> None:
         """Remove the stack files of ranks that were never asked for a stack."""

@@ -67,35 +67,30 @@ class PeaksJobFile(PeaksJob):
     """Contents of the job file of a measurement of peaks."""
 
     out: str
-    launcher: int
 
 
 class ProfileJobFile(ProfileJob):
     """Contents of the job file of a profile."""
 
     out: str
-    launcher: int
 
 
 class LinksJobFile(LinksJob):
     """Contents of the job file of a measurement of links."""
 
     out: str
-    launcher: int
 
 
 class MeasureJobFile(MeasureJob):
     """Contents of the job file of a measurement."""
 
     out: str  # folder of the events, logs and results of ranks
-    launcher: int  # its process id
 
 
 class TrainJobFile(TrainJob):
     """Contents of the job file of a training run."""
 
     out: str
-    launcher: int
 
 
 JobConfig = MeasureJob | TrainJob | LinksJob | PeaksJob | ProfileJob

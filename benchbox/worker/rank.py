@@ -44,7 +44,7 @@ def run_rank(job_file: str) -> NoReturn:
     events = EventWriter(out / f"events-rank{rank}.jsonl", rank)
     signal_on_parent_death(signal.SIGKILL)
     collectives = out / f"collectives-rank{rank}.json"
-    launcher = os.environ.get(LAUNCHER_VARIABLE, job.get("launcher"))
+    launcher = os.environ.get(LAUNCHER_VARIABLE)
     signals = StopSignals(
         events,
         launcher=None if launcher is None else int(launcher),

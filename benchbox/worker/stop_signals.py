@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from benchbox.store.events import EventWriter
 
 
-# Process id of the launcher of this node, where the one in the job file is that of node 0.
+# Process id of the launcher on this machine, in the environment of every rank.
 LAUNCHER_VARIABLE = "BENCHBOX_LAUNCHER"
 
 

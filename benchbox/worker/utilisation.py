@@ -59,7 +59,7 @@ class StepUtilisation:
         """Return the model FLOPs utilisation of this rank in steps of `step_s`, or None and the reason."""
         if self._policy is None:
             return None, "the policy declares no formula of its FLOPs"
-        if self._is_partial():
+        if self._device_name in DEVICE_PEAKS and self._is_partial():
             return None, "the backbone is frozen now, and the formula counts its gradients"
         if self._device_name in DEVICE_PEAKS and self._flops is None:
             costs = sum_costs(training_cost(self._policy.work(batch)) for batch in self._first_batches)

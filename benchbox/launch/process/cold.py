@@ -69,14 +69,19 @@ class TorchrunLauncher(Launcher):
             added = self.variables(job.ranks)
         else:
             added = {name: value for name, value in variables.items() if not os.environ.get(name)}
-            added[LAUNCHER_VARIABLE] = str(os.getpid())
         with job.group_log.open("wb") as log:
             process = subprocess.Popen(
                 self.command(job),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **host_variables(os.environ), **added, JOB_VARIABLE: job.process_id},
+                env={
+                    **os.environ,
+                    **host_variables(os.environ),
+                    **added,
+                    JOB_VARIABLE: job.process_id,
+                    LAUNCHER_VARIABLE: str(os.getpid()),
+                },
                 start_new_session=True,  # Ctrl-C reaches only benchbox, which then ends the group
             )
         return _TorchrunGroup(process, job, self._grace_s)

@@ -17,6 +17,7 @@ from benchbox.launch.job import Job, Launcher, RankExit, RankGroup, read_rank_ex
 from benchbox.launch.process.cold import TorchrunLauncher
 from benchbox.launch.process.environment import fork_server_variables, group_variables, host_variables, import_environment
 from benchbox.launch.process.processes import JOB_VARIABLE, end_processes, find_processes
+from benchbox.worker.stop_signals import LAUNCHER_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,7 +77,7 @@ class ForkServerLauncher(Launcher):
                 "module": self._worker_module,
                 "job_file": str(job.file.resolve()),
                 "ranks": job.ranks,
-                "environment": {**environment, JOB_VARIABLE: str(folder)},
+                "environment": {**environment, JOB_VARIABLE: str(folder), LAUNCHER_VARIABLE: str(os.getpid())},
                 "folder": os.getcwd(),  # noqa: PTH109 (a string for the request)
                 "log": str(job.group_log.resolve()),
                 "exits": str(exits),

@@ -12,22 +12,17 @@ from torch._dynamo.utils import counters
 from benchbox.errors import MismatchError, UnsupportedError
 from benchbox.measure.phases import ProgressTracker
 from benchbox.session import build_session
-from benchbox.spec.cell import Cell, DataSpec, MeasureSpec
+from benchbox.spec.cell import MeasureSpec
 from benchbox.store.events import EventWriter
 from benchbox.worker import measuring, profiling, training
+from tests.support.ranks import tiny_cell
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ALONE = Cell(
-    policy="value",
-    size="tiny",
-    backend="single",
-    world_size=1,
-    batch=1,
-    recipe="fp32",
-    data=DataSpec(kind="synthetic", workers=0),
-)
+    from benchbox.spec.cell import Cell
+
+ALONE = tiny_cell(policy="value", backend="single", world_size=1, batch=1, recipe="fp32")
 DDP = replace(ALONE, backend="ddp", world_size=2)
 
 
