@@ -156,8 +156,11 @@ def train(
         follow_node_0(folder, nodes, trains=True)
         return
     console = Console(highlight=False)
-    with lock_run_directory(folder), open_node_0(folder, nodes) as node_0:
+    if nodes is None:  # before the folder is there: data with an error leave nothing behind
         prepare_statistics(loaded.cell.data, [loaded.cell.seed], console)
+    with lock_run_directory(folder), open_node_0(folder, nodes) as node_0:
+        if nodes is not None:  # the others wait only for a node 0 that reports
+            prepare_statistics(loaded.cell.data, [loaded.cell.seed], console)
         with collect_stop_signals() as stop_signals:
             outcome = launch_training(
                 loaded,
