@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,8 +42,13 @@ class Host:
     def power_off(self) -> None:
         """Pull the cable and kill every process, so that nothing tells the other host: no packet arrives any more."""
         _ip("-n", self.name, "link", "set", INTERFACE, "down")
+        self.kill_all()
+
+    def kill_all(self) -> None:
+        """Kill every process of this host."""
         for pid in _ip("netns", "pids", self.name).split():
-            os.kill(int(pid), signal.SIGKILL)
+            with suppress(ProcessLookupError):  # the death of its parent has ended it meanwhile
+                os.kill(int(pid), signal.SIGKILL)
 
     def plug_in(self) -> None:
         """Connect the cable again."""
@@ -72,7 +77,11 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
             _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", INTERFACE)
             for interface in ("lo", INTERFACE):
                 _ip("-n", host.name, "link", "set", interface, "up")
-        yield hosts[0], hosts[1]
+        try:
+            yield hosts[0], hosts[1]
+        finally:
+            for host in hosts:  # a test that failed leaves its nodes running
+                host.kill_all()
     except NotPermittedError as error:
         pytest.skip(f"this machine allows no network namespaces: {error}")
     finally:
