@@ -30,6 +30,8 @@ def unused_parameters(policy: AdaptedPolicy) -> set[str]:
     if any(parameter.is_meta for parameter in replica.parameters()):
         replica.to("meta")  # with the buffers that have values, such as those from numpy
     trainable = {name: parameter for name, parameter in live_parameters(replica) if parameter.requires_grad}
+    if not trainable:
+        return set()
     device = next(iter(trainable.values())).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         losses: Any = replica({name: tensor.to(device) for name, tensor in _batch(policy).items()})

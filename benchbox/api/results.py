@@ -11,8 +11,7 @@ from markupsafe import Markup, escape
 from benchbox.analysis.comparability import compare_with_reference
 from benchbox.analysis.sequential import criteria_of
 from benchbox.analysis.summary import summarize
-from benchbox.report.view import build_report
-from benchbox.store.predictions import read_predictions, read_unpredicted
+from benchbox.report.write import read_report
 from benchbox.store.run import RunStore
 from benchbox.store.table import flatten, launch_table
 
@@ -96,13 +95,7 @@ class Results:
     @cached_property
     def report(self) -> Report:
         """The content of the report, without markup."""
-        return build_report(
-            self.run,
-            self.records,
-            chain_head=self._store.chain.head(),
-            predictions=read_predictions(self.path),
-            unpredicted=read_unpredicted(self.path),
-        )
+        return read_report(self._store, self.records)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {name}" for name, count in self.report.counts)

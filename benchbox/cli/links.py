@@ -29,9 +29,10 @@ def measure_and_keep(machine: str, ranks: int) -> None:
         raise ConfigurationError(f"--ranks {ranks}: a link is between at least two ranks")
     print(f"measuring all-reduce, all-gather, reduce-scatter and broadcast between {ranks} ranks", flush=True)
     with stop_on_signals() as stop:
-        backend, links = measure_links(make_launcher("local"), ranks, stop=stop)
-        if stop():
-            raise typer.Exit(_EXIT_STOPPED)
+        measured = measure_links(make_launcher("local"), ranks, stop=stop)
+    if measured is None:
+        raise typer.Exit(_EXIT_STOPPED)
+    backend, links = measured
     print(f"{'':<16}{'latency':>12}{'bandwidth':>14}{'fit off by':>16}")
     for name, times in links.collectives.items():
         errors = f"{times['median_error']:.0%}, {times['max_error']:.0%}"

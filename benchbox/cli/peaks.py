@@ -25,8 +25,8 @@ def measure_and_keep_peaks(machine: str, ranks: int) -> None:
     print(f"measuring products, copies and all-reduces on {ranks} rank{'s' if ranks > 1 else ''} at once", flush=True)
     with stop_on_signals() as stop:
         peaks = measure_peaks(make_launcher("local"), ranks, stop=stop)
-        if stop():
-            raise typer.Exit(_EXIT_STOPPED)
+    if peaks is None:
+        raise typer.Exit(_EXIT_STOPPED)
     rows = [
         (f"{dtype} {name}", " x ".join(map(str, rate["size"])), f"{quantity(rate['per_s'], 'FLOP')}/s", rate)
         for dtype, rates in peaks.matmul.items()

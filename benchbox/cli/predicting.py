@@ -191,7 +191,7 @@ def predict_run(folder: Path, policy_dirs: Sequence[Path], notify: Callable[[int
     cells = [Cell.from_dict(dict(summary.cell)) for summary in summaries if not summary.beyond_memory]
     sources = {record["memory"]["source"] for summary in summaries for record in summary.records if record["memory"]}
     device: Literal["cpu", "cuda"] = "cuda" if "torch.cuda" in sources else "cpu"
-    predictions = predict_cells(cells, policy_dirs, MeasureSpec(**run.measure).probed_step, device, notify)
+    predictions = predict_cells(cells, policy_dirs, MeasureSpec.from_dict(run.measure).probed_step, device, notify)
     return write_predictions(
         folder,
         {cell_id: entry.to_dict() for cell_id, entry in predictions.items() if isinstance(entry, Estimate)},

@@ -116,8 +116,6 @@ def _cell_of_matrix(
 
 
 def _cell_of_run(run: Path, prefix: str) -> "tuple[str, Cell, MeasureSpec]":
-    from dataclasses import fields
-
     from benchbox.cli.capacity import check_capacity
     from benchbox.cli.measured_cell import find_measured_cell
     from benchbox.spec.cell import MeasureSpec
@@ -125,8 +123,7 @@ def _cell_of_run(run: Path, prefix: str) -> "tuple[str, Cell, MeasureSpec]":
 
     setup, planned = find_measured_cell(run, prefix), RunStore(run).run()
     check_capacity(str(run), setup.cell.world_size)
-    names = {field.name for field in fields(MeasureSpec)}
-    return planned.name, setup.cell, MeasureSpec(**{key: value for key, value in planned.measure.items() if key in names})
+    return planned.name, setup.cell, MeasureSpec.from_dict(planned.measure)
 
 
 def _describe(cell: "Cell") -> str:

@@ -25,8 +25,10 @@ _TIMEOUT_S = 600.0
 _HANG_AFTER_S = 120.0
 
 
-def measure_links(launcher: Launcher, ranks: int, *, stop: Callable[[], bool]) -> tuple[str, MeasuredLinks]:
+def measure_links(launcher: Launcher, ranks: int, *, stop: Callable[[], bool]) -> tuple[str, MeasuredLinks] | None:
     """Return the backend of torch.distributed, and the times and fits of its collectives between `ranks` ranks.
+
+    None if `stop` ended it.
 
     Raises:
         CellFailedError: the group did not end ok, or its times do not grow with the size.
@@ -40,6 +42,8 @@ def measure_links(launcher: Launcher, ranks: int, *, stop: Callable[[], bool]) -
             hang_after_s=_HANG_AFTER_S,
         )
         outcome = run_group(job, launcher, stop=stop)
+        if stop():
+            return None
         if outcome.error is not None:
             raise CellFailedError(f"links could not be measured: {outcome.status}: {outcome.error['message']}")
         result = read_json(job.result(0))

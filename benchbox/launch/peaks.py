@@ -38,8 +38,10 @@ _TIMEOUT_S = 600.0
 _HANG_AFTER_S = 180.0
 
 
-def measure_peaks(launcher: Launcher, ranks: int, *, stop: Callable[[], bool]) -> MeasuredPeaks:
+def measure_peaks(launcher: Launcher, ranks: int, *, stop: Callable[[], bool]) -> MeasuredPeaks | None:
     """Return the peaks of one rank while `ranks` ranks work at once.
+
+    None if `stop` ended it.
 
     Raises:
         CellFailedError: the group did not end ok.
@@ -53,6 +55,8 @@ def measure_peaks(launcher: Launcher, ranks: int, *, stop: Callable[[], bool]) -
             hang_after_s=_HANG_AFTER_S,
         )
         outcome = run_group(job, launcher, stop=stop)
+        if stop():
+            return None
         if outcome.error is not None:
             raise CellFailedError(f"peaks could not be measured: {outcome.status}: {outcome.error['message']}")
         result = read_json(job.result(0))

@@ -78,7 +78,8 @@ def _lines(report: Report, most: int | None) -> Iterator[str]:
     if headline.cards:
         yield from ("", *(f"**{escape(sentence)}**" for sentence in headline.sentences), "", headline.compared, "")
         cards = [
-            f"- **{card.ratio}** {escape(card.sentence)}; {escape(card.context)} ({card.evidence})" for card in headline.cards
+            f"- **{card.ratio}** {'; '.join(escape(text) for text in (card.sentence, card.context) if text)} ({card.evidence})"
+            for card in headline.cards
         ]
         yield from _cut(cards, most)
     if headline.refused:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from benchbox.registry.launch_record import CellDict
 
 _LEVELS = ("ok", "missing", "warning", "error")  # the worst last
-_FINDING_LEVELS = {"error": "error", "warning": "warning"}  # a note changes nothing
+_FINDING_LEVELS = {"error": "error", "warning": "warning", "unknown": "missing"}  # a note changes nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -222,8 +222,9 @@ def build_report(
 def _peaks_of_machine(
     summaries: Sequence[CellSummary], peaks: Callable[[str], Mapping[str, MeasuredPeaks]] | None
 ) -> Mapping[str, MeasuredPeaks]:
-    """Return the peaks of the machine of all launches, if that is one."""
-    machines = {str((record["environment"] or {}).get("machine")) for summary in summaries for record in summary.records}
+    """Return the peaks of the machine of all launches that know theirs, if that is one."""
+    environments = [record["environment"] or {} for summary in summaries for record in summary.records]
+    machines = {machine for environment in environments if (machine := environment.get("machine")) is not None}
     return peaks(machines.pop()) if peaks is not None and len(machines) == 1 else {}
 
 

@@ -50,7 +50,7 @@ def write_reports(
     """
     store, folder = RunStore(run_path), run_path if out is None else out
     with LaunchTable() as table:
-        report = _read_report(store, memory_limit, table)
+        report = read_report(store, _added_to(table, store.records()), memory_limit)
         folder.mkdir(parents=True, exist_ok=True)
         packed = store.publish(folder) if pack else None
         html, markdown = folder / "report.html", folder / "report.md"
@@ -64,20 +64,22 @@ def write_reports(
 
 def write_figures(run_path: Path, folder: Path, memory_limit: int | None = None) -> list[Path]:
     """Write the figures of a run's report as SVG, PDF and PNG files, for papers and slides."""
-    report = _read_report(RunStore(run_path), memory_limit)
+    store = RunStore(run_path)
+    report = read_report(store, store.records(), memory_limit)
     return [path for drawing in report.figures for path in drawing.save(folder)]
 
 
 def summary_text(run_path: Path, memory_limit: int | None = None) -> str:
     """Return a page of Markdown on a run, for the summary of a CI job."""
-    return render_summary(_read_report(RunStore(run_path), memory_limit))
+    store = RunStore(run_path)
+    return render_summary(read_report(store, store.records(), memory_limit))
 
 
-def _read_report(store: RunStore, memory_limit: int | None, table: LaunchTable | None = None) -> Report:
-    """Read the records once, for the report and, if there is one, the table of launches."""
+def read_report(store: RunStore, records: Iterable[LaunchRecord], memory_limit: int | None = None) -> Report:
+    """Return the report of the records of a run, with what the run directory and this machine's cache have beside them."""
     return build_report(
         store.run(),
-        store.records() if table is None else _added_to(table, store.records()),
+        records,
         chain_head=store.chain.head(),
         predictions=read_predictions(store.path),
         unpredicted=read_unpredicted(store.path),

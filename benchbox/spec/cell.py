@@ -6,6 +6,7 @@ Its annotation is the type that a matrix file is checked with, so annotations ar
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -207,6 +208,11 @@ class MeasureSpec:
     timeout_s: float = 600.0  # of one launch, start to end
     hang_after_s: float = 120.0  # without progress of any rank, once the first rank has begun to step
     memory_limit: int | None = None  # bytes of one rank, beyond which it ends as oom
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the measurement of a plan, without what only the benchbox that wrote it knew."""
+        return cls(**{declared.name: values[declared.name] for declared in fields(cls) if declared.name in values})
 
     @property
     def probed_step(self) -> int:

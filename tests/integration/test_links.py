@@ -10,11 +10,15 @@ import pytest
 from typer.testing import CliRunner
 
 from benchbox.cli.app import app
+from benchbox.launch.links import measure_links
+from benchbox.launch.peaks import measure_peaks
+from benchbox.launch.process import make_launcher
 from benchbox.measure.environment import environment
 from benchbox.measure.links import COLLECTIVES
 from benchbox.store.links import read_links
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 MATRIX = """\
@@ -60,6 +64,18 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(measured))
     return measured
+
+
+@pytest.mark.parametrize("measure", [measure_links, measure_peaks])
+def test_what_is_stopped_measures_nothing_and_is_no_failure(measure: Callable[..., object]) -> None:
+    """Ctrl-C, after which `doctor` ends with 130."""
+    assert measure(make_launcher("local"), 2, stop=lambda: True) is None
+
+
+@pytest.mark.parametrize("option", ["--links", "--peaks"])
+def test_a_doctor_that_was_stopped_while_it_measured_ends_with_130(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"benchbox.launch.{option[2:]}.measure_{option[2:]}", lambda *_, **__: None)
+    assert CliRunner().invoke(app, ["doctor", option]).exit_code == 130
 
 
 def test_every_collective_is_timed_between_two_ranks_at_every_size(cache: Path) -> None:

@@ -9,8 +9,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+import psutil
 
 from benchbox.errors import BenchboxError
 from benchbox.launch.job import Job, Launcher, RankExit, RankGroup, read_rank_exits
@@ -223,7 +226,8 @@ class _ForkedGroup(RankGroup):
     def signal_ranks(self, pids: Sequence[int], number: int) -> None:
         for process in find_processes(self._job_id, session=self._leader):
             if process.pid in pids:
-                process.send_signal(number)
+                with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                    process.send_signal(number)
 
     def end(self) -> None:
         end_processes(self._job_id, session=self._leader, grace_s=self._grace_s)

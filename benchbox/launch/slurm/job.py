@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _POLL_S = 1.0
 # A job that Slurm no longer knows of has ended: it forgets them after some minutes.
 FORGOTTEN = "FORGOTTEN"
-_ACTIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "REQUEUED", "RESIZING", "STOPPED", "STAGE_OUT"}
+# All other states are of jobs that run, wait or will be queued again.
+_ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED"}
+_ENDED |= {"RECONFIG_FAIL", "PREEMPTED", "REVOKED", FORGOTTEN}
 _CANCEL_LIMIT_S = 90.0  # Slurm gives a job KillWait (by default 30 s) between SIGTERM and SIGKILL
 
 
@@ -41,7 +43,7 @@ class JobState:
 
     @property
     def active(self) -> bool:
-        return self.state in _ACTIVE
+        return self.state not in _ENDED
 
     @property
     def ended_by_itself(self) -> bool:

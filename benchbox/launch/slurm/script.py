@@ -23,8 +23,9 @@ export NNODES="$SLURM_JOB_NUM_NODES"
 export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 export MASTER_PORT="$((20000 + SLURM_JOB_ID % 10000))"  # two jobs may share a node
 
-# One task on each node starts the ranks of that node.
-exec srun --kill-on-bad-exit=0 bash -c 'NODE_RANK="$SLURM_NODEID" exec "$@"' benchbox \\
+# One task on each node starts the ranks of that node. srun asks for one CPU of it unless it is told.
+exec srun --kill-on-bad-exit=0 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} \\
+    bash -c 'NODE_RANK="$SLURM_NODEID" exec "$@"' benchbox \\
     {command}
 """
 

@@ -17,12 +17,15 @@ MAX_BYTES = 65_000  # GitHub refuses comments of more than 65,536 characters
 
 def render_markdown(comparison: RunComparison) -> str:
     """Render a comparison as GitHub-flavoured Markdown, with the tables that fit into a comment. Input text is escaped."""
-    lines, size = [], 0
+    lines: list[str] = []
+    size, in_details = 0, False
     for line in _lines(comparison):
         size += len(line.encode()) + 1
         if size > MAX_BYTES:
+            lines += ["", "</details>"] if in_details else []
             lines += ["", "The rest does not fit into a comment: `benchbox compare` prints it."]
             break
+        in_details = line.startswith("<details>") or (in_details and line != "</details>")
         lines.append(line)
     return "\n".join(lines) + "\n"
 

@@ -65,8 +65,10 @@ def row_name(summary: CellSummary, fields: Sequence[str]) -> str:
 
 
 def launches_note(summary: CellSummary) -> str:
-    """Return the note beside a number of a cell in which not every launch ended ok."""
-    return "" if summary.complete else f" ({len(summary.ok)}/{summary.planned} ok)"
+    """Return the note beside a number of a cell in which not every launch ended ok, or that trains differently."""
+    if summary.complete:
+        return ""
+    return f" ({len(summary.ok)}/{summary.planned} ok)" if len(summary.ok) < summary.planned else f" ({summary.status})"
 
 
 def by_task(summaries: Sequence[CellSummary], axes: Sequence[str]) -> dict[str, list[CellSummary]]:

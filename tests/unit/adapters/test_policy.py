@@ -173,6 +173,12 @@ def test_parameters_that_no_loss_depends_on_are_frozen():
     assert {name for name, p in policy.module.named_parameters() if not p.requires_grad} == {"unused.weight", "unused.bias"}
 
 
+def test_of_a_policy_that_is_all_frozen_no_parameter_is_unused():
+    policy = built_directly().requires_grad_(False)
+    assert policy.freeze_unused_parameters() is None
+    assert policy.unused_parameters == ()
+
+
 def test_a_trial_step_leaves_no_trace():
     policy = built_directly()
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}

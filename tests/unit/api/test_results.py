@@ -13,9 +13,12 @@ import pandas as pd
 import pytest
 
 import benchbox
+from benchbox.analysis.baseline import slug
 from benchbox.errors import ConfigurationError, RecordError
+from benchbox.store.peaks import write_peaks
 from benchbox.store.run import RunStore
 from tests.support.example_run import CELL, MEASURE, example_record, example_run, steady_records, write_example
+from tests.support.peaks import made_up_peaks
 
 PUBLISHED = Path(__file__).parents[3] / "reports"
 
@@ -63,6 +66,19 @@ def test_steps_of_the_slowest_rank_give_the_step_time_of_the_record(results):
     phases = steps.dropna(subset="step_time_s")
     total = phases[[name for name in phases if name.endswith("_s") and name != "step_time_s"]].sum(axis=1)
     assert list(total) == pytest.approx(list(phases["step_time_s"]))
+
+
+def test_the_report_has_what_the_run_directory_and_the_machine_know(tmp_path, monkeypatch):
+    """As the page: here the peaks of this machine."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    store = RunStore(tmp_path / "run")
+    store.write_run(example_run([CELL]))
+    record = example_record()
+    record["environment"]["threads"] = 1
+    store.write_record(record)
+    write_peaks(slug(record["environment"]["machine"]), made_up_peaks())
+    (cell,) = benchbox.load(store.path).report.observed
+    assert "forward and backward" in {item.name for item in cell.observations}
 
 
 def test_findings_name_their_launch_and_keep_their_evidence(tmp_path):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import deepspeed.accelerator
 import pytest
 
 from benchbox.backends.extension import NAME, build_extension, extension_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Builder:
@@ -60,13 +57,23 @@ def test_a_lock_that_a_killed_build_left_is_removed_while_no_other_rank_can_buil
     stale = extension_file(builder.root).parent / "lock"
     stale.parent.mkdir()
     stale.touch()
-    seen: list[bool] = []
+    steps: list[str] = []
+    unlink = Path.unlink
+
+    def note(step: str) -> None:
+        with (builder.root / f"{NAME}.building").open("w") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        steps.append(step)
+
+    def remove(path: Path, *, missing_ok: bool) -> None:
+        note("remove")
+        unlink(path, missing_ok=missing_ok)
 
     def load(*, verbose: bool) -> None:
-        with (builder.root / f"{NAME}.building").open("w") as file, pytest.raises(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        seen.append(stale.exists())
+        note("load")
+        assert not stale.exists()
 
+    monkeypatch.setattr(Path, "unlink", remove)
     monkeypatch.setattr(builder, "load", load)
     build_extension()
-    assert seen == [False]
+    assert steps == ["remove", "load"]

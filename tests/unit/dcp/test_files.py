@@ -1,10 +1,11 @@
-"""A folder of tensors is read from its own files only."""
+"""Folders of tensors are on disk once they are written, and read from their own files only."""
 
 from __future__ import annotations
 
+import os
 import pickle
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +15,19 @@ from benchbox.dcp.metadata import load_metadata
 from benchbox.dcp.shards import full_shards
 from benchbox.errors import DataError
 
-if TYPE_CHECKING:
-    from pathlib import Path
+
+def test_every_rank_flushes_its_tensors_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another node wrote to a shared file system, rank 0 cannot flush when it gives the checkpoint its name."""
+    flushed: list[str] = []
+    flush = os.fsync
+
+    def note(descriptor: int) -> None:
+        flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_shards(tmp_path, {"weight": full_shards(torch.ones(2))}, None)
+    assert "__0_0.distcp" in flushed
 
 
 def test_metadata_that_names_a_file_of_another_folder_is_refused(tmp_path: Path) -> None:

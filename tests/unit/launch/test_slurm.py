@@ -41,6 +41,18 @@ def test_resources_are_lines_of_the_script() -> None:
     assert 'NODE_RANK="$SLURM_NODEID" exec "$@"' in script
 
 
+@pytest.mark.parametrize(("cpus", "words"), [("32", ["--cpus-per-task=32"]), (None, [])])
+def test_a_task_asks_for_the_cpus_of_the_job(cpus: str | None, words: list[str], tmp_path: Path) -> None:
+    """srun takes them over from sbatch in no version since 22.05, and a task that is bound to one CPU has one thread."""
+    script = render_script(parse_slurm_options([]), name="m", command=["benchbox"], folder=tmp_path, logs=tmp_path)
+    (tmp_path / "srun").write_text('#!/bin/bash\nprintf "%s\n" "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"} | ({"SLURM_CPUS_PER_TASK": cpus} if cpus else {})
+    subprocess.run(["bash", "-c", script], env=variables, cwd=tmp_path, check=True, stderr=subprocess.DEVNULL)
+    arguments = (tmp_path / "job-7.log").read_text().splitlines()
+    assert [word for word in arguments if word.startswith("--cpus") or not word] == words
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -164,10 +176,16 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], S
         ("echo 'PENDING|Resources'", "PENDING (Resources)", True, False),
         ("echo 'RUNNING|None'", "RUNNING", True, False),
         ("echo 'COMPLETING|None'", "COMPLETING", True, False),
+        ("echo 'SUSPENDED|None'", "SUSPENDED", True, False),
+        ("echo 'SIGNALING|None'", "SIGNALING", True, False),
+        ("echo 'REQUEUE_HOLD|JobHeldUser'", "REQUEUE_HOLD (JobHeldUser)", True, False),
         ("echo 'COMPLETED|None'", "COMPLETED", False, True),
         ("echo 'FAILED|NonZeroExitCode'", "FAILED (NonZeroExitCode)", False, True),
         ("echo 'TIMEOUT|TimeLimit'", "TIMEOUT (TimeLimit)", False, False),
         ("echo 'NODE_FAIL|None'", "NODE_FAIL", False, False),
+        ("echo 'CANCELLED|None'", "CANCELLED", False, False),
+        ("echo 'OUT_OF_MEMORY|OutOfMemory'", "OUT_OF_MEMORY (OutOfMemory)", False, False),
+        ("echo 'PREEMPTED|None'", "PREEMPTED", False, False),
         ("true", "FORGOTTEN", False, False),
         ("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", "FORGOTTEN", False, False),
     ],

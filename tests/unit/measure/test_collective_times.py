@@ -32,12 +32,13 @@ def test_without_a_wait_a_rank_is_blocked_from_the_last_collective_of_a_phase_to
     ]
 
 
-@pytest.mark.parametrize(("size", "overflows"), [("3", False), ("2", True)])
+@pytest.mark.parametrize(("size", "first_ns", "overflows"), [("3", 50, False), ("2", 50, True), ("2", -5, False)])
 def test_a_recorder_that_has_lost_collectives_of_the_steps_gives_no_times(
-    clock: CollectiveClock, monkeypatch: pytest.MonkeyPatch, size: str, overflows: bool
+    clock: CollectiveClock, monkeypatch: pytest.MonkeyPatch, size: str, first_ns: int, overflows: bool
 ) -> None:
+    """One that has a collective from before the steps has lost only others from before."""
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", size)
-    monkeypatch.setattr(collective_times, "_read_recorder", lambda: [("g/1", 50), ("g/2", 60)])
+    monkeypatch.setattr(collective_times, "_read_recorder", lambda: [("g/1", first_ns), ("g/2", 60)])
     times, reason = clock.result()
     if overflows:
         assert times is None
@@ -45,4 +46,5 @@ def test_a_recorder_that_has_lost_collectives_of_the_steps_gives_no_times(
         assert reason.startswith("there were more collectives than torch records")
     else:
         assert times is not None
-        assert (times["arrivals"], reason) == ([[["g/1", 50], ["g/2", 60]]], None)
+        in_steps = [[key, at] for key, at in (("g/1", first_ns), ("g/2", 60)) if at > 0]
+        assert (times["arrivals"], reason) == ([in_steps], None)

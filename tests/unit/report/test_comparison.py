@@ -65,6 +65,13 @@ def test_markdown_of_thousands_of_changes_fits_into_a_comment_of_github():
     assert text.startswith("**new against old: 500 of 1000 settled figures are worse")
 
 
+def test_a_comment_that_is_cut_within_what_is_hidden_says_so_outside_of_it():
+    lines = render_markdown(replace(COMPARISON, changes=(*CHANGES, *CHANGES[2:] * 1000))).splitlines()
+    assert lines[-3:] == ["</details>", "", "The rest does not fit into a comment: `benchbox compare` prints it."]
+    assert lines.count("</details>") == 1
+    assert "</details>" not in render_markdown(replace(COMPARISON, changes=CHANGES[:2] * 500))
+
+
 def test_junit_fails_a_regression_and_skips_what_is_not_settled():
     suite = ET.fromstring(render_junit(COMPARISON)).find("testsuite")
     assert {name: suite.get(name) for name in ("tests", "failures", "skipped")} == {

@@ -51,7 +51,15 @@ def test_a_run_that_compares_no_recipes_has_no_grid():
     assert "What each recipe does" not in render_html(report)
 
 
-@pytest.mark.parametrize(("severity", "level", "column"), [("error", "error", "BXP201 error"), ("info", "ok", "1 note")])
+@pytest.mark.parametrize(
+    ("severity", "level", "column"),
+    [
+        ("error", "error", "BXP201 error"),
+        ("warning", "warning", "BXP201 warning"),
+        ("unknown", "missing", "BXP201 unknown"),  # something could not be read: it may be wrong
+        ("info", "ok", "1 note"),
+    ],
+)
 def test_a_cell_has_the_colour_of_its_worst_finding_and_the_table_counts_its_notes(severity, level, column):
     """Every update arrives in the weights, and the second moment stalls all the same."""
     cells = [replace(CELL, recipe=recipe) for recipe in ("fp32", "bf16_kahan")]

@@ -8,6 +8,7 @@ import pytest
 
 from benchbox.registry.metrics import metrics
 from benchbox.registry.phases import PHASES
+from benchbox.report.markdown import render_markdown
 from benchbox.report.view import build_report
 from benchbox.spec.cell import DataSpec
 from tests.support.example_run import CELL, OOM, example_record, example_run, write_example
@@ -53,6 +54,20 @@ def test_a_headline_says_what_was_compared(example):
         "cams=1 attention=sdpa checkpointing=yes",
         "cams=4 attention=sdpa checkpointing=yes",
     }
+
+
+def test_a_card_of_a_run_that_varies_only_the_compared_fields_has_no_context():
+    text = render_markdown(report_of(launches(FSDP), launches(ZERO)))
+    assert "the samples/s of zero2, by fsdp1\\_full (2 against 2 launches" in text
+
+
+def test_a_cell_that_trains_differently_says_so_beside_its_bars():
+    wrong = [record | {"grad_norm": [2 * norm for norm in record["grad_norm"]]} for record in launches(FSDP)]
+    report = report_of(wrong, launches(ZERO))
+    assert column(report, "status") == ["diverged (2/2 ok)", "ok"]
+    for key in ("throughput", "memory", "phases"):
+        marked = [text for text in texts_of(figure(report, key).svg()) if "(diverged)" in text]
+        assert len(marked) == 1, key
 
 
 def test_cells_that_are_not_compared_for_one_reason_have_one_line():

@@ -35,6 +35,16 @@ def cell(**changes: object) -> Cell:
     return Cell(**(values | changes))  # type: ignore[arg-type]
 
 
+def test_what_steps_draw_depends_on_the_seed_of_the_cell_alone() -> None:
+    draws = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(len(draws))
+        seeded = cell(policy="value", seed=seed)
+        build_session(seeded, build_cell_policy(seeded), [])
+        draws.append(torch.rand(1).item())
+    assert draws[0] == draws[1] != draws[2]
+
+
 @pytest.mark.parametrize(
     ("changes", "because"),
     [

@@ -169,6 +169,12 @@ def test_published_weights_make_another_cell_and_without_them_a_cell_keeps_the_i
     assert Cell.from_dict(older).cell_id == cell.cell_id
 
 
+def test_a_measurement_of_another_version_has_its_known_keys():
+    written = dataclasses.asdict(MeasureSpec(steps=4)) | {"added_later": 1}
+    del written["hang_after_s"]
+    assert MeasureSpec.from_dict(written) == MeasureSpec(steps=4)
+
+
 @pytest.mark.parametrize(("file", "spec"), [(OptimFile, OptimSpec), (MeasureFile, MeasureSpec)])
 def test_the_file_names_every_setting_there_is(file, spec):
     assert list(file.model_fields) == [field.name for field in fields(spec)]

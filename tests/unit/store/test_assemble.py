@@ -251,11 +251,13 @@ def test_samples_that_the_ranks_drew_of_each_dataset_are_added_up():
 
 
 def test_collectives_are_those_of_the_rank_with_most_calls_and_bytes():
+    fewer, more = {"count": 2, "bytes": 1000}, {"count": 3, "bytes": 900}
     ranks = [rank_result(CELL, rank) for rank in range(2)]
-    ranks[0]["collectives"] = {"all_reduce": {"count": 3, "bytes": 900}, "broadcast": {"count": 1, "bytes": 8}}
-    ranks[1]["collectives"] = {"all_reduce": {"count": 2, "bytes": 1000}}
+    ranks[0]["collectives"] = {"all_reduce": more, "all_gather": fewer, "broadcast": {"count": 1, "bytes": 8}}
+    ranks[1]["collectives"] = {"all_reduce": fewer, "all_gather": more}
     assert assemble(ranks)["collectives"] == {
         "all_reduce": {"count": 3, "bytes": 1000},
+        "all_gather": {"count": 3, "bytes": 1000},
         "broadcast": {"count": 1, "bytes": 8},
     }
 

@@ -292,19 +292,3 @@ def test_the_kernel_of_an_optimizer_is_chosen_where_it_runs(checkpoints: Checkpo
     trained.backend.prepared.stepping.param_groups[0]["triton"] = True
     checkpoints.restore(resumed, checkpoints.save(trained, 1))
     assert resumed.backend.prepared.stepping.param_groups[0]["triton"] is False
-
-
-def test_the_tensors_of_a_checkpoint_are_flushed_to_disk(
-    checkpoints: CheckpointManager, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A machine that loses its power must not leave a checkpoint whose files are empty."""
-    flushed: list[str] = []
-    through = os.fsync
-
-    def flush(descriptor: int) -> None:
-        flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
-        through(descriptor)
-
-    monkeypatch.setattr(os, "fsync", flush)
-    checkpoints.save(SmallSession(), 1)
-    assert "__0_0.distcp" in flushed

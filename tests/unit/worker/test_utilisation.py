@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from benchbox.measure.flops import DEVICE_PEAKS
+from benchbox.measure.phases import ProgressTracker
+from benchbox.spec.cell import OptimSpec
+from benchbox.store.events import EventWriter
 from benchbox.theory.flops import Product
+from benchbox.worker import training
 from benchbox.worker.utilisation import StepUtilisation
+from tests.support.ranks import tiny_cell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 CPU = torch.device("cpu")
 
@@ -81,11 +89,28 @@ def test_it_is_unknown_while_steps_leave_out_work_that_the_formula_counts(monkey
     assert steps.mfu(0.1) == (pytest.approx(0.24), None)
 
 
+def test_a_training_knows_it_from_the_step_on_in_which_its_backbone_thaws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DEVICE_PEAKS, "this cpu", 1e12)
+    cell = tiny_cell(backend="single", world_size=1, batch=1, optim=OptimSpec(freeze_backbone_steps=1))
+    config = {"name": "t", "cell": cell.to_dict(), "steps": 2, "log_every": 1, "hang_after_s": 60.0}
+    job: Any = {"train": config, "folder": str(tmp_path), "resume": False, "policy_dirs": []}
+    signals: Any = SimpleNamespace(requested=None, defer=lambda: None)
+    training.train(job, 0, ProgressTracker(), EventWriter(tmp_path / "events", 0), signals)
+    frozen, thawed = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert frozen["mfu"] is None
+    assert frozen["mfu_reason"].startswith("the backbone is frozen now")
+    assert 0 < thawed["mfu"] < 1
+
+
 def test_it_is_unknown_for_a_reason_and_batches_pass_unrecorded() -> None:
     stream = batches()
     steps = use()
     assert steps.record(stream) is stream
     assert steps.mfu(0.1) == (None, "no peak is known for this cpu")
+    frozen = StepUtilisation(Formula(), CPU, accumulation=1, compute="bfloat16", is_partial=lambda: True)
+    assert frozen.mfu(0.1) == (None, "no peak is known for this cpu"), "which no thaw will change"
     assert StepUtilisation(None, CPU, accumulation=1, compute="bfloat16").mfu(0.1) == (
         None,
         "the policy declares no formula of its FLOPs",

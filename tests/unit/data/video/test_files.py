@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import av
 import numpy as np
 
@@ -37,7 +39,11 @@ def test_the_video_that_was_not_used_for_longest_is_closed_and_opened_anew(tmp_p
         writer.close()
     cache = VideoCache(10)
     first, second = cache.open(paths[0]), cache.open(paths[1])
+    closed = []
+    for reader in (first, second):
+        monkeypatch.setattr(reader, "close", partial(closed.append, reader.path))
     assert cache.open(paths[0]) is first
     assert cache.open(paths[2]).path == paths[2]
+    assert closed == [paths[1]]
     assert cache.open(paths[0]) is first
     assert cache.open(paths[1]) is not second

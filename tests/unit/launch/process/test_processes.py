@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
+import pytest
+
+from benchbox.launch.process import cold, warm
 from benchbox.launch.process.processes import end_processes
 
 
-def test_a_leader_that_has_not_started_its_session_yet_is_ended():
+def test_a_leader_that_has_not_started_its_session_yet_is_ended() -> None:
     """A stop may come between the fork of the leader and its first instruction: all its ranks would run to their end."""
     leader = subprocess.Popen(["sleep", "600"])
     try:
@@ -17,3 +23,15 @@ def test_a_leader_that_has_not_started_its_session_yet_is_ended():
     finally:
         leader.kill()
         leader.wait()
+
+
+@pytest.mark.parametrize("group", [warm._ForkedGroup, cold._TorchrunGroup])
+def test_a_rank_that_ends_before_its_signal_needs_none(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch system may signal the ranks as well."""
+    rank = subprocess.Popen(["sleep", "600"])
+    process = psutil.Process(rank.pid)
+    rank.kill()
+    rank.wait()
+    monkeypatch.setattr(f"{group.__module__}.find_processes", lambda *_, **__: [process])
+    group.signal_ranks(SimpleNamespace(_job_id="job", _leader=1), [rank.pid], signal.SIGUSR1)
+    assert not process.is_running()
