@@ -9,14 +9,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from math import comb
+from statistics import median
 from typing import TYPE_CHECKING, Literal
 
-from benchbox.analysis.comparability import verdict_of_effect, why_incomparable
-from benchbox.analysis.inference import ONE_TEST, Criteria, estimate_effect, launches_to_settle
+from benchbox.analysis.best_batches import repeats
+from benchbox.analysis.comparability import throughput_effect, verdict_of_effect, why_incomparable, why_not_judged
+from benchbox.analysis.inference import ONE_TEST, Criteria, launches_to_settle
 from benchbox.registry.metrics import metric_by_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
     from benchbox.analysis.inference import Effect
@@ -29,10 +31,11 @@ PrecisionState = Literal["right", "wrong", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """A set-up that is not shown to be slower than the fastest. `effect` is the fastest's throughput as a multiple of its."""
+    """A set-up beside the fastest. `effect` is the fastest's throughput as a multiple of its."""
 
     summary: CellSummary
     effect: Effect | None
+    is_slower: bool = False  # launches show that it is slower
     is_equal: bool = False  # launches show that no difference is relevant
     reason: str | None = None  # why they cannot be compared
 
@@ -45,6 +48,7 @@ class Answer:
     fastest: CellSummary | None
     rivals: tuple[Rival, ...]  # that launches do not show to be slower, the nearest first
     candidates: int  # set-ups among which the fastest was chosen
+    launches: tuple[int, int]  # of each set-up that a comparison with the fastest is made of: least and most
     too_large: int  # set-ups that ended ok and need more than the memory limit
     unknown_memory: int  # set-ups that ended ok and whose peak was not observed, if there is a limit
     wrong: tuple[CellSummary, ...]  # set-ups at least as fast whose precision is wrong, the fastest first
@@ -60,19 +64,27 @@ class Answer:
 
 
 def answers(
-    summaries: Sequence[CellSummary], *, memory_limit: int | None = None, criteria: Criteria = ONE_TEST
+    summaries: Sequence[CellSummary],
+    *,
+    memory_limit: int | None = None,
+    criteria: Criteria = ONE_TEST,
+    walked: Collection[str] = (),
 ) -> list[Answer]:
     """Return the answer for every task of a run, in the order of its cells.
 
     Args:
         memory_limit: bytes of a rank; set-ups with a larger peak, or an unknown one, are no candidates.
-        criteria: of the tests. All pairs of a task count, because the fastest is chosen by the launches that are tested.
+        criteria: of the tests. All pairs of every task count, because the fastest is chosen by the launches that are tested.
+        walked: ids of the cells of walks, whose first launch chose the batch and is not tested.
     """
     tasks: dict[str, list[CellSummary]] = {}
     for summary in summaries:
         task = {field: value for field, value in summary.cell.items() if field not in SETUP_FIELDS}
-        tasks.setdefault(json.dumps(task, sort_keys=True), []).append(summary)
-    return [_answer(cells, memory_limit, criteria) for cells in tasks.values()]
+        measured = repeats(summary) if summary.cell_id in walked else summary
+        tasks.setdefault(json.dumps(task, sort_keys=True), []).append(measured)
+    setups = [_SetUps(cells, memory_limit) for cells in tasks.values()]
+    pairs = sum(comb(len(of_task.candidates), 2) for of_task in setups)
+    return [_answer(of_task, pairs, criteria) for of_task in setups]
 
 
 def precision_state(summary: CellSummary) -> PrecisionState:
@@ -83,32 +95,56 @@ def precision_state(summary: CellSummary) -> PrecisionState:
     return "wrong" if "error" in severities else "unknown" if "unknown" in severities else "right"
 
 
-def _answer(cells: Sequence[CellSummary], memory_limit: int | None, criteria: Criteria) -> Answer:
-    task = {field: value for field, value in cells[0].cell.items() if field not in SETUP_FIELDS}
-    measured = sorted((summary for summary in cells if summary.status == "ok" and _speed(summary)), key=_speed, reverse=True)
-    with_peak = [summary for summary in measured if memory_limit is None or summary.peak_bytes is not None]
-    fitting = [summary for summary in with_peak if memory_limit is None or (summary.peak_bytes or 0) <= memory_limit]
-    candidates = [summary for summary in fitting if precision_state(summary) != "wrong"]
+class _SetUps:
+    """The set-ups of a task: those that were measured, that fit, and whose precision is not wrong, the fastest first."""
+
+    def __init__(self, cells: Sequence[CellSummary], memory_limit: int | None) -> None:
+        self.task = {field: value for field, value in cells[0].cell.items() if field not in SETUP_FIELDS}
+        measured = sorted(
+            (summary for summary in cells if summary.status == "ok" and _speed(summary)), key=_speed, reverse=True
+        )
+        with_peak = [summary for summary in measured if memory_limit is None or summary.peak_bytes is not None]
+        self.fitting = [summary for summary in with_peak if memory_limit is None or (summary.peak_bytes or 0) <= memory_limit]
+        self.too_large = len(with_peak) - len(self.fitting)
+        self.unknown_memory = len(measured) - len(with_peak)
+        self.candidates = _in_common_launches([summary for summary in self.fitting if precision_state(summary) != "wrong"])
+
+
+def _in_common_launches(summaries: Sequence[CellSummary]) -> list[CellSummary]:
+    """Return the set-ups by their median over the launches that all have: the others were measured at other times."""
+    values = [summary.by_launch(metric_by_name("global_samples_per_s")) for summary in summaries]
+    numbers = set.intersection(*map(set, values)) if values else set()
+    if not numbers:
+        return list(summaries)
+    speeds = [median(side[number] for number in numbers) for side in values]
+    order = sorted(range(len(summaries)), key=lambda index: speeds[index], reverse=True)
+    return [summaries[index] for index in order]
+
+
+def _answer(setups: _SetUps, pairs: int, criteria: Criteria) -> Answer:
+    candidates = setups.candidates
     fastest = candidates[0] if candidates else None
-    pairs = comb(len(candidates), 2)
     judged = [] if fastest is None else [_rival(fastest, summary, pairs, criteria) for summary in candidates[1:]]
-    rivals = tuple(rival for rival in judged if rival is not None)
-    nearest = next((rival.summary for rival in rivals if not rival.is_equal), None)
-    launches = min((len(summary.ok) for summary in (fastest, nearest) if summary is not None), default=0)
-    missing = launches_to_settle(max(1, pairs), alpha=criteria.alpha) - launches
+    counts = [min(rival.effect.launches) for rival in judged if rival.effect is not None]
+    rivals = tuple(rival for rival in judged if not rival.is_slower)
+    nearest = next((rival for rival in rivals if not rival.is_equal and rival.effect is not None), None)
+    missing = 0
+    if nearest is not None and nearest.effect is not None:
+        missing = launches_to_settle(max(1, pairs), alpha=criteria.alpha) - min(nearest.effect.launches)
     return Answer(
-        task=task,
+        task=setups.task,
         fastest=fastest,
         rivals=rivals,
         candidates=len(candidates),
-        too_large=len(with_peak) - len(fitting),
-        unknown_memory=len(measured) - len(with_peak),
+        launches=(min(counts), max(counts)) if counts else (0, 0),
+        too_large=setups.too_large,
+        unknown_memory=setups.unknown_memory,
         wrong=tuple(
             summary
-            for summary in fitting
+            for summary in setups.fitting
             if precision_state(summary) == "wrong" and (fastest is None or _speed(summary) >= _speed(fastest))
         ),
-        more_launches=missing if missing > 0 and nearest is not None else None,
+        more_launches=missing if missing > 0 else None,
     )
 
 
@@ -117,12 +153,10 @@ def _speed(summary: CellSummary) -> float:
     return 0.0 if spread is None else spread.value
 
 
-def _rival(fastest: CellSummary, other: CellSummary, pairs: int, criteria: Criteria) -> Rival | None:
-    """Return the other set-up if launches do not show that it is slower."""
-    if reason := why_incomparable(fastest, other, SETUP_FIELDS):
+def _rival(fastest: CellSummary, other: CellSummary, pairs: int, criteria: Criteria) -> Rival:
+    """Return what launches show of another set-up beside the fastest."""
+    if reason := why_incomparable(fastest, other, SETUP_FIELDS) or why_not_judged(fastest, other, criteria):
         return Rival(summary=other, effect=None, reason=reason)
-    metric = metric_by_name("global_samples_per_s")
-    effect = estimate_effect(fastest.by_launch(metric), other.by_launch(metric), alpha=criteria.alpha, pairs=pairs)
-    p = None if effect.p is None else min(1.0, effect.p * pairs)
-    verdict = verdict_of_effect(effect, p, criteria)
-    return None if verdict == "improvement" else Rival(summary=other, effect=effect, is_equal=verdict == "neutral")
+    effect = throughput_effect(fastest, other, criteria, pairs)
+    verdict = verdict_of_effect(effect, None if effect.p is None else min(1.0, effect.p * pairs), criteria)
+    return Rival(summary=other, effect=effect, is_slower=verdict == "improvement", is_equal=verdict == "neutral")

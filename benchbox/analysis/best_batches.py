@@ -26,7 +26,7 @@ def compare_best_batches(
     """
     fields, obstacle = reference_axis(reference, axes)
     fastest = {
-        walk_point(result.fastest.cell): _repeats(result.fastest)
+        walk_point(result.fastest.cell): repeats(result.fastest)
         for result in results
         if result.fastest and result.outcome in ("complete", "capped")
     }
@@ -39,7 +39,7 @@ def compare_best_batches(
     return list(compare_pairs(pairs, (*fields, "batch"), obstacle, criteria).values()) if fields else []
 
 
-def _repeats(summary: CellSummary) -> CellSummary:
+def repeats(summary: CellSummary) -> CellSummary:
     """Return a summary of the launches after the one that chose the batch, which favours whatever chance made fast."""
     records = tuple(record for record in summary.records if record["launch"] > 1)
     if not any(record["status"] == "ok" for record in records):

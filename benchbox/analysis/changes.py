@@ -11,8 +11,17 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from benchbox.analysis.comparability import Verdict, environment_differences, steps_difference, verdict_of_effect
-from benchbox.analysis.inference import ALPHA, RELEVANT, Criteria, estimate_effect, holm, launches_to_settle
+from benchbox.analysis.comparability import environment_differences, steps_difference, verdict_of_effect
+from benchbox.analysis.inference import (
+    ALPHA,
+    RELEVANT,
+    Criteria,
+    Verdict,
+    can_settle,
+    estimate_effect,
+    holm,
+    launches_to_settle,
+)
 from benchbox.analysis.noise import noise_floor
 from benchbox.analysis.regression import has_noise
 from benchbox.analysis.summary import label, varying_fields
@@ -114,6 +123,8 @@ def compare_runs(
     pairs = {**head.cells, **{cell_id: cell for cell_id, cell in base.cells.items() if cell_id not in head.cells}}
     fields = varying_fields(figures.cell for figures in pairs.values())
     criteria = Criteria(relevant=relevant)
+    both_ok = [cell_id for cell_id in pairs if _both_ok(base.cells.get(cell_id), head.cells.get(cell_id))]
+    noisy = max(1, len(both_ok) * sum(map(has_noise, named)))  # figures that may be tested
     changes: list[Change] = []
     effects: dict[int, tuple[Effect, Metric]] = {}  # index of the change -> better / worse
     for cell_id, figures in pairs.items():
@@ -126,7 +137,7 @@ def compare_runs(
         assert before is not None
         assert after is not None
         for metric in named:
-            change, effect = _change(cell_id, text, metric, before, after, refusal, relevant, len(pairs) * len(named))
+            change, effect = _change(cell_id, text, metric, before, after, refusal, relevant, noisy)
             if change is None:
                 continue
             if effect is not None:
@@ -135,7 +146,7 @@ def compare_runs(
     adjusted = holm([effect.p for effect, _ in effects.values()])
     needed = launches_to_settle(max(1, len(effects)))
     for (index, (effect, metric)), p in zip(effects.items(), adjusted, strict=True):
-        changes[index] = _judge(changes[index], effect, p, metric, criteria, noise, needed)
+        changes[index] = _judge(changes[index], effect, p, metric, criteria, noise, len(effects))
     return RunComparison(
         base=base.name,
         head=head.name,
@@ -153,6 +164,10 @@ def _refusal(base: RunFigures, head: RunFigures, differences: Mapping[str, str])
     if differences:
         return f"they also differ in {'; '.join(differences.values())} (--vary {','.join(differences)} compares nevertheless)"
     return steps_difference(base.measure, head.measure)
+
+
+def _both_ok(before: CellFigures | None, after: CellFigures | None) -> bool:
+    return before is not None and after is not None and before.status == after.status == "ok"
 
 
 def _status_change(cell_id: str, text: str, before: CellFigures | None, after: CellFigures | None) -> Change | None:
@@ -223,9 +238,9 @@ def _judge(
     metric: Metric,
     criteria: Criteria,
     noise: Noise | None,
-    needed: int,
+    pairs: int,
 ) -> Change:
-    """Return the change with the verdict that its launches show, as head / base."""
+    """Return the change with the verdict that its launches show, as head / base. `pairs` are all that are tested."""
     verdict, reason = verdict_of_effect(effect, adjusted_p, criteria), None
     ratio, low, high, launches = effect.ratio, effect.low, effect.high, effect.launches
     if metric.direction == "lower":
@@ -233,8 +248,8 @@ def _judge(
         low, high = (None if bound is None else 1 / bound for bound in (high, low))
     else:
         launches = launches[::-1]
-    if verdict == "inconclusive" and min(launches) < needed:
-        reason = f"{launches[0]} and {launches[1]} launches cannot settle it: {needed} on each side can"
+    if verdict == "inconclusive" and not can_settle(launches, pairs):
+        reason = f"{launches[0]} and {launches[1]} launches cannot settle it: {launches_to_settle(pairs)} on each side can"
     elif verdict in ("improvement", "regression") and noise is not None:
         floor = noise_floor(noise.sigma, min(launches))
         if max(effect.ratio, 1 / effect.ratio) < 1 + floor:

@@ -6,10 +6,20 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
 
 from benchbox.analysis.adam_state import adam_dtypes
-from benchbox.analysis.inference import ONE_TEST, Criteria, Effect, estimate_effect, holm, launches_to_settle
+from benchbox.analysis.inference import (
+    ONE_TEST,
+    Criteria,
+    Effect,
+    Verdict,
+    estimate_effect,
+    has_enough_rounds,
+    holm,
+    launches_to_settle,
+)
 from benchbox.analysis.summary import MISSING, matrix_text
 from benchbox.registry.metrics import metric_by_name
 
@@ -42,16 +52,14 @@ _SAME_IN_A_RUN = ("machine", "benchbox", "torch", "accelerate", "deepspeed", "dr
 # A gate judges what their change does; and the machine has a message of its own.
 _JUDGED_BY_GATE = ("machine", "benchbox_sha256", "policy_sha256")
 
-Verdict = Literal["improvement", "neutral", "regression", "inconclusive", "incomparable", "missing"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Throughput of one cell as a multiple of another's, with its verdict, or the reason why that number would mislead.
 
-    An improvement or a regression is larger than `criteria.relevant`, and shown by launches at a p of at most `criteria.alpha`
-    after Holm's correction for the number of pairs. Of a neutral pair the whole interval is within what is relevant. Any other
-    is inconclusive.
+    Of an improvement or a regression launches show that the cells differ, at a p of at most `criteria.alpha` after Holm's
+    correction for the number of pairs, and the estimate of the difference is at least `criteria.relevant`. Of a neutral pair
+    the interval that holds for all pairs at once is within what is relevant. Any other is inconclusive.
     """
 
     axis: tuple[str, ...]
@@ -160,18 +168,45 @@ def _comparison(
         is_missing = MISSING in (subject.status, reference.status if reference else None)
         verdict: Verdict = "missing" if is_missing else "incomparable"
         return Comparison(axis=axis, subject=subject, reference=reference, verdict=verdict, reason=reason)
-    if criteria.complete and not (subject.complete and reference.complete):
-        reason = f"{subject.planned} launches of both cells are judged together, and some are missing"
+    if reason := why_not_judged(subject, reference, criteria):
         return Comparison(
             axis=axis, subject=subject, reference=reference, verdict="inconclusive", reason=reason, criteria=criteria
         )
-    metric = metric_by_name("global_samples_per_s")
-    values = [summary.by_launch(metric) for summary in (subject, reference)]
-    if criteria.complete:  # the reference goes on for its other pairs: this one stays as its look has left it
-        last = min(map(max, values))
-        values = [{number: value for number, value in side.items() if number <= last} for side in values]
-    effect = estimate_effect(*values, alpha=criteria.alpha, pairs=pairs)
+    effect = throughput_effect(subject, reference, criteria, pairs)
     return Comparison(axis=axis, subject=subject, reference=reference, verdict="inconclusive", effect=effect, criteria=criteria)
+
+
+def why_not_judged(subject: CellSummary, reference: CellSummary, criteria: Criteria) -> str | None:
+    """Return why a pair is not judged yet, or None: where launches are judged together, all must be there."""
+    if not criteria.complete or (subject.complete and reference.complete):
+        return None
+    return f"{subject.planned} launches of both cells are judged together, and some are missing"
+
+
+def throughput_effect(subject: CellSummary, reference: CellSummary, criteria: Criteria, pairs: int) -> Effect:
+    """Return the ratio of the throughputs of two comparable cells, by the launches that both have.
+
+    Launches beyond those, as of a reference that goes on for its other pairs or of a cell that was launched more often on
+    another day, have no counterpart that was measured at the same time.
+
+    Args:
+        pairs: of the table.
+    """
+    metric = metric_by_name("global_samples_per_s")
+    ours, theirs = (summary.by_launch(metric) for summary in (subject, reference))
+    rounds, numbers = _common_rounds(subject, reference), ours.keys() & theirs.keys()
+    if not numbers:
+        return estimate_effect(ours, theirs, alpha=criteria.alpha, pairs=pairs, same_run=False)
+    if 0 < len(rounds) < len(numbers) and has_enough_rounds(len(rounds), criteria.alpha, pairs):
+        numbers = rounds  # exchanged within rounds, to which the others do not belong
+    sides = ({number: side[number] for number in sorted(numbers)} for side in (ours, theirs))
+    return estimate_effect(*sides, alpha=criteria.alpha, pairs=pairs, same_run=numbers <= rounds)
+
+
+def _common_rounds(subject: CellSummary, reference: CellSummary) -> set[int]:
+    """Return the numbers of the launches that both cells have, and between which none of them was launched."""
+    launches = sorted((record["started_at"], record["launch"]) for summary in (subject, reference) for record in summary.ok)
+    return {number for (_, number), (_, following) in pairwise(launches) if number == following}
 
 
 def _with_verdicts(comparisons: Mapping[str, Comparison], criteria: Criteria) -> dict[str, Comparison]:
@@ -179,15 +214,15 @@ def _with_verdicts(comparisons: Mapping[str, Comparison], criteria: Criteria) ->
     effects = {cell_id: comparison.effect for cell_id, comparison in comparisons.items() if comparison.effect is not None}
     adjusted = dict(zip(effects, holm([effect.p for effect in effects.values()]), strict=True))
     needed = launches_to_settle(max(1, len(effects)), alpha=criteria.alpha)
-    settled = {}
+    verdicts = {}
     for cell_id, comparison in comparisons.items():
         if comparison.effect is not None:
-            verdict = verdict_of_effect(comparison.effect, adjusted[cell_id], criteria)
+            verdict = criteria.settled.get(cell_id) or verdict_of_effect(comparison.effect, adjusted[cell_id], criteria)
             missing = needed - min(comparison.effect.launches)
             more = missing if verdict == "inconclusive" and missing > 0 else None
             comparison = replace(comparison, verdict=verdict, more_launches=more)
-        settled[cell_id] = comparison
-    return settled
+        verdicts[cell_id] = comparison
+    return verdicts
 
 
 def verdict_of_effect(effect: Effect, adjusted_p: float | None, criteria: Criteria) -> Verdict:
@@ -195,9 +230,12 @@ def verdict_of_effect(effect: Effect, adjusted_p: float | None, criteria: Criter
     relevant = 1 + criteria.relevant
     if effect.low is None or effect.high is None or adjusted_p is None:
         return "inconclusive"
-    if adjusted_p <= criteria.alpha and not 1 / relevant < effect.ratio < relevant:
-        return "improvement" if effect.ratio > 1 else "regression"
-    if effect.low > 1 / relevant and effect.high < relevant:
+    # The estimate is a median and the test is of means: with launches of two kinds they may lie on different sides.
+    if adjusted_p <= criteria.alpha and effect.ratio >= relevant and effect.low > 1:
+        return "improvement"
+    if adjusted_p <= criteria.alpha and effect.ratio <= 1 / relevant and effect.high < 1:
+        return "regression"
+    if effect.joint_low is not None and effect.joint_low > 1 / relevant and cast("float", effect.joint_high) < relevant:
         return "neutral"
     return "inconclusive"
 
@@ -214,8 +252,8 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
     for summary in (subject, reference):
         if (key := _differing_key(summary)) is not None:
             return f"launches of {_name(summary, axis)} differ in {key}"
-    if _one_after_the_other(subject, reference):
-        return "all launches of one were measured before those of the other: --fresh measures both, in turns"
+    if _not_in_turns(subject, reference):
+        return "most of their launches were not measured in turns: --fresh measures both again"
     assert subject.evidence is not None
     assert reference.evidence is not None
     for name, read in _controlled_values(frozenset(axis)).items():
@@ -227,14 +265,11 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
     return None
 
 
-def _one_after_the_other(subject: CellSummary, reference: CellSummary) -> bool:
-    """Return whether two cells of several launches were not measured in turns: the machine may have changed in between."""
-    spans = sorted(
-        (min(times), max(times), len(times))
-        for summary in (subject, reference)
-        if (times := [record["started_at"] for record in summary.ok])
-    )
-    return len(spans) == 2 and spans[0][1] < spans[1][0] and min(spans[0][2], spans[1][2]) > 1
+def _not_in_turns(subject: CellSummary, reference: CellSummary) -> bool:
+    """Return whether fewer than half of the launches that two cells have are of common rounds: the machine may have changed."""
+    ours, theirs = ({record["launch"] for record in summary.ok} for summary in (subject, reference))
+    both = len(ours & theirs)
+    return min(len(ours), len(theirs)) > 1 and 2 * len(_common_rounds(subject, reference)) < both
 
 
 def _differing_key(summary: CellSummary) -> str | None:

@@ -9,7 +9,7 @@ a launch that was disturbed widens the interval instead of moving a verdict.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal
@@ -26,16 +26,21 @@ MIN_SAMPLED = 20_000
 ROUNDING = 1e-12  # a difference by rounding alone is none, whatever the number of launches
 
 
+Verdict = Literal["improvement", "neutral", "regression", "inconclusive", "incomparable", "missing"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criteria:
     """Conditions of a verdict: how probable a wrong one may be over all pairs, and what difference is relevant.
 
-    With `complete`, a pair is judged only by all planned launches of both cells.
+    With `complete`, a pair is judged only by all planned launches of both cells. `settled` has the verdicts of pairs that an
+    earlier test at the same `alpha` has settled, by the id of the first cell.
     """
 
     alpha: float = ALPHA
     relevant: float = RELEVANT
     complete: bool = False
+    settled: Mapping[str, Verdict] = field(default_factory=dict)
 
 
 ONE_TEST = Criteria()
@@ -51,12 +56,15 @@ class Effect:
     pairs of launches, or of the means of all pairs of rounds, which a disturbed launch hardly moves.
 
     `low` and `high` are None when there are too few launches for any interval, and so is `p`, that of the hypothesis that the
-    cells do not differ, on both sides. `launches` are those of the subject and of the reference.
+    cells do not differ, on both sides. `joint_low` and `joint_high` are the interval that holds for all pairs of a table at
+    once (Bonferroni). `launches` are those of the subject and of the reference.
     """
 
     ratio: float
     low: float | None
     high: float | None
+    joint_low: float | None
+    joint_high: float | None
     p: float | None
     launches: tuple[int, int]
     method: Method
@@ -67,19 +75,19 @@ def estimate_effect(
 ) -> Effect:
     """Return the ratio of subject to reference.
 
-    Launches of the same number ran in one round of a run. With enough common rounds, ten for a single pair, launches are
+    Values of the same number are of one round of a run. With enough common rounds, ten for a single pair, launches are
     exchanged within rounds, which removes what changed from round to round; with fewer they are exchanged over all rounds,
     which settles sooner.
 
     Args:
-        subject: positive values of a metric by number of the launch, from 1; at least one.
+        subject: positive values of a metric by number of the round or launch; at least one.
         reference: the same of the other cell.
         pairs: of the table, each of which must be able to reach `alpha / pairs`.
-        same_run: whether launches of the same number ran in one round.
+        same_run: whether values of the same number are of one round.
     """
     rounds = sorted(subject.keys() & reference.keys()) if same_run else []
     sampled = min(MAX_EXCHANGES, max(MIN_SAMPLED, math.ceil(4 * pairs / alpha)))
-    if 8 / 2 ** len(rounds) <= alpha / pairs:
+    if has_enough_rounds(len(rounds), alpha, pairs):
         differences = np.array([math.log(subject[number] / reference[number]) for number in rounds])
         shifts, method = _shifts_of_rounds(differences), "exchanged rounds"
         means = (differences[:, None] + differences[None, :]) / 2
@@ -93,19 +101,41 @@ def estimate_effect(
         counts = (len(ours), len(theirs))
         extremes, possible = (ours.min() - theirs.max(), theirs.min() - ours.max()), math.comb(sum(counts), counts[0])
     exchanges = len(shifts) + 1  # those that exchange nothing included
-    rank = math.floor(alpha / 2 * exchanges)
-    low = high = p = None
-    if rank >= 1:
-        ends = (rank - 1, len(shifts) - rank)
-        ordered = np.partition(shifts, ends)  # two of up to 200,000 are needed in their order
-        low, high = (math.exp(ordered[end]) for end in ends)
+    low, high = _interval(shifts, alpha)
+    joint_low, joint_high = _interval(shifts, alpha / max(1, pairs))
+    p = None
+    if low is not None:
         if max(extremes) > ROUNDING:  # every exchange makes the difference smaller, sampled or not
             p = 2 / possible
         else:
             not_above = 1 + int(np.count_nonzero(shifts <= ROUNDING))
             not_below = 1 + int(np.count_nonzero(shifts >= -ROUNDING))
             p = min(1.0, 2 * min(not_above, not_below) / exchanges)
-    return Effect(ratio=math.exp(estimate), low=low, high=high, p=p, launches=counts, method=method)  # type: ignore[arg-type]
+    return Effect(
+        ratio=math.exp(estimate),
+        low=low,
+        high=high,
+        joint_low=joint_low,
+        joint_high=joint_high,
+        p=p,
+        launches=counts,
+        method=method,  # type: ignore[arg-type]
+    )
+
+
+def _interval(shifts: np.ndarray, alpha: float) -> tuple[float, float] | tuple[None, None]:
+    """Return the ratios that a test at `alpha` on both sides does not reject, least and most; None for too few exchanges."""
+    rank = math.floor(alpha / 2 * (len(shifts) + 1))
+    if rank < 1:
+        return None, None
+    ends = (rank - 1, len(shifts) - rank)
+    ordered = np.partition(shifts, ends)  # two of up to 200,000 are needed in their order
+    return math.exp(ordered[ends[0]]), math.exp(ordered[ends[1]])
+
+
+def has_enough_rounds(rounds: int, alpha: float, pairs: int) -> bool:
+    """Return whether exchanges within so many rounds settle a pair of a table even where some of them differ the other way."""
+    return 8 / 2**rounds <= alpha / pairs
 
 
 def _median(values: np.ndarray) -> float:
@@ -186,6 +216,11 @@ def launches_to_settle(pairs: int = 1, *, alpha: float = ALPHA) -> int:
     while 2 / math.comb(2 * n, n) > alpha / pairs:
         n += 1
     return n
+
+
+def can_settle(launches: tuple[int, int], pairs: int = 1, *, alpha: float = ALPHA) -> bool:
+    """Return whether so many launches of two cells could settle any difference of all pairs of a table."""
+    return 2 / math.comb(sum(launches), launches[0]) <= alpha / pairs
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from pathlib import Path
 
-    from benchbox.analysis.comparability import Verdict
+    from benchbox.analysis.inference import Verdict
 
 MIN_RUNS = 5  # of the tests for a baseline: with fewer, hardly any deviation is beyond what chance may do
 BASELINE_NAME = "perf"  # of the file in the folder of a machine

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from benchbox.analysis.inference import ALPHA, estimate_effect, launches_to_settle
+from benchbox.analysis.inference import ALPHA, can_settle, estimate_effect, launches_to_settle
 from benchbox.analysis.noise import noise_floor
 from benchbox.analysis.quantities import quantity
 
@@ -49,12 +50,13 @@ def judge_regression(
 ) -> RegressionJudgement:
     """Judge whether a metric of a cell is within `allowed`, such as 0.05, of the baseline in the worse direction.
 
-    A metric with noise is a breach when launches show that it is worse, and by more than allowed; ok when its whole interval is
-    within what is allowed; and inconclusive otherwise.
+    A metric with noise is a breach when launches show that it is worse, and the estimate is by more than allowed; ok when its
+    whole interval is within what is allowed; and inconclusive otherwise.
 
     Args:
         summary: a cell in which the metric has a value.
-        demands: number of demands with noise in this gate, among which a wrong breach has a probability of at most `ALPHA`.
+        demands: number of demands with noise in this gate. If nothing has changed, any breach has a probability of at most
+            `ALPHA`, apart from a drift of the machine between the baseline and the run.
     """
     spread = summary.values[metric.name]
     assert spread is not None
@@ -68,20 +70,23 @@ def judge_regression(
         return RegressionJudgement(expected=expected, actual=actual, verdict="missing", note=note)
     expected, low, high = _allowed_range(metric, base, allowed)
     ours, theirs = summary.by_launch(metric), lookup.baseline.by_launch(summary.cell_id, metric.name)
-    if not has_noise(metric) or min(spread.value, base) <= 0 or min([*ours.values(), *theirs.values()], default=0) < 0:
+    if not has_noise(metric) or min(spread.value, base) <= 0 or min([*ours.values(), *theirs.values()], default=0) <= 0:
         return RegressionJudgement(expected=expected, actual=actual, verdict="ok" if low <= spread.value <= high else "breach")
     if not theirs:
         note = "the baseline has no values of launches, as older ones: promote a run again"
         return RegressionJudgement(expected=expected, actual=actual, verdict="missing", note=note)
     worse, better = (ours, theirs) if metric.direction == "lower" else (theirs, ours)
     effect = estimate_effect(worse, better, alpha=ALPHA / demands, same_run=False)
-    verdict, reason = _verdict(effect, allowed, demands)
+    # Of throughput, a fall by a share is a rise of the time of a sample by more than that share.
+    factor = 1 + allowed if metric.direction == "lower" else 1 / (1 - allowed) if allowed < 1 else math.inf
+    verdict, reason = _verdict(effect, factor, demands)
     if verdict == "breach" and lookup.noise is not None:
         # The baseline was measured at another time: the machine may have drifted by as much, and the test cannot see that.
         floor = noise_floor(lookup.noise.sigma, min(effect.launches))
         if effect.ratio < 1 + floor:
             verdict, reason = "inconclusive", f"the difference is within the noise floor of this machine, {floor:.1%}"
-    return RegressionJudgement(expected=expected, actual=f"{actual} ({_describe(effect)})", verdict=verdict, note=reason)
+    actual = f"{actual} ({_describe(effect, metric)})"
+    return RegressionJudgement(expected=expected, actual=actual, verdict=verdict, note=reason)
 
 
 def _allowed_range(metric: Metric, base: float, allowed: float) -> tuple[str, float, float]:
@@ -99,23 +104,28 @@ def _allowed_range(metric: Metric, base: float, allowed: float) -> tuple[str, fl
     return f"{number(better)} .. {number(worse)} (baseline {number(base)} +- {percent})", better, worse
 
 
-def _verdict(effect: Effect, allowed: float, demands: int) -> tuple[Verdict, str | None]:
-    """Return the verdict on an effect above 1 where the cell is worse, and a note if it is inconclusive."""
+def _verdict(effect: Effect, factor: float, demands: int) -> tuple[Verdict, str | None]:
+    """Return the verdict on an effect above 1 where the cell is worse, at most `factor`, and a note if it is inconclusive."""
     if effect.low is None or effect.high is None:
         ours, theirs = effect.launches
         needed = launches_to_settle(demands)
-        if min(ours, theirs) >= needed:
+        if can_settle(effect.launches, demands):
             return "inconclusive", f"no number of launches settles {demands} demands: leave some out (`where`)"
         return "inconclusive", f"{ours} and {theirs} launches cannot settle it: {needed} of the run and of the baseline can"
-    if effect.low > 1 and effect.ratio > 1 + allowed:
+    if effect.low > 1 and effect.ratio > factor:
         return "breach", None
-    if effect.high <= 1 + allowed:
+    if effect.high <= factor:
         return "ok", None
-    return "inconclusive", "launches do not settle whether it is worse: more of them, or a quieter host, can"
+    return "inconclusive", "launches do not settle whether it is worse: a new run of more launches, or a quieter host, can"
 
 
-def _describe(effect: Effect) -> str:
-    change = f"{abs(effect.ratio - 1):.1%} {'worse' if effect.ratio >= 1 else 'better'}"
+def _describe(effect: Effect, metric: Metric) -> str:
+    """Return the change of the metric, and its interval from the least worse to the worst, relative to the baseline."""
+
+    def change(ratio: float) -> float:
+        return ratio - 1 if metric.direction == "lower" else 1 - 1 / ratio
+
+    text = f"{abs(change(effect.ratio)):.1%} {'worse' if effect.ratio >= 1 else 'better'}"
     if effect.low is None or effect.high is None:
-        return change
-    return f"{change}, {effect.low - 1:+.1%} to {effect.high - 1:+.1%}"
+        return text
+    return f"{text}, {change(effect.low):+.1%} to {change(effect.high):+.1%}"

@@ -39,7 +39,13 @@ def criteria_of(run: Run) -> Criteria:
     """Return the criteria of the verdicts of a run: stricter ones where it looks several times."""
     if run.sequential is None:
         return ONE_TEST
-    return Criteria(alpha=ALPHA / len(run.sequential["looks"]), relevant=run.sequential["resolution"], complete=True)
+    sequential = run.sequential
+    return Criteria(
+        alpha=ALPHA / len(sequential["looks"]),
+        relevant=sequential["resolution"],
+        complete=True,
+        settled=sequential.get("settled", {}),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,4 +77,4 @@ def plan_looks(run: Run, resolution: float = RELEVANT, *, search: bool = False) 
     With `search` there is one launch more: the one that chose the fastest batch of a walk is not judged.
     """
     looks = look_launches(max(1, reference_pairs(run.cells.values(), run.reference)))
-    return {"looks": [launches + search for launches in looks], "resolution": resolution, "launches": {}}
+    return {"looks": [launches + search for launches in looks], "resolution": resolution, "launches": {}, "settled": {}}

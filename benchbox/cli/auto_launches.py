@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from benchbox.analysis.comparability import Comparison
+    from benchbox.analysis.inference import Verdict
     from benchbox.analysis.sequential import Look
     from benchbox.launch.resume import Launches
     from benchbox.launch.runner import RunSummary
@@ -67,27 +68,29 @@ def run_until_settled(
     """
     from benchbox.analysis.sequential import look_at
     from benchbox.launch.runner import RunSummary
+    from benchbox.plan import rounds
     from benchbox.spec.cell import Cell
 
     assert run.sequential is not None
     looks = run.sequential["looks"]
     active = {walk["fastest"] for walk in run.walks if walk["fastest"]} if run.walks else set(run.cells)
     early = dict(run.sequential["launches"])  # launches of cells that are not launched any more
+    settled: dict[str, Verdict] = {}
     look: Look | None = None
     summary, previous = RunSummary(), int(bool(run.walks))
     for number, launches in enumerate(looks, start=1):
         if number == 1:
-            store.write_run(_at_look(run, launches, early))
+            store.write_run(_at_look(run, launches, early, settled))
         cells = [Cell.from_dict(dict(cell)) for cell_id, cell in run.cells.items() if cell_id in active & {*selected}]
         numbers = range(previous + 1, launches + 1)
-        summary = summary.followed_by(launch([(cell, number) for number in numbers for cell in cells]))
+        summary = summary.followed_by(launch(rounds(cells, numbers)))
         if summary.has_ended:
             _print(console, describe_interruption(look, number, len(looks), summary, label))
             return summary
         complete = {cell_id for cell_id in active if all(store.record(cell_id, number) for number in numbers)}
         if look is not None:  # cells that were not selected may lack launches
             early |= dict.fromkeys(active - complete, previous)
-        at_look = _at_look(run, launches, early)
+        at_look = _at_look(run, launches, early, settled)
         store.write_run(at_look)
         earlier, look = look, look_at(at_look, store.records())
         _print(console, describe_look(look, earlier, number, len(looks), launches, label))
@@ -95,6 +98,7 @@ def run_until_settled(
         active = set().union(*unsettled)
         if not active & {*selected}:
             break
+        settled |= {pair.subject.cell_id: pair.verdict for pair in look.settled}
         early |= {cell_id: launches for cell_id in run.cells if cell_id not in active and cell_id not in early}
         if number < len(looks):
             more, remaining = looks[number] - launches, len(active & {*selected})
@@ -105,8 +109,8 @@ def run_until_settled(
     return summary
 
 
-def _at_look(run: "Run", launches: int, early: dict[str, int]) -> "Run":
-    sequential = {**(run.sequential or {}), "launches": dict(early)}
+def _at_look(run: "Run", launches: int, early: dict[str, int], settled: "dict[str, Verdict]") -> "Run":
+    sequential = {**(run.sequential or {}), "launches": dict(early), "settled": dict(settled)}
     return replace(run, measure={**run.measure, "launches": launches}, sequential=sequential)
 
 

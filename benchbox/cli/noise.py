@@ -37,8 +37,8 @@ def noise(
     from benchbox.analysis.noise import MIN_LAUNCHES, launches_for, measure_noise, noise_floor
     from benchbox.analysis.summary import BUSY_HOST, label, summarize
     from benchbox.cli.capacity import check_any_cell, skip_beyond_capacity
+    from benchbox.cli.matrix_run import build_run
     from benchbox.cli.options import TrainingLauncherName
-    from benchbox.cli.run import build_run
     from benchbox.cli.statistics import prepare_statistics
     from benchbox.launch.lock import lock_run_directory
     from benchbox.launch.process import make_launcher

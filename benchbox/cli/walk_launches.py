@@ -11,6 +11,7 @@ from benchbox.analysis.summary import summarize
 from benchbox.analysis.walk import bounds_from, needs_no_less, walk_point, walk_state
 from benchbox.errors import ConfigurationError, Problem, RecordError
 from benchbox.launch.resume import pending_launches
+from benchbox.plan import rounds
 from benchbox.spec.cell import Cell
 
 if TYPE_CHECKING:
@@ -304,7 +305,7 @@ class WalkLaunches:
             ended = result.outcome in ("complete", "capped")
             walk["fastest"] = result.fastest.cell_id if ended and result.fastest else None
         cells = [self._cell(cell_id) for cell_id in self.fastest_batches()]
-        return [(cell, number) for number in range(2, self.measure.launches + 1) for cell in cells]
+        return rounds(cells, range(2, self.measure.launches + 1))
 
     def _missing_repeats(self) -> "Launches":
         if not self._statuses():

@@ -9,6 +9,8 @@ from benchbox.plan.only import select
 from benchbox.registry.backends import backend_info
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from benchbox.spec.cell import Cell, MeasureSpec
     from benchbox.spec.matrix import Matrix
 
@@ -54,11 +56,19 @@ def plan(matrix: Matrix, only: str = "") -> Plan:
 
 
 def launches(planned: Plan, measure: MeasureSpec) -> list[tuple[Cell, int]]:
-    """Return every launch as (cell, number from 1): the first of every cell, then the second of every cell, and so on.
+    """Return every launch as (cell, number from 1), round by round.
 
-    Interleaved, so that a machine that slows down over an hour slows every cell and not only the last ones. The launches of
-    walks are not among them: each depends on those before it.
+    The launches of walks are not among them: each depends on those before it.
     """
     walks = set(planned.walks)
     cells = [cell for cell in planned.cells if cell not in walks]
-    return [(cell, number) for number in range(1, measure.launches + 1) for cell in cells]
+    return rounds(cells, range(1, measure.launches + 1))
+
+
+def rounds(cells: Sequence[Cell], numbers: Iterable[int]) -> list[tuple[Cell, int]]:
+    """Return the launches of these numbers: one of every cell, then another of every cell, in the opposite order, and so on.
+
+    Interleaved, so that a machine that slows down over an hour slows every cell and not only the last ones. In turns there and
+    back, because within every round the later cells would be slowed more.
+    """
+    return [(cell, number) for number in numbers for cell in (cells if number % 2 else reversed(cells))]

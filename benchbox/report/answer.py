@@ -11,7 +11,7 @@ from benchbox.analysis.quantities import quantity
 from benchbox.analysis.summary import BUSY_HOST, RECOMPILED, label
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from benchbox.analysis.answers import Answer
     from benchbox.analysis.summary import CellSummary
@@ -39,10 +39,15 @@ class AnswerBox:
 
 
 def answer_boxes(
-    summaries: Sequence[CellSummary], axes: Sequence[str], *, memory_limit: int | None = None, criteria: Criteria = ONE_TEST
+    summaries: Sequence[CellSummary],
+    axes: Sequence[str],
+    *,
+    memory_limit: int | None = None,
+    criteria: Criteria = ONE_TEST,
+    walked: Collection[str] = (),
 ) -> tuple[AnswerBox, ...]:
     """Return the boxes of a run; none where no task has two set-ups. `axes` are the fields that vary."""
-    results = answers(summaries, memory_limit=memory_limit, criteria=criteria)
+    results = answers(summaries, memory_limit=memory_limit, criteria=criteria, walked=walked)
     setup_axes = [axis for axis in axes if axis in SETUP_FIELDS]
     task_axes = [axis for axis in axes if axis not in SETUP_FIELDS]
     if not setup_axes:
@@ -91,7 +96,8 @@ def _settled_line(answer: Answer, axes: Sequence[str], relevant: float) -> Answe
     if answer.candidates == 1:
         return AnswerLine(text="Nothing to compare it with.", level="warning")
     assert answer.fastest is not None
-    launches = len(answer.fastest.ok)
+    least, most = answer.launches
+    launches = f"{least}" if least == most else f"at least {least}"
     if answer.is_settled:
         equal = ", ".join(label(rival.summary.cell, axes) for rival in answer.rivals)
         text = f"{launches} launches of each show every other one to be slower"

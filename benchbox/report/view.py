@@ -188,7 +188,7 @@ def build_report(
         counts=_counts(run, summaries),
         fixed=fixed,
         settings=flatten_text({field: value for field, value in common.items() if isinstance(value, Mapping)}),
-        answers=answer_boxes(summaries, axes, memory_limit=memory_limit, criteria=criteria),
+        answers=answer_boxes(summaries, axes, memory_limit=memory_limit, criteria=criteria, walked=_walked(run)),
         headline=build_headline(_comparable(run, comparisons), axes, [summary.cell_id for summary in summaries], cell_lists),
         walks=walk_section(walks, compare_best_batches(walks, run.reference, named_axes, criteria), axes),
         axes=axes,
@@ -230,13 +230,17 @@ def _peaks_of_machine(
 
 def _comparable(run: Run, comparisons: Mapping[str, Comparison]) -> dict[str, Comparison]:
     """Return the comparisons without those of batches that one of two walks did not try, or that do not fit: no failure."""
-    walked = {cell_id for walk in run.walks for cell_id in walk["cells"]}
+    walked = _walked(run)
     return {
         cell_id: comparison
         for cell_id, comparison in comparisons.items()
         if cell_id not in walked
         or not (comparison.subject.beyond_memory or comparison.reference is None or comparison.reference.beyond_memory)
     }
+
+
+def _walked(run: Run) -> set[str]:
+    return {cell_id for walk in run.walks for cell_id in walk["cells"]}
 
 
 def _summary_line(run: Run, axes: Sequence[str]) -> str:

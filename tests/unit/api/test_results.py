@@ -69,7 +69,7 @@ def test_steps_of_the_slowest_rank_give_the_step_time_of_the_record(results):
 
 
 def test_the_report_has_what_the_run_directory_and_the_machine_know(tmp_path, monkeypatch):
-    """As the page: here the peaks of this machine."""
+    """Peaks of this machine, for example, as on the page."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     store = RunStore(tmp_path / "run")
     store.write_run(example_run([CELL]))

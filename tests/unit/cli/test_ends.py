@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from benchbox.cli import run, train, validate
+from benchbox.cli.run_job import check_job
 from benchbox.errors import EXIT_CELL_FAILED, EXIT_THRESHOLD, EXIT_USAGE, CellFailedError
 from benchbox.launch.runner import RunSummary
 from benchbox.launch.slurm.job import JobState, SlurmJobError
@@ -60,16 +61,16 @@ def test_a_job_that_left_launches_failed_by_itself_or_was_ended_by_slurm(tmp_pat
     store.write_record(example_record(status="oom", error=OOM))
     pending = [(CELL, 1)]
     with pytest.raises(CellFailedError, match=r"Slurm job 7: 1 launches did not end ok; output: job-7\.log"):
-        run._check_job(job, JobState("FAILED"), pending, store)
+        check_job(job, JobState("FAILED"), pending, store)
     for state, launches in ((JobState("TIMEOUT", "TimeLimit"), pending), (JobState("COMPLETED"), [(CELL, 2)])):
         with pytest.raises(SlurmJobError, match=f"{state.state}.* with 1 launches left; the same command submits them"):
-            run._check_job(job, state, launches, store)
+            check_job(job, state, launches, store)
     with pytest.raises(CellFailedError, match=r"Slurm job 7 failed, and no launch is missing; output: job-7\.log"):
-        run._check_job(job, JobState("FAILED"), [], store)
-    assert run._check_job(job, JobState("TIMEOUT"), [], store) is None
+        check_job(job, JobState("FAILED"), [], store)
+    assert check_job(job, JobState("TIMEOUT"), [], store) is None
     with pytest.raises(SlurmJobError, match="Slurm job 7 ended TIMEOUT, and may not have measured all again"):
-        run._check_job(job, JobState("TIMEOUT"), [], store, fresh=True)
-    assert run._check_job(job, JobState("COMPLETED"), [], store, fresh=True) is None
+        check_job(job, JobState("TIMEOUT"), [], store, fresh=True)
+    assert check_job(job, JobState("COMPLETED"), [], store, fresh=True) is None
 
 
 @pytest.mark.parametrize("planned", [True, False])
@@ -89,7 +90,7 @@ def test_a_fresh_run_that_is_stopped_leaves_no_figures_from_before(planned, tmp_
         at_begin.append(list(store.records()))
         return RunSummary(stopped=True, remaining=len(launches))
 
-    monkeypatch.setattr("benchbox.launch.runner.run_matrix", stop)
+    monkeypatch.setattr("benchbox.cli.run_here.run_matrix", stop)
     done = run_in_process("run", path, "--out", store.path, "--fresh")
     assert done.returncode == 130
     assert "stopped with 2 launches left" in done.stderr

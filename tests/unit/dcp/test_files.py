@@ -17,7 +17,7 @@ from benchbox.errors import DataError
 
 
 def test_every_rank_flushes_its_tensors_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another node wrote to a shared file system, rank 0 cannot flush when it gives the checkpoint its name."""
+    """Rank 0 cannot flush what another node wrote to a shared file system, when it gives the checkpoint its name."""
     flushed: list[str] = []
     flush = os.fsync
 

@@ -99,8 +99,8 @@ def test_a_cell_that_comes_twice_runs_once():
 
 def test_launches_are_interleaved_so_that_drift_falls_on_every_cell():
     planned = plan(matrix(axis("batch", 1, 2, 4)))
-    order = [(cell.batch, number) for cell, number in launches(planned, MeasureSpec(launches=2))]
-    assert order == [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2)]
+    order = [(cell.batch, number) for cell, number in launches(planned, MeasureSpec(launches=3))]
+    assert order == [(1, 1), (2, 1), (4, 1), (4, 2), (2, 2), (1, 2), (1, 3), (2, 3), (4, 3)]
 
 
 def test_only_narrows_cells_and_skips_alike():

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchbox.analysis.summary import varying_fields
-from benchbox.cli.run import build_run
+from benchbox.cli.matrix_run import build_run
 from benchbox.plan import plan
 from benchbox.plan.only import select
 from benchbox.report.cards import run_command
