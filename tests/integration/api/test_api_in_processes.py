@@ -53,10 +53,11 @@ def test_a_wrong_matrix_raises_what_the_command_says(tmp_path):
         ({"overrides": {"policy": "it's, mine"}}, r"unknown policy \"it's, mine\""),
         ({"only": "batch=9"}, "no cell has batch 9"),
         ({"options": "--bogus"}, "No such option: --bogus"),
+        ({"launches": 0}, "measure.launches must be at least 1, not 0"),
         ({"policy_dirs": "nowhere", "only": "batch=9"}, "no cell has batch 9"),
     ],
 )
-def test_a_text_is_one_value_whatever_characters_it_has(tmp_path, arguments, message):
+def test_arguments_reach_the_command_and_a_text_is_one_value_whatever_characters_it_has(tmp_path, arguments, message):
     """An override is not split at its commas, and one text in place of a list not into its characters."""
     matrix = tmp_path / "api.yaml"
     matrix.write_text(MATRIX)

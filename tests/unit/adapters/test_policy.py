@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -42,6 +43,11 @@ def robot_batch(size=2):
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
+def statistics(low, high):
+    """Return the statistics of a feature in four dimensions: its mean or lower bound, and its deviation or upper bound."""
+    return {name: [low] * 4 for name in ("mean", "min", "q01")} | {name: [high] * 4 for name in ("std", "max", "q99")}
+
+
 def test_the_loss_is_the_mean_over_samples_and_is_there_for_each_of_them():
     policy = built_directly().eval()
     losses = policy(batch_of(policy), per_sample=True)
@@ -53,34 +59,51 @@ def test_the_loss_is_the_mean_over_samples_and_is_there_for_each_of_them():
 
 def test_a_generated_sample_does_not_depend_on_the_batch_that_it_is_in():
     policy = built_directly()
-    samples = policy.own_samples(3)
-    first, again, other = samples.sample(0, 7), policy.own_samples(3).sample(0, 7), policy.own_samples(4).sample(0, 7)
-    (key,) = first
-    assert torch.equal(first[key], again[key])
-    assert not torch.equal(first[key], samples.sample(0, 8)[key])
-    assert not torch.equal(first[key], other[key])
+    (first,), (again,) = (policy.own_samples(3).sample(0, 7).values() for _ in range(2))
+    assert torch.equal(first, again)
+
+
+def distinct_samples(policy, epochs=(0,)):
+    """Return the different ones among ten samples of each of two neighbouring seeds, in each epoch."""
+    return {
+        tuple(tensor.tolist())
+        for seed, epoch, index in product((3, 4), epochs, range(10))
+        for tensor in policy.own_samples(seed).sample(epoch, index).values()
+    }
+
+
+def test_neighbouring_seeds_share_no_sample():
+    assert len(distinct_samples(built_directly())) == 20
+
+
+def test_samples_of_the_global_generator_differ_by_seed_epoch_and_index_and_leave_it_alone():
+    policy = benchbox.adapt(nn.Linear(2, 2), loss=torch.sum, batch=lambda size, seed: torch.rand(size, 2))
+    state = torch.get_rng_state()
+    assert len(distinct_samples(policy, epochs=(0, 1))) == 40
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_state_and_action_are_normalised_by_the_statistics_of_the_dataset():
     policy, seen = regression(), []
     policy._batch = lambda batch: seen.append(batch) or batch["state"][:, -1]
-    statistics = {name: [2.0] * 4 for name in ("mean", "min", "q01")} | {name: [4.0] * 4 for name in ("std", "max", "q99")}
-    policy.load_statistics([{"observation.state": statistics, "action": statistics}])
+    policy.load_statistics([{"observation.state": statistics(2.0, 4.0), "action": statistics(5.0, 8.0)}])
     batch = robot_batch()
     policy(batch)
-    torch.testing.assert_close(seen[0]["action"], (batch["action"] - 2) / 4, atol=1e-5, rtol=0)
+    torch.testing.assert_close(seen[0]["action"], (batch["action"] - 5) / 8, atol=1e-5, rtol=0)
     torch.testing.assert_close(seen[0]["state"], batch["state"] - 3, atol=1e-5, rtol=0)  # [2, 4] on [-1, 1]
 
 
-def test_actions_are_in_raw_units():
+def test_actions_are_computed_from_the_normalised_state_and_are_in_raw_units():
     policy = regression(act=lambda module, batch: module(batch["state"][:, -1]).view(-1, 3, 4))
-    statistics = {name: [2.0] * 4 for name in ("mean", "q01")} | {name: [4.0] * 4 for name in ("std", "q99")}
-    policy.load_statistics([{"observation.state": statistics, "action": statistics}])
+    policy.load_statistics([{"observation.state": statistics(2.0, 4.0), "action": statistics(5.0, 8.0)}])
     with torch.no_grad():
-        policy.module.weight.zero_()
+        policy.module.weight.fill_(0.25)
         policy.module.bias.fill_(1.0)
-    actions = policy(robot_batch(), act=True)
-    torch.testing.assert_close(actions, torch.full((2, 3, 4), 6.0), atol=1e-4, rtol=0)
+    batch = robot_batch()
+    actions = policy(batch, act=True)
+    normalised = batch["state"][:, -1] - 3  # [2, 4] on [-1, 1]
+    expected = (1 + normalised.mean(dim=1)) * 8 + 5
+    torch.testing.assert_close(actions, expected.view(2, 1, 1).expand(2, 3, 4), atol=1e-4, rtol=0)
 
 
 def test_a_policy_without_act_does_not_act():
@@ -132,6 +155,16 @@ def test_the_state_dict_has_the_names_of_the_module(checkpointing, tmp_path):
     loaded = policy.load_weights(tmp_path / "w.safetensors")
     assert loaded.missing == loaded.unexpected == ()
     assert all(bool((tensor == 1).all()) for tensor in policy.state_dict().values())
+
+
+def test_weights_with_another_name_of_a_layer_say_what_is_missing_and_what_is_unexpected(tmp_path):
+    policy = built_directly()
+    weights = {name.replace("lm_head.", "head."): tensor for name, tensor in policy.state_dict().items()}
+    save_file(weights, tmp_path / "w.safetensors")
+    loaded = policy.load_weights(tmp_path / "w.safetensors")
+    assert set(loaded.missing) == {"lm_head.weight", "lm_head.bias"}
+    assert set(loaded.unexpected) == {"head.weight", "head.bias"}
+    assert set(loaded.loaded) == set(weights) - set(loaded.unexpected)
 
 
 def test_weights_of_another_module_are_refused(tmp_path):

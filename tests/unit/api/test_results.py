@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
@@ -28,6 +28,17 @@ def results(tmp_path):
     return benchbox.load(write_example(tmp_path).path)
 
 
+def write_run(folder, *records):
+    """Write a run of these launches and return its folder."""
+    cells = {record["cell_id"]: record["cell"] for record in records}
+    measure = asdict(MEASURE) | {"launches": max(record["launch"] for record in records)}
+    store = RunStore(folder)
+    store.write_run(replace(example_run([CELL], measure=measure), cells=cells))
+    for record in records:
+        store.write_record(record)
+    return folder
+
+
 def test_cells_have_their_fields_metrics_and_verdicts_in_the_order_of_the_plan(results):
     cells = results.cells
     assert list(cells.index) == list(results.run.cells)
@@ -42,6 +53,18 @@ def test_cells_have_their_fields_metrics_and_verdicts_in_the_order_of_the_plan(r
     assert set(pairs["verdict"]) == {"inconclusive", "incomparable"}
     assert pairs["ratio"].dropna().tolist() == pytest.approx([0.2 / 0.31] * 3, rel=1e-6)
     assert cells[cells["backend"] == "zero2"]["verdict"].isna().all(), "the reference is compared with nothing"
+
+
+def test_the_ratio_of_a_pair_lies_within_its_interval(tmp_path):
+    speeds = {"fsdp1_full": 0.31, "zero2": 0.2}
+    records = [
+        record
+        for backend, step_s in speeds.items()
+        for record in steady_records(replace(CELL, backend=backend), step_s=step_s, launches=5)
+    ]
+    pair, _ = benchbox.load(write_run(tmp_path, *records)).cells.to_dict("records")
+    assert pair["verdict"] == "regression"
+    assert pair["ratio_low"] < pair["ratio"] < pair["ratio_high"]
 
 
 def test_launches_are_the_rows_of_the_table(results):
@@ -81,6 +104,14 @@ def test_the_report_has_what_the_run_directory_and_the_machine_know(tmp_path, mo
     assert "forward and backward" in {item.name for item in cell.observations}
 
 
+def test_steps_have_the_loss_and_the_gradient_norm_of_the_record(tmp_path):
+    record = example_record()
+    record["grad_norm"] = [10 * norm for norm in record["grad_norm"]]
+    steps = benchbox.load(write_run(tmp_path, record)).steps
+    for _, rows in steps.groupby("rank"):
+        assert (list(rows["loss"]), list(rows["grad_norm"])) == (record["loss"], record["grad_norm"])
+
+
 def test_findings_name_their_launch_and_keep_their_evidence(tmp_path):
     finding = {
         "code": "BXP101", "severity": "error", "title": "t", "where": "w", "rank": 1, "cause": None, "repair": "r",
@@ -88,10 +119,7 @@ def test_findings_name_their_launch_and_keep_their_evidence(tmp_path):
     }  # fmt: skip
     record = example_record()
     record["precision"]["findings"] = [finding]
-    store = RunStore(tmp_path)
-    store.write_run(example_run([CELL]))
-    store.write_record(record)
-    (row,) = benchbox.load(tmp_path).findings.to_dict("records")
+    (row,) = benchbox.load(write_run(tmp_path, record)).findings.to_dict("records")
     assert (row["cell_id"], row["launch"], row["code"], row["rank"]) == (CELL.cell_id, 1, "BXP101", 1)
     assert json.loads(row["evidence"]) == {"ranks": [1]}
 
@@ -127,16 +155,26 @@ def test_a_folder_that_is_no_run_is_one_line(tmp_path):
 
 
 def test_two_runs_are_compared_by_their_paths(tmp_path):
-    for name, step_s, day in (("a", 0.2, "2025-12-31"), ("b", 0.22, "2026-01-01")):
-        store = RunStore(tmp_path / name)
-        store.write_run(example_run([CELL], measure=asdict(MEASURE) | {"launches": 5}))
-        for record in steady_records(step_s=step_s, started=day):
-            store.write_record(record)
+    """The third run is the second one with another torch."""
+    for name, step_s, day, torch in (
+        ("a", 0.2, "2025-12-31", "2.13.0"),
+        ("b", 0.22, "2026-01-01", "2.13.0"),
+        ("c", 0.22, "2026-01-02", "2.14.0"),
+    ):
+        records = steady_records(step_s=step_s, started=day)
+        write_run(tmp_path / name, *(record | {"environment": record["environment"] | {"torch": torch}} for record in records))
     comparison = benchbox.compare(tmp_path / "a", tmp_path / "b", metrics=["step_time_s"])
     frame = pd.DataFrame(comparison.changes)
     assert frame[["metric", "verdict"]].values.tolist() == [["step_time_s", "regression"]]
     assert frame["ratio"].item() == pytest.approx(1.1, rel=2e-3)
     assert benchbox.compare(tmp_path / "a", tmp_path / "b", metrics="step_time_s") == comparison
+    for head, options, verdict in (
+        ("b", {"relevant": 0.2}, "neutral"),
+        ("c", {}, "incomparable"),
+        ("c", {"vary": "torch"}, "regression"),
+    ):
+        (change,) = benchbox.compare(tmp_path / "a", tmp_path / head, metrics="step_time_s", **options).changes
+        assert change.verdict == verdict, options
     for share in (-1, 2, float("nan")):
         with pytest.raises(ConfigurationError, match=r"write 2% as 0\.02"):
             benchbox.compare(tmp_path / "a", tmp_path / "b", relevant=share)
