@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from benchbox.analysis.gate import gate
 from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import summarize
+from benchbox.report.html import render_html
 from benchbox.report.markdown import render_markdown
 from benchbox.report.terminal import print_table
 from benchbox.report.view import build_report
@@ -154,9 +156,17 @@ def test_a_report_shows_certificates_and_no_failure(tmp_path):
     assert "2 of 2 walks have a certificate" in report.walks.summary
     rows = [view.texts for view in report.walks.certificates]
     assert [row[:3] for row in rows] == [("cams=1", "8", "8"), ("cams=4", "2", "8")]
+    assert rows[0][3:5] == ("160 MiB", "40.0 MiB")
     assert rows[0][5] == "9 (rank 1, backward, aten.mm.default)"
     assert "2: " in rows[0][7]
     assert rows[0][7].count("*") == 1
+    commands = {card.command for card in report.cards}
+    assert commands == {f"benchbox run matrices/example.yaml --only cams={cams}" for cams in (1, 4)}, "they select walks"
+    page = render_html(report).partition('id="walks"')[2]
+    headers = re.findall(r'<th scope="col">(.*?)</th>', page)[: len(report.walks.headers)]
+    cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", page.partition("<tbody>")[2], re.DOTALL)[: len(headers)]
+    shown = dict(zip(headers, cells, strict=True))
+    assert [shown[name] for name in ("predicted", "peak", "headroom")] == ["8", "160 MiB", "40.0 MiB"]
 
 
 def test_verify_reports_a_batch_that_fits_above_one_that_does_not(machine):

@@ -114,7 +114,9 @@ def test_a_cell_without_an_ok_launch_is_not_measured(record):
 def test_a_report_shows_predictions_in_columns_and_a_section(record):
     run, predictions = example_run([CELL]), {CELL.cell_id: prediction_of(record, peak_bytes=1)}
     report = build_report(run, [record], predictions=predictions)
-    assert "predicted peak" in [column.name for column in report.table.columns]
+    ((*_, peak, communication),) = report.table.rows
+    assert [column.name for column in report.table.columns][-2:] == ["predicted peak", "predicted communication"]
+    assert (peak.line, communication.line) == ("1 B (-100.0%, refuted)", "15.6 KiB (+0.0%, confirmed)")
     assert report.theory is not None
     assert "refuted" in render_markdown(report).partition("## Theory")[2]
     assert build_report(run, [record]).theory is None
@@ -134,7 +136,7 @@ def test_of_many_predictions_the_section_has_first_those_that_fail_and_then_the_
     assert section is not None
     assert len(section.rows) == MAX_ROWS
     assert [row[5] for row in section.rows] == ["not predicted", "refuted"] + ["confirmed"] * (MAX_ROWS - 2)
-    assert section.rows[2][4] == "+2.00%"
+    assert section.rows[2][1:6] == ("peak memory", "163.2 MiB", "160.0 MiB", "+2.00%", "confirmed")
     assert section.left_out.startswith(f"Of {2 * MAX_ROWS - 1} rows, {MAX_ROWS} are shown")
     assert f"peak memory confirmed: {MAX_ROWS - 2}" in section.counts
 

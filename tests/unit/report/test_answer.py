@@ -11,7 +11,7 @@ from benchbox.analysis.summary import summarize, varying_fields
 from benchbox.report.answer import answer_boxes
 from tests.support.example_run import CELL, MEASURE, MIB, OOM, example_record, example_run, steady_records
 
-ZERO2, FSDP2 = replace(CELL, backend="zero2"), replace(CELL, backend="fsdp2")
+ZERO2, FSDP2, ZERO1, ZERO3 = (replace(CELL, backend=backend) for backend in ("zero2", "fsdp2", "zero1", "zero3"))
 ERROR = {
     "code": "BXP101", "severity": "error", "title": "t", "where": "w", "rank": 0, "evidence": {}, "repair": "r", "cause": None,
     "locations": [],
@@ -42,13 +42,22 @@ def test_the_fastest_is_settled_when_launches_show_every_other_one_to_be_slower(
     assert precision == ("ok", "Precision is right: the audit has no error, EDQ 1.000.")
 
 
-def test_what_is_settled_on_a_busy_host_says_so():
+@pytest.mark.parametrize(
+    ("values", "doubt"),
+    [
+        (
+            {"host": {"hosts": [{"other_cpu_share": 0.4, "steal_share": 0.0}], "devices": []}},
+            "It was measured on a busy host.",
+        ),
+        ({"compilation": {"per_rank": [{"time_s": 2.0, "in_measured_steps": 1}]}}, "It compiled in measured steps."),
+    ],
+)
+def test_what_is_settled_by_launches_that_are_in_doubt_says_so(values, doubt):
     def change(cell, record):
-        host = {"other_cpu_share": 0.4 if cell is ZERO2 else 0.0, "steal_share": 0.0}
-        return record | {"host": {"hosts": [host], "devices": []}}
+        return record | values if cell is ZERO2 else record
 
     summaries = summaries_of({CELL: 0.25, ZERO2: 0.2, FSDP2: 0.3}, change=change)
-    text = "Settled: 7 launches of each show every other one to be slower. It was measured on a busy host."
+    text = f"Settled: 7 launches of each show every other one to be slower. {doubt}"
     assert box(summaries)[1] == ("warning", text)
 
 
@@ -67,6 +76,17 @@ def test_a_rival_that_differs_by_nothing_relevant_is_as_fast():
     _, settled, _ = box(summaries_of({CELL: 0.25, ZERO2: 0.2, FSDP2: 0.201}))
     text = "Settled: 7 launches of each show nothing to be faster, and backend=fsdp2 to differ by less than 2%."
     assert settled == ("ok", text)
+
+
+def test_a_rival_that_is_as_fast_is_not_among_those_that_are_not_settled():
+    """It is the nearest one. The launches of the other one scatter by a tenth around 19.4 samples/s."""
+
+    def change(cell, record):
+        rates = {"global_samples_per_s": 19.4 * (1 + 0.1 * (record["launch"] % 3 - 1)), "per_rank_samples_per_s": []}
+        return record | {"throughput": rates} if cell is CELL else record
+
+    _, settled, _ = box(summaries_of({CELL: 0.2, ZERO2: 0.2, FSDP2: 0.201}, change=change))
+    assert settled == ("warning", "Not settled against backend=ddp: 1.03x its samples/s, 0.94x to 1.14x.")
 
 
 def test_too_few_launches_settle_nothing_and_the_line_says_how_many_are_missing():
@@ -107,15 +127,28 @@ def test_a_faster_set_up_whose_precision_is_wrong_is_no_answer_and_is_named():
     ) == [("bad", "No answer: the precision of every set-up that fits is wrong.")]
 
 
-@pytest.mark.parametrize("precision", [None, {"findings": [ERROR | {"severity": "unknown"}]}])
-def test_precision_that_was_not_judged_is_unknown(precision):
+def test_of_many_faster_set_ups_whose_precision_is_wrong_three_are_named_and_the_others_counted():
+    def change(cell, record):
+        return record if cell is CELL else with_error(ZERO2, record)
+
+    *_, precision = box(summaries_of({CELL: 0.25, ZERO2: 0.2, FSDP2: 0.21, ZERO1: 0.22, ZERO3: 0.23}, change=change))
+    assert precision[1].endswith(" wrong: backend=zero2, backend=fsdp2, backend=zero1 and 1 more.")
+
+
+@pytest.mark.parametrize(
+    ("precision", "reason"),
+    [
+        (None, "it was not audited"),
+        ({"findings": [ERROR | {"severity": "unknown"}]}, "the audit could not judge it"),
+    ],
+)
+def test_precision_that_was_not_judged_is_unknown_with_the_reason(precision, reason):
     def change(_, record):
         merged = None if precision is None else record["precision"] | precision
         return record | {"precision": merged}
 
     _, _, line = box(summaries_of({CELL: 0.25, ZERO2: 0.2}, change=change))
-    assert line[0] == "warning"
-    assert line[1].startswith("Precision is unknown: ")
+    assert line == ("warning", f"Precision is unknown: {reason}.")
 
 
 def test_a_memory_limit_excludes_what_does_not_fit():

@@ -17,16 +17,19 @@ STEPS = 12
 SINGLE = replace(CELL, backend="single", world_size=1, batch=4)
 
 
-def summaries_of(*cells_and_losses):
-    """Return cells with the given losses in every step."""
+def summaries_of(*cells_and_losses, sources=None):
+    """Return cells with the given losses in every step. `sources` has the hash of the policy of cells that have another one."""
     records = [example_record(cell) | {"loss": losses, "grad_norm": [1.0] * len(losses)} for cell, losses in cells_and_losses]
+    for (cell, _), record in zip(cells_and_losses, records, strict=True):
+        if cell in (sources or {}):
+            record["environment"]["policy_sha256"] = sources[cell]
     cells = {record["cell_id"]: record["cell"] for record in records}
     run = replace(example_run([CELL]), cells=cells, reference={"backend": "single"})
     return summarize(run, records)
 
 
-def panel(*cells_and_losses, axes=("backend",)):
-    return equivalence_panel(summaries_of(*cells_and_losses), axes)
+def panel(*cells_and_losses, axes=("backend",), sources=None):
+    return equivalence_panel(summaries_of(*cells_and_losses, sources=sources), axes)
 
 
 def figures(*cells_and_losses, axes=("backend",)):
@@ -47,6 +50,16 @@ def test_a_row_names_difference_step_tolerance_and_reference():
         "backend=single",
         "",
     )
+
+
+def test_a_row_of_a_cell_that_is_not_compared_says_why():
+    other, base = replace(CELL, backend="zero2"), [2.0] * STEPS
+    rows = panel((SINGLE, base), (CELL, base), (other, base), sources={other: "1" * 64}).rows
+    assert [(row.verdict, row.texts[-1]) for row in rows] == [
+        ("reference", ""),
+        ("equivalent", ""),
+        ("not compared", "it differs in the sources of the policy"),
+    ]
 
 
 def test_figures_show_differences_on_a_logarithmic_scale_below_the_tolerance():

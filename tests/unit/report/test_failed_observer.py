@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchbox.audit.record import build_precision_record
 from benchbox.cli.subjects import observer_failure
 from benchbox.report.view import build_report
-from tests.support.example_run import CELL, example_record, example_run
+from tests.support.example_run import CELL, OOM, example_record, example_run
 from tests.support.facts import rank
 
 TROUBLE = "before: ZeroDivisionError: oops"
@@ -24,6 +24,12 @@ def test_a_record_keeps_failures_of_observers_and_the_report_shows_them():
     assert record["precision"]["problems"] == [f"rank 1: {TROUBLE}"]
     column = findings_column(record)
     assert (column.text, column.remark) == ("observer failed", f"rank 1: {TROUBLE}")
+
+
+def test_a_cell_without_an_audit_is_not_shown_as_one_without_findings():
+    for record in (example_record() | {"precision": None}, example_record(status="oom", error=OOM)):
+        column = findings_column(record)
+        assert (column.text, column.remark) == ("-", "the precision audit has no census of this cell")
 
 
 def test_a_subject_whose_observer_failed_has_failed():

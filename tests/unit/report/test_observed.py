@@ -65,24 +65,30 @@ def test_the_share_of_the_measured_peak_is_that_of_one_rank_in_forward_and_backw
     assert line({"4 cpu ranks with 1 thread": made_up_peaks(4)}, records[0]) is None
 
 
-def test_machines_are_those_of_launches_that_know_theirs_and_two_have_no_share() -> None:
-    """A launch in which no rank reported has only what the launcher knows: every walk ends with one that ran out of memory."""
+def test_a_launch_in_which_no_rank_reported_is_of_no_other_machine() -> None:
+    """Its environment has only what the launcher knows. Every walk ends with such a launch, which ran out of memory."""
     other = replace(CELL, batch=CELL.batch + 1)
     records: list[Any] = [example_record(CELL), example_record(other)]
-    for record in records:
-        record["environment"]["threads"] = 1
+    records[0]["environment"]["threads"] = 1
+    records[1]["environment"] = {"launcher": "torchrun"}
+    peaks = {"2 cpu ranks with 1 thread": made_up_peaks()}
+    report = build_report(example_run([CELL, other]), records, peaks=lambda _: peaks)
+    assert "forward and backward" in {item.name for item in report.observed[0].observations}
 
-    def has_share(*, machine: str | None) -> bool:
-        environment = records[1]["environment"]
-        records[1]["environment"] = {"launcher": "torchrun"} if machine is None else environment | {"machine": machine}
-        peaks = {"2 cpu ranks with 1 thread": made_up_peaks()}
-        report = build_report(example_run([CELL, other]), records, peaks=lambda name: peaks if name != "another" else {})
-        records[1]["environment"] = environment
-        return "forward and backward" in {item.name for item in report.observed[0].observations}
 
-    assert has_share(machine=records[0]["environment"]["machine"])
-    assert has_share(machine=None)
-    assert not has_share(machine="another")
+def test_a_share_is_left_out_where_a_run_has_launches_of_two_machines() -> None:
+    """The cells of one would show their share of the peak of the other."""
+    cells = [CELL, replace(CELL, backend="zero2")]
+
+    def is_shown(*machines: str) -> bool:
+        records: list[Any] = [example_record(cell) for cell in cells]
+        for record, machine in zip(records, machines, strict=True):
+            record["environment"] |= {"threads": 1, "machine": machine}
+        report = build_report(example_run(cells), records, peaks=lambda _: {"2 cpu ranks with 1 thread": made_up_peaks()})
+        return "forward and backward" in {item.name for cell in report.observed for item in cell.observations}
+
+    assert is_shown("a", "a")
+    assert not is_shown("a", "b")
 
 
 def test_a_share_is_left_out_where_the_optimizer_may_run_in_backward() -> None:

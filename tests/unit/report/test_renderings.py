@@ -10,6 +10,7 @@ import math
 import re
 from dataclasses import asdict, replace
 from html.parser import HTMLParser
+from statistics import median
 
 import pytest
 from rich.console import Console
@@ -81,16 +82,26 @@ def test_a_policy_named_like_a_script_is_text(written):
     assert "<script>alert" not in written.html.read_text()
 
 
+def keys_of_column(report, name):
+    """Return what the rows of the page sort by in a column."""
+    (data,) = re.findall(r'id="table-data" hidden value="(.*?)"', render_html(report))
+    text = gzip.decompress(base64.b64decode(data))
+    columns = json.loads(text, parse_constant=pytest.fail)["columns"]  # as a browser reads it
+    return next(column["keys"] for column in columns if column["name"] == name)
+
+
 def test_a_number_that_is_not_finite_leaves_the_data_of_the_page_readable():
     cells = [CELL, replace(CELL, recipe="fp32")]
     records = [example_record(cell) for cell in cells]
     records[0]["loss"][-1] = math.inf
     run = example_run(cells, matrix={"axes": {"recipe": [cell.recipe for cell in cells]}})
-    (data,) = re.findall(r'id="table-data" hidden value="(.*?)"', render_html(build_report(run, records)))
-    text = gzip.decompress(base64.b64decode(data))
-    columns = json.loads(text, parse_constant=pytest.fail)["columns"]  # as a browser reads it
-    keys = next(column["keys"] for column in columns if column["name"] == "final loss")
-    assert keys == [None, records[1]["loss"][-1]]
+    assert keys_of_column(build_report(run, records), "final loss") == [None, records[1]["loss"][-1]]
+
+
+def test_rows_sort_by_the_figure_that_they_show():
+    records = [example_record(launch=launch, step_s=0.2 * launch) for launch in (1, 2)]
+    rates = [record["throughput"]["global_samples_per_s"] for record in records]
+    assert keys_of_column(build_report(example_run([CELL]), records), "samples/s") == [pytest.approx(median(rates), rel=1e-5)]
 
 
 def replace_texts(value, name):

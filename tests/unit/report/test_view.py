@@ -87,7 +87,7 @@ def test_the_headline_quotes_a_settled_pair_with_its_interval():
     report = report_of(launches(FSDP, 0.31, 5), launches(ZERO, 0.2, 5))
     assert report.headline.sentences == ("fsdp1_full trains at 0.65x the samples/s of zero2.",)
     (card,) = report.headline.cards
-    assert (card.ratio, card.is_settled) == ("0.65x", True)
+    assert (card.ratio, card.sentence, card.is_settled) == ("0.65x", "the samples/s of zero2, by fsdp1_full", True)
     assert card.evidence == "5 against 5 launches, 0.60x to 0.69x with 99% confidence: slower"
     assert column(report, "vs reference") == ["0.65x", "reference"]
 
@@ -227,6 +227,13 @@ def test_a_cell_that_was_skipped_says_why(example):
     assert example.skipped == (("backend=zero3 attention=sdpa checkpointing=yes", "zero3 refuses checkpointing"),)
 
 
+def test_cells_that_were_skipped_for_different_reasons_have_a_line_each():
+    skipped = [{"cell": replace(CELL, backend=name).to_dict(), "reason": f"{name} refuses"} for name in ("zero3", "fsdp2")]
+    report = report_of(launches(FSDP), launches(ZERO), skipped=skipped)
+    assert report.skipped == report.skipped_groups
+    assert report.skipped_groups == (("backend=zero3", "zero3 refuses"), ("backend=fsdp2", "fsdp2 refuses"))
+
+
 def test_an_incomplete_cell_is_not_shown_as_ok():
     report = report_of(launches(ZERO)[:1])
     assert column(report, "status") == ["incomplete (1/2 ok)"]
@@ -287,6 +294,11 @@ def test_the_method_section_is_the_metrics_declarations(example):
     assert [(entry.name, entry.formula) for entry in example.method] == [(m.name, m.formula) for m in metrics().values()]
     assert "launched 2 times" in example.sampling
     assert "1 warm-up step," in example.sampling
+    assert "does not reject at 1%." in example.sampling
+    assert "the difference is at least 2%," in example.sampling
+    launches_of = {entry.name: entry.launches for entry in example.method}
+    assert launches_of["step_time_s"] == "the median launch"
+    assert launches_of["peak_allocated_bytes"] == launches_of["status"] == "the worst launch"
 
 
 def test_an_environment_that_changed_between_launches_shows_both():
