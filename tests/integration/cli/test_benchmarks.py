@@ -11,7 +11,7 @@ from benchbox.errors import EXIT_INCONCLUSIVE, EXIT_OK, EXIT_THRESHOLD, EXIT_USA
 from tests.support.benchmark_files import benchmark_json
 from tests.support.example_run import write_example
 
-NOISE = (1.0, 1.01, 0.99, 1.005, 0.995)
+NOISE = (1.01, 1.0, 0.99, 1.005, 0.995)  # the first is not the median
 
 
 def write_benchmarks(path, value, started, **more):
@@ -67,15 +67,23 @@ def test_compare_takes_files_and_baselines_but_no_mixture(benchbox, baselines, t
 
 
 def test_report_prints_the_ratios_and_writes_files_that_escape_them(benchbox, tmp_path):
-    path = write_benchmarks(tmp_path / "perf.json", 1.0, "now", **{"<b>": {"value": 2.0, "better": "higher"}})
+    path = write_benchmarks(tmp_path / "perf.json", 1.0, "now", **{"<b>": {"value": 2.0, "better": "higher", "goal": 1.2}})
     reported = benchbox("report", path, "--out", tmp_path / "out")
     assert reported.returncode == EXIT_OK, reported.stderr
-    row = next(line for line in reported.stdout.splitlines() if "with_over_without" in line)
-    assert row.split()[2:] == ["1.000", "-", "lower", "<=", "1.50"]
+    rows = [line.split()[1:] for line in reported.stdout.splitlines() if line.startswith("test_cost ")]
+    assert rows == [["with_over_without", "1.000", "-", "lower", "<=", "1.50"], ["<b>", "2.000", "-", "higher", ">=", "1.20"]]
     html = (tmp_path / "out" / "perf.html").read_text()
     assert "&lt;b&gt;" in html
     assert "<b>" not in html
     assert "with\\_over\\_without" in (tmp_path / "out" / "perf.md").read_text()
+
+
+def test_a_baseline_is_reported_by_the_median_and_the_range_of_its_runs(benchbox, baselines):
+    reported = benchbox("report", baselines / "example-cpu-2ghz-2-cores" / "perf.json")
+    assert reported.returncode == EXIT_OK, reported.stderr
+    _, row, summary, *_ = reported.stdout.splitlines()
+    assert row.split()[2:] == ["1.000", "0.9900", "to", "1.010", "lower", "<=", "1.50"]
+    assert summary.startswith("1 ratios of 5 runs of the tests on example-cpu-2ghz-2-cores")
 
 
 @pytest.mark.parametrize("content", ['{"benchmarks": 3}', '{"benchmarks": [], "kind": "benchmarks"}'])

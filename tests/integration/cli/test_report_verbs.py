@@ -102,17 +102,19 @@ def test_verify_counts_satisfied_invariants_and_names_violations(complete):
     assert bad.stderr == f"error: violations in 5 records of {complete.path}: 1\n"
 
 
-def test_report_prints_the_table_and_where_it_wrote(complete, tmp_path):
+def test_report_prints_the_table_and_where_it_wrote_and_answers_within_the_memory(complete, tmp_path):
     second = write_example(tmp_path / "other").path
     one = benchbox("report", complete.path)
     assert one.returncode == EXIT_OK
     assert one.stdout.splitlines()[-4:] == [
         str(complete.path / name) for name in ("report.html", "report.md", "table.csv", "table.parquet")
     ]
-    both = benchbox("report", complete.path, second, "--out", tmp_path / "out")
+    both = benchbox("report", complete.path, second, "--out", tmp_path / "out", "--memory", "200MiB")
     assert both.returncode == EXIT_OK
     assert (tmp_path / "out" / "whole" / "report.html").is_file()
-    assert (tmp_path / "out" / "other" / "report.html").is_file()
+    for text in (both.stdout, *((tmp_path / "out" / "other" / name).read_text() for name in ("report.html", "report.md"))):
+        assert "Fastest of 4 set-ups in 200 MiB: backend=zero2 " in text
+        assert "No answer: none of 3 set-ups fits in 200 MiB." in text
     same = benchbox("report", complete.path, complete.path, "--out", tmp_path / "out")
     assert same.returncode == EXIT_USAGE
 
@@ -223,12 +225,14 @@ def test_a_summary_of_a_large_run_is_cut_to_a_page(tmp_path):
     store = RunStore(tmp_path)
     store.write_run(example_run(cells))
     for number, cell in enumerate(cells):
-        error = OOM | {"message": f"message {number}"}
+        error = OOM | {"message": f"message {number}\n# of <several> *lines*"}
         store.write_record(example_record(cell, **({"status": "oom", "error": error} if cell.batch == 3 else {})))
     text = benchbox("report", tmp_path, "--summary").stdout
     assert text.count("- The only set-up: ") == 8
     assert "\n1 more tasks: report.html has their answers.\n" in text
-    assert text.count(": oom, OutOfMemoryError: message ") == 8
+    lines = [line for line in text.splitlines() if ": oom, OutOfMemoryError: message " in line]
+    assert len(lines) == 8
+    assert all(line.endswith(" # of \\<several\\> \\*lines\\*") for line in lines)
     assert "\n1 more: report.html and table.csv have all of them.\n" in text
 
 
