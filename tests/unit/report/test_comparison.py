@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from xml.etree import ElementTree as ET
 
@@ -44,6 +45,8 @@ CHANGES = (
 COMPARISON = RunComparison(
     base="old", head="new", changes=CHANGES, differences=("torch 2.12 against 2.13",), relevant=0.02, needed=5
 )
+VERDICTS = ("regression", "missing", "incomparable", "inconclusive", "improvement", "neutral")
+EVERY_VERDICT = replace(COMPARISON, changes=tuple(replace(SLOWER, cell=f"cell={name}", verdict=name) for name in VERDICTS))
 
 
 def test_markdown_has_the_answer_first_and_hides_what_did_not_change():
@@ -56,6 +59,23 @@ def test_markdown_has_the_answer_first_and_hides_what_did_not_change():
     hidden = lines[lines.index("<details><summary>1 figures did not change</summary>") :]
     assert any("backend=zero2" in line for line in hidden)
     assert "backend=\\<b\\>" in "\n".join(lines), "input is escaped"
+    assert lines[-1].startswith("A change of at most 2% is none.")
+
+
+@pytest.mark.parametrize(
+    ("render", "headings"),
+    [
+        (render_html, ('id="changed"', 'id="unsettled"', 'id="neutral"')),
+        (render_markdown, ("### Changes", "### Not settled", "<details>")),
+    ],
+)
+def test_every_figure_is_below_the_heading_of_its_verdict(render, headings):
+    _, *sections = re.split("|".join(headings), render(EVERY_VERDICT))
+    assert [re.findall(r"cell=(\w+)", section) for section in sections] == [
+        ["regression", "improvement"],
+        ["missing", "incomparable", "inconclusive"],
+        ["neutral"],
+    ]
 
 
 def test_markdown_of_thousands_of_changes_fits_into_a_comment_of_github():
@@ -92,6 +112,16 @@ def test_github_annotates_the_axes_of_the_matrix_and_escapes_what_ends_a_command
     assert second.endswith("missing: gone | 50%25")
     assert "neutral" not in first + second
     assert render_github(COMPARISON, None, None).startswith("::error title=")
+
+
+def test_github_warns_of_what_cannot_be_compared_and_notes_what_launches_do_not_settle():
+    text = render_github(EVERY_VERDICT, None, None)
+    assert re.findall(r"^::(\w+) title=global_samples_per_s%3A (\w+)::cell=\2:", text, flags=re.MULTILINE) == [
+        ("error", "regression"),
+        ("warning", "missing"),
+        ("warning", "incomparable"),
+        ("notice", "inconclusive"),
+    ]
 
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", "a & b"])

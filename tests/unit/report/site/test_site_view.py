@@ -1,4 +1,4 @@
-"""The content of a site: texts of points and changes, labels of cells, and measurements that were published twice."""
+"""The content of a site: texts of points and changes, labels of cells, charts, and measurements that were published twice."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import pytest
 from benchbox.analysis.baseline import make_baseline
 from benchbox.analysis.figures import figures_of_baseline, figures_of_run
 from benchbox.analysis.summary import summarize
+from benchbox.report.figures.drawing import PRINT
+from benchbox.report.site.chart import trend_drawing
 from benchbox.report.site.sources import SiteRun, SiteSources
 from benchbox.report.site.view import MatrixPage, build_pages, change_texts, point_texts
+from benchbox.store.noise import Noise, write_noise
 from tests.support.example_run import CELL, MEASURE, example_run, steady_records
 
 if TYPE_CHECKING:
@@ -39,9 +42,9 @@ def site_run(name: str, *cells: Cell, **options: Any) -> SiteRun:
     return SiteRun(figures=figures_of_run(name, *run_and_records(*(cells or (CELL,)), **options)), report=None, published_at="")
 
 
-def page_of(*runs: SiteRun, metrics: tuple[str, ...] = ("step_time_s",)) -> MatrixPage:
+def page_of(*runs: SiteRun, metrics: tuple[str, ...] = ("step_time_s",), relevant: float = 0.02) -> MatrixPage:
     order = {letter * 40: number for number, letter in enumerate("abcdef")}
-    (page,) = build_pages(SiteSources(runs=runs, left_out=()), order, metrics=metrics, relevant=0.02)
+    (page,) = build_pages(SiteSources(runs=runs, left_out=()), order, metrics=metrics, relevant=relevant)
     return page
 
 
@@ -74,6 +77,30 @@ def test_changes_are_counted_by_their_direction_and_within_a_commit_they_are_dri
     assert page.summary.startswith("2 runs and baselines of 1 cells on example-cpu-2-cores; 1 of 1 trends ")
     assert page.summary.endswith(f"Changes: {summary}.")
     assert [change_texts(*change)[-1] for change in page.changes] == ([] if summary == "none" else ["nothing"])
+
+
+def test_what_is_not_relevant_or_within_the_noise_measured_on_the_machine_is_no_change():
+    runs = site_run("old"), site_run("new", step_s=0.3, day=2, commit="b" * 40)
+    assert len(page_of(*runs).changes) == 1
+    assert page_of(*runs, relevant=0.6).changes == []
+    noise = Noise(sigma=0.3, launches=10, ratio=1.0, cell="backend=ddp", measured_at="2026-01-01", benchbox_version="1")
+    write_noise("example-cpu-2-cores", "example", noise)
+    assert page_of(*runs).changes == []
+
+
+@pytest.mark.parametrize(
+    ("step_s", "commit", "colour"),
+    [(0.3, "b" * 40, PRINT.bad), (0.1, "b" * 40, PRINT.ok), (0.3, "a" * 40, PRINT.soft)],
+    ids=["worse", "better", "drift"],
+)
+def test_a_chart_has_values_in_ms_and_a_line_before_the_run_that_changed_in_the_colour_of_its_verdict(step_s, commit, colour):
+    (trend,) = page_of(site_run("old"), site_run("new", step_s=step_s, day=2, commit=commit)).trends
+    (panel,) = trend_drawing(trend, "k").draw(PRINT).axes
+    values, change = panel.lines
+    assert panel.get_ylabel() == "ms"
+    assert list(values.get_xdata()) == [0, 1]
+    assert list(values.get_ydata()) == pytest.approx([200.2, 1001 * step_s])
+    assert (set(change.get_xdata()), change.get_color()) == ({0.5}, colour)
 
 
 def test_what_a_run_does_not_know_is_a_dash_and_uncommitted_changes_have_an_asterisk():
