@@ -36,6 +36,8 @@ def test_a_figure_is_well_formed_themed_and_has_the_same_bytes_every_time() -> N
     for variable in set(re.findall(r"var\((--\w+)\)", text)):
         assert f"{variable}: #" in light
         assert f"{variable}: #" in dark, "the file has the colours of both themes"
+    assert "--card: #ffffff" in light, "white on light pages"
+    assert "--card: #18202a" in dark
     assert not re.findall(r"#[0-9a-f]{6}\b", text.partition("</style>")[2])
 
 

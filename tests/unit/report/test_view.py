@@ -8,6 +8,7 @@ import pytest
 
 from benchbox.registry.metrics import metrics
 from benchbox.registry.phases import PHASES
+from benchbox.report.figures.drawing import PRINT
 from benchbox.report.markdown import render_markdown
 from benchbox.report.view import build_report
 from benchbox.spec.cell import DataSpec
@@ -170,6 +171,21 @@ def test_a_fused_phase_is_declared(example):
     assert len({bar.y for bar in fsdp}) == len({bar.y for bar in zero}) == 1
     assert [bar.colour for bar in fsdp].count(clip) == 1
     assert [bar.colour for bar in zero].count(clip) == 0
+
+
+@pytest.mark.parametrize(("key", "value", "unit"), [("phases", 219, "ms"), ("memory", 160, "MiB")])
+def test_a_bar_ends_on_the_axis_at_the_value_in_its_text(key, value, unit):
+    bars = figure(report_of(launches(FSDP)), key)
+    (panel,) = bars.draw(PRINT).axes
+    assert f": {value} {unit}" in bars.values
+    assert f"({unit}" in panel.get_xlabel()
+    assert max(part.get_x() + part.get_width() for part in panel.patches) == pytest.approx(value)
+
+
+def test_a_mark_of_a_launch_is_at_its_step_time_in_ms():
+    (panel,) = figure(report_of(launches(FSDP, number=3)), "launches").draw(PRINT).axes
+    assert panel.get_xlabel() == "step time of a launch (ms)"
+    assert list(panel.lines[0].get_xdata()) == pytest.approx([217, 221, 225])
 
 
 def test_a_cell_that_waits_for_data_names_the_command_that_shows_why():

@@ -6,6 +6,7 @@ import math
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from dataclasses import replace
 from functools import cache
 from itertools import combinations, pairwise
@@ -52,21 +53,22 @@ def test_the_frontier_has_the_set_ups_that_none_beats_in_memory_and_throughput()
     assert [(point.bytes, point.samples_per_s) for point in frontier(points)] == [(1, 5), (2, 9), (4, 12)]
 
 
-def test_a_set_up_with_wrong_precision_is_no_candidate():
-    """Its mark is hollow, and it is not on the frontier, which names its points."""
-
+def fail_precision(record):
     findings = (f for record in RunStore(REPORTS / "precision_ab").records() for f in record["precision"]["findings"])
     error = next(finding for finding in findings if finding["severity"] == "error")
+    return record | {"precision": record["precision"] | {"findings": [error]}}
 
-    sound = svg_of("backends", "pareto")
-    named = re.search(r">1: (\w+) ", sound)[1]
 
-    def fail_precision(record):
-        if record["cell"]["backend"] != named:
-            return record
-        return record | {"precision": record["precision"] | {"findings": [error]}}
+def diverge(record):
+    return record | {"loss": [2 * loss for loss in record["loss"]]}
 
-    wrong = changed_figures_of("backends", fail_precision)["pareto"].svg()
+
+@pytest.mark.parametrize("spoil", [fail_precision, diverge])
+def test_a_set_up_with_wrong_precision_or_of_another_training_is_no_candidate(spoil):
+    """It is not on the frontier, which names its points."""
+    named = re.search(r">1: (\w+) ", svg_of("backends", "pareto"))[1]
+    figures = changed_figures_of("backends", lambda record: spoil(record) if record["cell"]["backend"] == named else record)
+    wrong = figures["pareto"].svg()
     assert not re.search(rf">\d: {named} ", wrong)
     assert re.search(r">1: \w+ ", wrong)
 
@@ -79,7 +81,12 @@ def test_a_run_of_walks_has_the_batches_and_launches_of_its_set_ups():
 
 
 def test_many_cells_are_a_map_in_which_failures_have_a_word_and_a_hatch():
+    """Cells of one policy run out of memory, and one cell trains unlike the others of its policy."""
+    unlike = {"policy": "pi05", "backend": "zero2", "attention": "sdpa", "checkpointing": False, "cams": 1}
+
     def fail(record):
+        if record["cell"].items() >= unlike.items():
+            return diverge(record)
         return record | {"status": "oom"} if record["cell"]["policy"] == "pi0" else record
 
     figures = changed_figures_of("policies_full", fail)
@@ -87,8 +94,21 @@ def test_many_cells_are_a_map_in_which_failures_have_a_word_and_a_hatch():
     svg = figures["heat_map"].svg()
     failed = [record for record in RunStore(REPORTS / "policies_full").records() if record["cell"]["policy"] == "pi0"]
     assert svg.count(">oom<") == len(failed) > 10
+    assert svg.count(">diverged<") == 1
     assert "url(#heat_map-" in svg, "of the pattern of a hatch"
     assert "<pattern" in svg
+
+
+def test_in_every_row_of_the_map_a_faster_cell_has_a_stronger_colour():
+    (panel,) = figures_of("policies_full")["heat_map"].draw(PRINT).axes
+    rows = defaultdict(list)
+    for field, text in zip(panel.patches, panel.texts, strict=True):
+        rows[text.get_position()[1]].append((float(text.get_text()), field.get_alpha()))
+    assert len(rows) > 8
+    for row in rows.values():
+        strengths = [strength for _, strength in sorted(row)]
+        assert strengths[0] < strengths[-1]
+        assert strengths == sorted(strengths)
 
 
 @pytest.mark.parametrize(
