@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,7 @@ def test_a_report_shows_evaluations_side_by_side_with_findings_and_curves(folder
     assert "Masters &lt;matter&gt;." in html
     assert "bf16_pure ends at 1." in html
     assert figure.svg() in html
+    assert re.findall(r'<td class="number">(\d+%)</td>', html) == ["75%", "0%"]
     assert "bf16\\_master, lr 0.0001, seed 1 | metaworld/reach-v3 | 3 of 4 | 75% |" in markdown
     assert "bf16\\_pure, lr 0.0001, seed 1 | metaworld/reach-v3 | 0 of 4 | 0% |" in markdown
     assert "Masters \\<matter\\>." in markdown

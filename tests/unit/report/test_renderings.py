@@ -104,6 +104,13 @@ def test_rows_sort_by_the_figure_that_they_show():
     assert keys_of_column(build_report(example_run([CELL]), records), "samples/s") == [pytest.approx(median(rates), rel=1e-5)]
 
 
+def test_the_page_of_a_run_without_any_census_says_that_nothing_is_known_about_precision():
+    audited = example_record()
+    pages = [render_html(build_report(example_run([CELL]), [record])) for record in (audited, audited | {"precision": None})]
+    sentences = ("No rule fired in the 1 cells", "nothing is known about precision")
+    assert [[sentence in page for sentence in sentences] for page in pages] == [[True, False], [False, True]]
+
+
 def replace_texts(value, name):
     """Return a structure of JSON with every text of it replaced by an element that names its place."""
     if isinstance(value, dict):
