@@ -98,9 +98,10 @@ def test_a_chart_has_values_in_ms_and_a_line_before_the_run_that_changed_in_the_
     (panel,) = trend_drawing(trend, "k").draw(PRINT).axes
     values, change = panel.lines
     assert panel.get_ylabel() == "ms"
-    assert list(values.get_xdata()) == [0, 1]
-    assert list(values.get_ydata()) == pytest.approx([200.2, 1001 * step_s])
-    assert (set(change.get_xdata()), change.get_color()) == ({0.5}, colour)
+    assert values.get_xdata() == pytest.approx([0, 1])
+    assert values.get_ydata() == pytest.approx([200.2, 1001 * step_s])
+    assert change.get_xdata() == pytest.approx([0.5, 0.5])
+    assert change.get_color() == colour
 
 
 def test_what_a_run_does_not_know_is_a_dash_and_uncommitted_changes_have_an_asterisk():
