@@ -41,7 +41,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunStore, str, s
     command = ["run", folder / "auto.yaml", "--out", folder / "run", "--policy-dir", policies]
     outputs = []
     for budget in ("0.001s", "10m"):
-        done = run_in_process(*command, "--launches", "auto", "--budget", budget)
+        done = run_in_process(*command, "--launches", "auto", "--budget", budget, "--resolution", "5%")
         assert done.returncode == 0, done.stdout + done.stderr
         outputs.append(done.stdout)
     return RunStore(folder / "run"), outputs[0], outputs[1]
@@ -58,6 +58,7 @@ def test_the_pair_of_the_walks_is_settled_at_a_look(commands: tuple[RunStore, st
     store, _, output = commands
     run = store.run()
     assert run.sequential is not None
+    assert run.sequential["resolution"] == 0.05
     assert "look 1 of 6, after launch 8: 1 of 1 pairs settled" in output
     assert "settled: size=slow batch=2: 0." in output
     assert "stopped: every pair that can be compared is settled" in output

@@ -47,6 +47,10 @@ def files(tmp_path):
         (("train", "t.yaml", "--from", "runs/trial"), "error: --from RUN and --cell ID go together"),
         (("train", "--cell", "0"), "error: --from RUN and --cell ID go together"),
         (("train",), "error: give a training file, or the set-up of a measured cell: --from RUN --cell ID --steps N"),
+        (
+            ("train", "t.yaml", "--set", "backend=ddp,world_size=4", "--launcher", "slurm", "--slurm", "nodes=3", "--dry-run"),
+            "error: --set world_size=4: 4 ranks cannot be divided equally among 3 nodes",
+        ),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(benchbox, arguments, message, tmp_path):
@@ -58,7 +62,8 @@ def test_options_that_do_not_go_together_are_refused(benchbox, arguments, messag
 
 
 def test_a_dry_run_of_a_training_prints_the_script_of_its_job(benchbox, tmp_path):
-    done = benchbox("train", "t.yaml", "--dry-run", "--resume", "--launcher", "slurm", "--slurm", "partition=p")
+    options = ("--resume", "--max-restarts", "3", "--launcher", "slurm", "--slurm", "partition=p")
+    done = benchbox("train", "t.yaml", "--dry-run", *options)
     assert done.returncode == EXIT_OK, done.stderr
     assert done.stdout.startswith("trial: cell ")
     script = done.stdout[done.stdout.index("#!/bin/bash") :]
@@ -67,6 +72,21 @@ def test_a_dry_run_of_a_training_prints_the_script_of_its_job(benchbox, tmp_path
     words = shlex.split(command)
     assert words[3:5] == ["train", str(tmp_path / "t.yaml")]
     assert "--resume" in words
+    assert words[words.index("--max-restarts") + 1] == "3"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_a_gpu_a_search_needs_a_limit_of_memory_to_run_but_not_to_be_planned(benchbox, tmp_path, monkeypatch):
+    monkeypatch.setattr("benchbox.launch.process.environment.has_cuda_device", lambda _: False)
+    monkeypatch.setattr("benchbox.launch.runner.run_matrix", None)  # it would take all the memory of the host
+    search = MATRIX.replace("batch: 1\n", "").replace("zero3]", "zero3], batch: {search: max}")
+    (tmp_path / "m.yaml").write_text(search)
+    planned = benchbox("run", "m.yaml", "--dry-run")
+    assert planned.returncode == EXIT_OK, planned.stderr
+    refused = benchbox("run", "m.yaml")
+    assert (refused.returncode, refused.stdout) == (EXIT_USAGE, "")
+    assert refused.stderr.startswith("error: m.yaml:6:")
+    assert ": without a GPU a search needs measure.memory_limit" in refused.stderr
     assert not (tmp_path / "runs").exists()
 
 

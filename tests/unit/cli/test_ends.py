@@ -73,6 +73,14 @@ def test_a_job_that_left_launches_failed_by_itself_or_was_ended_by_slurm(tmp_pat
     assert check_job(job, JobState("COMPLETED"), [], store, fresh=True) is None
 
 
+@pytest.mark.parametrize("state", ["FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "FORGOTTEN"])
+def test_a_job_that_did_not_complete_its_training_failed(state):
+    job = SimpleNamespace(id=7, log="job-7.log")
+    assert train._check_job(job, JobState("COMPLETED")) is None
+    with pytest.raises(SlurmJobError, match=f"Slurm job 7 ended {state}; --resume submits the rest of the training"):
+        train._check_job(job, JobState(state))
+
+
 @pytest.mark.parametrize("planned", [True, False])
 def test_a_fresh_run_that_is_stopped_leaves_no_figures_from_before(planned, tmp_path, monkeypatch):
     """They would be among those that its resume adds, also where the plan in between had other cells."""

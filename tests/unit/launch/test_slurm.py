@@ -39,6 +39,7 @@ def test_resources_are_lines_of_the_script() -> None:
     ]
     assert 'export NNODES="$SLURM_JOB_NUM_NODES"' in script
     assert 'NODE_RANK="$SLURM_NODEID" exec "$@"' in script
+    assert "srun --kill-on-bad-exit=0 " in script, "node 0 outlives the others, and records how they failed"
 
 
 @pytest.mark.parametrize(("cpus", "words"), [("32", ["--cpus-per-task=32"]), (None, [])])
@@ -112,6 +113,12 @@ def dry_run(matrix: Path, policy_dir: Path, *options: str) -> str:
     return result.stdout
 
 
+def job_words(text: str) -> list[str]:
+    """Return the words of the command in the script that a dry run prints."""
+    (line,) = [line for line in text[text.index("#!/bin/bash") :].splitlines() if "benchbox.cli.app" in line]
+    return shlex.split(line)
+
+
 @pytest.fixture
 def matrix(tmp_path: Path) -> Path:
     (tmp_path / "m.yaml").write_text(
@@ -124,15 +131,23 @@ def test_a_dry_run_prints_the_script_and_submits_nothing(matrix: Path, policy_di
     """The ranks are more than this machine could run: the job runs on others."""
     slurm = ("--launcher", "slurm", "--slurm", "nodes=50", "--node-timeout", "45")
     text = dry_run(matrix, policy_dir, *slurm, "--set", "batch=4", "--only", "batch=4")
-    script = text[text.index("#!/bin/bash") :]
-    (line,) = [line for line in script.splitlines() if "benchbox.cli.app" in line]
-    words = shlex.split(line)
+    words = job_words(text)
     assert words[1:5] == ["-m", "benchbox.cli.app", "run", str(matrix)]
     assert words[words.index("--out") + 1] == str(matrix.parent / "o ut")
     assert words[words.index("--set") + 1] == words[words.index("--only") + 1] == "batch=4"
+    assert words[words.index("--policy-dir") + 1] == str(policy_dir.resolve())
     assert words[-4:] == ["--launcher", "torchrun", "--node-timeout", "45"]
-    assert "#SBATCH --nodes=50" in script
+    assert "#SBATCH --nodes=50" in text
     assert SlurmJob(matrix.parent / "o ut").id is None
+
+
+@pytest.mark.parametrize("options", [(), ("--fresh",), ("--no-estimate",), ("--fresh", "--no-estimate")])
+def test_a_job_repeats_launches_and_leaves_predictions_out_when_its_command_does(
+    options: tuple[str, ...], matrix: Path, policy_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BENCHBOX_ESTIMATE", raising=False)
+    words = job_words(dry_run(matrix, policy_dir, "--launcher", "slurm", *options))
+    assert [word for word in words if word in ("--fresh", "--no-estimate")] == list(options)
 
 
 @pytest.mark.parametrize(
@@ -176,9 +191,19 @@ def answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], S
         ("echo 'PENDING|Resources'", "PENDING (Resources)", True, False),
         ("echo 'RUNNING|None'", "RUNNING", True, False),
         ("echo 'COMPLETING|None'", "COMPLETING", True, False),
-        ("echo 'SUSPENDED|None'", "SUSPENDED", True, False),
-        ("echo 'SIGNALING|None'", "SIGNALING", True, False),
-        ("echo 'REQUEUE_HOLD|JobHeldUser'", "REQUEUE_HOLD (JobHeldUser)", True, False),
+        *(
+            (f"echo '{state}|None'", state, True, False)
+            for state in (
+                "CONFIGURING",
+                "SUSPENDED",
+                "REQUEUED",
+                "REQUEUE_HOLD",
+                "RESIZING",
+                "SIGNALING",
+                "STOPPED",
+                "STAGE_OUT",
+            )
+        ),
         ("echo 'COMPLETED|None'", "COMPLETED", False, True),
         ("echo 'FAILED|NonZeroExitCode'", "FAILED (NonZeroExitCode)", False, True),
         ("echo 'TIMEOUT|TimeLimit'", "TIMEOUT (TimeLimit)", False, False),
