@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from benchbox.cli.app import app
+from benchbox.cli.nodes import open_launcher
 from benchbox.errors import ConfigurationError
 from benchbox.launch.job import Job, RankGroup
 from benchbox.launch.nodes.coordinator import _CoordinatedGroup, wait_for_nodes
@@ -60,6 +62,21 @@ def test_threads_are_divided_among_the_ranks_of_a_node(monkeypatch: pytest.Monke
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("benchbox.launch.process.environment.usable_cores", lambda: 8)
     assert TorchrunLauncher(nodes=NODES).variables(4)["OMP_NUM_THREADS"] == "4"
+
+
+@pytest.mark.parametrize(("here", "threads"), [("3", "3"), ("", "8"), (None, "8")])
+def test_threads_that_the_user_has_set_on_a_node_are_not_those_of_node_0(
+    here: str | None, threads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of torchrun runs a command that prints its environment."""
+    monkeypatch.setattr(TorchrunLauncher, "command", lambda *_: ["env"])
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if here is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", here)
+    group = TorchrunLauncher(nodes=replace(NODES, rank=1)).start(job(tmp_path), {"OMP_NUM_THREADS": "8"})
+    assert group.poll(60.0) == 0
+    group.end()
+    assert f"OMP_NUM_THREADS={threads}" in job(tmp_path).group_log.read_text().splitlines()
 
 
 def test_one_node_needs_no_settings() -> None:
@@ -124,25 +141,68 @@ def test_a_node_does_not_take_the_file_of_a_run_that_was_killed_for_node_0(tmp_p
         follow(tmp_path, replace(NODES, rank=1, timeout_s=1.4), stop=lambda: False, on_line=print)
 
 
+def test_a_node_that_waits_for_others_ends_at_the_first_signal(tmp_path: Path) -> None:
+    """Also of a training, whose ranks a first signal only asks to stop."""
+    with NodeFile(tmp_path, 0) as file, pytest.raises(typer.Exit) as ended:
+        open_launcher("torchrun", NODES, file, lambda: True)
+    assert ended.value.exit_code == 130
+    assert not follow(tmp_path, replace(NODES, rank=1), stop=lambda: False, ask=lambda: True, on_line=print)
+
+
+def test_a_node_fails_when_node_0_no_longer_reports(tmp_path: Path) -> None:
+    """Its host loses power after this node has joined."""
+    file = NodeFile(tmp_path, 0)
+    lines: list[str] = []
+
+    def beat() -> bool:
+        if not lines:
+            file.update()
+        return False
+
+    with pytest.raises(NodeLostError, match=r"node 0 \(.+\) stopped reporting; start all nodes again"):
+        follow(tmp_path, replace(NODES, rank=1, timeout_s=0.5), stop=beat, on_line=lines.append)
+    assert [line.partition(" (")[0] for line in lines] == ["node 1 joined node 0"]
+
+
+class PreparationError(Exception):
+    """Raised in place of the statistics of a dataset."""
+
+
+def failure_of_node_0(verb: str, folder: Path, policy_dir: Path, ranks: int) -> BaseException | None:
+    """Return what ends the command of node 0 of two nodes."""
+    file = folder / "nodes.yaml"
+    cell = f"name: t\npolicy: stand_in\nsize: tiny\nbackend: ddp\nworld_size: {ranks}\nbatch: 1\ndata: synthetic\nsteps: 4\n"
+    file.write_text(cell)
+    nodes = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "a"]
+    options = ["--policy-dir", str(policy_dir), "--out", str(folder / "out"), *nodes]
+    return CliRunner().invoke(app, [verb, str(file), *options]).exception
+
+
 @pytest.mark.parametrize("verb", ["run", "train"])
 def test_node_0_reports_while_it_prepares(verb: str, tmp_path: Path, policy_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Statistics of a large dataset take longer than the other nodes wait for node 0."""
-
-    class PreparationError(Exception):
-        pass
 
     def prepare(*_: Any) -> None:
         assert not NodeWatch(tmp_path / "out", 0, 60.0).read()["closed"]
         raise PreparationError
 
     monkeypatch.setattr("benchbox.cli.statistics.prepare_statistics", prepare)
-    file = tmp_path / "nodes.yaml"
-    file.write_text("name: t\npolicy: stand_in\nsize: tiny\nbackend: ddp\nworld_size: 2\nbatch: 1\ndata: synthetic\nsteps: 4\n")
-    nodes = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "a"]
-    options = ["--policy-dir", str(policy_dir), "--out", str(tmp_path / "out"), *nodes]
-    result = CliRunner().invoke(app, [verb, str(file), *options])
-    assert isinstance(result.exception, PreparationError), result.output
+    assert isinstance(failure_of_node_0(verb, tmp_path, policy_dir, ranks=2), PreparationError)
     assert NodeWatch(tmp_path / "out", 0, 60.0).read()["closed"]
+
+
+@pytest.mark.parametrize(("ranks", "failure"), [(16, PreparationError), (18, ConfigurationError)])
+def test_the_capacity_of_a_node_is_compared_with_the_ranks_of_one_node(
+    ranks: int, failure: type[Exception], tmp_path: Path, policy_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here of 8 ranks; those of all nodes may be more."""
+
+    def prepare(*_: Any) -> None:
+        raise PreparationError
+
+    monkeypatch.setattr("benchbox.launch.capacity.usable_cores", lambda: 1)
+    monkeypatch.setattr("benchbox.cli.statistics.prepare_statistics", prepare)
+    assert isinstance(failure_of_node_0("run", tmp_path, policy_dir, ranks), failure)
 
 
 def test_a_launch_is_not_started_without_a_node_that_ended(tmp_path: Path) -> None:
@@ -220,7 +280,7 @@ def test_ranks_here_get_some_time_to_fail_after_those_of_another_node(tmp_path: 
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("benchbox_sha256", "other", "sources of benchbox differ"),
+        ("benchbox_sha256", "other", "the sources of benchbox differ"),
         ("folder", "/elsewhere", "the shared folder is /elsewhere there"),
     ],
 )
@@ -231,8 +291,8 @@ def test_a_node_with_other_sources_or_another_path_is_refused_on_both_sides(
         file.update(**{field: value})
         with pytest.raises(ConfigurationError, match=words):
             follow(tmp_path, replace(NODES, rank=1, timeout_s=20.0), stop=lambda: False, on_line=print)
-        follower = NodeWatch(tmp_path, 1, 20.0).read()
-        assert words in follower["problem"]
+        with pytest.raises(ConfigurationError, match=rf"node 1 \(.+\): {words}"):
+            wait_for_nodes(file, NODES)
 
 
 def test_times_of_a_remote_rank_are_read_by_the_clock_of_this_host() -> None:

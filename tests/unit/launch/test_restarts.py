@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
+from benchbox.errors import ConfigurationError
 from benchbox.launch import training
 from benchbox.launch.process import make_launcher
 from benchbox.launch.restarts import is_restartable, read_restarts, record_restart
@@ -18,6 +19,7 @@ from benchbox.store.checkpoints import list_checkpoints
 from tests.support.saved_checkpoints import save_checkpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from benchbox.launch.job import Job
@@ -28,11 +30,17 @@ def outcome(status: str, kind: str, stage: str | None = "train") -> Outcome:
     return Outcome(status, error)
 
 
-def launch(folder: Path) -> Outcome:
+def launch(folder: Path, stop_signals: Sequence[str] = ()) -> Outcome:
     """Launch a training that may be restarted once."""
     progress = TrainingProgress(config := load_train("pi05"), Console(file=io.StringIO()))
     return training.launch_training(
-        config, folder, resume=False, launcher=make_launcher("local"), max_restarts=1, progress=progress
+        config,
+        folder,
+        resume=False,
+        launcher=make_launcher("local"),
+        max_restarts=1,
+        progress=progress,
+        stop_signals=stop_signals,
     )
 
 
@@ -82,6 +90,36 @@ def test_without_an_intact_checkpoint_a_training_ends_as_it_failed(
     monkeypatch.setattr(training, "_run_once", run_once)
     assert launch(tmp_path) == outcome("crash", "Killed")
     assert "no restart: " in capsys.readouterr().err
+
+
+def test_a_training_that_was_asked_to_stop_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch system that ends a job signals the command and kills ranks."""
+    runs = []
+
+    def run_once(*_: object) -> Outcome:
+        runs.append(tmp_path)
+        return outcome("crash", "Killed")
+
+    monkeypatch.setattr(training, "_run_once", run_once)
+    assert launch(tmp_path, ["SIGTERM"]) == outcome("crash", "Killed")
+    assert len(runs) == 1
+    assert not read_restarts(tmp_path)
+
+
+def test_the_capacity_of_a_machine_is_compared_with_the_ranks_of_one_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here of 8 ranks; those of all nodes may be more."""
+    monkeypatch.setattr("benchbox.launch.capacity.usable_cores", lambda: 1)
+    config = load_train("pi05", {"backend": "ddp", "world_size": "16"})
+    progress = TrainingProgress(config, Console(file=io.StringIO()))
+    refusals = []
+    for nnodes in (2, 1):
+        try:
+            training._check(config, tmp_path, resume=False, nnodes=nnodes, progress=progress)
+        except ConfigurationError as error:
+            refusals.append((nnodes, str(error).partition(",")[0]))
+    assert refusals == [(1, "16 ranks are more than 8")]
 
 
 @pytest.mark.parametrize("damaged", [False, True])
