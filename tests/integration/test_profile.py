@@ -13,11 +13,13 @@ from typer.testing import CliRunner
 
 from benchbox.analysis.profile import build_profile
 from benchbox.cli.app import app
+from benchbox.launch.profiling import profile_cell
 from benchbox.measure.environment import environment
 from benchbox.measure.peaks import peak_dtypes
 from benchbox.report.profile import render_profile
 from benchbox.store.peaks import MeasuredPeaks, read_peaks
 from benchbox.store.run import RunStore
+from tests.support.launchers import MEASURE, DirectLauncher, cell
 
 if TYPE_CHECKING:
     from benchbox.registry.launch_record import LaunchRecord
@@ -49,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         # Not in the environment of the ranks, who would need a fork server of their own.
         patch.setattr("benchbox.store.machine_cache.os", SimpleNamespace(environ={"XDG_CACHE_HOME": str(folder / "cache")}))
         (folder / "peaks.txt").write_text(invoke("doctor", "--peaks", "--ranks", "2"))
-        text = invoke("profile", PUBLISHED, "--cell", published_record()["cell_id"], "--out", folder / "out")
+        text = invoke("profile", PUBLISHED, "--cell", published_record()["cell_id"], "--steps", "3", "--out", folder / "out")
         (folder / "profile.txt").write_text(text)
     return folder
 
@@ -84,15 +86,15 @@ def test_peaks_have_a_rate_for_every_dtype_and_class_of_shape(peaks: MeasuredPea
     assert str(folder / "cache") in output
 
 
-def test_the_trace_of_every_rank_has_both_steps_with_all_their_phases_and_towers(profile: Any, folder: Path) -> None:
+def test_the_trace_of_every_rank_has_all_steps_with_all_their_phases_and_towers(profile: Any, folder: Path) -> None:
     phases = {row["phase"] for row in profile["phases"]} - {"outside the phases"}
     assert {"data_wait", "forward", "backward", "clip", "optimizer", "zero_grad", "sync"} == phases
     for rank in (0, 1):
         events = json.loads((folder / "out" / f"trace-rank{rank}.json").read_text())["traceEvents"]
         names = Counter(event.get("name") for event in events if event.get("ph") == "X")
-        assert names["step"] == 2
-        assert {phase: names[f"phase:{phase}"] for phase in phases} == dict.fromkeys(phases, 2)
-        assert min(names[f"tower:{tower}"] for tower in ("vision", "backbone", "expert")) >= 2
+        assert names["step"] == 3
+        assert {phase: names[f"phase:{phase}"] for phase in phases} == dict.fromkeys(phases, 3)
+        assert min(names[f"tower:{tower}"] for tower in ("vision", "backbone", "expert")) >= 3
 
 
 def test_times_of_phases_add_up_to_the_step(profile: Any) -> None:
@@ -179,6 +181,15 @@ def test_without_peaks_shares_are_null_and_the_reason_names_the_command(profile:
     assert "benchbox doctor --peaks --ranks 2" in unmeasured["peaks_reason"]
     assert unmeasured["summary"] is None
     assert unmeasured["peaks_reason"] in render_profile(unmeasured)
+
+
+def test_a_profile_that_its_user_stops_is_none_and_no_failure(tmp_path: Path) -> None:
+    launcher: Any = DirectLauncher()
+    stopped = profile_cell(
+        cell("sleeps", 1), MEASURE, profiled_steps=2, folder=tmp_path / "out", launcher=launcher, stop=lambda: True
+    )
+    assert stopped is None
+    assert launcher.started == [("sleeps", 1)]
 
 
 @pytest.mark.parametrize(

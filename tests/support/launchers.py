@@ -32,7 +32,7 @@ class DirectLauncher:
         return {}
 
     def start(self, job: Job) -> "DirectGroup":
-        self.started.append((job.config["cell"]["size"], job.config["launch"]))
+        self.started.append((job.config["cell"]["size"], job.config.get("launch", 1)))
         job_id = str(job.folder)
         environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", JOB_VARIABLE: job_id}
         return DirectGroup(subprocess.Popen([sys.executable, HERE / "stand_in_worker.py", job.file], env=environment), job_id)

@@ -81,6 +81,26 @@ def test_where_the_fork_server_cannot_start_new_interpreters_do(tmp_path, monkey
     assert "threads were started before the fork" in line
 
 
+def test_the_options_of_a_session_are_those_of_its_cell_and_an_interrupt_leaves_nothing(tmp_path, monkeypatch):
+    """In place of the launch, which Ctrl-C ends."""
+    launched = []
+
+    def launch(cell, measure, *, folder, **_):
+        folder.mkdir()
+        launched.append((cell.world_size, cell.data.kind, measure.steps))
+        error = {"type": "Interrupted", "message": "the launch was stopped", "rank": None, "phase": None}
+        return {"status": "interrupted", "error": error}
+
+    monkeypatch.setattr("benchbox.launch.launch.launch_cell", launch)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    session = ("audit-precision", "--policy", "pi05", "--backend", "ddp", "--recipe", "fp32")
+    for options in ((), ("--world-size", "3", "--data", "sample", "--steps", "7")):
+        done = run_in_process(*session, *options)
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert launched == [(2, "synthetic", 3), (3, "sample", 7)]
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.fixture
 def checkpoint(tmp_path):
     """Save a checkpoint of a training in pure bfloat16."""
@@ -104,6 +124,12 @@ def test_a_checkpoint_is_audited_and_findings_of_a_baseline_do_not_fail_again(ch
     with_baseline = audit_checkpoint(checkpoint, "--baseline", str(tmp_path / "before.json"))
     assert (with_baseline.returncode, with_baseline.stderr) == (0, "")
     assert "known: BXP101" in with_baseline.stdout
+
+
+def test_a_checkpoint_is_compared_with_the_precision_that_a_recipe_declares(checkpoint):
+    for recipe, is_found in (((), False), (("--recipe", "fp32"), True)):
+        report = json.loads(audit_checkpoint(checkpoint, *recipe, "--format", "json").stdout)
+        assert ("BXP604" in {finding["code"] for finding in report["findings"]}) is is_found
 
 
 def test_rules_are_selected_by_code_and_suppressed_for_parameters_with_a_reason(checkpoint, tmp_path):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from benchbox.analysis.noise import launches_for
 from benchbox.errors import EXIT_CELL_FAILED, EXIT_INCONCLUSIVE, EXIT_OK, EXIT_USAGE
 from benchbox.launch.runner import RunSummary
+from benchbox.launch.supervise.group import never_stop
 from benchbox.store.noise import read_noise
 from benchbox.store.run import RunStore
 from tests.support.commands import run_in_process
@@ -30,17 +33,23 @@ MACHINE = "example-cpu-2-cores"
 
 @pytest.fixture
 def noise(tmp_path, monkeypatch):
-    """Return the command. `host` is the state of the hosts, and `spread` the part by which every third launch is slower."""
+    """Return the command.
+
+    `host` is the state of the hosts, `spread` the part by which every third launch is slower, and `interrupt` a signal that
+    arrives while the launches run.
+    """
     (tmp_path / "m.yaml").write_text(MATRIX)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def run(*arguments, host=None, spread=0.0, summary=None):
-        def launch(launches, *, store, **_):
+    def run(*arguments, host=None, spread=0.0, summary=None, interrupt=None):
+        def launch(launches, *, store, stop=never_stop, **_):
             for cell, number in launches:
                 step_s = 0.2 * (1 + spread * (number % 3 == 0))
                 record = steady_records(cell, step_s=step_s, launches=number)[-1]
                 store.write_record(record | {"host": host or quiet_state()})
-            return summary or RunSummary()
+            if interrupt is not None:
+                signal.raise_signal(interrupt)
+            return summary or RunSummary(stopped=stop())
 
         monkeypatch.setattr("benchbox.launch.runner.run_matrix", launch)
         return run_in_process("noise", "m.yaml", *arguments, cwd=tmp_path)
@@ -93,8 +102,9 @@ def test_noise_of_launches_that_failed_or_were_stopped_is_not_measured(noise):
     failed = noise(summary=RunSummary(failed_cells={"a"}))
     assert failed.returncode == EXIT_CELL_FAILED
     assert failed.stderr.startswith("error: a launch of backend=ddp policy=pi05 batch=1 did not end ok; ")
-    stopped = noise(summary=RunSummary(stopped=True))
-    assert (stopped.returncode, stopped.stdout, read_noise(MACHINE)) == (130, "", {})
+    for number in (signal.SIGINT, signal.SIGTERM):
+        stopped = noise(interrupt=number)
+        assert (stopped.returncode, stopped.stdout, read_noise(MACHINE)) == (130, "", {})
 
 
 @pytest.mark.parametrize(
