@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -14,12 +14,13 @@ from typer.testing import CliRunner
 from benchbox.cli.app import app
 from benchbox.data import open_dataset
 from benchbox.data.sample import sample_path
-from benchbox.errors import ConfigurationError
+from benchbox.errors import ConfigurationError, DataError
 from benchbox.registry.contracts import Axes
 from benchbox.registry.policies import build_policy
 from benchbox.report.evaluation import _row
 from benchbox.session import build_session
 from benchbox.simulation import evaluate as simulation
+from benchbox.simulation.rollout import run_episodes
 from benchbox.spec.cell import Cell
 from benchbox.spec.train import CheckpointSection
 from benchbox.trainer.checkpoint import CheckpointManager, load_policy
@@ -28,6 +29,8 @@ from tests.support.policy_batches import build
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from benchbox.simulation.rollout import EpisodeResult
 
 TOY = "tests.support.toy_environment:ToyEnvironment"
 
@@ -103,6 +106,30 @@ def test_a_policy_acts_in_bfloat16_on_request(checkpoint: Path, tmp_path: Path, 
     assert json.loads((tmp_path / "evaluation.json").read_text())["dtype"] == "bfloat16"
     assert {parameter.dtype for parameter in loaded[0].parameters()} == {torch.bfloat16}
     assert {buffer.dtype for name, buffer in loaded[0].named_buffers() if "normaliser" in name} == {torch.float32}
+
+
+def test_the_seeds_the_limit_and_the_executed_actions_are_those_of_the_options(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An episode is solved after 3 actions more than its seed."""
+    executed = []
+
+    def run(*arguments: Any, execute: int, **options: Any) -> list[EpisodeResult]:
+        executed.append(execute)
+        return run_episodes(*arguments, execute=execute, **options)
+
+    monkeypatch.setattr(simulation, "run_episodes", run)
+    options = ("--seed", "7", "--episodes", "3", "--max-steps", "11", "--execute", "4", "--videos", "0")
+    evaluate(checkpoint, TOY, tmp_path, *options)
+    record = json.loads((tmp_path / "evaluation.json").read_text())
+    episodes = [(episode["seed"], episode["solved"], episode["steps"]) for episode in record["episodes"]]
+    assert episodes == [(7, True, 10), (8, True, 11), (9, False, 11)]
+    assert executed == [4]
+
+
+def test_averages_act_on_request_and_are_refused_where_a_checkpoint_has_none(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no averages of the weights"):
+        evaluate(checkpoint, TOY, tmp_path, "--episodes", "1", "--videos", "0", "--ema")
 
 
 def test_more_actions_than_a_chunk_has_are_refused(checkpoint: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchbox.cli.app import app
+from benchbox.cli.links import read_measured_link
 from benchbox.launch.links import measure_links
 from benchbox.launch.peaks import measure_peaks
 from benchbox.launch.process import make_launcher
@@ -108,6 +109,13 @@ def test_an_estimate_names_the_measured_link_and_its_time(cache: Path) -> None:
     )
     assert traffic.keys() <= fits.keys()
     assert cell["communication_time_s"] == {"link": "measured", "upper": pytest.approx(expected)}
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_link_of_the_cpu_is_not_that_of_gpus() -> None:
+    links = {device: read_measured_link(device) for device in ("cpu", "cuda")}
+    assert links["cpu"] is not None
+    assert links["cuda"] is None
 
 
 def test_a_link_that_was_not_measured_is_refused_with_the_command_that_measures_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,12 +13,14 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from benchbox.cli.predicting import predict_cells, predict_largest_batches
+from benchbox.cli.predicting import predict_cells, predict_in_process, predict_largest_batches, predict_run
 from benchbox.cli.prediction_cache import PredictionCache
 from benchbox.spec.cell import DataSpec
 from benchbox.spec.datasets import DatasetSpec
+from benchbox.store.predictions import read_predictions
+from benchbox.store.run import RunStore
 from benchbox.theory.prediction import Estimate
-from tests.support.example_run import CELL
+from tests.support.example_run import CELL, MEASURE, example_record, example_run
 
 VALUE = replace(CELL, policy="value")
 ESTIMATE = Estimate(
@@ -151,8 +154,17 @@ def test_a_file_of_samples_that_was_replaced_needs_a_new_prediction(tmp_path, ki
     cell = replace(VALUE, data=data)
     PredictionCache((), 3).write(cell, ESTIMATE)
     assert PredictionCache((), 3).read(cell) == ESTIMATE
-    file.write_text("{ }")
+    file.write_text("[]")  # as many bytes
+    os.utime(file, (0, 0))
     assert PredictionCache((), 3).read(cell) is None
+
+
+@pytest.mark.parametrize("changed", ["benchbox_sha256", "version"])
+def test_another_benchbox_or_other_libraries_need_a_new_prediction(changed, monkeypatch):
+    PredictionCache((), 3).write(VALUE, ESTIMATE)
+    assert PredictionCache((), 3).read(VALUE) == ESTIMATE
+    monkeypatch.setattr(f"benchbox.cli.prediction_cache.{changed}", lambda *_: "another")
+    assert PredictionCache((), 3).read(VALUE) is None
 
 
 def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path):
@@ -165,3 +177,22 @@ def test_a_cache_that_cannot_be_written_keeps_nothing(tmp_path):
 def test_without_the_memory_of_a_device_no_largest_batch_is_predicted():
     predicted = predict_largest_batches([VALUE], (), 3, limit_bytes=None, at_most=8)
     assert predicted == {VALUE.cell_id: "the memory of the device is unknown"}
+
+
+@pytest.mark.parametrize(("limit", "total", "smaller"), [(40, 80, 40), (100, 80, 80), (None, 80, 80), (None, None, None)])
+def test_a_search_on_a_gpu_begins_below_its_limit_and_the_memory_of_the_device(limit, total, smaller, monkeypatch):
+    monkeypatch.setattr("benchbox.cli.predicting.local_device", lambda: "cuda")
+    monkeypatch.setattr("benchbox.cli.predicting._in_process", lambda *_, **options: options)
+    monkeypatch.setattr("benchbox.launch.capacity.device_memory_bytes", lambda: total)
+    assert predict_in_process([VALUE], (), 3, limit, 8)["limit_bytes"] == smaller
+
+
+@pytest.mark.parametrize(("cuda", "peak_bytes"), [(False, 100), (True, 200)])
+def test_predictions_of_a_run_are_those_for_the_device_of_its_ranks(cuda, peak_bytes, tmp_path):
+    store = RunStore(tmp_path / "run")
+    store.write_run(example_run([VALUE]))
+    store.write_record(example_record(VALUE, cuda=cuda))
+    for device, peak in (("cpu", 100), ("cuda", 200)):
+        PredictionCache((), MEASURE.probed_step, device).write(VALUE, replace(ESTIMATE, peak_bytes=peak))
+    predict_run(store.path, ())
+    assert read_predictions(store.path)[VALUE.cell_id]["peak_bytes"] == peak_bytes

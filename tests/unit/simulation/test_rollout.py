@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from contextlib import ExitStack, closing
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import av
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -17,6 +21,7 @@ from benchbox.data.samples.windows import DatasetSamples
 from benchbox.errors import ConfigurationError
 from benchbox.simulation.environment import EnvironmentFrame, find_factory
 from benchbox.simulation.live import LiveInputs, open_inputs
+from benchbox.simulation.metaworld import MetaWorld
 from benchbox.simulation.processes import EnvironmentProcess, SimulationError
 from benchbox.simulation.rollout import EpisodeResult, run_episodes
 from benchbox.simulation.videos import write_video
@@ -167,6 +172,27 @@ def test_environments_end_by_themselves_when_they_are_closed_in_any_order(inputs
     assert [environment._process.exitcode for environment in environments] == [0, 0], "killed ones have -9"
 
 
+def test_environments_end_with_the_process_that_opened_them() -> None:
+    """Also if it was killed, as when the memory of the host ends."""
+    script = """
+import time
+from benchbox.simulation.processes import EnvironmentProcess
+from tests.support.toy_environment import ToyEnvironment
+environments = [EnvironmentProcess(ToyEnvironment, (), (8, 8), 10.0) for _ in range(2)]
+print(*(environment._process.pid for environment in environments), flush=True)
+time.sleep(600)
+"""
+    root = Path(__file__).parents[3]
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=root) as evaluation:
+        assert evaluation.stdout is not None
+        environments = [psutil.Process(int(pid)) for pid in evaluation.stdout.readline().split()]
+        evaluation.kill()
+    _, left = psutil.wait_procs(environments, timeout=30)
+    for environment in left:
+        environment.kill()
+    assert (len(environments), left) == (2, [])
+
+
 def test_frames_with_odd_sides_are_filmed(tmp_path):
     """H.264 has even ones."""
     write_video(tmp_path / "v.mp4", [np.zeros((65, 85, 3), np.uint8)] * 3, 10.0)
@@ -185,6 +211,39 @@ def test_an_episode_takes_the_same_actions_whether_it_is_filmed_or_not(policy: P
         rollout(inputs, act, count=1, seeds=(9, 10), filmed=filmed)
     assert len(chosen[0]) == len(chosen[2]) == 6, "three chunks in each of two episodes"
     assert all(torch.equal(*pair) for pair in zip(chosen[0], chosen[2], strict=True))
+
+
+def test_a_policy_with_a_memory_sees_every_frame_of_an_episode_that_is_not_filmed() -> None:
+    inputs = open_inputs(DataSpec(), build("pi05_mem", "tiny").batch_spec(), seed=0)
+    seen: dict[int, list[Tensor]] = {}
+    for filmed in (0, 1):
+
+        def act(batch: Batch, images: list[Tensor] = seen.setdefault(filmed, [])) -> Tensor:  # noqa: B008
+            images.append(batch["images"])
+            return count_up(batch)
+
+        rollout(inputs, act, count=1, seeds=[5], filmed=filmed)
+    assert len(seen[0]) == len(seen[1]) == 2, "chunks"
+    assert all(torch.equal(*pair) for pair in zip(seen[0], seen[1], strict=True))
+
+
+class StandInSimulator:
+    """Meta-World's simulator without Meta-World: it has the seed of its goals."""
+
+    task = "reach"
+
+    def __init__(self, name: str, cameras: Sequence[str], size: int, every: int, seed: int) -> None:
+        self.seed = seed
+
+    def __enter__(self) -> None:
+        pass
+
+
+def test_goals_of_an_evaluation_are_none_of_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`data record` begins at seed 0, and counts up."""
+    monkeypatch.setattr("benchbox.simulation.metaworld.Simulator", StandInSimulator)
+    simulator: Any = MetaWorld("reach-v3", (), (64, 64), 40.0)._simulator
+    assert simulator.seed >= 1_000_000
 
 
 @pytest.mark.parametrize(("name", "shape"), [("observation.image", [32, 48, 3]), ("observation.images.top", [3, 32, 48])])
