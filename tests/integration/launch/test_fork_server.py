@@ -36,10 +36,12 @@ report = {
     "numpy": sys.modules["numpy"].random.random() if "numpy" in sys.modules else None,
     "server": psutil.Process(os.getppid()).ppid(),
     "variable": os.environ.get("TOLD"),
+    "launcher": os.environ.get("BENCHBOX_LAUNCHER"),
     "folder": os.getcwd(),
     "arguments": sys.argv[1:],
     "rank": os.environ["RANK"],
     "pid": os.getpid(),
+    "session": os.getsid(0),
     "frozen": gc.get_freeze_count(),
     "collects": gc.isenabled(),
 }
@@ -108,7 +110,14 @@ def test_ranks_differ_in_what_is_random_and_agree_in_where_they_run(launcher: Fo
     assert [report["rank"] for report in reports] == ["0", "1"]
     for report in reports:
         assert report["folder"] == str(Path.cwd())
+        assert report["launcher"] == str(os.getpid()), "by which a rank tells whether its launcher got a signal"
         assert report["arguments"] == [str(tmp_path / "job" / "job.json")]
+
+
+def test_ctrl_c_on_the_terminal_reaches_neither_a_server_nor_its_ranks(launcher: ForkServerLauncher, tmp_path: Path) -> None:
+    """The terminal sends it within its own session: to the command, which ends the ranks after their step."""
+    (report,) = run(launcher, tmp_path / "job", ranks=1)
+    assert len({os.getsid(0), os.getsid(report["server"]), report["session"]}) == 3
 
 
 def test_no_collection_of_a_rank_visits_what_its_server_imported(launcher: ForkServerLauncher, tmp_path: Path) -> None:

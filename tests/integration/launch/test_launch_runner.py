@@ -13,6 +13,7 @@ from benchbox.launch.progress import ConsoleProgress
 from benchbox.launch.runner import RunSummary, _Failures, run_matrix
 from benchbox.spec.cell import Cell, MeasureSpec
 from benchbox.store.run import RunStore
+from tests.support.example_run import example_record
 from tests.support.launchers import MEASURE, DirectLauncher, cell
 
 HEALTHY, BROKEN, UNSUPPORTED = cell("healthy", 1), cell("dies_at_import", 1), cell("unsupported", 1)
@@ -104,6 +105,23 @@ def test_a_cell_that_would_end_the_same_is_launched_once_an_invocation(bench: Be
     assert (summary.executed, summary.skipped) == (1, 2)
     assert bench.statuses() == ["unsupported 1 unsupported"]
     assert bench.run(UNSUPPORTED, launches=3).executed == 1
+
+
+def test_launches_that_are_not_run_any_more_have_no_record_of_before(bench: Bench) -> None:
+    """The report would show those of an older benchbox as measured."""
+    earlier: list[Any] = [example_record(UNSUPPORTED, launch) for launch in (1, 2, 3)]
+    for record in earlier:
+        bench.store.write_record(record)
+    assert bench.run(UNSUPPORTED, launches=3).skipped == 2
+    assert bench.statuses() == ["unsupported 1 unsupported"]
+
+
+@pytest.mark.parametrize("status", ["unsupported", "mismatch", "oom"])
+def test_a_failure_that_another_launch_would_not_change_counts_at_once(status: str) -> None:
+    failures = _Failures()
+    record: Any = {"cell_id": "a", "status": status, "error": {"type": "SomeError"}}
+    failures.add(record)
+    assert failures.hopeless == {"a": status}
 
 
 def test_a_cell_that_fails_three_times_in_a_row_in_the_same_way_is_not_launched_again(bench: Bench) -> None:

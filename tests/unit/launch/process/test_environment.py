@@ -15,6 +15,7 @@ from benchbox.launch.process.environment import (
     has_cuda_device,
     host_variables,
     import_environment,
+    usable_cores,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +34,22 @@ def test_variables_of_the_user_are_left_alone(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
     assert TorchrunLauncher().variables(2) == {}
+
+
+def test_cores_that_a_container_does_not_give_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here 6 of 64."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert usable_cores() == 6
+    assert TorchrunLauncher().variables(2)["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_fork_server_counts_devices_without_the_driver_of_cuda() -> None:
+    """Its ranks could not use a driver that it has initialised."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    assert fork_server_variables({})[name] == "1"
+    assert name not in fork_server_variables({name: "0"}), "the user's is left alone"
 
 
 def test_an_empty_number_of_threads_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from benchbox.launch.process.command import run_command
 from benchbox.launch.process.signals import handle_stop_signals, stop_on_signals
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -28,6 +29,25 @@ def test_every_signal_is_passed_to_the_handler() -> None:
         for number in NUMBERS:
             signal.raise_signal(number)
     assert received == list(NUMBERS)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_signal_ends_the_command_that_this_process_runs_and_not_this_process(number: signal.Signals) -> None:
+    received_here: list[int] = []
+    sent: list[int] = []
+
+    def send_once() -> bool:
+        if not sent:
+            sent.append(number)
+            signal.raise_signal(number)
+        return bool(received_here)  # the command is ended, and not waited for, if it was not forwarded
+
+    before = signal.signal(number, lambda number, _: received_here.append(number))
+    try:
+        result = run_command(["sleep", "600"], variables={}, quiet_stdout=False, should_stop=send_once)
+    finally:
+        signal.signal(number, before)
+    assert (result.failure, received_here) == (f"ended by {number.name}", [])
 
 
 def test_a_signal_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

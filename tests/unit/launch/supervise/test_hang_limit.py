@@ -1,13 +1,15 @@
-"""The limit on ranks without progress while one of them waits for a checkpoint."""
+"""The limit on ranks without progress, which depends on what they do."""
 
 from __future__ import annotations
 
+import math
+from itertools import product
 from pathlib import Path
 
 from benchbox.launch.job import Job
 from benchbox.launch.supervise.trace import Trace
 from benchbox.launch.supervise.watch import _hang_limit_s
-from benchbox.registry.phases import CHECKPOINT, CHECKPOINT_LIMIT_S, RankState
+from benchbox.registry.phases import CHECKPOINT, CHECKPOINT_LIMIT_S, COMPILATION, RankState
 
 JOB = Job(config={"kind": "look"}, ranks=2, folder=Path("job"), timeout_s=None, hang_after_s=3.0)
 
@@ -19,6 +21,21 @@ def traces(*stages: str) -> list[Trace]:
 def test_ranks_may_wait_for_a_checkpoint_until_they_give_up_themselves() -> None:
     assert _hang_limit_s(JOB, traces("train", CHECKPOINT)) > CHECKPOINT_LIMIT_S
     assert _hang_limit_s(JOB, traces("train", "train")) == 3.0
+
+
+def test_ranks_may_import_build_and_compile_for_any_time_while_none_of_them_takes_steps() -> None:
+    """Billions of parameters, or libraries on a network disk, show no progress for long."""
+    assert _hang_limit_s(JOB, [Trace(0), Trace(1)]) == math.inf, "ranks that still import"
+    for first, second in product(("build", "compile_extension", "prepare"), repeat=2):
+        assert _hang_limit_s(JOB, traces(first, second)) == math.inf, (first, second)
+        assert _hang_limit_s(JOB, traces(first, "measure")) == 3.0, first
+
+
+def test_a_rank_that_compiles_excuses_those_that_wait_for_its_collective() -> None:
+    compiling, waiting = (Trace(rank, state=RankState("warmup", 1, 3, "backward", 0.0)) for rank in range(2))
+    assert _hang_limit_s(JOB, [compiling, waiting]) == 3.0
+    compiling.state = RankState("warmup", 1, 3, COMPILATION, 0.0)
+    assert _hang_limit_s(JOB, [compiling, waiting]) == math.inf
 
 
 def test_a_rank_that_is_done_excuses_none_that_is_stuck() -> None:
