@@ -135,7 +135,7 @@ def _interval(shifts: np.ndarray, alpha: float) -> tuple[float, float] | tuple[N
 
 def has_enough_rounds(rounds: int, alpha: float, pairs: int) -> bool:
     """Return whether exchanges within so many rounds settle a pair of a table even where some of them differ the other way."""
-    return 8 / 2**rounds <= alpha / pairs
+    return 8 / float(2**rounds) <= alpha / pairs
 
 
 def _median(values: np.ndarray) -> float:

@@ -6,14 +6,24 @@ import re
 
 import pytest
 
+from benchbox.data.loading.bench import measure_loading
 from benchbox.data.sample import sample_path
 from tests.support.commands import run_in_process
 from tests.support.foreign import write_adapted_policy
 
 
-def test_the_command_prints_rates_costs_and_a_recommendation(benchbox):
-    done = benchbox("data", "bench", str(sample_path()), "--seconds", "0.1", "--workers", "0,1", "--buffer", "64")
+def test_the_command_prints_rates_costs_and_a_recommendation(benchbox, monkeypatch):
+    measured = []
+
+    def measure(data, spec, *, batch, **options):
+        measured.append((data.block, data.buffer, batch))
+        return measure_loading(data, spec, batch=batch, **options)
+
+    monkeypatch.setattr("benchbox.data.loading.bench.measure_loading", measure)
+    options = ("--seconds", "0.1", "--workers", "0,1", "--block", "32", "--buffer", "64", "--batch", "4")
+    done = benchbox("data", "bench", str(sample_path()), *options)
     assert done.returncode == 0, done.stderr
+    assert measured == [(32, 64, 4)]
     assert len(re.findall(r"^(?:frame|episode)_shuffle +[01] +\d+$", done.stdout, re.MULTILINE)) == 4
     assert re.search(r"episode_shuffle: 1\.\d\d frames decoded per frame used", done.stdout)
     assert len(re.findall(r"recommended data: \{workers: \d\}", done.stdout)) == 2

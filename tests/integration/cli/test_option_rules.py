@@ -78,7 +78,7 @@ def test_a_dry_run_of_a_training_prints_the_script_of_its_job(benchbox, tmp_path
 
 def test_without_a_gpu_a_search_needs_a_limit_of_memory_to_run_but_not_to_be_planned(benchbox, tmp_path, monkeypatch):
     monkeypatch.setattr("benchbox.launch.process.environment.has_cuda_device", lambda _: False)
-    monkeypatch.setattr("benchbox.launch.runner.run_matrix", None)  # it would take all the memory of the host
+    monkeypatch.setattr("benchbox.cli.run_here.run_matrix", None)  # it would take all the memory of the host
     search = MATRIX.replace("batch: 1\n", "").replace("zero3]", "zero3], batch: {search: max}")
     (tmp_path / "m.yaml").write_text(search)
     planned = benchbox("run", "m.yaml", "--dry-run")

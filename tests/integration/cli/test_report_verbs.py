@@ -176,6 +176,8 @@ def test_thresholds_of_a_file_replace_those_of_the_matrix(complete, tmp_path):
     assert warned.stdout.splitlines()[2].endswith("warning")
     thresholds.write_text(demand.replace("warning", "error"))
     assert benchbox("check", complete.path, "--thresholds", thresholds).returncode == EXIT_THRESHOLD
+    annotated = benchbox("check", complete.path, "--thresholds", thresholds, "--format", "github")
+    assert annotated.stdout.startswith(f"::error file={thresholds},line=2,"), annotated.stdout
     thresholds.write_text(demand.replace("max", "maxx"))
     wrong = benchbox("check", complete.path, "--thresholds", thresholds)
     assert wrong.returncode == EXIT_USAGE
