@@ -57,18 +57,35 @@ def measure_noise(summary: CellSummary, cell: str) -> tuple[Noise, Effect]:
 def noise_floor(sigma: float, launches: int) -> float:
     """Return the smallest relative difference that launches of each side show with probability `POWER`, at `ALPHA`.
 
-    exp((z(1 - alpha / 2) + z(power)) * sigma * sqrt(2 / n)) - 1: the sample-size formula of a two-sample z test (Lachin,
-    Controlled Clinical Trials 2, 1981), for logarithms of step times. It is approximate: verdicts come from exact tests.
+    exp((t(1 - alpha / 2) + t(power)) * sigma * sqrt(2 / n)) - 1 with 2n - 2 degrees of freedom: the sample-size formula of a
+    two-sample t test (Lachin, Controlled Clinical Trials 2, 1981), for logarithms of step times. It is approximate, because
+    verdicts come from exact tests; of few launches, for which it is far from them, the sum was simulated.
     """
-    return math.exp(_DEVIATIONS * sigma * math.sqrt(2 / launches)) - 1
+    return math.exp(_deviations(launches) * sigma * math.sqrt(2 / launches)) - 1
 
 
 def launches_for(sigma: float, difference: float) -> int:
     """Return the launches of each cell from which on `noise_floor` is at most this difference."""
-    return max(launches_to_settle(), math.ceil(2 * (_DEVIATIONS * sigma / math.log(1 + difference)) ** 2))
+    launches = launches_to_settle()
+    while noise_floor(sigma, launches) > difference:
+        launches += 1
+    return launches
 
 
-_DEVIATIONS = NormalDist().inv_cdf(1 - ALPHA / 2) + NormalDist().inv_cdf(POWER)
+# Standard errors of a difference that the exact test finds with probability `POWER` in normal noise, by number of launches.
+_SIMULATED = {5: 5.62, 6: 4.87, 7: 4.55}
+
+
+def _deviations(launches: int) -> float:
+    fewest = max(launches, launches_to_settle())
+    quantiles = (1 - ALPHA / 2, POWER)
+    return _SIMULATED.get(fewest) or sum(_t_quantile(probability, 2 * fewest - 2) for probability in quantiles)
+
+
+def _t_quantile(probability: float, freedom: int) -> float:
+    """Return a quantile of Student's t, by its expansion around the normal one (Abramowitz and Stegun, 26.7.5)."""
+    z = NormalDist().inv_cdf(probability)
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def noise_of_matrix(noises: Mapping[str, Noise], matrix: str) -> Noise | None:

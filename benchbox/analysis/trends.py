@@ -101,7 +101,10 @@ class _Proposal:
 
 
 def mark_changes(trends: Sequence[Trend], *, relevant: float = RELEVANT, noise: Noise | None = None) -> list[Trend]:
-    """Return trends of one matrix with their changes, of which one of a hundred such matrices has a wrong one by chance."""
+    """Return trends of one matrix with their changes.
+
+    On a machine that does not drift between runs, one of a hundred such matrices has a wrong one by chance.
+    """
     proposals = {
         index: _propose(trend.points, 0, len(trend.points))
         for index, trend in enumerate(trends)
@@ -127,12 +130,19 @@ def mark_changes(trends: Sequence[Trend], *, relevant: float = RELEVANT, noise: 
             sides = ((proposal.start, proposal.split), (proposal.split, proposal.end))
             launches = min(_count(trend.points[first:last]) for first, last in sides)
             floor = noise_floor(noise.sigma, max(1, min(NEAREST, launches))) if noise is not None else 0.0
-            if p is not None and p <= ALPHA and size > max(relevant, floor):
+            if p is not None and p <= ALPHA and size > max(relevant, floor) and _agree(proposal):
                 confirmed.append(_change_of(trend, proposal, p))
         drift = max((change.size for change in confirmed if change.is_drift), default=0.0)
         believed = [change for change in confirmed if change.is_drift or change.size > drift]
         marked.append(replace(trend, changes=tuple(sorted(believed, key=lambda change: change.index))))
     return marked
+
+
+def _agree(proposal: _Proposal) -> bool:
+    """Return whether the estimate, a median, is on the side of 1 that the test, which is of means, shows."""
+    assert proposal.low is not None
+    assert proposal.high is not None
+    return proposal.low > 1 if proposal.ratio > 1 else proposal.high < 1
 
 
 def _propose(points: Sequence[TrendPoint], start: int, end: int) -> list[_Proposal]:

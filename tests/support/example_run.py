@@ -165,7 +165,7 @@ def steady_records(cell: Cell = CELL, *, step_s: float, launches: int = 5, start
         example_record(cell, launch, step_s=step_s * (1 + 0.001 * (launch % 3)) / (middle + 0.02 * launch))
         for launch in range(1, launches + 1)
     ]
-    return [record | {"started_at": f"{started}T00:0{record['launch']}:00+00:00"} for record in records]
+    return [record | {"started_at": f"{started}T00:{record['launch']:02}:00+00:00"} for record in records]
 
 
 def example_run(cells: list[Cell], **changes: Any) -> Run:

@@ -70,7 +70,8 @@ def method_sentence(comparison: RunComparison) -> str:
     return comparison.method or (
         f"A change of at most {100 * comparison.relevant:.3g}% is none. Throughput and times are compared launch against "
         f"launch, by an exact permutation test at {ALPHA:.0%} over all of them (Holm), which needs {comparison.needed} "
-        "launches on each side; peaks, losses and precision by value."
+        "launches on each side; peaks, losses and precision by value. The runs were measured at different times, and no launch "
+        "shows how far the machine drifted between them."
     )
 
 

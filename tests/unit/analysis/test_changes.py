@@ -48,6 +48,13 @@ def test_too_few_launches_are_no_verdict_and_the_reason_says_how_many_are_needed
     assert (change.verdict, change.reason) == ("inconclusive", "5 and 2 launches cannot settle it: 5 on each side can")
 
 
+def test_a_side_of_many_launches_makes_up_for_few_of_the_other():
+    """Four against twelve can settle a difference, so that more of them are not what is missing."""
+    base = figures(steady_records(step_s=STEP_S, launches=12, started="2025-12-31"), name="base")
+    change = compared(steady_records(step_s=STEP_S * 1.002, launches=4), base=base)
+    assert (change.launches, change.reason) == ((12, 4), None)
+
+
 def test_many_pairs_are_corrected_for_their_number():
     """Five launches settle one pair of cells, and not two: 2 / C(10, 5) is above 1% / 2."""
     cells = [CELL, replace(CELL, batch=3)]
@@ -65,7 +72,7 @@ def test_a_difference_within_the_noise_floor_of_the_machine_is_not_settled():
     noise = Noise(sigma=0.05, launches=10, ratio=1.0, cell="c", measured_at="2026-01-01", benchbox_version="0.1.0")
     change = compared(steady_records(step_s=STEP_S * 1.05), noise=noise)
     assert change.verdict == "inconclusive"
-    assert change.reason == "it is within the noise floor of this machine, 13.0%"
+    assert change.reason == "it is within the noise floor of this machine, 19.4%"
     assert compared(steady_records(step_s=STEP_S * 1.5), noise=noise).verdict == "regression"
 
 

@@ -13,7 +13,7 @@ from benchbox.analysis.comparability import (
     mixed_environment,
     why_incomparable,
 )
-from benchbox.analysis.inference import ALPHA
+from benchbox.analysis.inference import ALPHA, Criteria
 from benchbox.analysis.summary import summarize
 from tests.support.example_run import CELL, OOM, example_record, example_run, steady_records
 
@@ -207,6 +207,60 @@ def test_cells_that_were_measured_one_after_the_other_are_in_no_ratio():
     assert comparison.reason.startswith("most of their launches were not measured in turns")
     in_turns = steady_records(ZERO, step_s=0.2, started="2026-01-05")
     assert compare(*friday, *in_turns).verdict == "regression"
+
+
+def on_two_days(cell, days, *, step_s, slower=1.05):
+    """Records of launches on the first or second day, on which the machine is slower; a letter for each launch."""
+    by_day = {
+        day: steady_records(cell, step_s=step_s * factor, launches=len(days)) for day, factor in (("1", 1), ("2", slower))
+    }
+    return [
+        by_day[day][launch - 1] | {"started_at": f"2026-01-0{day}T00:{launch:02}:0{cell is ZERO:d}+00:00"}
+        for launch, day in enumerate(days, 1)
+    ]
+
+
+def test_launches_without_a_counterpart_are_in_no_ratio():
+    """One cell was launched more often on a slower day: its first launches are those that the other cell has too."""
+    comparison = compare(*on_two_days(FSDP, "11111", step_s=0.2), *on_two_days(ZERO, "1" * 5 + "2" * 15, step_s=0.2))
+    assert comparison.effect.launches == (5, 5)
+    assert comparison.verdict == "neutral"
+
+
+def test_equal_numbers_on_different_days_are_no_rounds():
+    """A cell whose launches were repeated on a slower day, but for the first."""
+    comparison = compare(*on_two_days(FSDP, "1" + "2" * 9, step_s=0.2), *on_two_days(ZERO, "1" * 10, step_s=0.2))
+    assert comparison.verdict == "incomparable"
+    assert comparison.reason == "most of their launches were not measured in turns: --fresh measures both again"
+
+
+def test_a_launch_that_was_repeated_on_another_day_is_exchanged_with_none():
+    """Eleven of twelve rounds are left. Of few launches all count, exchanged over all rounds."""
+    days = "1" * 4 + "2" + "1" * 7
+    comparison = compare(*on_two_days(FSDP, days, step_s=0.2, slower=1.5), *on_two_days(ZERO, "1" * 12, step_s=0.2))
+    assert (comparison.effect.method, comparison.effect.launches) == ("exchanged rounds", (11, 11))
+    assert comparison.verdict == "neutral"
+    few = compare(*on_two_days(FSDP, "11112", step_s=0.2, slower=1.5), *on_two_days(ZERO, "11111", step_s=0.2))
+    assert (few.effect.method, few.effect.launches, few.verdict) == ("exchanged launches", (5, 5), "inconclusive")
+
+
+def test_cells_without_a_common_launch_have_a_ratio_that_nothing_settles():
+    comparison = compare(*launches(FSDP, 0.2)[:1], *launches(ZERO, 0.2, 0.2)[1:])
+    assert (comparison.effect.launches, comparison.verdict) == ((1, 1), "inconclusive")
+
+
+def test_equality_of_several_pairs_needs_as_many_launches_as_a_difference():
+    others = [replace(ZERO, backend=name) for name in ("ddp", "zero1", "zero3")]
+    records = [record for cell in (FSDP, *others, ZERO) for record in launches(cell, *(0.2 * time for time in (1, 1, 1, 1, 1)))]
+    comparisons = compare_with_reference(summaries(*records), {"backend": "zero2"}, {})
+    assert {(comparison.verdict, comparison.more_launches) for comparison in comparisons.values()} == {("inconclusive", 1)}
+
+
+def test_a_verdict_of_an_earlier_look_is_kept():
+    records = [*launches(FSDP, 0.31, 0.32), *launches(ZERO, 0.2, 0.21)]
+    criteria = Criteria(settled={FSDP.cell_id: "regression"})
+    comparisons = compare_with_reference(summaries(*records), {"backend": "zero2"}, {}, criteria)
+    assert comparisons[FSDP.cell_id].verdict == "regression"
 
 
 def test_a_reference_of_two_axes_beside_a_search_of_the_batch_compares_nothing():

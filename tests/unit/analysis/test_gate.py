@@ -137,6 +137,15 @@ def test_only_the_worse_direction_is_a_regression(lookup, metric, factor, verdic
     assert regression_row(steady_records(step_s=STEP_S * factor), lookup, metric).verdict == verdict
 
 
+@pytest.mark.parametrize(("step_factor", "verdict"), [(1.8, "ok"), (1.96, "ok"), (2.1, "breach")])
+def test_the_limit_of_a_throughput_is_the_one_that_is_shown(lookup, step_factor, verdict):
+    """Half of the baseline's samples/s is twice its time of a step, not one and a half times."""
+    row = regression_row(steady_records(step_s=STEP_S * step_factor), lookup, "global_samples_per_s", allowed=0.5)
+    assert row.verdict == verdict
+    assert row.expected.startswith(">= ")
+    assert f"({1 - 1 / step_factor:.1%} worse, " in row.actual
+
+
 def test_a_regression_is_shown_with_its_interval(lookup):
     row = regression_row(steady_records(step_s=STEP_S * 1.08), lookup)
     assert re.search(r"\(8\.0% worse, \+7\.\d% to \+8\.\d%\)$", row.actual)

@@ -8,7 +8,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from benchbox.analysis.inference import ALPHA, RELEVANT, Effect, estimate_effect, holm, launches_to_settle
+from benchbox.analysis.comparability import verdict_of_effect
+from benchbox.analysis.inference import ALPHA, ONE_TEST, RELEVANT, Effect, can_settle, estimate_effect, holm, launches_to_settle
 
 
 def effect_of(subject, reference) -> Effect:
@@ -57,6 +58,36 @@ def test_the_interval_has_the_true_ratio_as_often_as_it_says(launches):
         effect = effect_of(subject * 1.3, reference)
         covered += effect.low <= 1.3 <= effect.high
     assert covered / repetitions >= 1 - ALPHA - 0.01
+
+
+def test_equality_of_many_pairs_is_shown_by_an_interval_that_holds_for_all_of_them():
+    """Cells that differ by just more than what is relevant: chance shows each of them to be equal in 1% of comparisons."""
+    rng = np.random.default_rng(4)
+    values = [np.exp(rng.normal(0, 0.005, (2, 8))) for _ in range(20)]
+    effects = [estimate_effect(*(dict(enumerate(side, 1)) for side in sides), pairs=17) for sides in values]
+    for effect in effects:
+        assert effect.joint_low < effect.low < effect.high < effect.joint_high
+    (subject, reference), alone = values[0], effect_of(*values[0])
+    assert (alone.joint_low, alone.joint_high) == (alone.low, alone.high)
+    at_level = estimate_effect(dict(enumerate(subject, 1)), dict(enumerate(reference, 1)), alpha=ALPHA / 17)
+    assert (effects[0].joint_low, effects[0].joint_high) == (at_level.low, at_level.high)
+
+
+def test_the_median_of_launches_of_two_kinds_is_no_verdict_against_their_mean():
+    """Most launches are 3% faster, and seven of sixteen take far longer: the mean is lower, which the test shows."""
+    subject = [1.03 + 0.0001 * number for number in range(9)] + [0.6 + 0.0001 * number for number in range(7)]
+    reference = [1 + 0.0001 * number for number in range(16)]
+    effect = estimate_effect(dict(enumerate(subject)), dict(enumerate(reference)), same_run=False)
+    assert effect.ratio > 1.02
+    assert effect.high < 1
+    assert verdict_of_effect(effect, effect.p, ONE_TEST) == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("launches", "pairs", "can"), [((5, 5), 1, True), ((5, 5), 2, False), ((4, 12), 1, True), ((4, 4), 1, False)]
+)
+def test_whether_launches_can_settle_a_pair_depends_on_both_numbers(launches, pairs, can):
+    assert can_settle(launches, pairs) is can
 
 
 def test_drift_of_the_machine_over_rounds_is_removed_with_ten_rounds():

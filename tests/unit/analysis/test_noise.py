@@ -28,16 +28,16 @@ def run_of(launches=5):
     return example_run([CELL], thresholds=[slower], measure=asdict(MEASURE) | {"launches": launches})
 
 
-@pytest.mark.parametrize(("sigma", "launches"), [(0.01, 10), (0.03, 10)])
+@pytest.mark.parametrize(("sigma", "launches"), [(0.01, 5), (0.03, 6), (0.01, 7), (0.01, 9), (0.03, 10)])
 def test_a_difference_of_the_noise_floor_is_found_nine_times_of_ten(sigma, launches):
-    """The formula is that of a z test: the exact test finds it about as often."""
-    rng, found, repetitions = np.random.default_rng(1), 0, 100
+    """By the exact test, also with the few launches that most cells have."""
+    rng, found, repetitions = np.random.default_rng(1), 0, 400 if launches < 8 else 100
     for _ in range(repetitions):
         subject, reference = np.exp(rng.normal(0, sigma, (2, launches)))
         subject *= 1 + noise_floor(sigma, launches)
         p = estimate_effect(dict(enumerate(subject)), dict(enumerate(reference)), same_run=False).p
         found += p is not None and p <= ALPHA
-    assert found / repetitions >= 0.8
+    assert 0.8 <= found / repetitions <= 0.98
 
 
 def test_the_launches_for_a_difference_are_those_whose_floor_it_is():

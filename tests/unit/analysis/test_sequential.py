@@ -129,6 +129,7 @@ def test_settled_pairs_are_not_launched_again_and_keep_their_verdict(settled):
     assert f"{run.sequential['looks'][1] - first} more launches of 2 cells until the next look" in "\n".join(lines)
     assert lines[-1].startswith("stopped: the last look was taken, and 1 pair is not settled")
     assert sum("zero1" in line for line in lines) == 1
+    assert store.run().sequential["settled"] == {fast.cell_id: "improvement", slow.cell_id: "regression"}
     look = look_at(store.run(), store.records())
     assert {pair.subject.cell["backend"]: pair.effect.launches for pair in look.settled} == {
         "zero1": (first, first),

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from benchbox.analysis.answers import answers
+from benchbox.analysis.inference import Criteria
 from benchbox.analysis.summary import summarize, varying_fields
 from benchbox.report.answer import answer_boxes
 from tests.support.example_run import CELL, MEASURE, MIB, OOM, example_record, example_run, steady_records
@@ -59,6 +60,40 @@ def test_what_is_settled_by_launches_that_are_in_doubt_says_so(values, doubt):
     summaries = summaries_of({CELL: 0.25, ZERO2: 0.2, FSDP2: 0.3}, change=change)
     text = f"Settled: 7 launches of each show every other one to be slower. {doubt}"
     assert box(summaries)[1] == ("warning", text)
+
+
+def test_what_the_table_does_not_settle_for_its_number_of_pairs_the_answer_does_not_either():
+    """Five launches settle a pair of one task, and not one of each of two tasks."""
+    speeds = {replace(cell, cams=cams): step_s for cams in (1, 4) for cell, step_s in ((CELL, 0.2), (ZERO2, 0.1))}
+    summaries = summaries_of(speeds, launches=5)
+    boxes = answer_boxes(summaries, varying_fields(summary.cell for summary in summaries))
+    assert [answer.lines[1].text for answer in boxes] == ["Not settled against backend=ddp: 1 more launch of each could."] * 2
+
+
+def test_a_part_of_the_launches_that_are_judged_together_settles_nothing():
+    records = [record for cell, step_s in ((CELL, 0.2), (ZERO2, 0.1)) for record in steady_records(cell, step_s=step_s)]
+    summaries = summarize(example_run([CELL, ZERO2], measure=asdict(MEASURE) | {"launches": 7}), records)
+    assert box(summaries)[1][1] == "Settled: 5 launches of each show every other one to be slower."
+    text = "Not comparable with backend=ddp: 7 launches of both cells are judged together, and some are missing."
+    assert box(summaries, criteria=Criteria(complete=True))[1] == ("warning", text)
+
+
+def test_the_fastest_is_chosen_by_the_launches_that_all_have():
+    """The machine became slower after the seventh launch of all, and two cells were launched on."""
+    speeds = {CELL: 0.2, ZERO1: 0.2, ZERO2: 0.19}
+    records = [record for cell, step_s in speeds.items() for record in steady_records(cell, step_s=step_s, launches=7)]
+    for cell in (CELL, ZERO2):
+        later = steady_records(cell, step_s=speeds[cell] * 1.3, launches=30)[7:]
+        records += later
+    summaries = summarize(example_run([*speeds], measure=asdict(MEASURE) | {"launches": 7}), records)
+    fastest, settled, _ = box(summaries)
+    assert fastest[1].startswith("Fastest of 3 set-ups: backend=zero2, ")
+    assert settled == ("ok", "Settled: at least 7 launches of each show every other one to be slower.")
+
+
+def test_the_launch_that_chose_the_batch_of_a_walk_is_not_counted():
+    summaries = summaries_of({CELL: 0.25, ZERO2: 0.2})
+    assert box(summaries, walked={CELL.cell_id, ZERO2.cell_id})[1][1].startswith("Settled: 6 launches of each ")
 
 
 def test_a_near_rival_is_named_with_the_interval():
