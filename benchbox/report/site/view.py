@@ -233,6 +233,6 @@ def method_text(relevant: float) -> str:
         f"splits, and an exact permutation test of up to {NEAREST} launches on either side confirms it at {ALPHA:.0%}, "
         "corrected for the number of positions (Bonferroni) and of proposals in the matrix (Holm). Peaks have no noise: there, "
         "a change is one of the value. A difference between runs of one commit is drift of the machine, and no smaller change "
-        "of that trend is marked; drift that no commit has two runs of is not known. Whiskers, low and high are the range over launches; * marks a commit with uncommitted "
-        "changes."
+        "of that trend is marked; drift is not known where no commit has two runs. Whiskers, low and high are the range over "
+        "launches; * marks a commit with uncommitted changes."
     )
