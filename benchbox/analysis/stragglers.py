@@ -2,7 +2,8 @@
 
 All ranks end a step together, so the times of steps do not tell which rank the others waited for. The split of the step does
 (`step_split_s` of a launch record). A rank is named when it spends longer than the others on one of its own parts in so many
-steps of a launch that chance explains it with a probability of at most 1%, and by a share of the step that matters.
+steps of a launch that chance explains it, of any rank and part, with a probability of at most 1%, and by a share of the step
+that matters.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def find_straggler(split: Mapping[str, Phase]) -> Straggler | None:
     """Return the rank that is behind in the steps of a launch, or None."""
     step_s, ranks = median(_step_times(split)), len(split["compute"]["per_rank"])
     lags = {(rank, part): _lags(split[part]["per_rank"], rank) for part in OWN_PARTS for rank in range(ranks)}
-    behind = {key: median(steps) for key, steps in lags.items() if _p_value(steps) * ranks <= ALPHA}
+    behind = {key: median(steps) for key, steps in lags.items() if _p_value(steps) * len(lags) <= ALPHA}
     behind = {key: lag_s for key, lag_s in behind.items() if lag_s >= RELEVANT * step_s}
     if not behind:
         return None
