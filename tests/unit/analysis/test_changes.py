@@ -51,8 +51,15 @@ def test_too_few_launches_are_no_verdict_and_the_reason_says_how_many_are_needed
 def test_a_side_of_many_launches_makes_up_for_few_of_the_other():
     """Four against twelve can settle a difference, so that more of them are not what is missing."""
     base = figures(steady_records(step_s=STEP_S, launches=12, started="2025-12-31"), name="base")
-    change = compared(steady_records(step_s=STEP_S * 1.002, launches=4), base=base)
-    assert (change.launches, change.reason) == ((12, 4), None)
+    change = compared(steady_records(step_s=STEP_S * 1.0195, launches=4), base=base)
+    assert (change.launches, change.verdict, change.reason) == ((12, 4), "inconclusive", None)
+
+
+def test_figures_without_noise_do_not_count_among_those_that_are_tested():
+    """Five launches show that one figure has not changed, and not two."""
+    changes = compare_runs(BASE, figures(steady_records(step_s=STEP_S))).changes
+    assert {change.metric: change.verdict for change in changes}["global_samples_per_s"] == "neutral"
+    assert len(changes) > 3
 
 
 def test_many_pairs_are_corrected_for_their_number():

@@ -240,6 +240,9 @@ def test_a_launch_that_was_repeated_on_another_day_is_exchanged_with_none():
     comparison = compare(*on_two_days(FSDP, days, step_s=0.2, slower=1.5), *on_two_days(ZERO, "1" * 12, step_s=0.2))
     assert (comparison.effect.method, comparison.effect.launches) == ("exchanged rounds", (11, 11))
     assert comparison.verdict == "neutral"
+    too_few_rounds = on_two_days(FSDP, "1" * 4 + "2" + "1" * 5, step_s=0.2), on_two_days(ZERO, "1" * 10, step_s=0.2)
+    nine = compare(*(record for side in too_few_rounds for record in side))
+    assert (nine.effect.method, nine.effect.launches) == ("exchanged launches", (10, 10))
     few = compare(*on_two_days(FSDP, "11112", step_s=0.2, slower=1.5), *on_two_days(ZERO, "11111", step_s=0.2))
     assert (few.effect.method, few.effect.launches, few.verdict) == ("exchanged launches", (5, 5), "inconclusive")
 
@@ -251,7 +254,7 @@ def test_cells_without_a_common_launch_have_a_ratio_that_nothing_settles():
 
 def test_equality_of_several_pairs_needs_as_many_launches_as_a_difference():
     others = [replace(ZERO, backend=name) for name in ("ddp", "zero1", "zero3")]
-    records = [record for cell in (FSDP, *others, ZERO) for record in launches(cell, *(0.2 * time for time in (1, 1, 1, 1, 1)))]
+    records = [record for cell in (FSDP, *others, ZERO) for record in steady_records(cell, step_s=0.2)]
     comparisons = compare_with_reference(summaries(*records), {"backend": "zero2"}, {})
     assert {(comparison.verdict, comparison.more_launches) for comparison in comparisons.values()} == {("inconclusive", 1)}
 

@@ -146,6 +146,13 @@ def test_the_limit_of_a_throughput_is_the_one_that_is_shown(lookup, step_factor,
     assert f"({1 - 1 / step_factor:.1%} worse, " in row.actual
 
 
+def test_a_launch_of_no_throughput_is_compared_by_value(lookup):
+    """It has no logarithm."""
+    records = steady_records(step_s=STEP_S)
+    records[0]["throughput"]["global_samples_per_s"] = 0.0
+    assert regression_row(records, lookup, "global_samples_per_s").verdict == "ok"
+
+
 def test_a_regression_is_shown_with_its_interval(lookup):
     row = regression_row(steady_records(step_s=STEP_S * 1.08), lookup)
     assert re.search(r"\(8\.0% worse, \+7\.\d% to \+8\.\d%\)$", row.actual)

@@ -129,6 +129,8 @@ def test_settled_pairs_are_not_launched_again_and_keep_their_verdict(settled):
     assert f"{run.sequential['looks'][1] - first} more launches of 2 cells until the next look" in "\n".join(lines)
     assert lines[-1].startswith("stopped: the last look was taken, and 1 pair is not settled")
     assert sum("zero1" in line for line in lines) == 1
+    order = [cell.backend for cell, _ in launch.launched[:8]]
+    assert order[4:] == order[3::-1], "there and back"
     assert store.run().sequential["settled"] == {fast.cell_id: "improvement", slow.cell_id: "regression"}
     look = look_at(store.run(), store.records())
     assert {pair.subject.cell["backend"]: pair.effect.launches for pair in look.settled} == {
@@ -189,6 +191,8 @@ def test_the_report_of_such_a_run_quotes_the_confidence_of_a_look():
     assert "with 99.83% confidence: faster" in report.headline.cards[0].evidence
     assert "Pairs were tested after 7, 10, 14, 20, 28, 40 launches" in report.sampling
     assert criteria_of(run).alpha == ALPHA / MAX_LOOKS
+    kept = {FASTER.cell_id: "neutral"}  # by an earlier look
+    assert criteria_of(replace(run, sequential={**run.sequential, "settled": kept})).settled == kept
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1.5h", 5400)])

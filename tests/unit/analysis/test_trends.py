@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchbox.analysis import trends
 from benchbox.analysis.trends import Trend, TrendPoint, mark_changes, order_points
 from benchbox.registry.metrics import metric_by_name
 from benchbox.store.noise import Noise
@@ -141,6 +142,18 @@ def test_points_are_in_the_order_of_commits_and_by_time_where_a_commit_is_unknow
     late, early = point(1, 1.0, noise, commit="b"), point(5, 1.0, noise, commit="a")
     assert order_points([late, early], {"a": 0, "b": 1}) == [early, late]
     assert order_points([early, late], {"a": 0}) == [late, early]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "agree"), [(1.03, 0.7, 0.98, False), (0.97, 1.02, 1.3, False), (1.03, 1.01, 1.2, True)]
+)
+def test_a_split_whose_median_contradicts_its_test_is_no_change(ratio, low, high, agree, monkeypatch):
+    """Launches of two kinds have a mean on one side of 1 and a median on the other."""
+    stepped = trend([100.0] * 3 + [50.0] * 3)
+    (proposal,) = (proposal for proposal in trends._propose(stepped.points, 0, 6) if proposal.end - proposal.start == 6)
+    shown = replace(proposal, ratio=ratio, low=low, high=high)
+    monkeypatch.setattr(trends, "_propose", lambda *_: [shown])
+    assert bool(mark_changes([stepped], relevant=0.01)[0].changes) is agree
 
 
 def test_runs_without_launches_show_no_change():

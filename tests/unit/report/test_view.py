@@ -62,6 +62,16 @@ def test_a_card_of_a_run_that_varies_only_the_compared_fields_has_no_context():
     assert "the samples/s of zero2, by fsdp1\\_full (2 against 2 launches" in text
 
 
+def test_the_answer_of_a_search_does_not_count_the_launch_that_chose_the_batch():
+    walk = {"at_most": 8, "predicted_batch": None, "prediction_reason": None}
+    walks = [walk | {"cells": [cell.cell_id], "fastest": cell.cell_id} for cell in (FSDP, ZERO)]
+    records = (launches(FSDP, 0.1, number=7), launches(ZERO, 0.3, number=7))
+    measure = {"warmup_steps": 1, "steps": 4, "launches": 7}
+    for launched, run_walks in ((6, walks), (7, [])):
+        settled = report_of(*records, walks=run_walks, measure=measure).answers[0].lines[1].text
+        assert settled == f"Settled: {launched} launches of each show every other one to be slower."
+
+
 def test_a_cell_that_trains_differently_says_so_beside_its_bars():
     wrong = [record | {"grad_norm": [2 * norm for norm in record["grad_norm"]]} for record in launches(FSDP)]
     report = report_of(wrong, launches(ZERO))
