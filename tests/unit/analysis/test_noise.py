@@ -30,7 +30,7 @@ def run_of(launches=5):
 
 @pytest.mark.parametrize(("sigma", "launches"), [(0.01, 5), (0.03, 6), (0.01, 7), (0.01, 9), (0.03, 10)])
 def test_a_difference_of_the_noise_floor_is_found_nine_times_of_ten(sigma, launches):
-    """By the exact test, also with the few launches that most cells have."""
+    """The exact test finds it, also with the few launches that most cells have."""
     rng, found, repetitions = np.random.default_rng(1), 0, 400 if launches < 8 else 100
     for _ in range(repetitions):
         subject, reference = np.exp(rng.normal(0, sigma, (2, launches)))
