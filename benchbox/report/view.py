@@ -265,8 +265,8 @@ def _sampling(run: Run) -> str:
         "and a range goes from the lowest launch to the highest. "
         "A ratio is the median over all pairs of launches, and its interval has the ratios that an exact permutation test of "
         f"the launches does not reject at {100 * criteria.alpha:.2g}%. A pair is settled when the test, corrected for the "
-        "number of pairs by Holm's procedure, rejects equality and the difference is at least "
-        f"{100 * criteria.relevant:.3g}%, or if the interval is within that.{looks}"
+        "number of pairs by Holm's procedure, rejects equality and the ratio is at least "
+        f"{100 * criteria.relevant:.3g}% from 1, or if an interval for all pairs at once is within that.{looks}"
     )
 
 
