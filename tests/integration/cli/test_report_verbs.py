@@ -72,7 +72,8 @@ def test_what_launches_do_not_settle_is_inconclusive_and_fails_on_request(comple
         f"inconclusive: launches do not settle 1 of 2 demands on {complete.path}\n",
     )
     assert (
-        "note: backend=ddp: launches do not settle whether it is worse: more of them, or a quieter host, can" in result.stdout
+        "note: backend=ddp: launches do not settle whether it is worse: a new run of more launches, or a quieter host, can"
+        in result.stdout
     )
     assert benchbox("check", complete.path, "--strict", cwd=tmp_path).returncode == EXIT_INCONCLUSIVE
 

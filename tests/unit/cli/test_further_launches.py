@@ -26,7 +26,8 @@ def test_further_launches_of_other_steps_are_not_among_the_figures(tmp_path, mon
         return RunSummary()
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("benchbox.cli.run_here.run_matrix", launch)
+    for module in ("cli.run_here", "launch.runner"):  # of `run`, and of `noise`
+        monkeypatch.setattr(f"benchbox.{module}.run_matrix", launch)
     first = run_in_process(*command, "--out", "run", "--launches", "13", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     again = run_in_process(*command, "--out", "run", "--launches", "12", *options, cwd=tmp_path)

@@ -186,7 +186,8 @@ def test_node_0_reports_while_it_prepares(verb: str, tmp_path: Path, policy_dir:
         assert not NodeWatch(tmp_path / "out", 0, 60.0).read()["closed"]
         raise PreparationError
 
-    monkeypatch.setattr("benchbox.cli.statistics.prepare_statistics", prepare)
+    for module in ("statistics", "run_here"):
+        monkeypatch.setattr(f"benchbox.cli.{module}.prepare_statistics", prepare)
     assert isinstance(failure_of_node_0(verb, tmp_path, policy_dir, ranks=2), PreparationError)
     assert NodeWatch(tmp_path / "out", 0, 60.0).read()["closed"]
 
@@ -201,7 +202,7 @@ def test_the_capacity_of_a_node_is_compared_with_the_ranks_of_one_node(
         raise PreparationError
 
     monkeypatch.setattr("benchbox.launch.capacity.usable_cores", lambda: 1)
-    monkeypatch.setattr("benchbox.cli.statistics.prepare_statistics", prepare)
+    monkeypatch.setattr("benchbox.cli.run_here.prepare_statistics", prepare)
     assert isinstance(failure_of_node_0("run", tmp_path, policy_dir, ranks), failure)
 
 
