@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
-    from benchbox.analysis.inference import Effect
+    from benchbox.analysis.inference import Effect, Verdict
     from benchbox.analysis.summary import CellSummary
 
 SETUP_FIELDS = ("backend", "shard_size", "batch", "accumulation", "attention", "checkpointing", "compile", "recipe")
@@ -31,13 +31,17 @@ PrecisionState = Literal["right", "wrong", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """A set-up beside the fastest. `effect` is the fastest's throughput as a multiple of its."""
+    """Another set-up beside the fastest. `effect` is the fastest's throughput as a multiple of its."""
 
     summary: CellSummary
     effect: Effect | None
-    is_slower: bool = False  # launches show that it is slower
-    is_equal: bool = False  # launches show that no difference is relevant
+    verdict: Verdict = "incomparable"  # on the fastest: an improvement where the other one is slower
     reason: str | None = None  # why they cannot be compared
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether launches show that no difference is relevant."""
+        return self.verdict == "neutral"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +127,9 @@ def _in_common_launches(summaries: Sequence[CellSummary]) -> list[CellSummary]:
 
 def _answer(setups: _SetUps, pairs: int, criteria: Criteria) -> Answer:
     candidates = setups.candidates
-    fastest = candidates[0] if candidates else None
-    judged = [] if fastest is None else [_rival(fastest, summary, pairs, criteria) for summary in candidates[1:]]
+    fastest, judged = _judge(candidates, pairs, criteria) if candidates else (None, [])
     counts = [min(rival.effect.launches) for rival in judged if rival.effect is not None]
-    rivals = tuple(rival for rival in judged if not rival.is_slower)
+    rivals = tuple(rival for rival in judged if rival.verdict != "improvement")
     nearest = next((rival for rival in rivals if not rival.is_equal and rival.effect is not None), None)
     missing = 0
     if nearest is not None and nearest.effect is not None:
@@ -148,6 +151,23 @@ def _answer(setups: _SetUps, pairs: int, criteria: Criteria) -> Answer:
     )
 
 
+def _judge(candidates: Sequence[CellSummary], pairs: int, criteria: Criteria) -> tuple[CellSummary, list[Rival]]:
+    """Return the fastest set-up and the others beside it.
+
+    The first candidate is the fastest in the launches that all have. Two of them may have many more in common, which show that
+    it is not.
+    """
+    fastest, *others = candidates
+    for _ in candidates:
+        judged = [_rival(fastest, summary, pairs, criteria) for summary in others]
+        faster = next((rival.summary for rival in judged if rival.verdict == "regression"), None)
+        if faster is None:
+            break
+        others = [fastest, *(summary for summary in others if summary is not faster)]
+        fastest = faster
+    return fastest, judged
+
+
 def _speed(summary: CellSummary) -> float:
     spread = summary.values["global_samples_per_s"]
     return 0.0 if spread is None else spread.value
@@ -159,4 +179,4 @@ def _rival(fastest: CellSummary, other: CellSummary, pairs: int, criteria: Crite
         return Rival(summary=other, effect=None, reason=reason)
     effect = throughput_effect(fastest, other, criteria, pairs)
     verdict = verdict_of_effect(effect, None if effect.p is None else min(1.0, effect.p * pairs), criteria)
-    return Rival(summary=other, effect=effect, is_slower=verdict == "improvement", is_equal=verdict == "neutral")
+    return Rival(summary=other, effect=effect, verdict=verdict)

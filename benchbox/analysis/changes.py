@@ -106,7 +106,7 @@ def compare_runs(
         metric_names: numeric metrics; the status of cells is always compared.
         vary: keys of the environment that may differ, such as torch: what their change does is what the user asks for.
         relevant: a smaller relative change is none.
-        noise: noise of the machine, if it was measured: runs of different times also differ by its drift.
+        noise: noise of the machine, if it was measured. Drift between the runs is in neither it nor the launches.
 
     Raises:
         ConfigurationError: there is no such metric, or it is a word.
@@ -123,8 +123,8 @@ def compare_runs(
     pairs = {**head.cells, **{cell_id: cell for cell_id, cell in base.cells.items() if cell_id not in head.cells}}
     fields = varying_fields(figures.cell for figures in pairs.values())
     criteria = Criteria(relevant=relevant)
-    both_ok = [cell_id for cell_id in pairs if _both_ok(base.cells.get(cell_id), head.cells.get(cell_id))]
-    noisy = max(1, len(both_ok) * sum(map(has_noise, named)))  # figures that may be tested
+    compared = [cell_id for cell_id in pairs if _both_ok(base.cells.get(cell_id), head.cells.get(cell_id))]
+    tested_figures = max(1, len(compared) * sum(map(has_noise, named)))  # figures that may be tested
     changes: list[Change] = []
     effects: dict[int, tuple[Effect, Metric]] = {}  # index of the change -> better / worse
     for cell_id, figures in pairs.items():
@@ -137,7 +137,7 @@ def compare_runs(
         assert before is not None
         assert after is not None
         for metric in named:
-            change, effect = _change(cell_id, text, metric, before, after, refusal, relevant, noisy)
+            change, effect = _change(cell_id, text, metric, before, after, refusal, relevant, tested_figures)
             if change is None:
                 continue
             if effect is not None:
@@ -195,7 +195,7 @@ def _change(
     after: CellFigures,
     refusal: str | None,
     relevant: float,
-    figures_compared: int,
+    tested_figures: int,
 ) -> tuple[Change | None, Effect | None]:
     """Return the change of a metric and, where launches are to be tested, the effect, which is above 1 for the better."""
     old, new = (figures.values.get(metric.name) for figures in (before, after))
@@ -216,7 +216,7 @@ def _change(
     if not has_noise(metric) or min(value for side in launches for value in side.values()) <= 0:
         return _judge_values(change, metric, old.value, new.value, relevant), None
     better, worse = (launches[1], launches[0]) if metric.direction == "higher" else (launches[0], launches[1])
-    return change, estimate_effect(better, worse, alpha=ALPHA, pairs=figures_compared, same_run=False)
+    return change, estimate_effect(better, worse, alpha=ALPHA, pairs=tested_figures, same_run=False)
 
 
 def _judge_values(change: Change, metric: Metric, old: float, new: float, relevant: float) -> Change:
@@ -240,7 +240,7 @@ def _judge(
     noise: Noise | None,
     pairs: int,
 ) -> Change:
-    """Return the change with the verdict that its launches show, as head / base. `pairs` are all that are tested."""
+    """Return the change with the verdict that its launches show, as head / base. `pairs` is the number of tested figures."""
     verdict, reason = verdict_of_effect(effect, adjusted_p, criteria), None
     ratio, low, high, launches = effect.ratio, effect.low, effect.high, effect.launches
     if metric.direction == "lower":

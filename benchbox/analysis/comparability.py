@@ -16,7 +16,6 @@ from benchbox.analysis.inference import (
     Effect,
     Verdict,
     estimate_effect,
-    has_enough_rounds,
     holm,
     launches_to_settle,
 )
@@ -74,6 +73,11 @@ class Comparison:
     @property
     def ratio(self) -> float | None:
         return None if self.effect is None else self.effect.ratio
+
+    @property
+    def pair_id(self) -> str:
+        """Ids of both cells: one cell may be compared with several."""
+        return f"{self.subject.cell_id}/{self.reference.cell_id if self.reference else ''}"
 
     @property
     def is_settled(self) -> bool:
@@ -186,21 +190,19 @@ def why_not_judged(subject: CellSummary, reference: CellSummary, criteria: Crite
 def throughput_effect(subject: CellSummary, reference: CellSummary, criteria: Criteria, pairs: int) -> Effect:
     """Return the ratio of the throughputs of two comparable cells, by the launches that both have.
 
-    Launches beyond those, as of a reference that goes on for its other pairs or of a cell that was launched more often on
-    another day, have no counterpart that was measured at the same time.
+    Launches beyond those, as of a reference that goes on for its other pairs, have no counterpart that was measured at the same
+    time; nor have those that are of no common round, as one that was repeated on another day.
 
     Args:
         pairs: of the table.
     """
     metric = metric_by_name("global_samples_per_s")
     ours, theirs = (summary.by_launch(metric) for summary in (subject, reference))
-    rounds, numbers = _common_rounds(subject, reference), ours.keys() & theirs.keys()
-    if not numbers:
+    rounds = _common_rounds(subject, reference) & ours.keys() & theirs.keys()
+    if not rounds:
         return estimate_effect(ours, theirs, alpha=criteria.alpha, pairs=pairs, same_run=False)
-    if 0 < len(rounds) < len(numbers) and has_enough_rounds(len(rounds), criteria.alpha, pairs):
-        numbers = rounds  # exchanged within rounds, to which the others do not belong
-    sides = ({number: side[number] for number in sorted(numbers)} for side in (ours, theirs))
-    return estimate_effect(*sides, alpha=criteria.alpha, pairs=pairs, same_run=numbers <= rounds)
+    sides = ({number: side[number] for number in sorted(rounds)} for side in (ours, theirs))
+    return estimate_effect(*sides, alpha=criteria.alpha, pairs=pairs)
 
 
 def _common_rounds(subject: CellSummary, reference: CellSummary) -> set[int]:
@@ -217,7 +219,9 @@ def _with_verdicts(comparisons: Mapping[str, Comparison], criteria: Criteria) ->
     verdicts = {}
     for cell_id, comparison in comparisons.items():
         if comparison.effect is not None:
-            verdict = criteria.settled.get(cell_id) or verdict_of_effect(comparison.effect, adjusted[cell_id], criteria)
+            verdict = criteria.settled.get(comparison.pair_id) or verdict_of_effect(
+                comparison.effect, adjusted[cell_id], criteria
+            )
             missing = needed - min(comparison.effect.launches)
             more = missing if verdict == "inconclusive" and missing > 0 else None
             comparison = replace(comparison, verdict=verdict, more_launches=more)
@@ -267,9 +271,9 @@ def why_incomparable(subject: CellSummary, reference: CellSummary, axis: Collect
 
 def _not_in_turns(subject: CellSummary, reference: CellSummary) -> bool:
     """Return whether fewer than half of the launches that two cells have are of common rounds: the machine may have changed."""
-    ours, theirs = ({record["launch"] for record in summary.ok} for summary in (subject, reference))
-    both = len(ours & theirs)
-    return min(len(ours), len(theirs)) > 1 and 2 * len(_common_rounds(subject, reference)) < both
+    launches = [{record["launch"] for record in summary.ok} for summary in (subject, reference)]
+    common = set.intersection(*launches)
+    return min(map(len, launches)) > 1 and 2 * len(_common_rounds(subject, reference)) < len(common)
 
 
 def _differing_key(summary: CellSummary) -> str | None:

@@ -34,7 +34,7 @@ class Criteria:
     """Conditions of a verdict: how probable a wrong one may be over all pairs, and what difference is relevant.
 
     With `complete`, a pair is judged only by all planned launches of both cells. `settled` has the verdicts of pairs that an
-    earlier test at the same `alpha` has settled, by the id of the first cell.
+    earlier test at the same `alpha` has settled, by `Comparison.pair_id`.
     """
 
     alpha: float = ALPHA
@@ -87,7 +87,7 @@ def estimate_effect(
     """
     rounds = sorted(subject.keys() & reference.keys()) if same_run else []
     sampled = min(MAX_EXCHANGES, max(MIN_SAMPLED, math.ceil(4 * pairs / alpha)))
-    if has_enough_rounds(len(rounds), alpha, pairs):
+    if 8 / 2 ** len(rounds) <= alpha / pairs:
         differences = np.array([math.log(subject[number] / reference[number]) for number in rounds])
         shifts, method = _shifts_of_rounds(differences), "exchanged rounds"
         means = (differences[:, None] + differences[None, :]) / 2
@@ -131,11 +131,6 @@ def _interval(shifts: np.ndarray, alpha: float) -> tuple[float, float] | tuple[N
     ends = (rank - 1, len(shifts) - rank)
     ordered = np.partition(shifts, ends)  # two of up to 200,000 are needed in their order
     return math.exp(ordered[ends[0]]), math.exp(ordered[ends[1]])
-
-
-def has_enough_rounds(rounds: int, alpha: float, pairs: int) -> bool:
-    """Return whether exchanges within so many rounds settle a pair of a table even where some of them differ the other way."""
-    return 8 / float(2**rounds) <= alpha / pairs
 
 
 def _median(values: np.ndarray) -> float:

@@ -81,7 +81,7 @@ def judge_regression(
     factor = 1 + allowed if metric.direction == "lower" else 1 / (1 - allowed) if allowed < 1 else math.inf
     verdict, reason = _verdict(effect, factor, demands)
     if verdict == "breach" and lookup.noise is not None:
-        # The baseline was measured at another time: the machine may have drifted by as much, and the test cannot see that.
+        # The machine may have drifted since the baseline, which no test sees: what its launches scatter by is the least of it.
         floor = noise_floor(lookup.noise.sigma, min(effect.launches))
         if effect.ratio < 1 + floor:
             verdict, reason = "inconclusive", f"the difference is within the noise floor of this machine, {floor:.1%}"

@@ -1,9 +1,9 @@
 """Ranks that are slower than the others, with the reason: their own work, a core that others used, or their data.
 
 All ranks end a step together, so the times of steps do not tell which rank the others waited for. The split of the step does
-(`step_split_s` of a launch record). A rank is named when it spends longer than the others on one of its own parts in so many
-steps of a launch that chance explains it, of any rank and part, with a probability of at most 1%, and by a share of the step
-that matters.
+(`step_split_s` of a launch record). A rank is named when it spends longer than the others on its own parts together, in so many
+steps of a launch that chance explains it of any rank with a probability of at most 1%, and when one of the parts is longer by a
+share of the step that matters. The reason is the part that is longer by most.
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ class Straggler:
 def find_straggler(split: Mapping[str, Phase]) -> Straggler | None:
     """Return the rank that is behind in the steps of a launch, or None."""
     step_s, ranks = median(_step_times(split)), len(split["compute"]["per_rank"])
-    lags = {(rank, part): _lags(split[part]["per_rank"], rank) for part in OWN_PARTS for rank in range(ranks)}
-    behind = {key: median(steps) for key, steps in lags.items() if _p_value(steps) * len(lags) <= ALPHA}
+    own_s = [
+        [math.fsum(parts) for parts in zip(*(split[part]["per_rank"][rank] for part in OWN_PARTS), strict=True)]
+        for rank in range(ranks)
+    ]
+    slow = [rank for rank in range(ranks) if _p_value(_lags(own_s, rank)) * ranks <= ALPHA]
+    behind = {(rank, part): median(_lags(split[part]["per_rank"], rank)) for rank in slow for part in OWN_PARTS}
     behind = {key: lag_s for key, lag_s in behind.items() if lag_s >= RELEVANT * step_s}
     if not behind:
         return None

@@ -130,7 +130,7 @@ def mark_changes(trends: Sequence[Trend], *, relevant: float = RELEVANT, noise: 
             sides = ((proposal.start, proposal.split), (proposal.split, proposal.end))
             launches = min(_count(trend.points[first:last]) for first, last in sides)
             floor = noise_floor(noise.sigma, max(1, min(NEAREST, launches))) if noise is not None else 0.0
-            if p is not None and p <= ALPHA and size > max(relevant, floor) and _agree(proposal):
+            if p is not None and p <= ALPHA and size > max(relevant, floor) and is_consistent(proposal):
                 confirmed.append(_change_of(trend, proposal, p))
         drift = max((change.size for change in confirmed if change.is_drift), default=0.0)
         believed = [change for change in confirmed if change.is_drift or change.size > drift]
@@ -138,7 +138,7 @@ def mark_changes(trends: Sequence[Trend], *, relevant: float = RELEVANT, noise: 
     return marked
 
 
-def _agree(proposal: _Proposal) -> bool:
+def is_consistent(proposal: _Proposal) -> bool:
     """Return whether the estimate, a median, is on the side of 1 that the test, which is of means, shows."""
     assert proposal.low is not None
     assert proposal.high is not None

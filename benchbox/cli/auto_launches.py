@@ -98,7 +98,7 @@ def run_until_settled(
         active = set().union(*unsettled)
         if not active & {*selected}:
             break
-        settled |= {pair.subject.cell_id: pair.verdict for pair in look.settled}
+        settled |= {pair.pair_id: pair.verdict for pair in look.settled}
         early |= {cell_id: launches for cell_id in run.cells if cell_id not in active and cell_id not in early}
         if number < len(looks):
             more, remaining = looks[number] - launches, len(active & {*selected})

@@ -55,7 +55,7 @@ def run_here(
                 opened = open_launcher(launcher, nodes, node_0, stop)
                 for cell_id, launch in repeated:  # launches can begin: a run that is stopped resumes with what it has
                     matrix_run.store.remove_record(cell_id, launch)
-                summary = _Launching(matrix_run, walks, opened, stop, may_start, console).run()
+                summary = _RunLaunches(matrix_run, walks, opened, stop, may_start, console).run()
         if not summary.stopped:
             if estimate:
                 predict_run(folder, matrix_run.matrix.policy_dirs, lambda cells: console.print(_predicting(cells)))
@@ -81,7 +81,7 @@ def _predicting(cells: int) -> str:
     return f"predicting memory and communication of {cells} cell{'s' if cells > 1 else ''}; --no-estimate leaves it out"
 
 
-class _Launching:
+class _RunLaunches:
     """The launches of a run: those whose number is known, then those of walks, then those that settle pairs."""
 
     def __init__(
@@ -93,7 +93,7 @@ class _Launching:
         may_start: Callable[[], bool],
         console: Console,
     ) -> None:
-        self._run = matrix_run
+        self._matrix_run = matrix_run
         self._walks = walks
         self._launcher = launcher
         self._stop = stop
@@ -102,7 +102,7 @@ class _Launching:
         self._progress = ConsoleProgress(console, lambda cell: matrix_run.label_of(cell.to_dict()))
 
     def run(self) -> RunSummary:
-        matrix_run, launches = self._run, self._run.launches
+        matrix_run, launches = self._matrix_run, self._matrix_run.launches
         policy_dirs = matrix_run.matrix.policy_dirs
         if launches and not matrix_run.auto:
             note = remove_outdated_launches(launches, matrix_run.measure, matrix_run.store, policy_dirs)
@@ -116,7 +116,7 @@ class _Launching:
         return summary
 
     def _launch(self, launches: Launches) -> RunSummary:
-        matrix_run = self._run
+        matrix_run = self._matrix_run
         return run_matrix(
             launches,
             measure=matrix_run.measure,
@@ -129,7 +129,7 @@ class _Launching:
         )
 
     def _settle(self) -> RunSummary:
-        matrix_run = self._run
+        matrix_run = self._matrix_run
         cells = {cell.cell_id for cell in matrix_run.selected.cells}
         return run_until_settled(
             self._walks.run,

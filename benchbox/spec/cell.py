@@ -211,7 +211,7 @@ class MeasureSpec:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the measurement of a plan, without what only the benchbox that wrote it knew."""
+        """Return the measurement of a plan; fields that this version does not have are ignored."""
         return cls(**{declared.name: values[declared.name] for declared in fields(cls) if declared.name in values})
 
     @property

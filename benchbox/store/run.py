@@ -89,7 +89,7 @@ class Run:
     cells: Mapping[str, CellDict]
     skipped: Sequence[Mapping[str, Any]]  # {"cell": {...}, "reason": "..."}
     # Of `--launches auto`: {"looks": [launches, ...], "resolution": ..., "launches": {cell id: of one that stopped early},
-    # "settled": {cell id: verdict of an earlier look than the last}}
+    # "settled": {ids of both cells of a pair: verdict of the look that settled it, before the last}}
     sequential: Mapping[str, Any] | None = None
     walks: Sequence[Walk] = field(default_factory=list)
     # Words of the command that decide what a cell is, of --set and --policy-dir; none in older runs.

@@ -210,10 +210,8 @@ def test_cells_that_were_measured_one_after_the_other_are_in_no_ratio():
 
 
 def on_two_days(cell, days, *, step_s, slower=1.05):
-    """Records of launches on the first or second day, on which the machine is slower; a letter for each launch."""
-    by_day = {
-        day: steady_records(cell, step_s=step_s * factor, launches=len(days)) for day, factor in (("1", 1), ("2", slower))
-    }
+    """Records of launches on the first day or later ones, when the machine is slower; a digit for each launch."""
+    by_day = {day: steady_records(cell, step_s=step_s * (1 if day == "1" else slower), launches=len(days)) for day in days}
     return [
         by_day[day][launch - 1] | {"started_at": f"2026-01-0{day}T00:{launch:02}:0{cell is ZERO:d}+00:00"}
         for launch, day in enumerate(days, 1)
@@ -235,16 +233,20 @@ def test_equal_numbers_on_different_days_are_no_rounds():
 
 
 def test_a_launch_that_was_repeated_on_another_day_is_exchanged_with_none():
-    """Eleven of twelve rounds are left. Of few launches all count, exchanged over all rounds."""
+    """Eleven of twelve rounds are left, and four of five."""
     days = "1" * 4 + "2" + "1" * 7
     comparison = compare(*on_two_days(FSDP, days, step_s=0.2, slower=1.5), *on_two_days(ZERO, "1" * 12, step_s=0.2))
     assert (comparison.effect.method, comparison.effect.launches) == ("exchanged rounds", (11, 11))
     assert comparison.verdict == "neutral"
-    too_few_rounds = on_two_days(FSDP, "1" * 4 + "2" + "1" * 5, step_s=0.2), on_two_days(ZERO, "1" * 10, step_s=0.2)
-    nine = compare(*(record for side in too_few_rounds for record in side))
-    assert (nine.effect.method, nine.effect.launches) == ("exchanged launches", (10, 10))
-    few = compare(*on_two_days(FSDP, "11112", step_s=0.2, slower=1.5), *on_two_days(ZERO, "11111", step_s=0.2))
-    assert (few.effect.method, few.effect.launches, few.verdict) == ("exchanged launches", (5, 5), "inconclusive")
+    few = compare(*on_two_days(FSDP, "11211", step_s=0.2), *on_two_days(ZERO, "11111", step_s=0.2))
+    assert (few.effect.launches, few.verdict, few.more_launches) == ((4, 4), "inconclusive", 1)
+
+
+def test_launches_of_three_days_are_compared_on_the_day_that_both_have():
+    """Seven launches of both, then seven of each on other days, of which one was slower."""
+    alone = on_two_days(FSDP, "1" * 7 + "2" * 7, step_s=0.2, slower=1.0), on_two_days(ZERO, "1" * 7 + "3" * 7, step_s=0.2)
+    comparison = compare(*(record for side in alone for record in side))
+    assert (comparison.effect.launches, comparison.verdict) == ((7, 7), "neutral")
 
 
 def test_cells_without_a_common_launch_have_a_ratio_that_nothing_settles():
@@ -261,9 +263,10 @@ def test_equality_of_several_pairs_needs_as_many_launches_as_a_difference():
 
 def test_a_verdict_of_an_earlier_look_is_kept():
     records = [*launches(FSDP, 0.31, 0.32), *launches(ZERO, 0.2, 0.21)]
-    criteria = Criteria(settled={FSDP.cell_id: "regression"})
-    comparisons = compare_with_reference(summaries(*records), {"backend": "zero2"}, {}, criteria)
-    assert comparisons[FSDP.cell_id].verdict == "regression"
+    for reference, verdict in ((ZERO, "regression"), (CELL, "inconclusive")):  # the latter settled another pair of this cell
+        criteria = Criteria(settled={f"{FSDP.cell_id}/{reference.cell_id}": "regression"})
+        comparisons = compare_with_reference(summaries(*records), {"backend": "zero2"}, {}, criteria)
+        assert comparisons[FSDP.cell_id].verdict == verdict
 
 
 def test_a_reference_of_two_axes_beside_a_search_of_the_batch_compares_nothing():

@@ -131,7 +131,8 @@ def test_settled_pairs_are_not_launched_again_and_keep_their_verdict(settled):
     assert sum("zero1" in line for line in lines) == 1
     order = [cell.backend for cell, _ in launch.launched[:8]]
     assert order[4:] == order[3::-1], "there and back"
-    assert store.run().sequential["settled"] == {fast.cell_id: "improvement", slow.cell_id: "regression"}
+    pairs = {fast: "improvement", slow: "regression"}
+    assert store.run().sequential["settled"] == {f"{cell.cell_id}/{CELL.cell_id}": word for cell, word in pairs.items()}
     look = look_at(store.run(), store.records())
     assert {pair.subject.cell["backend"]: pair.effect.launches for pair in look.settled} == {
         "zero1": (first, first),

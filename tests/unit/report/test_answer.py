@@ -91,6 +91,17 @@ def test_the_fastest_is_chosen_by_the_launches_that_all_have():
     assert settled == ("ok", "Settled: at least 7 launches of each show every other one to be slower.")
 
 
+def test_the_fastest_is_not_one_that_more_launches_show_to_be_slower():
+    """It leads in the only launch that all three have."""
+    speeds = {CELL: 0.2, ZERO1: 0.3, ZERO2: 0.19}
+    records = [record for cell, step_s in speeds.items() for record in steady_records(cell, step_s=step_s, launches=9)]
+    records = [record for record in records if record["cell_id"] != ZERO1.cell_id or record["launch"] == 1]
+    first = next(record for record in records if record["cell_id"] == CELL.cell_id)
+    first["throughput"] = {"global_samples_per_s": 21.5, "per_rank_samples_per_s": []}
+    summaries = summarize(example_run([*speeds], measure=asdict(MEASURE) | {"launches": 1}), records)
+    assert box(summaries)[0][1].startswith("Fastest of 3 set-ups: backend=zero2, ")
+
+
 def test_the_launch_that_chose_the_batch_of_a_walk_is_not_counted():
     summaries = summaries_of({CELL: 0.25, ZERO2: 0.2})
     assert box(summaries, walked={CELL.cell_id, ZERO2.cell_id})[1][1].startswith("Settled: 6 launches of each ")
