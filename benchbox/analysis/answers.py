@@ -40,7 +40,7 @@ class Rival:
 
     @property
     def is_equal(self) -> bool:
-        """Whether launches show that no difference is relevant."""
+        """Return whether launches show that no difference is relevant."""
         return self.verdict == "neutral"
 
 
