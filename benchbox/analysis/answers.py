@@ -158,13 +158,14 @@ def _judge(candidates: Sequence[CellSummary], pairs: int, criteria: Criteria) ->
     it is not.
     """
     fastest, *others = candidates
-    for _ in candidates:
-        judged = [_rival(fastest, summary, pairs, criteria) for summary in others]
+    judged = [_rival(fastest, summary, pairs, criteria) for summary in others]
+    for _ in others:
         faster = next((rival.summary for rival in judged if rival.verdict == "regression"), None)
         if faster is None:
             break
         others = [fastest, *(summary for summary in others if summary is not faster)]
         fastest = faster
+        judged = [_rival(fastest, summary, pairs, criteria) for summary in others]
     return fastest, judged
 
 

@@ -2,8 +2,8 @@
 
 All ranks end a step together, so the times of steps do not tell which rank the others waited for. The split of the step does
 (`step_split_s` of a launch record). A rank is named when it spends longer than the others on its own parts together, in so many
-steps of a launch that chance explains it of any rank with a probability of at most 1%, and when one of the parts is longer by a
-share of the step that matters. The reason is the part that is longer by most.
+steps of a launch that chance explains it of any rank with a probability of at most 1%, and by a share of the step that matters.
+The reason is the part that is longer by most.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ def find_straggler(split: Mapping[str, Phase]) -> Straggler | None:
         [math.fsum(parts) for parts in zip(*(split[part]["per_rank"][rank] for part in OWN_PARTS), strict=True)]
         for rank in range(ranks)
     ]
-    slow = [rank for rank in range(ranks) if _p_value(_lags(own_s, rank)) * ranks <= ALPHA]
-    behind = {(rank, part): median(_lags(split[part]["per_rank"], rank)) for rank in slow for part in OWN_PARTS}
-    behind = {key: lag_s for key, lag_s in behind.items() if lag_s >= RELEVANT * step_s}
+    lags = [_lags(own_s, rank) for rank in range(ranks)]
+    behind = [
+        rank for rank in range(ranks) if _p_value(lags[rank]) * ranks <= ALPHA and median(lags[rank]) >= RELEVANT * step_s
+    ]
     if not behind:
         return None
-    rank, part = max(behind, key=lambda key: behind[key])
-    lag_s = behind[rank, part]
+    rank = max(behind, key=lambda rank: median(lags[rank]))
+    lag_s, part = max((median(_lags(split[part]["per_rank"], rank)), part) for part in OWN_PARTS)
     rest_s = median(split[part]["per_rank"][rank]) - lag_s
     return Straggler(rank=rank, part=part, lag_s=lag_s, share=lag_s / rest_s if rest_s > 0 else math.inf)
 

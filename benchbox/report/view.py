@@ -263,9 +263,9 @@ def _sampling(run: Run) -> str:
         f"A launch ran {_count(warmup, 'warm-up step')}, reset its peaks, and measured {_count(steps, 'step')}. "
         "The launch is the sample: a figure is the median over launches of what each found over its steps, "
         "and a range goes from the lowest launch to the highest. "
-        "A ratio is the median over all pairs of launches, and its interval has the ratios that an exact permutation test of "
-        f"the launches does not reject at {100 * criteria.alpha:.2g}%. A pair is settled when the test, corrected for the "
-        "number of pairs by Holm's procedure, rejects equality and the ratio is at least "
+        "A ratio is the median over all pairs of launches of common rounds, and its interval has the ratios that an exact "
+        f"permutation test of the launches does not reject at {100 * criteria.alpha:.2g}%. A pair is settled when the test, "
+        "corrected for the number of pairs by Holm's procedure, rejects equality and the ratio is at least "
         f"{100 * criteria.relevant:.3g}% from 1, or if an interval for all pairs at once is within that.{looks}"
     )
 

@@ -225,6 +225,13 @@ def test_launches_without_a_counterpart_are_in_no_ratio():
     assert comparison.verdict == "neutral"
 
 
+def test_a_single_launch_of_another_day_is_in_no_ratio():
+    comparison = compare(*on_two_days(FSDP, "2", step_s=0.2), *on_two_days(ZERO, "1111111", step_s=0.2))
+    assert (comparison.verdict, comparison.ratio) == ("incomparable", None)
+    same_day = compare(*on_two_days(FSDP, "1", step_s=0.2), *on_two_days(ZERO, "1111111", step_s=0.2))
+    assert (same_day.effect.launches, same_day.verdict) == ((1, 1), "inconclusive")
+
+
 def test_equal_numbers_on_different_days_are_no_rounds():
     """A cell whose launches were repeated on a slower day, but for the first."""
     comparison = compare(*on_two_days(FSDP, "1" + "2" * 9, step_s=0.2), *on_two_days(ZERO, "1" * 10, step_s=0.2))

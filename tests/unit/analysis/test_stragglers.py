@@ -59,6 +59,13 @@ def test_a_rank_that_is_behind_by_too_little_to_matter_is_not_named():
     assert find_straggler(split(noise=0.001, compute=0.006)).rank == 1
 
 
+def test_a_rank_whose_parts_outweigh_one_another_is_not_named_and_one_whose_parts_add_up_is():
+    """Longer computation, and as much less time without a core or waiting for data."""
+    assert find_straggler(split(noise=0.001, step=STEP | {"data_wait": 0.02}, compute=0.006, data_wait=-0.0059)) is None
+    both = find_straggler(split(noise=0.001, compute=0.003, data_wait=0.0025))
+    assert (both.rank, both.part) == (1, "compute")
+
+
 def test_few_steps_name_no_rank():
     assert find_straggler(split(steps=7, noise=0.0, compute=0.05)) is None
 
