@@ -1,9 +1,9 @@
 """Ranks that are slower than the others, with the reason: their own work, a core that others used, or their data.
 
 All ranks end a step together, so the times of steps do not tell which rank the others waited for. The split of the step does
-(`step_split_s` of a launch record). A rank is named when it spends longer than the others on its own parts together, in so many
-steps of a launch that chance explains it of any rank with a probability of at most 1%, and by a share of the step that matters.
-The reason is the part that is longer by most.
+(`step_split_s` of a launch record). A rank is named when it spends longer than the others on one of its own parts in so many
+steps of a launch that chance explains it, of any rank and any part that takes time, with a probability of at most 1%, and when
+that part and all its own parts together are longer by a share of the step that matters.
 """
 
 from __future__ import annotations
@@ -43,18 +43,23 @@ class Straggler:
 def find_straggler(split: Mapping[str, Phase]) -> Straggler | None:
     """Return the rank that is behind in the steps of a launch, or None."""
     step_s, ranks = median(_step_times(split)), len(split["compute"]["per_rank"])
+    # The same for all ranks: without a difference between them chance puts each behind as often.
+    parts = [part for part in OWN_PARTS if max(map(median, split[part]["per_rank"])) >= RELEVANT * step_s]
+    lags = {(rank, part): _lags(split[part]["per_rank"], rank) for part in parts for rank in range(ranks)}
     own_s = [
-        [math.fsum(parts) for parts in zip(*(split[part]["per_rank"][rank] for part in OWN_PARTS), strict=True)]
+        [math.fsum(values) for values in zip(*(split[part]["per_rank"][rank] for part in OWN_PARTS), strict=True)]
         for rank in range(ranks)
     ]
-    lags = [_lags(own_s, rank) for rank in range(ranks)]
-    behind = [
-        rank for rank in range(ranks) if _p_value(lags[rank]) * ranks <= ALPHA and median(lags[rank]) >= RELEVANT * step_s
-    ]
+    behind = {
+        (rank, part): median(steps)
+        for (rank, part), steps in lags.items()
+        if _p_value(steps) * len(lags) <= ALPHA and median(_lags(own_s, rank)) >= RELEVANT * step_s
+    }
+    behind = {key: lag_s for key, lag_s in behind.items() if lag_s >= RELEVANT * step_s}
     if not behind:
         return None
-    rank = max(behind, key=lambda rank: median(lags[rank]))
-    lag_s, part = max((median(_lags(split[part]["per_rank"], rank)), part) for part in OWN_PARTS)
+    rank, part = max(behind, key=lambda key: behind[key])
+    lag_s = behind[rank, part]
     rest_s = median(split[part]["per_rank"][rank]) - lag_s
     return Straggler(rank=rank, part=part, lag_s=lag_s, share=lag_s / rest_s if rest_s > 0 else math.inf)
 

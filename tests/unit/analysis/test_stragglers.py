@@ -34,8 +34,7 @@ def sentence(*splits):
 @pytest.mark.parametrize("part", OWN_PARTS)
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_the_rank_and_the_part_it_is_behind_in_are_named(part, ranks):
-    """In the ten steps that a matrix measures by default."""
-    straggler = find_straggler(split(ranks, steps=10, **{part: 0.05}))
+    straggler = find_straggler(split(ranks, **{part: 0.05}))
     assert (straggler.rank, straggler.part) == (ranks - 1, part)
     assert straggler.lag_s == pytest.approx(0.05, abs=0.01)
 
@@ -59,11 +58,24 @@ def test_a_rank_that_is_behind_by_too_little_to_matter_is_not_named():
     assert find_straggler(split(noise=0.001, compute=0.006)).rank == 1
 
 
-def test_a_rank_whose_parts_outweigh_one_another_is_not_named_and_one_whose_parts_add_up_is():
-    """Longer computation, and as much less time without a core or waiting for data."""
-    assert find_straggler(split(noise=0.001, step=STEP | {"data_wait": 0.02}, compute=0.006, data_wait=-0.0059)) is None
-    both = find_straggler(split(noise=0.001, compute=0.003, data_wait=0.0025))
-    assert (both.rank, both.part) == (1, "compute")
+def test_a_rank_whose_parts_outweigh_one_another_is_not_named():
+    """It computes longer, and waits for data as much less: no rank waits for it."""
+    step = STEP | {"data_wait": 0.02}
+    assert find_straggler(split(noise=0.001, step=step, compute=0.006, data_wait=-0.0059)) is None
+    assert find_straggler(split(noise=0.001, step=step, compute=0.006)).part == "compute"
+
+
+def test_ten_steps_name_one_of_four_ranks_that_compute_and_wait_for_data():
+    """As many as a matrix measures by default: parts that take no time are no tests."""
+    assert find_straggler(split(4, steps=10, compute=0.05)).rank == 3
+
+
+def test_a_part_is_tested_beside_noise_of_the_others():
+    """A busy host, on which the time without a core scatters by more than the rank is behind."""
+    noisy = split(steps=14, noise=0.01, data_wait=0.02)
+    noisy["core_wait"]["per_rank"] = [[0.04 * (step % 3 == rank) for step in range(14)] for rank in range(2)]
+    straggler = find_straggler(noisy)
+    assert (straggler.rank, straggler.part) == (1, "data_wait")
 
 
 def test_few_steps_name_no_rank():
