@@ -66,7 +66,7 @@ def test_a_rank_whose_parts_outweigh_one_another_is_not_named():
 
 
 def test_ten_steps_name_one_of_four_ranks_that_compute_and_wait_for_data():
-    """As many as a matrix measures by default: parts that take no time are no tests."""
+    """A matrix measures as many by default. Parts that take no time are no tests."""
     assert find_straggler(split(4, steps=10, compute=0.05)).rank == 3
 
 
