@@ -61,7 +61,7 @@ def test_the_interval_has_the_true_ratio_as_often_as_it_says(launches):
 
 
 def test_equality_of_many_pairs_is_shown_by_an_interval_that_holds_for_all_of_them():
-    """Cells that differ by just more than what is relevant: chance shows each of them to be equal in 1% of comparisons."""
+    """It is that of a test at a share of the probability, and wider than that of each pair."""
     rng = np.random.default_rng(4)
     values = [np.exp(rng.normal(0, 0.005, (2, 8))) for _ in range(20)]
     effects = [estimate_effect(*(dict(enumerate(side, 1)) for side in sides), pairs=17) for sides in values]

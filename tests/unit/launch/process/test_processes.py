@@ -28,10 +28,14 @@ def test_a_leader_that_has_not_started_its_session_yet_is_ended() -> None:
 @pytest.mark.parametrize("group", [warm._ForkedGroup, cold._TorchrunGroup])
 def test_a_rank_that_ends_before_its_signal_needs_none(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch system may signal the ranks as well."""
-    rank = subprocess.Popen(["sleep", "600"])
-    process = psutil.Process(rank.pid)
-    rank.kill()
-    rank.wait()
-    monkeypatch.setattr(f"{group.__module__}.find_processes", lambda *_, **__: [process])
-    group.signal_ranks(SimpleNamespace(_job_id="job", _leader=1), [rank.pid], signal.SIGUSR1)
-    assert not process.is_running()
+    ended, alive = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    try:
+        processes = [psutil.Process(rank.pid) for rank in (ended, alive)]
+        ended.kill()
+        ended.wait()
+        monkeypatch.setattr(f"{group.__module__}.find_processes", lambda *_, **__: processes)
+        group.signal_ranks(SimpleNamespace(_job_id="job", _leader=1), [ended.pid, alive.pid], signal.SIGUSR1)
+        assert alive.wait(60) == -signal.SIGUSR1, "the next one gets its own"
+    finally:
+        alive.kill()
+        alive.wait()
