@@ -52,7 +52,7 @@ class Answer:
     fastest: CellSummary | None
     rivals: tuple[Rival, ...]  # that launches do not show to be slower, the nearest first
     candidates: int  # set-ups among which the fastest was chosen
-    launches: tuple[int, int]  # of each set-up that a comparison with the fastest is made of: least and most
+    launches: tuple[int, int]  # fewest and most of a set-up in the comparisons with the fastest
     too_large: int  # set-ups that ended ok and need more than the memory limit
     unknown_memory: int  # set-ups that ended ok and whose peak was not observed, if there is a limit
     wrong: tuple[CellSummary, ...]  # set-ups at least as fast whose precision is wrong, the fastest first

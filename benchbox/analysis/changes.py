@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from benchbox.registry.metrics import Metric
     from benchbox.store.noise import Noise
 
+    _Sides = tuple[Mapping[int, float], Mapping[int, float]]
+
 DEFAULT_METRICS = (
     "global_samples_per_s",
     "peak_allocated_bytes",
@@ -123,10 +125,8 @@ def compare_runs(
     pairs = {**head.cells, **{cell_id: cell for cell_id, cell in base.cells.items() if cell_id not in head.cells}}
     fields = varying_fields(figures.cell for figures in pairs.values())
     criteria = Criteria(relevant=relevant)
-    compared = [cell_id for cell_id in pairs if _both_ok(base.cells.get(cell_id), head.cells.get(cell_id))]
-    tested_figures = max(1, len(compared) * sum(map(has_noise, named)))  # figures that may be tested
     changes: list[Change] = []
-    effects: dict[int, tuple[Effect, Metric]] = {}  # index of the change -> better / worse
+    tested: dict[int, tuple[Metric, _Sides]] = {}  # by index of the change
     for cell_id, figures in pairs.items():
         text = label(figures.cell, fields)
         before, after = base.cells.get(cell_id), head.cells.get(cell_id)
@@ -137,16 +137,17 @@ def compare_runs(
         assert before is not None
         assert after is not None
         for metric in named:
-            change, effect = _change(cell_id, text, metric, before, after, refusal, relevant, tested_figures)
+            change, sides = _change(cell_id, text, metric, before, after, refusal, relevant)
             if change is None:
                 continue
-            if effect is not None:
-                effects[len(changes)] = (effect, metric)
+            if sides is not None:
+                tested[len(changes)] = (metric, sides)
             changes.append(change)
-    adjusted = holm([effect.p for effect, _ in effects.values()])
-    needed = launches_to_settle(max(1, len(effects)))
-    for (index, (effect, metric)), p in zip(effects.items(), adjusted, strict=True):
-        changes[index] = _judge(changes[index], effect, p, metric, criteria, noise, len(effects))
+    effects = [estimate_effect(*sides, alpha=ALPHA, pairs=len(tested), same_run=False) for _, sides in tested.values()]
+    adjusted = holm([effect.p for effect in effects])
+    needed = launches_to_settle(max(1, len(tested)))
+    for (index, (metric, _)), effect, p in zip(tested.items(), effects, adjusted, strict=True):
+        changes[index] = _judge(changes[index], effect, p, metric, criteria, noise, len(tested))
     return RunComparison(
         base=base.name,
         head=head.name,
@@ -164,10 +165,6 @@ def _refusal(base: RunFigures, head: RunFigures, differences: Mapping[str, str])
     if differences:
         return f"they also differ in {'; '.join(differences.values())} (--vary {','.join(differences)} compares nevertheless)"
     return steps_difference(base.measure, head.measure)
-
-
-def _both_ok(before: CellFigures | None, after: CellFigures | None) -> bool:
-    return before is not None and after is not None and before.status == after.status == "ok"
 
 
 def _status_change(cell_id: str, text: str, before: CellFigures | None, after: CellFigures | None) -> Change | None:
@@ -195,9 +192,8 @@ def _change(
     after: CellFigures,
     refusal: str | None,
     relevant: float,
-    tested_figures: int,
-) -> tuple[Change | None, Effect | None]:
-    """Return the change of a metric and, where launches are to be tested, the effect, which is above 1 for the better."""
+) -> tuple[Change | None, _Sides | None]:
+    """Return the change of a metric and, where launches are to be tested, those whose ratio is above 1 for the better."""
     old, new = (figures.values.get(metric.name) for figures in (before, after))
     if old is None and new is None:
         return None, None
@@ -215,8 +211,7 @@ def _change(
         return replace(change, reason="a baseline of an earlier version has no values of launches"), None
     if not has_noise(metric) or min(value for side in launches for value in side.values()) <= 0:
         return _judge_values(change, metric, old.value, new.value, relevant), None
-    better, worse = (launches[1], launches[0]) if metric.direction == "higher" else (launches[0], launches[1])
-    return change, estimate_effect(better, worse, alpha=ALPHA, pairs=tested_figures, same_run=False)
+    return change, (launches[1], launches[0]) if metric.direction == "higher" else (launches[0], launches[1])
 
 
 def _judge_values(change: Change, metric: Metric, old: float, new: float, relevant: float) -> Change:

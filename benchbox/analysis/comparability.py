@@ -188,7 +188,7 @@ def why_not_judged(subject: CellSummary, reference: CellSummary, criteria: Crite
 
 
 def throughput_effect(subject: CellSummary, reference: CellSummary, criteria: Criteria, pairs: int) -> Effect:
-    """Return the ratio of the throughputs of two comparable cells, by the launches that both have.
+    """Return the ratio of the throughputs of two comparable cells, by their common rounds if there are any.
 
     Launches beyond those, as of a reference that goes on for its other pairs, have no counterpart that was measured at the same
     time; nor have those that are of no common round, as one that was repeated on another day.

@@ -208,7 +208,7 @@ def launches_to_settle(pairs: int = 1, *, alpha: float = ALPHA) -> int:
     The smallest p of n against n launches is 2 / C(2n, n), and Holm's procedure asks the best of k pairs for alpha / k.
     """
     n = 1
-    while 2 / math.comb(2 * n, n) > alpha / pairs:
+    while not can_settle((n, n), pairs, alpha=alpha):
         n += 1
     return n
 

@@ -50,12 +50,12 @@ def find_straggler(split: Mapping[str, Phase]) -> Straggler | None:
         [math.fsum(values) for values in zip(*(split[part]["per_rank"][rank] for part in OWN_PARTS), strict=True)]
         for rank in range(ranks)
     ]
+    slow = {rank for rank in range(ranks) if median(_lags(own_s, rank)) >= RELEVANT * step_s}
     behind = {
-        (rank, part): median(steps)
+        (rank, part): lag_s
         for (rank, part), steps in lags.items()
-        if _p_value(steps) * len(lags) <= ALPHA and median(_lags(own_s, rank)) >= RELEVANT * step_s
+        if rank in slow and _p_value(steps) * len(lags) <= ALPHA and (lag_s := median(steps)) >= RELEVANT * step_s
     }
-    behind = {key: lag_s for key, lag_s in behind.items() if lag_s >= RELEVANT * step_s}
     if not behind:
         return None
     rank, part = max(behind, key=lambda key: behind[key])

@@ -99,6 +99,13 @@ class _Proposal:
     low: float | None
     high: float | None
 
+    @property
+    def is_consistent(self) -> bool:
+        """Return whether the estimate, a median, is on the side of 1 that the test, which is of means, shows."""
+        if self.low is None or self.high is None:
+            return False
+        return self.low > 1 if self.ratio > 1 else self.high < 1
+
 
 def mark_changes(trends: Sequence[Trend], *, relevant: float = RELEVANT, noise: Noise | None = None) -> list[Trend]:
     """Return trends of one matrix with their changes.
@@ -130,19 +137,12 @@ def mark_changes(trends: Sequence[Trend], *, relevant: float = RELEVANT, noise: 
             sides = ((proposal.start, proposal.split), (proposal.split, proposal.end))
             launches = min(_count(trend.points[first:last]) for first, last in sides)
             floor = noise_floor(noise.sigma, max(1, min(NEAREST, launches))) if noise is not None else 0.0
-            if p is not None and p <= ALPHA and size > max(relevant, floor) and is_consistent(proposal):
+            if p is not None and p <= ALPHA and size > max(relevant, floor) and proposal.is_consistent:
                 confirmed.append(_change_of(trend, proposal, p))
         drift = max((change.size for change in confirmed if change.is_drift), default=0.0)
         believed = [change for change in confirmed if change.is_drift or change.size > drift]
         marked.append(replace(trend, changes=tuple(sorted(believed, key=lambda change: change.index))))
     return marked
-
-
-def is_consistent(proposal: _Proposal) -> bool:
-    """Return whether the estimate, a median, is on the side of 1 that the test, which is of means, shows."""
-    assert proposal.low is not None
-    assert proposal.high is not None
-    return proposal.low > 1 if proposal.ratio > 1 else proposal.high < 1
 
 
 def _propose(points: Sequence[TrendPoint], start: int, end: int) -> list[_Proposal]:
