@@ -82,6 +82,7 @@ class RunComparison:
     relevant: float
     needed: int  # launches of each cell on each side before any difference could be settled
     method: str | None = None  # how verdicts were reached, where not by launches
+    noise: Noise | None = None  # of the machine of `head`
 
     @property
     def counts(self) -> dict[Verdict, int]:
@@ -108,7 +109,7 @@ def compare_runs(
         metric_names: numeric metrics; the status of cells is always compared.
         vary: keys of the environment that may differ, such as torch: what their change does is what the user asks for.
         relevant: a smaller relative change is none.
-        noise: noise of the machine, if it was measured. Drift between the runs is in neither it nor the launches.
+        noise: noise of the machine, if it was measured. No difference within its floor is settled.
 
     Raises:
         ConfigurationError: there is no such metric, or it is a word.
@@ -155,6 +156,7 @@ def compare_runs(
         differences=tuple(differences.values()),
         relevant=relevant,
         needed=needed,
+        noise=noise,
     )
 
 
@@ -246,7 +248,7 @@ def _judge(
     if verdict == "inconclusive" and not can_settle(launches, pairs):
         reason = f"{launches[0]} and {launches[1]} launches cannot settle it: {launches_to_settle(pairs)} on each side can"
     elif verdict in ("improvement", "regression") and noise is not None:
-        floor = noise_floor(noise.sigma, min(launches))
+        floor = noise_floor(noise, min(launches))
         if max(effect.ratio, 1 / effect.ratio) < 1 + floor:
             verdict, reason = "inconclusive", f"it is within the noise floor of this machine, {floor:.1%}"
     return replace(change, ratio=ratio, low=low, high=high, launches=launches, verdict=verdict, reason=reason)

@@ -1,26 +1,35 @@
-"""Noise floor of a machine from launches of one cell, and what follows from it for thresholds and numbers of launches."""
+"""Noise of a machine from launches of one cell, and what follows from it for thresholds and numbers of launches."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime
-from statistics import NormalDist, stdev
+from statistics import NormalDist, fmean, stdev, variance
 from typing import TYPE_CHECKING
 
 from benchbox import __version__
-from benchbox.analysis.comparability import mixed_environment
+from benchbox.analysis.comparability import (
+    environment_differences,
+    latest_environment,
+    mixed_environment,
+    steps_difference,
+)
 from benchbox.analysis.inference import ALPHA, Effect, estimate_effect, launches_to_settle
 from benchbox.errors import RecordError
 from benchbox.registry.metrics import metric_by_name
-from benchbox.store.noise import Noise
+from benchbox.store.noise import Noise, NoiseSession
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from benchbox.analysis.summary import CellSummary
 
 POWER = 0.9  # probability with which a difference of the noise floor is found
 MIN_LAUNCHES = 2 * 5  # of both halves: with fewer there is no interval
+# Fewer say too little about the drift between runs: in simulations with 3, equal runs differed by more than the noise floor in
+# up to 1.5%, with 4 in up to 0.8% (12 launches a session, runs of 5 to 20, any share of drift).
+MIN_SESSIONS = 4
 
 
 def split_launches(values: Mapping[int, float]) -> tuple[dict[int, float], dict[int, float]]:
@@ -31,8 +40,12 @@ def split_launches(values: Mapping[int, float]) -> tuple[dict[int, float], dict[
     )
 
 
-def measure_noise(summary: CellSummary, cell: str) -> tuple[Noise, Effect]:
-    """Return the noise of a cell's launches and the A/A comparison of their halves.
+def measure_noise(summary: CellSummary, cell: str, measure: Mapping[str, int]) -> tuple[Noise, Effect]:
+    """Return the noise of a cell's launches as one session, and the A/A comparison of their halves.
+
+    Args:
+        cell: its name in texts.
+        measure: steps of a launch, of which sessions are compared.
 
     Raises:
         RecordError: fewer launches ended ok than a comparison needs, or they differ in their versions.
@@ -43,18 +56,86 @@ def measure_noise(summary: CellSummary, cell: str) -> tuple[Noise, Effect]:
     if len(values) < MIN_LAUNCHES:
         raise RecordError(f"{len(values)} launches of {cell} ended ok, and {MIN_LAUNCHES} are needed to measure noise")
     effect = estimate_effect(*split_launches(values))
-    noise = Noise(
-        sigma=stdev(math.log(value) for value in values.values()),
+    logarithms = [math.log(value) for value in values.values()]
+    session = NoiseSession(
+        started_at=min(record["started_at"] for record in summary.ok),
         launches=len(values),
+        mean=fmean(logarithms),
+        sigma=stdev(logarithms),
+    )
+    noise = Noise(
+        sigma=session.sigma,
+        launches=session.launches,
         ratio=effect.ratio,
         cell=cell,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         benchbox_version=__version__,
+        cell_id=summary.cell_id,
+        measure=measure,
+        environment=latest_environment(summary.ok),
+        sessions=(session,),
     )
     return noise, effect
 
 
-def noise_floor(sigma: float, launches: int) -> float:
+def with_earlier_sessions(noise: Noise, earlier: Noise | None) -> tuple[Noise, str | None]:
+    """Return the noise of a session together with those before it, or alone and why they are of something else.
+
+    A session with the same first launch is the same one, of which more launches are there now.
+    """
+    if earlier is None or not earlier.sessions:
+        return noise, None
+    if reason := _why_other(noise, earlier):
+        return noise, reason
+    known = {session.started_at: session for session in (*earlier.sessions, *noise.sessions)}
+    sessions = tuple(known[started_at] for started_at in sorted(known))
+    degrees = [session.launches - 1 for session in sessions]
+    within = sum(count * session.sigma**2 for count, session in zip(degrees, sessions, strict=True)) / sum(degrees)
+    launches = sum(session.launches for session in sessions)
+    return replace(noise, sigma=math.sqrt(within), launches=launches, sessions=sessions), None
+
+
+def _why_other(noise: Noise, earlier: Noise) -> str | None:
+    if noise.cell_id != earlier.cell_id:
+        return f"they measured {earlier.cell}" if noise.cell != earlier.cell else "they measured another cell"
+    differences = environment_differences(earlier.environment, noise.environment)
+    return steps_difference(earlier.measure, noise.measure) or "; ".join(differences.values()) or None
+
+
+def drift(sessions: Sequence[NoiseSession]) -> float | None:
+    """Return the standard deviation between sessions that their launches do not explain, or None of fewer than two.
+
+    It is of logarithms, such as 0.01 for 1%: the component between groups of a one-way analysis of variance.
+    """
+    if len(sessions) < 2:
+        return None
+    between = variance([session.mean for session in sessions])
+    explained = fmean(session.sigma**2 / session.launches for session in sessions)
+    return math.sqrt(max(0.0, between - explained))
+
+
+def noise_floor(noise: Noise, launches: int) -> float:
+    """Return the smallest relative difference that two runs with these launches each show with probability `POWER`.
+
+    From `MIN_SESSIONS` sessions on it contains the drift of the machine between runs. A run's mean then varies by what the
+    means of sessions vary by, corrected for the number of launches, with the degrees of freedom of Welch and Satterthwaite
+    (Satterthwaite, Biometrics Bulletin 2, 1946), and never by less than its launches do.
+    """
+    if len(noise.sessions) < MIN_SESSIONS:
+        return smallest_difference(noise.sigma, launches)
+    within = noise.sigma**2
+    between = variance([session.mean for session in noise.sessions])
+    correction = within * (1 / launches - fmean(1 / session.launches for session in noise.sessions))
+    of_a_run = max(within / launches, between + correction)
+    between_freedom = len(noise.sessions) - 1
+    within_freedom = noise.launches - len(noise.sessions)
+    uncertainty = between**2 / between_freedom + correction**2 / within_freedom
+    freedom = max(between_freedom, of_a_run**2 / uncertainty) if uncertainty else within_freedom
+    deviations = max(_deviations(launches), _deviations_of_t(freedom))
+    return math.exp(deviations * math.sqrt(2 * of_a_run)) - 1
+
+
+def smallest_difference(sigma: float, launches: int) -> float:
     """Return the smallest relative difference that launches of each side show with probability `POWER`, at `ALPHA`.
 
     exp((t(1 - alpha / 2) + t(power)) * sigma * sqrt(2 / n)) - 1 with 2n - 2 degrees of freedom: the sample-size formula of a
@@ -65,11 +146,11 @@ def noise_floor(sigma: float, launches: int) -> float:
 
 
 def launches_for(sigma: float, difference: float) -> int:
-    """Return the launches of each cell from which on `noise_floor` is at most this difference."""
+    """Return the launches of each cell of a run from which on `smallest_difference` is at most this difference."""
     # A normal distribution asks for fewer.
     normal = sum(NormalDist().inv_cdf(probability) for probability in _PROBABILITIES)
     launches = max(launches_to_settle(), math.floor(2 * (normal * sigma / math.log(1 + difference)) ** 2))
-    while noise_floor(sigma, launches) > difference:
+    while smallest_difference(sigma, launches) > difference:
         launches += 1
     return launches
 
@@ -82,15 +163,24 @@ _PROBABILITIES = (1 - ALPHA / 2, POWER)
 
 def _deviations(launches: int) -> float:
     fewest = max(launches, launches_to_settle())
-    return _SIMULATED.get(fewest) or sum(_t_quantile(probability, 2 * fewest - 2) for probability in _PROBABILITIES)
+    return _SIMULATED.get(fewest) or _deviations_of_t(2 * fewest - 2)
 
 
-def _t_quantile(probability: float, freedom: int) -> float:
-    """Return a quantile of Student's t, by its expansion around the normal one (Abramowitz and Stegun, 26.7.5)."""
-    z = NormalDist().inv_cdf(probability)
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+def _deviations_of_t(freedom: float) -> float:
+    from scipy.special import stdtrit
+
+    return float(sum(stdtrit(freedom, probability) for probability in _PROBABILITIES))
 
 
 def noise_of_matrix(noises: Mapping[str, Noise], matrix: str) -> Noise | None:
     """Return the noise of a matrix, else the largest of the machine's other matrices, or None."""
-    return noises.get(matrix) or max(noises.values(), key=lambda noise: noise.sigma, default=None)
+    return noises.get(matrix) or max(noises.values(), key=lambda noise: noise_floor(noise, 10), default=None)
+
+
+def describe_floor(noise: Noise, launches: int) -> str:
+    """Return the noise floor in words, and of how many sessions it is where they say nothing about drift yet."""
+    text = f"{noise_floor(noise, launches):.1%} with {launches} launches"
+    sessions = len(noise.sessions)
+    if sessions >= MIN_SESSIONS:
+        return f"{text}, of {sessions} sessions"
+    return f"{text}, without drift between runs: {max(1, sessions)} of {MIN_SESSIONS} sessions"

@@ -56,7 +56,7 @@ def judge_regression(
     Args:
         summary: a cell in which the metric has a value.
         demands: number of demands with noise in this gate. If nothing has changed, any breach has a probability of at most
-            `ALPHA`, apart from a drift of the machine between the baseline and the run.
+            `ALPHA`, apart from a drift of the machine between the baseline and the run that its noise floor does not contain.
     """
     spread = summary.values[metric.name]
     assert spread is not None
@@ -81,8 +81,8 @@ def judge_regression(
     factor = 1 + allowed if metric.direction == "lower" else 1 / (1 - allowed) if allowed < 1 else math.inf
     verdict, reason = _verdict(effect, factor, demands)
     if verdict == "breach" and lookup.noise is not None:
-        # The machine may have drifted since the baseline, which no test sees: what its launches scatter by is the least of it.
-        floor = noise_floor(lookup.noise.sigma, min(effect.launches))
+        # The machine may have drifted since the baseline, which no test of their launches sees.
+        floor = noise_floor(lookup.noise, min(effect.launches))
         if effect.ratio < 1 + floor:
             verdict, reason = "inconclusive", f"the difference is within the noise floor of this machine, {floor:.1%}"
     actual = f"{actual} ({_describe(effect, metric)})"

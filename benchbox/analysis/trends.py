@@ -136,7 +136,7 @@ def mark_changes(trends: Sequence[Trend], *, relevant: float = RELEVANT, noise: 
             size = max(proposal.ratio, 1 / proposal.ratio) - 1
             sides = ((proposal.start, proposal.split), (proposal.split, proposal.end))
             launches = min(_count(trend.points[first:last]) for first, last in sides)
-            floor = noise_floor(noise.sigma, max(1, min(NEAREST, launches))) if noise is not None else 0.0
+            floor = noise_floor(noise, max(1, min(NEAREST, launches))) if noise is not None else 0.0
             if p is not None and p <= ALPHA and size > max(relevant, floor) and proposal.is_consistent:
                 confirmed.append(_change_of(trend, proposal, p))
         drift = max((change.size for change in confirmed if change.is_drift), default=0.0)

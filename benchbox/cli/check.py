@@ -75,7 +75,7 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name:
 
     from benchbox.analysis.baseline import find_baseline, slug
     from benchbox.analysis.gate import gate
-    from benchbox.analysis.noise import noise_floor, noise_of_matrix
+    from benchbox.analysis.noise import describe_floor, noise_of_matrix
     from benchbox.analysis.regression import BaselineLookup
     from benchbox.analysis.summary import summarize
     from benchbox.report.gate.view import GateView, threshold_lines
@@ -99,7 +99,7 @@ def _run_gate(path: Path, baseline: Path, thresholds: Path | None, machine_name:
         if noise is None:
             notes = [f"noise floor of {machine}: not measured; `benchbox noise {run.matrix_file}` measures it"]
         else:
-            floor = f"{noise_floor(noise.sigma, run.launches):.1%} with {run.launches} launches"
+            floor = describe_floor(noise, run.launches)
             notes = [f"noise floor of {machine}: {floor} (benchbox noise, {noise.measured_at}, {noise.cell})"]
     file = Path(run.matrix_file) if thresholds is None else thresholds
     return GateView(

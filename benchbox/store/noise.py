@@ -1,14 +1,22 @@
-"""The noise floor of this machine, kept in the user's cache: what launches of one cell differ by without any reason."""
+"""The noise of this machine, kept in the user's cache: what launches and runs of one cell differ by without any reason."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from benchbox.store.machine_cache import read_measurements, write_measurements
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+
+class _SessionEntry(TypedDict):
+    started_at: str
+    launches: int
+    mean: float
+    sigma: float
 
 
 class _Entry(TypedDict):
@@ -18,6 +26,10 @@ class _Entry(TypedDict):
     cell: str
     measured_at: str
     benchbox_version: str
+    cell_id: NotRequired[str]  # entries of earlier versions have no sessions
+    measure: NotRequired[dict[str, int]]
+    environment: NotRequired[dict[str, Any]]
+    sessions: NotRequired[list[_SessionEntry]]
 
 
 class _NoiseFile(TypedDict):
@@ -27,15 +39,29 @@ class _NoiseFile(TypedDict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Noise:
-    """Result of an A/A comparison of one cell on one machine."""
+class NoiseSession:
+    """Launches of one call of `benchbox noise`: between sessions the machine may drift."""
 
-    sigma: float  # standard deviation of the logarithm of a launch's step time: 0.01 is 1%
-    launches: int  # of both halves together
-    ratio: float  # of the halves, which do not differ
+    started_at: str  # of its first launch, ISO 8601, UTC
+    launches: int
+    mean: float  # of the logarithms of the launches' step times in seconds
+    sigma: float  # their standard deviation: 0.01 is 1%
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """Result of an A/A comparison of one cell on one machine, and the sessions in which it was repeated."""
+
+    sigma: float  # standard deviation of the logarithm of a launch's step time within a session: 0.01 is 1%
+    launches: int  # of all sessions
+    ratio: float  # of the halves of the latest session, which do not differ
     cell: str
     measured_at: str  # ISO 8601, UTC
     benchbox_version: str
+    cell_id: str = ""
+    measure: Mapping[str, int] = field(default_factory=dict)  # steps of a launch
+    environment: Mapping[str, Any] = field(default_factory=dict)  # that the sessions have in common
+    sessions: tuple[NoiseSession, ...] = ()  # the oldest first
 
 
 def read_noise(machine: str) -> dict[str, Noise]:
@@ -45,7 +71,10 @@ def read_noise(machine: str) -> dict[str, Noise]:
         RecordError: the file is damaged.
     """
     entries = read_measurements("noise", machine, field="matrices", file_type=_NoiseFile, remedy="benchbox noise")
-    return {name: Noise(**entry) for name, entry in entries.items()}
+    return {
+        name: Noise(**entry | {"sessions": tuple(NoiseSession(**session) for session in entry.get("sessions", ()))})
+        for name, entry in entries.items()
+    }
 
 
 def write_noise(machine: str, matrix: str, noise: Noise) -> Path:

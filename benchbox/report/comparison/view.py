@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.inference import ALPHA
+from benchbox.analysis.noise import MIN_SESSIONS
 from benchbox.analysis.quantities import UNKNOWN, quantity
 
 if TYPE_CHECKING:
@@ -70,8 +71,20 @@ def method_sentence(comparison: RunComparison) -> str:
     return comparison.method or (
         f"A change of at most {100 * comparison.relevant:.3g}% is none. Throughput and times are compared launch against "
         f"launch, by an exact permutation test at {ALPHA:.0%} over all of them (Holm), which needs {comparison.needed} "
-        "launches on each side; peaks, losses and precision by value. The runs were measured at different times, and no launch "
-        "shows how far the machine drifted between them."
+        f"launches on each side; peaks, losses and precision by value. {_drift_sentence(comparison)}"
+    )
+
+
+def _drift_sentence(comparison: RunComparison) -> str:
+    noise = comparison.noise
+    if noise is not None and len(noise.sessions) >= MIN_SESSIONS:
+        return (
+            f"The runs were measured at different times; what this machine drifts by between runs is in its noise floor, "
+            f"from {len(noise.sessions)} sessions of `benchbox noise`."
+        )
+    return (
+        "The runs were measured at different times, and no launch shows how far the machine drifted between them: "
+        f"{MIN_SESSIONS} sessions of `benchbox noise` would."
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import asdict, replace
 from statistics import median
 
@@ -11,16 +13,28 @@ import pytest
 from benchbox.analysis.baseline import find_baseline, make_baseline
 from benchbox.analysis.gate import gate
 from benchbox.analysis.inference import ALPHA, estimate_effect
-from benchbox.analysis.noise import launches_for, measure_noise, noise_floor, noise_of_matrix, split_launches
+from benchbox.analysis.noise import (
+    describe_floor,
+    drift,
+    launches_for,
+    measure_noise,
+    noise_floor,
+    noise_of_matrix,
+    smallest_difference,
+    split_launches,
+    with_earlier_sessions,
+)
 from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import summarize
 from benchbox.errors import RecordError
 from benchbox.store.baseline import write_baseline
 from benchbox.store.machine_cache import machine_file
-from benchbox.store.noise import Noise, read_noise, write_noise
+from benchbox.store.noise import Noise, NoiseSession, read_noise, write_noise
 from tests.support.example_run import CELL, MEASURE, example_run, steady_records
 
 NOISE = Noise(sigma=0.01, launches=12, ratio=1.002, cell="backend=ddp", measured_at="2026-01-01", benchbox_version="0.1.0")
+STEPS = {"steps": 20, "warmup_steps": 3}
+OLD_FIELDS = ("sigma", "launches", "ratio", "cell", "measured_at", "benchbox_version")  # of files without sessions
 
 
 def run_of(launches=5):
@@ -29,20 +43,20 @@ def run_of(launches=5):
 
 
 @pytest.mark.parametrize(("sigma", "launches"), [(0.01, 5), (0.03, 6), (0.01, 7), (0.01, 9), (0.03, 10)])
-def test_a_difference_of_the_noise_floor_is_found_nine_times_of_ten(sigma, launches):
+def test_the_smallest_difference_of_a_run_is_found_nine_times_of_ten(sigma, launches):
     """The exact test finds it, also with the few launches that most cells have."""
     rng, found, repetitions = np.random.default_rng(1), 0, 400 if launches < 8 else 100
     for _ in range(repetitions):
         subject, reference = np.exp(rng.normal(0, sigma, (2, launches)))
-        subject *= 1 + noise_floor(sigma, launches)
+        subject *= 1 + smallest_difference(sigma, launches)
         p = estimate_effect(dict(enumerate(subject)), dict(enumerate(reference)), same_run=False).p
         found += p is not None and p <= ALPHA
     assert 0.8 <= found / repetitions <= 0.98
 
 
-def test_the_launches_for_a_difference_are_those_whose_floor_it_is():
+def test_the_launches_for_a_difference_are_the_fewest_that_show_it():
     launches = launches_for(0.02, 0.02)
-    assert noise_floor(0.02, launches) <= 0.02 < noise_floor(0.02, launches - 1)
+    assert smallest_difference(0.02, launches) <= 0.02 < smallest_difference(0.02, launches - 1)
     assert launches_for(1e-6, 0.02) == 5  # fewer have no interval
 
 
@@ -52,10 +66,119 @@ def test_halves_of_launches_are_paired_by_round():
 
 def test_the_noise_of_a_cell_is_the_deviation_of_its_launches():
     (summary,) = summarize(run_of(12), steady_records(step_s=0.2, launches=12))
-    noise, effect = measure_noise(summary, "backend=ddp")
+    noise, effect = measure_noise(summary, "backend=ddp", STEPS)
     assert noise.launches == 12
     assert noise.sigma == pytest.approx(0.00085, abs=2e-4)  # tenths of a percent
     assert effect.low < 1 < effect.high
+    assert (noise.cell_id, noise.measure, noise.environment["torch"]) == (summary.cell_id, STEPS, "2.13.0")
+    (session,) = noise.sessions
+    assert (session.launches, session.sigma) == (12, noise.sigma)
+    assert session.mean == pytest.approx(math.log(0.2), abs=1e-3)
+    assert session.started_at == min(record["started_at"] for record in summary.ok)
+
+
+def session_of(mean=0.0, sigma=0.01, launches=12, day=1):
+    return NoiseSession(started_at=f"2026-01-{day:02}T00:00:00+00:00", launches=launches, mean=mean, sigma=sigma)
+
+
+def noise_of(*sessions, **changes):
+    """Return the noise of sessions as `benchbox noise` keeps it, one session a day."""
+    kept = None
+    for session in sessions:
+        alone = replace(NOISE, sigma=session.sigma, launches=session.launches, sessions=(session,), measure=STEPS, **changes)
+        kept, _ = with_earlier_sessions(alone, kept)
+    return kept
+
+
+def drifting_noise(rng, *, drift, sessions, sigma=0.01):
+    """Return the noise of simulated sessions of twelve launches on a machine that drifts between them."""
+    values = rng.normal(0, drift, (sessions, 1)) + rng.normal(0, sigma, (sessions, 12))
+    return noise_of(*(session_of(row.mean(), row.std(ddof=1), 12, day) for day, row in enumerate(values, 1)))
+
+
+@pytest.mark.parametrize("sessions", [4, 8])
+@pytest.mark.parametrize(("drift", "launches"), [(0.0, 5), (0.01, 20), (0.03, 5)])
+def test_equal_runs_of_a_machine_that_drifts_differ_by_more_than_the_noise_floor_in_one_percent_at_most(
+    sessions, drift, launches
+):
+    rng, beyond, repetitions = np.random.default_rng(2), 0, 1500
+    for _ in range(repetitions):
+        floor = noise_floor(drifting_noise(rng, drift=drift, sessions=sessions), launches)
+        runs = rng.normal(0, drift, (2, 1)) + rng.normal(0, 0.01, (2, launches))
+        beyond += abs(np.subtract(*runs.mean(axis=1))) > math.log1p(floor)
+    # One percent, and what 1,500 repetitions of it may exceed it by.
+    assert beyond / repetitions <= 0.0175
+
+
+def test_the_drift_between_runs_raises_the_noise_floor_and_no_number_of_launches_lowers_it_below_the_drift():
+    rng = np.random.default_rng(3)
+    still, drifting = (drifting_noise(rng, drift=size, sessions=12) for size in (0.0, 0.02))
+    for noise, size in ((still, 0.0), (drifting, 0.02)):
+        assert drift(noise.sessions) == pytest.approx(size, abs=0.006)
+    # Without drift they say what launches of one run do.
+    for launches in (5, 10, 20):
+        assert noise_floor(still, launches) == pytest.approx(smallest_difference(still.sigma, launches), rel=0.3)
+    assert noise_floor(drifting, 10_000) > 4 * math.sqrt(2) * 0.01
+    assert smallest_difference(drifting.sigma, 10_000) < 0.001
+    assert noise_floor(still, 20) >= smallest_difference(still.sigma, 20) * 0.99
+
+
+def test_sessions_that_happen_to_agree_never_make_the_noise_floor_lower_than_that_of_their_launches():
+    agreeing = noise_of(*(session_of(day=day) for day in range(1, 7)))
+    assert drift(agreeing.sessions) == 0
+    for launches in (5, 12, 40):
+        assert noise_floor(agreeing, launches) >= smallest_difference(0.01, launches) * 0.95
+
+
+def test_the_drift_is_what_the_means_of_sessions_vary_by_beyond_their_launches():
+    sessions = [session_of(0.00, 0.02, 10, 1), session_of(0.06, 0.04, 20, 2)]
+    explained = (0.02**2 / 10 + 0.04**2 / 20) / 2
+    assert drift(sessions) == pytest.approx(math.sqrt(0.06**2 / 2 - explained))
+    assert drift(sessions[:1]) is None
+
+
+def test_fewer_than_four_sessions_say_nothing_about_drift():
+    far_apart = [session_of(0.1 * day, day=day) for day in range(1, 5)]
+    three = noise_of(*far_apart[:3])
+    assert noise_floor(three, 5) == smallest_difference(0.01, 5)
+    assert (
+        describe_floor(three, 5)
+        == f"{smallest_difference(0.01, 5):.1%} with 5 launches, without drift between runs: 3 of 4 sessions"
+    )
+    four = noise_of(*far_apart)
+    assert noise_floor(four, 5) > 0.5
+    assert describe_floor(four, 5) == f"{noise_floor(four, 5):.1%} with 5 launches, of 4 sessions"
+    assert describe_floor(NOISE, 5).endswith(": 1 of 4 sessions"), "kept by an earlier version"
+
+
+def test_sessions_are_pooled_in_the_order_of_their_time():
+    noise = noise_of(session_of(0.02, 0.03, 11, 5), session_of(0.01, 0.01, 21, 2))
+    assert [session.mean for session in noise.sessions] == [0.01, 0.02]
+    assert noise.launches == 32
+    assert noise.sigma == pytest.approx(math.sqrt((10 * 0.03**2 + 20 * 0.01**2) / 30))
+
+
+def test_a_session_that_has_more_launches_now_replaces_itself():
+    noise = noise_of(session_of(0.02, 0.01, 10, 5), session_of(0.03, 0.02, 15, 5))
+    assert noise.sessions == (session_of(0.03, 0.02, 15, 5),)
+    assert (noise.launches, noise.sigma) == (15, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"cell_id": "b", "cell": "backend=zero2"}, "they measured backend=ddp"),
+        ({"cell_id": "b"}, "they measured another cell"),
+        ({"measure": STEPS | {"steps": 40}}, "20 measured steps against 40"),
+        ({"environment": {"torch": "2.13.0"}}, "torch 2.12.0 against 2.13.0"),
+    ],
+)
+def test_sessions_of_another_cell_or_environment_are_left_out_and_named(changes, reason):
+    base = replace(noise_of(session_of(day=1)), cell_id="a", environment={"torch": "2.12.0"})
+    noise = replace(base, sessions=(session_of(day=2),))
+    assert len(with_earlier_sessions(noise, base)[0].sessions) == 2
+    changed = replace(noise, **changes)
+    assert with_earlier_sessions(changed, base) == (changed, reason)
 
 
 def test_launches_of_two_versions_measure_no_noise():
@@ -64,13 +187,13 @@ def test_launches_of_two_versions_measure_no_noise():
         record["environment"] = record["environment"] | {"torch": "1.0"}
     (summary,) = summarize(run_of(12), records)
     with pytest.raises(RecordError, match=r"launches of it differ in torch: 1\.0, 2\.13\.0"):
-        measure_noise(summary, "it")
+        measure_noise(summary, "it", STEPS)
 
 
 def test_too_few_launches_measure_no_noise():
     (summary,) = summarize(run_of(), steady_records(step_s=0.2))
     with pytest.raises(RecordError, match="5 launches of it ended ok, and 10 are needed"):
-        measure_noise(summary, "it")
+        measure_noise(summary, "it", STEPS)
 
 
 def test_noise_is_kept_by_machine_and_matrix(tmp_path, monkeypatch):
@@ -81,7 +204,14 @@ def test_noise_is_kept_by_machine_and_matrix(tmp_path, monkeypatch):
     assert path == machine_file("noise", "a-machine") == tmp_path / "benchbox" / "noise" / "a-machine.json"
     noises = read_noise("a-machine")
     assert (noise_of_matrix(noises, "one"), noise_of_matrix(noises, "third").sigma) == (NOISE, 0.02)
+    drifting = noise_of(*(session_of(0.1 * day, day=day) for day in range(1, 5)), environment={"torch": "2.13.0"})
+    write_noise("a-machine", "drifting", drifting)
+    assert read_noise("a-machine")["drifting"] == drifting
+    assert noise_of_matrix(read_noise("a-machine"), "third") == drifting, "its runs differ more than those of others"
     assert noise_of_matrix({}, "one") is None
+    old = {name: value for name, value in asdict(NOISE).items() if name in OLD_FIELDS}
+    path.write_text(json.dumps({"schema_version": 1, "machine": "a-machine", "matrices": {"one": old}}))
+    assert read_noise("a-machine") == {"one": NOISE}
     path.write_text('{"schema_version": 1, "machine": "a-machine", "matrices": {"one": {"sigma": "much"}}}')
     with pytest.raises(RecordError, match="delete it and run benchbox noise again"):
         read_noise("a-machine")
@@ -100,6 +230,16 @@ def test_a_difference_within_the_noise_floor_is_no_breach(sigma, verdict):
     row = gate(run, summarize(run, steady_records(step_s=0.21)), lookup)[-1]
     assert row.verdict == verdict
     assert (row.note is None) == (verdict == "breach")
+
+
+def test_a_difference_that_the_machine_drifts_by_between_runs_is_no_breach():
+    baseline = baseline_of(steady_records(step_s=0.2, started="2025-12-31"))
+    run = run_of()
+    for apart, verdict in ((0.0, "breach"), (0.02, "inconclusive")):
+        noise = noise_of(*(session_of(apart * day, 0.001, day=day) for day in range(1, 5)))
+        row = gate(run, summarize(run, steady_records(step_s=0.21)), BaselineLookup(baseline, None, noise))[-1]
+        assert row.verdict == verdict
+    assert row.note == f"the difference is within the noise floor of this machine, {noise_floor(noise, 5):.1%}"
 
 
 @pytest.mark.parametrize(("key", "value"), [("benchbox", "0.0.9"), ("nccl", "2.1"), ("torch", "2.10.0")])

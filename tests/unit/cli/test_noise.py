@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
 
 import pytest
 
-from benchbox.analysis.noise import launches_for
+from benchbox.analysis.noise import describe_floor, drift, launches_for, noise_floor, smallest_difference
 from benchbox.errors import EXIT_CELL_FAILED, EXIT_INCONCLUSIVE, EXIT_OK, EXIT_USAGE
 from benchbox.launch.runner import RunSummary
 from benchbox.launch.supervise.group import never_stop
@@ -35,17 +36,17 @@ MACHINE = "example-cpu-2-cores"
 def noise(tmp_path, monkeypatch):
     """Return the command.
 
-    `host` is the state of the hosts, `spread` the part by which every third launch is slower, and `interrupt` a signal that
-    arrives while the launches run.
+    `host` is the state of the hosts, `spread` the part by which every third launch is slower, `day` of January on which the
+    launches start, and `interrupt` a signal that arrives while they run, after the launch `until`.
     """
     (tmp_path / "m.yaml").write_text(MATRIX)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def run(*arguments, host=None, spread=0.0, summary=None, interrupt=None):
+    def run(*arguments, host=None, spread=0.0, summary=None, interrupt=None, until=None, day=1, step_s=0.2):
         def launch(launches, *, store, stop=never_stop, **_):
-            for cell, number in launches:
-                step_s = 0.2 * (1 + spread * (number % 3 == 0))
-                record = steady_records(cell, step_s=step_s, launches=number)[-1]
+            for cell, number in launches[:until]:
+                slower = step_s * (1 + spread * (number % 3 == 0))
+                record = steady_records(cell, step_s=slower, launches=number, started=f"2026-01-{day:02}")[-1]
                 store.write_record(record | {"host": host or quiet_state()})
             if interrupt is not None:
                 signal.raise_signal(interrupt)
@@ -62,19 +63,61 @@ def test_the_noise_of_the_first_cell_is_printed_and_kept_for_its_machine_and_mat
     assert done.returncode == EXIT_OK, done.stderr
     kept = read_noise(MACHINE)["small"]
     assert (kept.launches, kept.cell) == (12, "backend=ddp policy=pi05 batch=1")
-    first, halves, five, ten, twenty, needed, proposed, path = done.stdout.splitlines()
+    first, halves, five, ten, twenty, needed, between, proposed, path = done.stdout.splitlines()
     assert first == f"{kept.cell}: launches differ by {kept.sigma:.1%} (standard deviation of 12 launches)"
     assert halves.startswith("odd against even launches: 1.00")
     assert halves.endswith(", where 1 is the truth")
-    assert [line.partition(": ")[0] for line in (five, ten, twenty)] == [
-        f"noise floor with {number} launches" for number in (5, 10, 20)
-    ]
+    for line, number in ((five, 5), (ten, 10), (twenty, 20)):
+        shown = smallest_difference(kept.sigma, number)
+        assert line == f"{number} launches of each cell show a difference of {shown:.1%} within a run"
     assert needed == "5 launches of each cell settle a difference of 1%"
+    assert between == f"noise floor between runs: {describe_floor(kept, 5)}"
     assert proposed == "proposed threshold: max_regression: 1%"
     assert path == f"kept in {tmp_path / 'cache' / 'benchbox' / 'noise' / MACHINE}.json"
-    run = RunStore(tmp_path / "runs" / "small-noise").run()
+    run = RunStore(tmp_path / "runs" / "small-noise-1").run()
     assert (run.name, run.launches, run.reference, run.thresholds) == ("small-noise", 12, {}, [])
     assert [cell["backend"] for cell in run.cells.values()] == ["ddp"]
+
+
+def test_every_call_is_a_session_of_its_own_and_four_of_them_show_the_drift_between_runs(noise, tmp_path):
+    outputs = [noise(day=day, step_s=0.2 * 1.03**day).stdout.splitlines() for day in range(1, 5)]
+    kept = read_noise(MACHINE)["small"]
+    assert [session.launches for session in kept.sessions] == [12] * 4
+    assert [session.mean for session in kept.sessions] == pytest.approx(
+        [math.log(0.2 * 1.03**day) for day in range(1, 5)], abs=1e-3
+    )
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [f"small-noise-{number}" for number in range(1, 5)]
+    apart = drift(kept.sessions)
+    assert 0.03 < apart < 0.05
+    assert f"4 sessions within 3.0 days differ by {apart:.1%} (standard deviation) beyond their launches" in outputs[3]
+    assert "2 sessions within 24.0 hours differ by 2.1% (standard deviation) beyond their launches" in outputs[1]
+    floors = [line for lines in outputs for line in lines if line.startswith("noise floor between runs: ")]
+    assert [floor.partition(", ")[2] for floor in floors] == [
+        *(f"without drift between runs: {number} of 4 sessions" for number in (1, 2, 3)),
+        "of 4 sessions",
+    ]
+    assert outputs[3][-2] == f"proposed threshold: max_regression: {math.ceil(100 * noise_floor(kept, 5))}%"
+    assert noise_floor(kept, 5) > 0.3
+
+
+def test_a_session_that_was_interrupted_is_continued_and_another_cell_has_its_own(noise, tmp_path):
+    assert noise(interrupt=signal.SIGINT, until=7).returncode == 130
+    other = noise("--only", "backend=zero2")
+    assert other.returncode == EXIT_OK, other.stderr
+    assert noise().returncode == EXIT_OK
+    runs = {path.name: path for path in (tmp_path / "runs").iterdir()}
+    backends = {name: [cell["backend"] for cell in RunStore(path).run().cells.values()] for name, path in runs.items()}
+    assert backends == {"small-noise-1": ["ddp"], "small-noise-2": ["zero2"]}
+    assert [len(list(RunStore(path).records())) for path in runs.values()] == [12, 12]
+
+
+def test_sessions_of_something_else_are_left_out_and_named(noise):
+    noise("--only", "backend=zero2")
+    done = noise(day=2)
+    assert "earlier sessions are left out: they measured backend=zero2 policy=pi05 batch=1" in done.stdout.splitlines()
+    assert len(read_noise(MACHINE)["small"].sessions) == 1
+    longer = noise("--set", "measure.steps=5", day=3)
+    assert "earlier sessions are left out: 4 measured steps against 5" in longer.stdout.splitlines()
 
 
 def test_a_machine_that_scatters_needs_more_launches_and_a_wider_threshold(noise, tmp_path):
@@ -84,7 +127,7 @@ def test_a_machine_that_scatters_needs_more_launches_and_a_wider_threshold(noise
     lines = done.stdout.splitlines()
     assert lines[0].startswith("backend=zero2 ")
     assert lines[1] == "warning: high spread: measure again on a quiet machine, this floor is high"
-    needed, proposed = (int(line.split()[index].rstrip("%")) for line, index in ((lines[-3], 0), (lines[-2], -1)))
+    needed, proposed = (int(line.split()[index].rstrip("%")) for line, index in ((lines[6], 0), (lines[-2], -1)))
     assert needed == launches_for(read_noise(MACHINE)["small"].sigma, 0.05) > 10
     assert proposed > 10
     assert len(list(RunStore(tmp_path / "elsewhere").records())) == 15
