@@ -41,6 +41,7 @@ def run_rank(job_file: str) -> NoReturn:
     rank = int(os.environ.get("RANK", "0"))
     out = Path(job["out"])
     _redirect_output(out / f"rank{rank}.log")
+    faulthandler.enable()  # a crash in C code writes the Python stacks to the log
     events = EventWriter(out / f"events-rank{rank}.jsonl", rank)
     signal_on_parent_death(signal.SIGKILL)
     collectives = out / f"collectives-rank{rank}.json"

@@ -62,6 +62,16 @@ def test_a_rank_that_is_terminated_reports_it(tmp_path: Path) -> None:
     assert events_of(tmp_path)[-1]["signal"] == "SIGTERM"
 
 
+def test_a_rank_that_crashes_in_c_code_leaves_the_stacks_of_its_threads_in_its_log(tmp_path: Path) -> None:
+    process = start_rank(tmp_path)
+    wait_until(lambda: bool(events_of(tmp_path)))
+    process.send_signal(signal.SIGSEGV)
+    assert process.wait(60) == -signal.SIGSEGV
+    log = (tmp_path / "rank3.log").read_text()
+    assert log.startswith("Fatal Python error: Segmentation fault\n")
+    assert f'File "{ROOT / "benchbox" / "worker" / "rank.py"}", line ' in log
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals a process when its parent dies")
 def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
     child = (
