@@ -37,16 +37,18 @@ def noise(tmp_path, monkeypatch):
     """Return the command.
 
     `host` is the state of the hosts, `spread` the part by which every third launch is slower, `day` of January on which the
-    launches start, and `interrupt` a signal that arrives while they run, after the launch `until`.
+    launches start, `crash` the number of the launch that fails, and `interrupt` a signal that arrives while they run, after
+    the launch `until`.
     """
     (tmp_path / "m.yaml").write_text(MATRIX)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def run(*arguments, host=None, spread=0.0, summary=None, interrupt=None, until=None, day=1, step_s=0.2):
+    def run(*arguments, host=None, spread=0.0, summary=None, interrupt=None, until=None, crash=None, day=1, step_s=0.2):
         def launch(launches, *, store, stop=never_stop, **_):
             for cell, number in launches[:until]:
                 slower = step_s * (1 + spread * (number % 3 == 0))
                 record = steady_records(cell, step_s=slower, launches=number, started=f"2026-01-{day:02}")[-1]
+                record["status"] = "crash" if number == crash else "ok"
                 store.write_record(record | {"host": host or quiet_state()})
             if interrupt is not None:
                 signal.raise_signal(interrupt)
@@ -100,8 +102,10 @@ def test_every_call_is_a_session_of_its_own_and_four_of_them_show_the_drift_betw
     assert noise_floor(kept, 5) > 0.3
 
 
-def test_a_session_that_was_interrupted_is_continued_and_another_cell_has_its_own(noise, tmp_path):
+def test_a_session_that_was_interrupted_or_failed_is_continued_and_another_cell_has_its_own(noise, tmp_path):
     assert noise(interrupt=signal.SIGINT, until=7).returncode == 130
+    failed = noise(crash=12, summary=RunSummary(failed_cells={"a"}))
+    assert failed.returncode == EXIT_CELL_FAILED
     other = noise("--only", "backend=zero2")
     assert other.returncode == EXIT_OK, other.stderr
     assert noise().returncode == EXIT_OK
