@@ -109,7 +109,7 @@ def compare_runs(
         metric_names: numeric metrics; the status of cells is always compared.
         vary: keys of the environment that may differ, such as torch: what their change does is what the user asks for.
         relevant: a smaller relative change is none.
-        noise: noise of the machine, if it was measured. No difference within its floor is settled.
+        noise: noise of the machine, if it was measured. No improvement or regression within its floor is settled.
 
     Raises:
         ConfigurationError: there is no such metric, or it is a word.

@@ -315,6 +315,12 @@ def mixed_environment(records: Iterable[LaunchRecord], run: str = "the run") -> 
     return differences
 
 
+def same_environment(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a launch's environment in which launches must agree before a ratio of them means anything."""
+    known = {key: environment.get(key) for key in (*_SAME_ENVIRONMENT, *_ADDED_ENVIRONMENT)}
+    return {key: value for key, value in known.items() if value is not None}
+
+
 def latest_environment(records: Sequence[LaunchRecord]) -> Mapping[str, Any]:
     """Return the environment of the latest launch that recorded its machine: one that failed early has a part of it only."""
     environments = [record["environment"] for record in reversed(records) if record["environment"]]

@@ -10,26 +10,28 @@ from typing import TYPE_CHECKING
 
 from benchbox import __version__
 from benchbox.analysis.comparability import (
-    environment_differences,
     latest_environment,
     mixed_environment,
-    steps_difference,
+    same_environment,
 )
 from benchbox.analysis.inference import ALPHA, Effect, estimate_effect, launches_to_settle
+from benchbox.analysis.summary import matrix_text
 from benchbox.errors import RecordError
 from benchbox.registry.metrics import metric_by_name
 from benchbox.store.noise import Noise, NoiseSession
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from benchbox.analysis.summary import CellSummary
 
 POWER = 0.9  # probability with which a difference of the noise floor is found
 MIN_LAUNCHES = 2 * 5  # of both halves: with fewer there is no interval
 # Fewer say too little about the drift between runs: in simulations with 3, equal runs differed by more than the noise floor in
-# up to 1.5%, with 4 in up to 0.8% (12 launches a session, runs of 5 to 20, any share of drift).
+# up to 1.3%, with 4 in up to 0.8% (12 launches a session, runs of 5 to 20, any share of drift).
 MIN_SESSIONS = 4
+_CELL = "cell"
 
 
 def split_launches(values: Mapping[int, float]) -> tuple[dict[int, float], dict[int, float]]:
@@ -40,12 +42,12 @@ def split_launches(values: Mapping[int, float]) -> tuple[dict[int, float], dict[
     )
 
 
-def measure_noise(summary: CellSummary, cell: str, measure: Mapping[str, int]) -> tuple[Noise, Effect]:
+def measure_noise(summary: CellSummary, cell: str, measure: Mapping[str, Any]) -> tuple[Noise, Effect]:
     """Return the noise of a cell's launches as one session, and the A/A comparison of their halves.
 
     Args:
         cell: its name in texts.
-        measure: steps of a launch, of which sessions are compared.
+        measure: how launches are measured, by names for texts. Only sessions that agree in it are compared.
 
     Raises:
         RecordError: fewer launches ended ok than a comparison needs, or they differ in their versions.
@@ -62,6 +64,12 @@ def measure_noise(summary: CellSummary, cell: str, measure: Mapping[str, int]) -
         launches=len(values),
         mean=fmean(logarithms),
         sigma=stdev(logarithms),
+        setup={
+            _CELL: cell,
+            "cell id": summary.cell_id,
+            **measure,
+            **same_environment(latest_environment(summary.ok)),
+        },
     )
     noise = Noise(
         sigma=session.sigma,
@@ -70,36 +78,52 @@ def measure_noise(summary: CellSummary, cell: str, measure: Mapping[str, int]) -
         cell=cell,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         benchbox_version=__version__,
-        cell_id=summary.cell_id,
-        measure=measure,
-        environment=latest_environment(summary.ok),
         sessions=(session,),
     )
     return noise, effect
 
 
 def with_earlier_sessions(noise: Noise, earlier: Noise | None) -> tuple[Noise, str | None]:
-    """Return the noise of a session together with those before it, or alone and why they are of something else.
+    """Return the noise of a session together with those before it, and why some of these are not counted.
 
-    A session with the same first launch is the same one, of which more launches are there now.
+    Those of another cell, environment or source are kept apart, and count again when a session is of their set-up. A session
+    with the same first launch is the same one, of which more launches are there now.
     """
-    if earlier is None or not earlier.sessions:
-        return noise, None
-    if reason := _why_other(noise, earlier):
-        return noise, reason
-    known = {session.started_at: session for session in (*earlier.sessions, *noise.sessions)}
-    sessions = tuple(known[started_at] for started_at in sorted(known))
+    (latest,) = noise.sessions
+    before = (
+        {} if earlier is None else {session.started_at: session for session in (*earlier.sessions, *earlier.other_sessions)}
+    )
+    known = before | {latest.started_at: latest}
+    ordered = [known[started_at] for started_at in sorted(known)]
+    differences = {session.started_at: _difference(session, latest) for session in ordered}
+    sessions = tuple(session for session in ordered if differences[session.started_at] is None)
+    others = tuple(session for session in ordered if differences[session.started_at] is not None)
     degrees = [session.launches - 1 for session in sessions]
     within = sum(count * session.sigma**2 for count, session in zip(degrees, sessions, strict=True)) / sum(degrees)
-    launches = sum(session.launches for session in sessions)
-    return replace(noise, sigma=math.sqrt(within), launches=launches, sessions=sessions), None
+    pooled = replace(
+        noise,
+        sigma=math.sqrt(within),
+        launches=sum(session.launches for session in sessions),
+        sessions=sessions,
+        other_sessions=others,
+    )
+    return pooled, differences[others[-1].started_at] if others else None
 
 
-def _why_other(noise: Noise, earlier: Noise) -> str | None:
-    if noise.cell_id != earlier.cell_id:
-        return f"they measured {earlier.cell}" if noise.cell != earlier.cell else "they measured another cell"
-    differences = environment_differences(earlier.environment, noise.environment)
-    return steps_difference(earlier.measure, noise.measure) or "; ".join(differences.values()) or None
+def _difference(earlier: NoiseSession, latest: NoiseSession) -> str | None:
+    """Return in what the set-ups of two sessions differ; what one of them does not know is no difference."""
+    for name in (*latest.setup, *earlier.setup):
+        sides = earlier.setup.get(name), latest.setup.get(name)
+        if None not in sides and sides[0] != sides[1]:
+            return f"{name} {matrix_text(sides[0])} against {matrix_text(sides[1])}"
+    return None
+
+
+def describe_span(sessions: Sequence[NoiseSession]) -> str:
+    """Return the time from the first session to the last in words."""
+    first, last = (datetime.fromisoformat(sessions[index].started_at) for index in (0, -1))
+    hours = (last - first).total_seconds() / 3600
+    return f"{hours / 24:.1f} days" if hours > 48 else f"{hours:.1f} hours"
 
 
 def drift(sessions: Sequence[NoiseSession]) -> float | None:
@@ -115,14 +139,16 @@ def drift(sessions: Sequence[NoiseSession]) -> float | None:
 
 
 def noise_floor(noise: Noise, launches: int) -> float:
-    """Return the smallest relative difference that two runs with these launches each show with probability `POWER`.
+    """Return the relative difference of two runs with these launches each that is no difference of what they measured.
 
-    From `MIN_SESSIONS` sessions on it contains the drift of the machine between runs. A run's mean then varies by what the
-    means of sessions vary by, corrected for the number of launches, with the degrees of freedom of Welch and Satterthwaite
-    (Satterthwaite, Biometrics Bulletin 2, 1946), and never by less than its launches do.
+    It is at least the smallest difference that launches of one run show. From `MIN_SESSIONS` sessions on it contains the drift
+    of the machine between runs. A run's mean then varies by what the means of sessions vary by, corrected for the number of
+    launches, with the degrees of freedom of Welch and Satterthwaite (Satterthwaite, Biometrics Bulletin 2, 1946), and never by
+    less than its launches do.
     """
+    of_launches = smallest_difference(noise.sigma, launches)
     if len(noise.sessions) < MIN_SESSIONS:
-        return smallest_difference(noise.sigma, launches)
+        return of_launches
     within = noise.sigma**2
     between = variance([session.mean for session in noise.sessions])
     correction = within * (1 / launches - fmean(1 / session.launches for session in noise.sessions))
@@ -131,8 +157,7 @@ def noise_floor(noise: Noise, launches: int) -> float:
     within_freedom = noise.launches - len(noise.sessions)
     uncertainty = between**2 / between_freedom + correction**2 / within_freedom
     freedom = max(between_freedom, of_a_run**2 / uncertainty) if uncertainty else within_freedom
-    deviations = max(_deviations(launches), _deviations_of_t(freedom))
-    return math.exp(deviations * math.sqrt(2 * of_a_run)) - 1
+    return max(of_launches, math.exp(_deviations_of_t(freedom) * math.sqrt(2 * of_a_run)) - 1)
 
 
 def smallest_difference(sigma: float, launches: int) -> float:
@@ -182,5 +207,5 @@ def describe_floor(noise: Noise, launches: int) -> str:
     text = f"{noise_floor(noise, launches):.1%} with {launches} launches"
     sessions = len(noise.sessions)
     if sessions >= MIN_SESSIONS:
-        return f"{text}, of {sessions} sessions"
-    return f"{text}, without drift between runs: {max(1, sessions)} of {MIN_SESSIONS} sessions"
+        return f"{text}, of {sessions} sessions within {describe_span(noise.sessions)}"
+    return f"{text}, without the drift between runs: {max(1, sessions)} of {MIN_SESSIONS} sessions"

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from benchbox.store.run import Run, RunStore
 
 _DEFAULT_LAUNCHES = 12
+_CONTINUED_WITHIN_H = 6  # of an earlier session's launches: on another day the machine may have drifted
 _EXIT_STOPPED = 130  # 128 + SIGINT
 
 
@@ -32,14 +34,17 @@ def noise(
     launches: Annotated[int, typer.Option(metavar="N", help="Launches in all, at least 10.")] = _DEFAULT_LAUNCHES,
     resolution: Annotated[str, typer.Option(metavar="PERCENT", help="Say how many launches settle it.")] = "2%",
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Run directory.", show_default="runs/<name>-noise-<n>")
+        Path | None,
+        typer.Option(metavar="DIR", help="Run directory of one session, reused.", show_default="runs/<name>-noise-<n>"),
     ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the earlier sessions of this matrix.")] = False,
 ) -> None:
     """Launch the first cell of a matrix again and again, compare odd with even launches, and keep the noise of this machine.
 
     The two halves do not differ, so what they differ by is noise. Every call is a session, kept beside those before it in the
-    user's cache, by machine and matrix; one that was interrupted is continued. The noise floor of four sessions contains the
-    drift of the machine between runs: repeat this on other days. `check` names it, and calls no smaller difference a breach.
+    user's cache, by machine and matrix; one of today that was interrupted is continued. From four sessions of one set-up on,
+    the noise floor contains the drift of the machine between runs: repeat this on other days. `check` names the floor, and
+    calls no smaller slowdown a breach.
 
     Exit code 3 when a launch did not end ok, 5 when the host was busy: then nothing is kept.
     """
@@ -75,23 +80,26 @@ def noise(
     _launch(run, cell, loaded, store, console, text)
     records = list(store.records())
     (summary,) = summarize(run, records)
-    steps = {"steps": loaded.measure.steps, "warmup_steps": loaded.measure.warmup_steps}
-    session, effect = measure_noise(summary, text, steps)
+    measure = loaded.measure
+    how = {"steps": measure.steps, "warm-up steps": measure.warmup_steps, "memory limit": measure.memory_limit}
+    session, effect = measure_noise(summary, text, {name: value for name, value in how.items() if value is not None})
     machine = machine_of(records)
-    measured, left_out = with_earlier_sessions(session, read_noise(machine).get(loaded.name))
+    earlier = None if fresh else read_noise(machine).get(loaded.name)
+    measured, not_counted = with_earlier_sessions(session, earlier)
     is_busy = BUSY_HOST in summary.marks  # its floor would hide slowdowns from `check`
     lines = [
         f"{text}: launches differ by {session.sigma:.1%} (standard deviation of {session.launches} launches)",
         *(f"warning: {cause}: measure again on a quiet machine, this floor is high" for cause in summary.marks),
         f"odd against even launches: {effect.ratio:.3f}x, {_bound(effect.low)} to {_bound(effect.high)}, where 1 is the truth",
-        *([] if left_out is None else [f"earlier sessions are left out: {left_out}"]),
-        *_describe(session, measured, share, loaded.measure.launches),
-        "not kept: the host was busy in a launch" if is_busy else f"kept in {write_noise(machine, loaded.name, measured)}",
+        *_describe_run(session, share),
+        *([] if is_busy else _describe_sessions(measured, not_counted, max(5, measure.launches))),
     ]
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
     if is_busy:
+        console.print("not kept: the host was busy in a launch")
         raise typer.Exit(EXIT_INCONCLUSIVE)
+    console.print(f"kept in {write_noise(machine, loaded.name, measured)}", markup=False, soft_wrap=True)
 
 
 def _launch(run: "Run", cell: "Cell", loaded: "Matrix", store: "RunStore", console: "Console", text: str) -> None:
@@ -135,7 +143,7 @@ def _launch(run: "Run", cell: "Cell", loaded: "Matrix", store: "RunStore", conso
 
 
 def _session_folder(runs: Path, name: str, cell_id: str) -> Path:
-    """Return the run directory of an interrupted session of a cell if there is one, else a new one."""
+    """Return the run directory of a session of a cell that ended early in the last hours if there is one, else a new one."""
     from benchbox.store.run import RunStore
 
     for number in count(1):
@@ -143,32 +151,42 @@ def _session_folder(runs: Path, name: str, cell_id: str) -> Path:
         if not (folder / "run.json").exists():
             break
         store = RunStore(folder)
-        run = store.run()
-        measured = sum(record["status"] == "ok" for record in store.records())
-        if run.cells.keys() == {cell_id} and measured < run.launches:
+        run, records = store.run(), list(store.records())
+        is_of_cell = run.name == name and run.cells.keys() == {cell_id}
+        is_recent = all(_hours_since(record["started_at"]) < _CONTINUED_WITHIN_H for record in records)
+        if is_of_cell and is_recent and sum(record["status"] == "ok" for record in records) < run.launches:
             break
     return folder
 
 
-def _describe(session: "Noise", measured: "Noise", share: float, launches: int) -> list[str]:
-    """Return what a session shows about cells of one run, and all sessions about runs of different times."""
-    from datetime import datetime
+def _hours_since(time: str) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds() / 3600
 
-    from benchbox.analysis.noise import describe_floor, drift, launches_for, noise_floor, smallest_difference
+
+def _describe_run(session: "Noise", share: float) -> list[str]:
+    """Return what the launches of a session show about cells of one run."""
+    from benchbox.analysis.noise import launches_for, smallest_difference
 
     lines = [
         f"{number} launches of each cell show a difference of {smallest_difference(session.sigma, number):.1%} within a run"
         for number in (5, 10, 20)
     ]
-    lines.append(f"{launches_for(session.sigma, share)} launches of each cell settle a difference of {100 * share:.3g}%")
+    return [*lines, f"{launches_for(session.sigma, share)} launches of each cell settle a difference of {100 * share:.3g}%"]
+
+
+def _describe_sessions(measured: "Noise", not_counted: str | None, launches: int) -> list[str]:
+    """Return what the sessions show about runs of different times."""
+    from benchbox.analysis.noise import describe_floor, describe_span, drift, noise_floor
+
+    lines = []
+    if not_counted is not None:
+        others = len(measured.other_sessions)
+        lines.append(f"{others} earlier session{'s are' if others > 1 else ' is'} not counted: {not_counted}")
     if (beyond := drift(measured.sessions)) is not None:
-        first, last = (datetime.fromisoformat(measured.sessions[index].started_at) for index in (0, -1))
-        hours = (last - first).total_seconds() / 3600
-        span = f"{hours / 24:.1f} days" if hours > 48 else f"{hours:.1f} hours"
-        number = len(measured.sessions)
-        lines.append(f"{number} sessions within {span} differ by {beyond:.1%} (standard deviation) beyond their launches")
-    lines.append(f"noise floor between runs: {describe_floor(measured, max(5, launches))}")
-    lines.append(f"proposed threshold: max_regression: {_rounded_up(noise_floor(measured, max(5, launches)))}")
+        sessions = f"{len(measured.sessions)} sessions within {describe_span(measured.sessions)}"
+        lines.append(f"{sessions} differ by {beyond:.1%} (standard deviation) beyond their launches")
+    lines.append(f"noise floor: {describe_floor(measured, launches)}")
+    lines.append(f"proposed threshold: max_regression: {_rounded_up(noise_floor(measured, launches))}")
     return lines
 
 

@@ -17,6 +17,7 @@ class _SessionEntry(TypedDict):
     launches: int
     mean: float
     sigma: float
+    setup: dict[str, Any]
 
 
 class _Entry(TypedDict):
@@ -26,10 +27,11 @@ class _Entry(TypedDict):
     cell: str
     measured_at: str
     benchbox_version: str
-    cell_id: NotRequired[str]  # entries of earlier versions have no sessions
-    measure: NotRequired[dict[str, int]]
-    environment: NotRequired[dict[str, Any]]
-    sessions: NotRequired[list[_SessionEntry]]
+    sessions: NotRequired[list[_SessionEntry]]  # entries of earlier versions have none
+    other_sessions: NotRequired[list[_SessionEntry]]
+
+
+_SESSIONS = ("sessions", "other_sessions")
 
 
 class _NoiseFile(TypedDict):
@@ -46,6 +48,7 @@ class NoiseSession:
     launches: int
     mean: float  # of the logarithms of the launches' step times in seconds
     sigma: float  # their standard deviation: 0.01 is 1%
+    setup: Mapping[str, Any] = field(default_factory=dict)  # what must be equal for sessions to be compared, by its name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +61,8 @@ class Noise:
     cell: str
     measured_at: str  # ISO 8601, UTC
     benchbox_version: str
-    cell_id: str = ""
-    measure: Mapping[str, int] = field(default_factory=dict)  # steps of a launch
-    environment: Mapping[str, Any] = field(default_factory=dict)  # that the sessions have in common
     sessions: tuple[NoiseSession, ...] = ()  # the oldest first
+    other_sessions: tuple[NoiseSession, ...] = ()  # of another set-up, kept for a return to it
 
 
 def read_noise(machine: str) -> dict[str, Noise]:
@@ -72,7 +73,7 @@ def read_noise(machine: str) -> dict[str, Noise]:
     """
     entries = read_measurements("noise", machine, field="matrices", file_type=_NoiseFile, remedy="benchbox noise")
     return {
-        name: Noise(**entry | {"sessions": tuple(NoiseSession(**session) for session in entry.get("sessions", ()))})
+        name: Noise(**entry | {key: tuple(NoiseSession(**session) for session in entry.get(key, ())) for key in _SESSIONS})
         for name, entry in entries.items()
     }
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.inference import ALPHA
-from benchbox.analysis.noise import MIN_SESSIONS
+from benchbox.analysis.noise import MIN_SESSIONS, describe_span
 from benchbox.analysis.quantities import UNKNOWN, quantity
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def _drift_sentence(comparison: RunComparison) -> str:
     noise = comparison.noise
     if noise is not None and len(noise.sessions) >= MIN_SESSIONS:
         return (
-            f"The runs were measured at different times; what this machine drifts by between runs is in its noise floor, "
-            f"from {len(noise.sessions)} sessions of `benchbox noise`."
+            "The runs were measured at different times; what this machine drifts by between runs is in its noise floor, from "
+            f"{len(noise.sessions)} sessions of `benchbox noise` within {describe_span(noise.sessions)} ({noise.cell})."
         )
     return (
         "The runs were measured at different times, and no launch shows how far the machine drifted between them: "

@@ -158,10 +158,11 @@ def test_a_change_within_the_noise_floor_of_this_machine_is_not_settled(base, sl
     assert "no launch shows how far the machine drifted between them: 4 sessions of `benchbox noise` would." in text
     # Launches scatter by less than the difference, and sessions by more.
     sessions = tuple(
-        NoiseSession(started_at=f"2026-01-0{day}", launches=12, mean=0.05 * day, sigma=0.01) for day in range(1, 5)
+        NoiseSession(started_at=f"2026-01-0{day}T00:00:00+00:00", launches=12, mean=0.05 * day, sigma=0.01)
+        for day in range(1, 5)
     )
     write_noise("example-cpu-2-cores", "example", replace(noise, sigma=0.01, launches=48, sessions=sessions))
     drifting = compare(base, slower)
     assert drifting.exit_code == EXIT_OK
     text = " ".join(drifting.stdout.split())
-    assert "what this machine drifts by between runs is in its noise floor, from 4 sessions of `benchbox noise`." in text
+    assert "is in its noise floor, from 4 sessions of `benchbox noise` within 3.0 days (backend=ddp)." in text

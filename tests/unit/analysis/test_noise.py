@@ -33,7 +33,8 @@ from benchbox.store.noise import Noise, NoiseSession, read_noise, write_noise
 from tests.support.example_run import CELL, MEASURE, example_run, steady_records
 
 NOISE = Noise(sigma=0.01, launches=12, ratio=1.002, cell="backend=ddp", measured_at="2026-01-01", benchbox_version="0.1.0")
-STEPS = {"steps": 20, "warmup_steps": 3}
+STEPS = {"steps": 20, "warm-up steps": 3}
+SETUP = {"cell": "backend=ddp", "cell id": "a", **STEPS, "torch": "2.12.0"}
 OLD_FIELDS = ("sigma", "launches", "ratio", "cell", "measured_at", "benchbox_version")  # of files without sessions
 
 
@@ -70,22 +71,25 @@ def test_the_noise_of_a_cell_is_the_deviation_of_its_launches():
     assert noise.launches == 12
     assert noise.sigma == pytest.approx(0.00085, abs=2e-4)  # tenths of a percent
     assert effect.low < 1 < effect.high
-    assert (noise.cell_id, noise.measure, noise.environment["torch"]) == (summary.cell_id, STEPS, "2.13.0")
     (session,) = noise.sessions
+    expected = {"cell": "backend=ddp", "cell id": summary.cell_id, "torch": "2.13.0", **STEPS}
+    assert session.setup.items() >= expected.items()
     assert (session.launches, session.sigma) == (12, noise.sigma)
     assert session.mean == pytest.approx(math.log(0.2), abs=1e-3)
     assert session.started_at == min(record["started_at"] for record in summary.ok)
 
 
-def session_of(mean=0.0, sigma=0.01, launches=12, day=1):
-    return NoiseSession(started_at=f"2026-01-{day:02}T00:00:00+00:00", launches=launches, mean=mean, sigma=sigma)
+def session_of(mean=0.0, sigma=0.01, launches=12, day=1, **setup):
+    return NoiseSession(
+        started_at=f"2026-01-{day:02}T00:00:00+00:00", launches=launches, mean=mean, sigma=sigma, setup=SETUP | setup
+    )
 
 
-def noise_of(*sessions, **changes):
+def noise_of(*sessions):
     """Return the noise of sessions as `benchbox noise` keeps it, one session a day."""
     kept = None
     for session in sessions:
-        alone = replace(NOISE, sigma=session.sigma, launches=session.launches, sessions=(session,), measure=STEPS, **changes)
+        alone = replace(NOISE, sigma=session.sigma, launches=session.launches, sessions=(session,))
         kept, _ = with_earlier_sessions(alone, kept)
     return kept
 
@@ -143,11 +147,11 @@ def test_fewer_than_four_sessions_say_nothing_about_drift():
     assert noise_floor(three, 5) == smallest_difference(0.01, 5)
     assert (
         describe_floor(three, 5)
-        == f"{smallest_difference(0.01, 5):.1%} with 5 launches, without drift between runs: 3 of 4 sessions"
+        == f"{smallest_difference(0.01, 5):.1%} with 5 launches, without the drift between runs: 3 of 4 sessions"
     )
     four = noise_of(*far_apart)
     assert noise_floor(four, 5) > 0.5
-    assert describe_floor(four, 5) == f"{noise_floor(four, 5):.1%} with 5 launches, of 4 sessions"
+    assert describe_floor(four, 5) == f"{noise_floor(four, 5):.1%} with 5 launches, of 4 sessions within 3.0 days"
     assert describe_floor(NOISE, 5).endswith(": 1 of 4 sessions"), "kept by an earlier version"
 
 
@@ -167,18 +171,44 @@ def test_a_session_that_has_more_launches_now_replaces_itself():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"cell_id": "b", "cell": "backend=zero2"}, "they measured backend=ddp"),
-        ({"cell_id": "b"}, "they measured another cell"),
-        ({"measure": STEPS | {"steps": 40}}, "20 measured steps against 40"),
-        ({"environment": {"torch": "2.13.0"}}, "torch 2.12.0 against 2.13.0"),
+        ({"cell": "backend=zero2", "cell id": "b"}, "cell backend=ddp against backend=zero2"),
+        ({"cell id": "b"}, "cell id a against b"),
+        ({"steps": 40}, "steps 20 against 40"),
+        ({"torch": "2.13.0"}, "torch 2.12.0 against 2.13.0"),
     ],
 )
-def test_sessions_of_another_cell_or_environment_are_left_out_and_named(changes, reason):
-    base = replace(noise_of(session_of(day=1)), cell_id="a", environment={"torch": "2.12.0"})
-    noise = replace(base, sessions=(session_of(day=2),))
-    assert len(with_earlier_sessions(noise, base)[0].sessions) == 2
-    changed = replace(noise, **changes)
-    assert with_earlier_sessions(changed, base) == (changed, reason)
+def test_sessions_of_another_setup_do_not_count_until_a_session_is_of_theirs(changes, reason):
+    known = noise_of(session_of(0.0, 0.03, 20, day=1), session_of(0.2, 0.03, 20, day=2))
+    other = replace(NOISE, sessions=(session_of(0.1, 0.02, 12, day=3, **changes),))
+    apart, why = with_earlier_sessions(other, known)
+    assert (apart.sessions, apart.other_sessions, why) == (other.sessions, known.sessions, reason)
+    assert (apart.launches, apart.sigma) == (12, 0.02)
+    back, why = with_earlier_sessions(replace(NOISE, sessions=(session_of(0.3, 0.03, 20, day=4),)), apart)
+    assert [session.mean for session in back.sessions] == [0.0, 0.2, 0.3]
+    assert back.other_sessions == other.sessions
+    assert why is not None
+    assert (back.launches, back.sigma) == (60, pytest.approx(0.03))
+
+
+def test_what_one_session_does_not_know_makes_no_difference():
+    assert len(noise_of(session_of(day=1), session_of(day=2, nccl="2.27")).sessions) == 2
+
+
+def test_sessions_of_another_policy_source_do_not_count():
+    records = [
+        record | {"environment": record["environment"] | {"policy_sha256": "1" * 64}}
+        for record in steady_records(step_s=0.2, launches=12)
+    ]
+    kept = None
+    for source in ("1", "1", "2"):
+        sources = [record | {"environment": record["environment"] | {"policy_sha256": source * 64}} for record in records]
+        (summary,) = summarize(run_of(12), sources)
+        noise, _ = measure_noise(summary, "it", STEPS)
+        day = 1 + len([] if kept is None else kept.sessions)
+        noise = replace(noise, sessions=(replace(noise.sessions[0], started_at=f"2026-01-{day:02}T00:00:00+00:00"),))
+        kept, reason = with_earlier_sessions(noise, kept)
+    assert (len(kept.sessions), len(kept.other_sessions)) == (1, 2)
+    assert reason.startswith("policy_sha256 111")
 
 
 def test_launches_of_two_versions_measure_no_noise():
@@ -204,7 +234,11 @@ def test_noise_is_kept_by_machine_and_matrix(tmp_path, monkeypatch):
     assert path == machine_file("noise", "a-machine") == tmp_path / "benchbox" / "noise" / "a-machine.json"
     noises = read_noise("a-machine")
     assert (noise_of_matrix(noises, "one"), noise_of_matrix(noises, "third").sigma) == (NOISE, 0.02)
-    drifting = noise_of(*(session_of(0.1 * day, day=day) for day in range(1, 5)), environment={"torch": "2.13.0"})
+    drifting = noise_of(
+        *(session_of(0.1 * day, day=day) for day in range(1, 5)),
+        session_of(0.1, day=9, torch="2.13.0"),
+        session_of(0.5, day=10),
+    )
     write_noise("a-machine", "drifting", drifting)
     assert read_noise("a-machine")["drifting"] == drifting
     assert noise_of_matrix(read_noise("a-machine"), "third") == drifting, "its runs differ more than those of others"

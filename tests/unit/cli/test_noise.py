@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from datetime import UTC, datetime
 
 import pytest
 
@@ -37,8 +38,8 @@ def noise(tmp_path, monkeypatch):
     """Return the command.
 
     `host` is the state of the hosts, `spread` the part by which every third launch is slower, `day` of January on which the
-    launches start, `crash` the number of the launch that fails, and `interrupt` a signal that arrives while they run, after
-    the launch `until`.
+    launches start, None for now, `crash` the number of the launch that fails, and `interrupt` a signal that arrives while they
+    run, after the launch `until`.
     """
     (tmp_path / "m.yaml").write_text(MATRIX)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -47,8 +48,10 @@ def noise(tmp_path, monkeypatch):
         def launch(launches, *, store, stop=never_stop, **_):
             for cell, number in launches[:until]:
                 slower = step_s * (1 + spread * (number % 3 == 0))
-                record = steady_records(cell, step_s=slower, launches=number, started=f"2026-01-{day:02}")[-1]
+                record = steady_records(cell, step_s=slower, launches=number, started=f"2026-01-{day or 1:02}")[-1]
                 record["status"] = "crash" if number == crash else "ok"
+                if day is None:
+                    record["started_at"] = datetime.now(UTC).isoformat()
                 store.write_record(record | {"host": host or quiet_state()})
             if interrupt is not None:
                 signal.raise_signal(interrupt)
@@ -73,7 +76,7 @@ def test_the_noise_of_the_first_cell_is_printed_and_kept_for_its_machine_and_mat
         shown = smallest_difference(kept.sigma, number)
         assert line == f"{number} launches of each cell show a difference of {shown:.1%} within a run"
     assert needed == "5 launches of each cell settle a difference of 1%"
-    assert between == f"noise floor between runs: {describe_floor(kept, 5)}"
+    assert between == f"noise floor: {describe_floor(kept, 5)}"
     assert proposed == "proposed threshold: max_regression: 1%"
     assert path == f"kept in {tmp_path / 'cache' / 'benchbox' / 'noise' / MACHINE}.json"
     run = RunStore(tmp_path / "runs" / "small-noise-1").run()
@@ -93,35 +96,48 @@ def test_every_call_is_a_session_of_its_own_and_four_of_them_show_the_drift_betw
     assert 0.03 < apart < 0.05
     assert f"4 sessions within 3.0 days differ by {apart:.1%} (standard deviation) beyond their launches" in outputs[3]
     assert "2 sessions within 24.0 hours differ by 2.1% (standard deviation) beyond their launches" in outputs[1]
-    floors = [line for lines in outputs for line in lines if line.startswith("noise floor between runs: ")]
+    floors = [line for lines in outputs for line in lines if line.startswith("noise floor: ")]
     assert [floor.partition(", ")[2] for floor in floors] == [
-        *(f"without drift between runs: {number} of 4 sessions" for number in (1, 2, 3)),
-        "of 4 sessions",
+        *(f"without the drift between runs: {number} of 4 sessions" for number in (1, 2, 3)),
+        "of 4 sessions within 3.0 days",
     ]
     assert outputs[3][-2] == f"proposed threshold: max_regression: {math.ceil(100 * noise_floor(kept, 5))}%"
     assert noise_floor(kept, 5) > 0.3
 
 
 def test_a_session_that_was_interrupted_or_failed_is_continued_and_another_cell_has_its_own(noise, tmp_path):
-    assert noise(interrupt=signal.SIGINT, until=7).returncode == 130
-    failed = noise(crash=12, summary=RunSummary(failed_cells={"a"}))
+    assert noise(interrupt=signal.SIGINT, until=7, day=None).returncode == 130
+    failed = noise(crash=12, summary=RunSummary(failed_cells={"a"}), day=None)
     assert failed.returncode == EXIT_CELL_FAILED
-    other = noise("--only", "backend=zero2")
+    other = noise("--only", "backend=zero2", day=None)
     assert other.returncode == EXIT_OK, other.stderr
-    assert noise().returncode == EXIT_OK
+    assert noise(day=None).returncode == EXIT_OK
     runs = {path.name: path for path in (tmp_path / "runs").iterdir()}
     backends = {name: [cell["backend"] for cell in RunStore(path).run().cells.values()] for name, path in runs.items()}
     assert backends == {"small-noise-1": ["ddp"], "small-noise-2": ["zero2"]}
     assert [len(list(RunStore(path).records())) for path in runs.values()] == [12, 12]
 
 
-def test_sessions_of_something_else_are_left_out_and_named(noise):
+def test_sessions_that_began_long_ago_are_not_continued(noise, tmp_path):
+    assert noise(interrupt=signal.SIGINT, until=7).returncode == 130
+    assert noise(day=3).returncode == EXIT_OK
+    numbers = [len(list(RunStore(tmp_path / "runs" / f"small-noise-{number}").records())) for number in (1, 2)]
+    assert numbers == [7, 12]
+
+
+def test_sessions_of_something_else_are_named_kept_and_forgotten_when_asked(noise):
     noise("--only", "backend=zero2")
     done = noise(day=2)
-    assert "earlier sessions are left out: they measured backend=zero2 policy=pi05 batch=1" in done.stdout.splitlines()
-    assert len(read_noise(MACHINE)["small"].sessions) == 1
+    reason = "cell backend=zero2 policy=pi05 batch=1 against backend=ddp policy=pi05 batch=1"
+    assert f"1 earlier session is not counted: {reason}" in done.stdout.splitlines()
     longer = noise("--set", "measure.steps=5", day=3)
-    assert "earlier sessions are left out: 4 measured steps against 5" in longer.stdout.splitlines()
+    assert "2 earlier sessions are not counted: steps 4 against 5" in longer.stdout.splitlines()
+    kept = read_noise(MACHINE)["small"]
+    assert (len(kept.sessions), len(kept.other_sessions)) == (1, 2)
+    fresh = noise("--fresh", day=4)
+    assert "not counted" not in fresh.stdout
+    kept = read_noise(MACHINE)["small"]
+    assert (len(kept.sessions), len(kept.other_sessions)) == (1, 0)
 
 
 def test_a_machine_that_scatters_needs_more_launches_and_a_wider_threshold(noise, tmp_path):
@@ -142,6 +158,7 @@ def test_noise_of_a_busy_host_is_not_kept(noise):
     assert done.returncode == EXIT_INCONCLUSIVE
     assert "warning: busy host: measure again on a quiet machine, this floor is high\n" in done.stdout
     assert done.stdout.endswith("not kept: the host was busy in a launch\n")
+    assert "noise floor" not in done.stdout, "it is not the one that check uses"
     assert read_noise(MACHINE) == {}
 
 
