@@ -18,7 +18,7 @@ from benchbox.analysis.inference import ALPHA, Effect, estimate_effect, launches
 from benchbox.analysis.summary import matrix_text
 from benchbox.errors import RecordError
 from benchbox.registry.metrics import metric_by_name
-from benchbox.store.noise import Noise, NoiseSession
+from benchbox.store.noise import Noise, NoiseRun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 POWER = 0.9  # probability with which a difference of the noise floor is found
 MIN_LAUNCHES = 2 * 5  # of both halves: with fewer there is no interval
 # Fewer say too little about the drift between runs: in simulations with 3, equal runs differed by more than the noise floor in
-# up to 1.3%, with 4 in up to 0.8% (12 launches a session, runs of 5 to 20, any share of drift).
-MIN_SESSIONS = 4
+# up to 1.3%, with 4 in up to 0.8% (12 launches of each, 5 to 20 of the compared runs, any share of drift).
+MIN_NOISE_RUNS = 4
 _CELL = "cell"
 
 
@@ -43,11 +43,11 @@ def split_launches(values: Mapping[int, float]) -> tuple[dict[int, float], dict[
 
 
 def measure_noise(summary: CellSummary, cell: str, measure: Mapping[str, Any]) -> tuple[Noise, Effect]:
-    """Return the noise of a cell's launches as one session, and the A/A comparison of their halves.
+    """Return the noise of a cell's launches as one run, and the A/A comparison of their halves.
 
     Args:
         cell: its name in texts.
-        measure: how launches are measured, by names for texts. Only sessions that agree in it are compared.
+        measure: how launches are measured, by names for texts. Only runs that agree in it are compared.
 
     Raises:
         RecordError: fewer launches ended ok than a comparison needs, or they differ in their versions.
@@ -59,7 +59,7 @@ def measure_noise(summary: CellSummary, cell: str, measure: Mapping[str, Any]) -
         raise RecordError(f"{len(values)} launches of {cell} ended ok, and {MIN_LAUNCHES} are needed to measure noise")
     effect = estimate_effect(*split_launches(values))
     logarithms = [math.log(value) for value in values.values()]
-    session = NoiseSession(
+    run = NoiseRun(
         started_at=min(record["started_at"] for record in summary.ok),
         launches=len(values),
         mean=fmean(logarithms),
@@ -72,46 +72,44 @@ def measure_noise(summary: CellSummary, cell: str, measure: Mapping[str, Any]) -
         },
     )
     noise = Noise(
-        sigma=session.sigma,
-        launches=session.launches,
+        sigma=run.sigma,
+        launches=run.launches,
         ratio=effect.ratio,
         cell=cell,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         benchbox_version=__version__,
-        sessions=(session,),
+        runs=(run,),
     )
     return noise, effect
 
 
-def with_earlier_sessions(noise: Noise, earlier: Noise | None) -> tuple[Noise, str | None]:
-    """Return the noise of a session together with those before it, and why some of these are not counted.
+def with_earlier_runs(noise: Noise, earlier: Noise | None) -> tuple[Noise, str | None]:
+    """Return the noise of a run together with those before it, and why some of these are not counted.
 
-    Those of another cell, environment or source are kept apart, and count again when a session is of their set-up. A session
+    Those of another cell, environment or source are kept apart, and count again when a run is of their set-up. A run
     with the same first launch is the same one, of which more launches are there now.
     """
-    (latest,) = noise.sessions
-    before = (
-        {} if earlier is None else {session.started_at: session for session in (*earlier.sessions, *earlier.other_sessions)}
-    )
+    (latest,) = noise.runs
+    before = {} if earlier is None else {run.started_at: run for run in (*earlier.runs, *earlier.other_runs)}
     known = before | {latest.started_at: latest}
     ordered = [known[started_at] for started_at in sorted(known)]
-    differences = {session.started_at: _difference(session, latest) for session in ordered}
-    sessions = tuple(session for session in ordered if differences[session.started_at] is None)
-    others = tuple(session for session in ordered if differences[session.started_at] is not None)
-    degrees = [session.launches - 1 for session in sessions]
-    within = sum(count * session.sigma**2 for count, session in zip(degrees, sessions, strict=True)) / sum(degrees)
+    differences = {run.started_at: _difference(run, latest) for run in ordered}
+    runs = tuple(run for run in ordered if differences[run.started_at] is None)
+    others = tuple(run for run in ordered if differences[run.started_at] is not None)
+    degrees = [run.launches - 1 for run in runs]
+    within = sum(count * run.sigma**2 for count, run in zip(degrees, runs, strict=True)) / sum(degrees)
     pooled = replace(
         noise,
         sigma=math.sqrt(within),
-        launches=sum(session.launches for session in sessions),
-        sessions=sessions,
-        other_sessions=others,
+        launches=sum(run.launches for run in runs),
+        runs=runs,
+        other_runs=others,
     )
     return pooled, differences[others[-1].started_at] if others else None
 
 
-def _difference(earlier: NoiseSession, latest: NoiseSession) -> str | None:
-    """Return in what the set-ups of two sessions differ; what one of them does not know is no difference."""
+def _difference(earlier: NoiseRun, latest: NoiseRun) -> str | None:
+    """Return in what the set-ups of two runs differ; what one of them does not know is no difference."""
     for name in (*latest.setup, *earlier.setup):
         sides = earlier.setup.get(name), latest.setup.get(name)
         if None not in sides and sides[0] != sides[1]:
@@ -119,42 +117,42 @@ def _difference(earlier: NoiseSession, latest: NoiseSession) -> str | None:
     return None
 
 
-def describe_span(sessions: Sequence[NoiseSession]) -> str:
-    """Return the time from the first session to the last in words."""
-    first, last = (datetime.fromisoformat(sessions[index].started_at) for index in (0, -1))
+def describe_span(runs: Sequence[NoiseRun]) -> str:
+    """Return the time from the first run to the last in words."""
+    first, last = (datetime.fromisoformat(runs[index].started_at) for index in (0, -1))
     hours = (last - first).total_seconds() / 3600
     return f"{hours / 24:.1f} days" if hours > 48 else f"{hours:.1f} hours"
 
 
-def drift(sessions: Sequence[NoiseSession]) -> float | None:
-    """Return the standard deviation between sessions that their launches do not explain, or None of fewer than two.
+def drift(runs: Sequence[NoiseRun]) -> float | None:
+    """Return the standard deviation between runs that their launches do not explain, or None of fewer than two.
 
     It is of logarithms, such as 0.01 for 1%: the component between groups of a one-way analysis of variance.
     """
-    if len(sessions) < 2:
+    if len(runs) < 2:
         return None
-    between = variance([session.mean for session in sessions])
-    explained = fmean(session.sigma**2 / session.launches for session in sessions)
+    between = variance([run.mean for run in runs])
+    explained = fmean(run.sigma**2 / run.launches for run in runs)
     return math.sqrt(max(0.0, between - explained))
 
 
 def noise_floor(noise: Noise, launches: int) -> float:
     """Return the relative difference of two runs with these launches each that is no difference of what they measured.
 
-    It is at least the smallest difference that launches of one run show. From `MIN_SESSIONS` sessions on it contains the drift
-    of the machine between runs. A run's mean then varies by what the means of sessions vary by, corrected for the number of
+    It is at least the smallest difference that launches of one run show. From `MIN_NOISE_RUNS` runs on it contains the drift
+    of the machine between runs. A run's mean then varies by what the means of runs vary by, corrected for the number of
     launches, with the degrees of freedom of Welch and Satterthwaite (Satterthwaite, Biometrics Bulletin 2, 1946), and never by
     less than its launches do.
     """
     of_launches = smallest_difference(noise.sigma, launches)
-    if len(noise.sessions) < MIN_SESSIONS:
+    if len(noise.runs) < MIN_NOISE_RUNS:
         return of_launches
     within = noise.sigma**2
-    between = variance([session.mean for session in noise.sessions])
-    correction = within * (1 / launches - fmean(1 / session.launches for session in noise.sessions))
+    between = variance([run.mean for run in noise.runs])
+    correction = within * (1 / launches - fmean(1 / run.launches for run in noise.runs))
     of_a_run = max(within / launches, between + correction)
-    between_freedom = len(noise.sessions) - 1
-    within_freedom = noise.launches - len(noise.sessions)
+    between_freedom = len(noise.runs) - 1
+    within_freedom = noise.launches - len(noise.runs)
     uncertainty = between**2 / between_freedom + correction**2 / within_freedom
     freedom = max(between_freedom, of_a_run**2 / uncertainty) if uncertainty else within_freedom
     return max(of_launches, math.exp(_deviations_of_t(freedom) * math.sqrt(2 * of_a_run)) - 1)
@@ -203,9 +201,9 @@ def noise_of_matrix(noises: Mapping[str, Noise], matrix: str) -> Noise | None:
 
 
 def describe_floor(noise: Noise, launches: int) -> str:
-    """Return the noise floor in words, and of how many sessions it is where they say nothing about drift yet."""
+    """Return the noise floor in words, and of how many runs it is where they say nothing about drift yet."""
     text = f"{noise_floor(noise, launches):.1%} with {launches} launches"
-    sessions = len(noise.sessions)
-    if sessions >= MIN_SESSIONS:
-        return f"{text}, of {sessions} sessions within {describe_span(noise.sessions)}"
-    return f"{text}, without the drift between runs: {max(1, sessions)} of {MIN_SESSIONS} sessions"
+    runs = len(noise.runs)
+    if runs >= MIN_NOISE_RUNS:
+        return f"{text}, of {runs} runs within {describe_span(noise.runs)}"
+    return f"{text}, without the drift between runs: {max(1, runs)} of {MIN_NOISE_RUNS} runs"

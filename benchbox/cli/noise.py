@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from benchbox.store.run import Run, RunStore
 
 _DEFAULT_LAUNCHES = 12
-_CONTINUED_WITHIN_H = 6  # of an earlier session's launches: on another day the machine may have drifted
+_CONTINUED_WITHIN_H = 6  # of an earlier run's launches: on another day the machine may have drifted
 _EXIT_STOPPED = 130  # 128 + SIGINT
 
 
@@ -35,14 +35,14 @@ def noise(
     resolution: Annotated[str, typer.Option(metavar="PERCENT", help="Say how many launches settle it.")] = "2%",
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Run directory of one session, reused.", show_default="runs/<name>-noise-<n>"),
+        typer.Option(metavar="DIR", help="Run directory, whose launches are reused.", show_default="runs/<name>-noise-<n>"),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the earlier sessions of this matrix.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the earlier runs of this matrix.")] = False,
 ) -> None:
     """Launch the first cell of a matrix again and again, compare odd with even launches, and keep the noise of this machine.
 
-    The two halves do not differ, so what they differ by is noise. Every call is a session, kept beside those before it in the
-    user's cache, by machine and matrix; one of today that was interrupted is continued. From four sessions of one set-up on,
+    The two halves do not differ, so what they differ by is noise. Every call is a run of its own, kept beside those before it in the
+    user's cache, by machine and matrix; one of today that was interrupted is continued. From four runs of one set-up on,
     the noise floor contains the drift of the machine between runs: repeat this on other days. `check` names the floor, and
     calls no smaller slowdown a breach.
 
@@ -51,7 +51,7 @@ def noise(
     from rich.console import Console
 
     from benchbox.analysis.baseline import machine_of
-    from benchbox.analysis.noise import MIN_LAUNCHES, measure_noise, with_earlier_sessions
+    from benchbox.analysis.noise import MIN_LAUNCHES, measure_noise, with_earlier_runs
     from benchbox.analysis.summary import BUSY_HOST, label, summarize
     from benchbox.cli.capacity import check_any_cell, skip_beyond_capacity
     from benchbox.cli.matrix_run import build_run
@@ -76,23 +76,23 @@ def noise(
         thresholds=[],
         measure={**described.measure, "launches": launches},
     )
-    store, console = RunStore(out or _session_folder(Path("runs"), run.name, cell.cell_id)), Console(highlight=False)
+    store, console = RunStore(out or _run_directory(Path("runs"), run.name, cell.cell_id)), Console(highlight=False)
     _launch(run, cell, loaded, store, console, text)
     records = list(store.records())
     (summary,) = summarize(run, records)
     measure = loaded.measure
     how = {"steps": measure.steps, "warm-up steps": measure.warmup_steps, "memory limit": measure.memory_limit}
-    session, effect = measure_noise(summary, text, {name: value for name, value in how.items() if value is not None})
+    latest, effect = measure_noise(summary, text, {name: value for name, value in how.items() if value is not None})
     machine = machine_of(records)
     earlier = None if fresh else read_noise(machine).get(loaded.name)
-    measured, not_counted = with_earlier_sessions(session, earlier)
+    measured, not_counted = with_earlier_runs(latest, earlier)
     is_busy = BUSY_HOST in summary.marks  # its floor would hide slowdowns from `check`
     lines = [
-        f"{text}: launches differ by {session.sigma:.1%} (standard deviation of {session.launches} launches)",
+        f"{text}: launches differ by {latest.sigma:.1%} (standard deviation of {latest.launches} launches)",
         *(f"warning: {cause}: measure again on a quiet machine, this floor is high" for cause in summary.marks),
         f"odd against even launches: {effect.ratio:.3f}x, {_bound(effect.low)} to {_bound(effect.high)}, where 1 is the truth",
-        *_describe_run(session, share),
-        *([] if is_busy else _describe_sessions(measured, not_counted, max(5, measure.launches))),
+        *_describe_launches(latest, share),
+        *([] if is_busy else _describe_runs(measured, not_counted, max(5, measure.launches))),
     ]
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
@@ -142,12 +142,12 @@ def _launch(run: "Run", cell: "Cell", loaded: "Matrix", store: "RunStore", conso
         raise CellFailedError(f"a launch of {text} did not end ok; records and logs of each rank: {folder}")
 
 
-def _session_folder(runs: Path, name: str, cell_id: str) -> Path:
-    """Return the run directory of a session of a cell that ended early in the last hours if there is one, else a new one."""
+def _run_directory(folder_of_runs: Path, name: str, cell_id: str) -> Path:
+    """Return the directory of a run of this cell that ended early in the last hours if there is one, else a new one."""
     from benchbox.store.run import RunStore
 
     for number in count(1):
-        folder = runs / f"{name}-{number}"
+        folder = folder_of_runs / f"{name}-{number}"
         if not (folder / "run.json").exists():
             break
         store = RunStore(folder)
@@ -163,28 +163,28 @@ def _hours_since(time: str) -> float:
     return (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds() / 3600
 
 
-def _describe_run(session: "Noise", share: float) -> list[str]:
-    """Return what the launches of a session show about cells of one run."""
+def _describe_launches(latest: "Noise", share: float) -> list[str]:
+    """Return what the launches of the latest run show about cells of one run."""
     from benchbox.analysis.noise import launches_for, smallest_difference
 
     lines = [
-        f"{number} launches of each cell show a difference of {smallest_difference(session.sigma, number):.1%} within a run"
+        f"{number} launches of each cell show a difference of {smallest_difference(latest.sigma, number):.1%} within a run"
         for number in (5, 10, 20)
     ]
-    return [*lines, f"{launches_for(session.sigma, share)} launches of each cell settle a difference of {100 * share:.3g}%"]
+    return [*lines, f"{launches_for(latest.sigma, share)} launches of each cell settle a difference of {100 * share:.3g}%"]
 
 
-def _describe_sessions(measured: "Noise", not_counted: str | None, launches: int) -> list[str]:
-    """Return what the sessions show about runs of different times."""
+def _describe_runs(measured: "Noise", not_counted: str | None, launches: int) -> list[str]:
+    """Return what all runs of the cell show about runs of different times."""
     from benchbox.analysis.noise import describe_floor, describe_span, drift, noise_floor
 
     lines = []
     if not_counted is not None:
-        others = len(measured.other_sessions)
-        lines.append(f"{others} earlier session{'s are' if others > 1 else ' is'} not counted: {not_counted}")
-    if (beyond := drift(measured.sessions)) is not None:
-        sessions = f"{len(measured.sessions)} sessions within {describe_span(measured.sessions)}"
-        lines.append(f"{sessions} differ by {beyond:.1%} (standard deviation) beyond their launches")
+        others = len(measured.other_runs)
+        lines.append(f"{others} earlier run{'s are' if others > 1 else ' is'} not counted: {not_counted}")
+    if (beyond := drift(measured.runs)) is not None:
+        counted = f"{len(measured.runs)} runs within {describe_span(measured.runs)}"
+        lines.append(f"{counted} differ by {beyond:.1%} (standard deviation) beyond their launches")
     lines.append(f"noise floor: {describe_floor(measured, launches)}")
     lines.append(f"proposed threshold: max_regression: {_rounded_up(noise_floor(measured, launches))}")
     return lines

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class _SessionEntry(TypedDict):
+class _RunEntry(TypedDict):
     started_at: str
     launches: int
     mean: float
@@ -27,11 +27,11 @@ class _Entry(TypedDict):
     cell: str
     measured_at: str
     benchbox_version: str
-    sessions: NotRequired[list[_SessionEntry]]  # entries of earlier versions have none
-    other_sessions: NotRequired[list[_SessionEntry]]
+    runs: NotRequired[list[_RunEntry]]  # entries of earlier versions have none
+    other_runs: NotRequired[list[_RunEntry]]
 
 
-_SESSIONS = ("sessions", "other_sessions")
+_RUNS = ("runs", "other_runs")
 
 
 class _NoiseFile(TypedDict):
@@ -41,28 +41,28 @@ class _NoiseFile(TypedDict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseSession:
-    """Launches of one call of `benchbox noise`: between sessions the machine may drift."""
+class NoiseRun:
+    """Launches of one call of `benchbox noise`: between runs the machine may drift."""
 
     started_at: str  # of its first launch, ISO 8601, UTC
     launches: int
     mean: float  # of the logarithms of the launches' step times in seconds
     sigma: float  # their standard deviation: 0.01 is 1%
-    setup: Mapping[str, Any] = field(default_factory=dict)  # what must be equal for sessions to be compared, by its name
+    setup: Mapping[str, Any] = field(default_factory=dict)  # what must be equal for runs to be compared, by its name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """Result of an A/A comparison of one cell on one machine, and the sessions in which it was repeated."""
+    """Result of an A/A comparison of one cell on one machine, and the runs in which it was repeated."""
 
-    sigma: float  # standard deviation of the logarithm of a launch's step time within a session: 0.01 is 1%
-    launches: int  # of all sessions
-    ratio: float  # of the halves of the latest session, which do not differ
+    sigma: float  # standard deviation of the logarithm of a launch's step time within a run: 0.01 is 1%
+    launches: int  # of all runs
+    ratio: float  # of the halves of the latest run, which do not differ
     cell: str
     measured_at: str  # ISO 8601, UTC
     benchbox_version: str
-    sessions: tuple[NoiseSession, ...] = ()  # the oldest first
-    other_sessions: tuple[NoiseSession, ...] = ()  # of another set-up, kept for a return to it
+    runs: tuple[NoiseRun, ...] = ()  # the oldest first
+    other_runs: tuple[NoiseRun, ...] = ()  # of another set-up, kept for a return to it
 
 
 def read_noise(machine: str) -> dict[str, Noise]:
@@ -73,7 +73,7 @@ def read_noise(machine: str) -> dict[str, Noise]:
     """
     entries = read_measurements("noise", machine, field="matrices", file_type=_NoiseFile, remedy="benchbox noise")
     return {
-        name: Noise(**entry | {key: tuple(NoiseSession(**session) for session in entry.get(key, ())) for key in _SESSIONS})
+        name: Noise(**entry | {key: tuple(NoiseRun(**run) for run in entry.get(key, ())) for key in _RUNS})
         for name, entry in entries.items()
     }
 

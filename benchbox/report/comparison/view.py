@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.inference import ALPHA
-from benchbox.analysis.noise import MIN_SESSIONS, describe_span
+from benchbox.analysis.noise import MIN_NOISE_RUNS, describe_span
 from benchbox.analysis.quantities import UNKNOWN, quantity
 
 if TYPE_CHECKING:
@@ -77,14 +77,14 @@ def method_sentence(comparison: RunComparison) -> str:
 
 def _drift_sentence(comparison: RunComparison) -> str:
     noise = comparison.noise
-    if noise is not None and len(noise.sessions) >= MIN_SESSIONS:
+    if noise is not None and len(noise.runs) >= MIN_NOISE_RUNS:
         return (
             "The runs were measured at different times; what this machine drifts by between runs is in its noise floor, from "
-            f"{len(noise.sessions)} sessions of `benchbox noise` within {describe_span(noise.sessions)} ({noise.cell})."
+            f"{len(noise.runs)} runs of `benchbox noise` within {describe_span(noise.runs)} ({noise.cell})."
         )
     return (
         "The runs were measured at different times, and no launch shows how far the machine drifted between them: "
-        f"{MIN_SESSIONS} sessions of `benchbox noise` would."
+        f"{MIN_NOISE_RUNS} runs of `benchbox noise` would."
     )
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from benchbox.cli.app import app
 from benchbox.errors import EXIT_INCONCLUSIVE, EXIT_OK, RecordError, ThresholdError
 from benchbox.report import write_reports
-from benchbox.store.noise import Noise, NoiseSession, write_noise
+from benchbox.store.noise import Noise, NoiseRun, write_noise
 from benchbox.store.run import RunStore
 from tests.support.example_run import CELL, MEASURE, example_run, steady_records
 
@@ -155,14 +155,13 @@ def test_a_change_within_the_noise_floor_of_this_machine_is_not_settled(base, sl
     assert result.exit_code == EXIT_OK, "10% are within the floor of 13%"
     assert json.loads(result.stdout)["counts"] == {"inconclusive": 1, "neutral": 4}
     text = " ".join(compare(base, slower).stdout.split())
-    assert "no launch shows how far the machine drifted between them: 4 sessions of `benchbox noise` would." in text
-    # Launches scatter by less than the difference, and sessions by more.
-    sessions = tuple(
-        NoiseSession(started_at=f"2026-01-0{day}T00:00:00+00:00", launches=12, mean=0.05 * day, sigma=0.01)
-        for day in range(1, 5)
+    assert "no launch shows how far the machine drifted between them: 4 runs of `benchbox noise` would." in text
+    # Launches scatter by less than the difference, and runs by more.
+    runs = tuple(
+        NoiseRun(started_at=f"2026-01-0{day}T00:00:00+00:00", launches=12, mean=0.05 * day, sigma=0.01) for day in range(1, 5)
     )
-    write_noise("example-cpu-2-cores", "example", replace(noise, sigma=0.01, launches=48, sessions=sessions))
+    write_noise("example-cpu-2-cores", "example", replace(noise, sigma=0.01, launches=48, runs=runs))
     drifting = compare(base, slower)
     assert drifting.exit_code == EXIT_OK
     text = " ".join(drifting.stdout.split())
-    assert "is in its noise floor, from 4 sessions of `benchbox noise` within 3.0 days (backend=ddp)." in text
+    assert "is in its noise floor, from 4 runs of `benchbox noise` within 3.0 days (backend=ddp)." in text

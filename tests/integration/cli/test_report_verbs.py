@@ -301,7 +301,7 @@ def test_a_check_names_the_noise_floor_and_what_is_within_it_is_no_breach(comple
     floor = f"{describe_floor(noise, 5)} (benchbox noise, 2026-01-02, backend=ddp)"
     assert f"noise floor of {machine}: {floor}\n" in after.stdout
     shown = json.loads(benchbox("check", complete.path, "--format", "json", cwd=tmp_path, variables=cache).stdout)
-    assert shown["noise"] == asdict(noise) | {"sessions": [], "other_sessions": []}
+    assert shown["noise"] == asdict(noise) | {"runs": [], "other_runs": []}
     assert shown["rows"][0].keys() == {"cell_id", "cell", "metric", "expected", "found", "verdict", "note"}
     baselines = tmp_path / "reports" / "baselines"
     (baselines / machine).rename(baselines / "my-host")

@@ -22,20 +22,20 @@ from benchbox.analysis.noise import (
     noise_of_matrix,
     smallest_difference,
     split_launches,
-    with_earlier_sessions,
+    with_earlier_runs,
 )
 from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import summarize
 from benchbox.errors import RecordError
 from benchbox.store.baseline import write_baseline
 from benchbox.store.machine_cache import machine_file
-from benchbox.store.noise import Noise, NoiseSession, read_noise, write_noise
+from benchbox.store.noise import Noise, NoiseRun, read_noise, write_noise
 from tests.support.example_run import CELL, MEASURE, example_run, steady_records
 
 NOISE = Noise(sigma=0.01, launches=12, ratio=1.002, cell="backend=ddp", measured_at="2026-01-01", benchbox_version="0.1.0")
 STEPS = {"steps": 20, "warm-up steps": 3}
 SETUP = {"cell": "backend=ddp", "cell id": "a", **STEPS, "torch": "2.12.0"}
-OLD_FIELDS = ("sigma", "launches", "ratio", "cell", "measured_at", "benchbox_version")  # of files without sessions
+OLD_FIELDS = ("sigma", "launches", "ratio", "cell", "measured_at", "benchbox_version")  # of files without runs
 
 
 def run_of(launches=5):
@@ -71,54 +71,52 @@ def test_the_noise_of_a_cell_is_the_deviation_of_its_launches():
     assert noise.launches == 12
     assert noise.sigma == pytest.approx(0.00085, abs=2e-4)  # tenths of a percent
     assert effect.low < 1 < effect.high
-    (session,) = noise.sessions
+    (run,) = noise.runs
     expected = {"cell": "backend=ddp", "cell id": summary.cell_id, "torch": "2.13.0", **STEPS}
-    assert session.setup.items() >= expected.items()
-    assert (session.launches, session.sigma) == (12, noise.sigma)
-    assert session.mean == pytest.approx(math.log(0.2), abs=1e-3)
-    assert session.started_at == min(record["started_at"] for record in summary.ok)
+    assert run.setup.items() >= expected.items()
+    assert (run.launches, run.sigma) == (12, noise.sigma)
+    assert run.mean == pytest.approx(math.log(0.2), abs=1e-3)
+    assert run.started_at == min(record["started_at"] for record in summary.ok)
 
 
-def session_of(mean=0.0, sigma=0.01, launches=12, day=1, **setup):
-    return NoiseSession(
+def noise_run(mean=0.0, sigma=0.01, launches=12, day=1, **setup):
+    return NoiseRun(
         started_at=f"2026-01-{day:02}T00:00:00+00:00", launches=launches, mean=mean, sigma=sigma, setup=SETUP | setup
     )
 
 
-def noise_of(*sessions):
-    """Return the noise of sessions as `benchbox noise` keeps it, one session a day."""
+def noise_of(*runs):
+    """Return the noise of runs as `benchbox noise` keeps it, one run a day."""
     kept = None
-    for session in sessions:
-        alone = replace(NOISE, sigma=session.sigma, launches=session.launches, sessions=(session,))
-        kept, _ = with_earlier_sessions(alone, kept)
+    for run in runs:
+        alone = replace(NOISE, sigma=run.sigma, launches=run.launches, runs=(run,))
+        kept, _ = with_earlier_runs(alone, kept)
     return kept
 
 
-def drifting_noise(rng, *, drift, sessions, sigma=0.01):
-    """Return the noise of simulated sessions of twelve launches on a machine that drifts between them."""
-    values = rng.normal(0, drift, (sessions, 1)) + rng.normal(0, sigma, (sessions, 12))
-    return noise_of(*(session_of(row.mean(), row.std(ddof=1), 12, day) for day, row in enumerate(values, 1)))
+def drifting_noise(rng, *, drift, runs, sigma=0.01):
+    """Return the noise of simulated runs of twelve launches on a machine that drifts between them."""
+    values = rng.normal(0, drift, (runs, 1)) + rng.normal(0, sigma, (runs, 12))
+    return noise_of(*(noise_run(row.mean(), row.std(ddof=1), 12, day) for day, row in enumerate(values, 1)))
 
 
-@pytest.mark.parametrize("sessions", [4, 8])
+@pytest.mark.parametrize("runs", [4, 8])
 @pytest.mark.parametrize(("drift", "launches"), [(0.0, 5), (0.01, 20), (0.03, 5)])
-def test_equal_runs_of_a_machine_that_drifts_differ_by_more_than_the_noise_floor_in_one_percent_at_most(
-    sessions, drift, launches
-):
+def test_equal_runs_of_a_machine_that_drifts_differ_by_more_than_the_noise_floor_in_one_percent_at_most(runs, drift, launches):
     rng, beyond, repetitions = np.random.default_rng(2), 0, 1500
     for _ in range(repetitions):
-        floor = noise_floor(drifting_noise(rng, drift=drift, sessions=sessions), launches)
-        runs = rng.normal(0, drift, (2, 1)) + rng.normal(0, 0.01, (2, launches))
-        beyond += abs(np.subtract(*runs.mean(axis=1))) > math.log1p(floor)
+        floor = noise_floor(drifting_noise(rng, drift=drift, runs=runs), launches)
+        pair = rng.normal(0, drift, (2, 1)) + rng.normal(0, 0.01, (2, launches))
+        beyond += abs(np.subtract(*pair.mean(axis=1))) > math.log1p(floor)
     # One percent, and what 1,500 repetitions of it may exceed it by.
     assert beyond / repetitions <= 0.0175
 
 
 def test_the_drift_between_runs_raises_the_noise_floor_and_no_number_of_launches_lowers_it_below_the_drift():
     rng = np.random.default_rng(3)
-    still, drifting = (drifting_noise(rng, drift=size, sessions=12) for size in (0.0, 0.02))
+    still, drifting = (drifting_noise(rng, drift=size, runs=12) for size in (0.0, 0.02))
     for noise, size in ((still, 0.0), (drifting, 0.02)):
-        assert drift(noise.sessions) == pytest.approx(size, abs=0.006)
+        assert drift(noise.runs) == pytest.approx(size, abs=0.006)
     # Without drift they say what launches of one run do.
     for launches in (5, 10, 20):
         assert noise_floor(still, launches) == pytest.approx(smallest_difference(still.sigma, launches), rel=0.3)
@@ -127,44 +125,44 @@ def test_the_drift_between_runs_raises_the_noise_floor_and_no_number_of_launches
     assert noise_floor(still, 20) >= smallest_difference(still.sigma, 20) * 0.99
 
 
-def test_sessions_that_happen_to_agree_never_make_the_noise_floor_lower_than_that_of_their_launches():
-    agreeing = noise_of(*(session_of(day=day) for day in range(1, 7)))
-    assert drift(agreeing.sessions) == 0
+def test_runs_that_happen_to_agree_never_make_the_noise_floor_lower_than_that_of_their_launches():
+    agreeing = noise_of(*(noise_run(day=day) for day in range(1, 7)))
+    assert drift(agreeing.runs) == 0
     for launches in (5, 12, 40):
         assert noise_floor(agreeing, launches) >= smallest_difference(0.01, launches) * 0.95
 
 
-def test_the_drift_is_what_the_means_of_sessions_vary_by_beyond_their_launches():
-    sessions = [session_of(0.00, 0.02, 10, 1), session_of(0.06, 0.04, 20, 2)]
+def test_the_drift_is_what_the_means_of_runs_vary_by_beyond_their_launches():
+    runs = [noise_run(0.00, 0.02, 10, 1), noise_run(0.06, 0.04, 20, 2)]
     explained = (0.02**2 / 10 + 0.04**2 / 20) / 2
-    assert drift(sessions) == pytest.approx(math.sqrt(0.06**2 / 2 - explained))
-    assert drift(sessions[:1]) is None
+    assert drift(runs) == pytest.approx(math.sqrt(0.06**2 / 2 - explained))
+    assert drift(runs[:1]) is None
 
 
-def test_fewer_than_four_sessions_say_nothing_about_drift():
-    far_apart = [session_of(0.1 * day, day=day) for day in range(1, 5)]
+def test_fewer_than_four_runs_say_nothing_about_drift():
+    far_apart = [noise_run(0.1 * day, day=day) for day in range(1, 5)]
     three = noise_of(*far_apart[:3])
     assert noise_floor(three, 5) == smallest_difference(0.01, 5)
     assert (
         describe_floor(three, 5)
-        == f"{smallest_difference(0.01, 5):.1%} with 5 launches, without the drift between runs: 3 of 4 sessions"
+        == f"{smallest_difference(0.01, 5):.1%} with 5 launches, without the drift between runs: 3 of 4 runs"
     )
     four = noise_of(*far_apart)
     assert noise_floor(four, 5) > 0.5
-    assert describe_floor(four, 5) == f"{noise_floor(four, 5):.1%} with 5 launches, of 4 sessions within 3.0 days"
-    assert describe_floor(NOISE, 5).endswith(": 1 of 4 sessions"), "kept by an earlier version"
+    assert describe_floor(four, 5) == f"{noise_floor(four, 5):.1%} with 5 launches, of 4 runs within 3.0 days"
+    assert describe_floor(NOISE, 5).endswith(": 1 of 4 runs"), "kept by an earlier version"
 
 
-def test_sessions_are_pooled_in_the_order_of_their_time():
-    noise = noise_of(session_of(0.02, 0.03, 11, 5), session_of(0.01, 0.01, 21, 2))
-    assert [session.mean for session in noise.sessions] == [0.01, 0.02]
+def test_runs_are_pooled_in_the_order_of_their_time():
+    noise = noise_of(noise_run(0.02, 0.03, 11, 5), noise_run(0.01, 0.01, 21, 2))
+    assert [run.mean for run in noise.runs] == [0.01, 0.02]
     assert noise.launches == 32
     assert noise.sigma == pytest.approx(math.sqrt((10 * 0.03**2 + 20 * 0.01**2) / 30))
 
 
-def test_a_session_that_has_more_launches_now_replaces_itself():
-    noise = noise_of(session_of(0.02, 0.01, 10, 5), session_of(0.03, 0.02, 15, 5))
-    assert noise.sessions == (session_of(0.03, 0.02, 15, 5),)
+def test_a_run_that_has_more_launches_now_replaces_itself():
+    noise = noise_of(noise_run(0.02, 0.01, 10, 5), noise_run(0.03, 0.02, 15, 5))
+    assert noise.runs == (noise_run(0.03, 0.02, 15, 5),)
     assert (noise.launches, noise.sigma) == (15, 0.02)
 
 
@@ -177,24 +175,24 @@ def test_a_session_that_has_more_launches_now_replaces_itself():
         ({"torch": "2.13.0"}, "torch 2.12.0 against 2.13.0"),
     ],
 )
-def test_sessions_of_another_setup_do_not_count_until_a_session_is_of_theirs(changes, reason):
-    known = noise_of(session_of(0.0, 0.03, 20, day=1), session_of(0.2, 0.03, 20, day=2))
-    other = replace(NOISE, sessions=(session_of(0.1, 0.02, 12, day=3, **changes),))
-    apart, why = with_earlier_sessions(other, known)
-    assert (apart.sessions, apart.other_sessions, why) == (other.sessions, known.sessions, reason)
+def test_runs_of_another_setup_do_not_count_until_a_run_is_of_theirs(changes, reason):
+    known = noise_of(noise_run(0.0, 0.03, 20, day=1), noise_run(0.2, 0.03, 20, day=2))
+    other = replace(NOISE, runs=(noise_run(0.1, 0.02, 12, day=3, **changes),))
+    apart, why = with_earlier_runs(other, known)
+    assert (apart.runs, apart.other_runs, why) == (other.runs, known.runs, reason)
     assert (apart.launches, apart.sigma) == (12, 0.02)
-    back, why = with_earlier_sessions(replace(NOISE, sessions=(session_of(0.3, 0.03, 20, day=4),)), apart)
-    assert [session.mean for session in back.sessions] == [0.0, 0.2, 0.3]
-    assert back.other_sessions == other.sessions
+    back, why = with_earlier_runs(replace(NOISE, runs=(noise_run(0.3, 0.03, 20, day=4),)), apart)
+    assert [run.mean for run in back.runs] == [0.0, 0.2, 0.3]
+    assert back.other_runs == other.runs
     assert why is not None
     assert (back.launches, back.sigma) == (60, pytest.approx(0.03))
 
 
-def test_what_one_session_does_not_know_makes_no_difference():
-    assert len(noise_of(session_of(day=1), session_of(day=2, nccl="2.27")).sessions) == 2
+def test_what_one_run_does_not_know_makes_no_difference():
+    assert len(noise_of(noise_run(day=1), noise_run(day=2, nccl="2.27")).runs) == 2
 
 
-def test_sessions_of_another_policy_source_do_not_count():
+def test_runs_of_another_policy_source_do_not_count():
     records = [
         record | {"environment": record["environment"] | {"policy_sha256": "1" * 64}}
         for record in steady_records(step_s=0.2, launches=12)
@@ -204,10 +202,10 @@ def test_sessions_of_another_policy_source_do_not_count():
         sources = [record | {"environment": record["environment"] | {"policy_sha256": source * 64}} for record in records]
         (summary,) = summarize(run_of(12), sources)
         noise, _ = measure_noise(summary, "it", STEPS)
-        day = 1 + len([] if kept is None else kept.sessions)
-        noise = replace(noise, sessions=(replace(noise.sessions[0], started_at=f"2026-01-{day:02}T00:00:00+00:00"),))
-        kept, reason = with_earlier_sessions(noise, kept)
-    assert (len(kept.sessions), len(kept.other_sessions)) == (1, 2)
+        day = 1 + len([] if kept is None else kept.runs)
+        noise = replace(noise, runs=(replace(noise.runs[0], started_at=f"2026-01-{day:02}T00:00:00+00:00"),))
+        kept, reason = with_earlier_runs(noise, kept)
+    assert (len(kept.runs), len(kept.other_runs)) == (1, 2)
     assert reason.startswith("policy_sha256 111")
 
 
@@ -235,9 +233,9 @@ def test_noise_is_kept_by_machine_and_matrix(tmp_path, monkeypatch):
     noises = read_noise("a-machine")
     assert (noise_of_matrix(noises, "one"), noise_of_matrix(noises, "third").sigma) == (NOISE, 0.02)
     drifting = noise_of(
-        *(session_of(0.1 * day, day=day) for day in range(1, 5)),
-        session_of(0.1, day=9, torch="2.13.0"),
-        session_of(0.5, day=10),
+        *(noise_run(0.1 * day, day=day) for day in range(1, 5)),
+        noise_run(0.1, day=9, torch="2.13.0"),
+        noise_run(0.5, day=10),
     )
     write_noise("a-machine", "drifting", drifting)
     assert read_noise("a-machine")["drifting"] == drifting
@@ -270,7 +268,7 @@ def test_a_difference_that_the_machine_drifts_by_between_runs_is_no_breach():
     baseline = baseline_of(steady_records(step_s=0.2, started="2025-12-31"))
     run = run_of()
     for apart, verdict in ((0.0, "breach"), (0.02, "inconclusive")):
-        noise = noise_of(*(session_of(apart * day, 0.001, day=day) for day in range(1, 5)))
+        noise = noise_of(*(noise_run(apart * day, 0.001, day=day) for day in range(1, 5)))
         row = gate(run, summarize(run, steady_records(step_s=0.21)), BaselineLookup(baseline, None, noise))[-1]
         assert row.verdict == verdict
     assert row.note == f"the difference is within the noise floor of this machine, {noise_floor(noise, 5):.1%}"

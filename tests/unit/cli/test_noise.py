@@ -84,28 +84,28 @@ def test_the_noise_of_the_first_cell_is_printed_and_kept_for_its_machine_and_mat
     assert [cell["backend"] for cell in run.cells.values()] == ["ddp"]
 
 
-def test_every_call_is_a_session_of_its_own_and_four_of_them_show_the_drift_between_runs(noise, tmp_path):
+def test_every_call_is_a_run_of_its_own_and_four_of_them_show_the_drift_between_runs(noise, tmp_path):
     outputs = [noise(day=day, step_s=0.2 * 1.03**day).stdout.splitlines() for day in range(1, 5)]
     kept = read_noise(MACHINE)["small"]
-    assert [session.launches for session in kept.sessions] == [12] * 4
-    assert [session.mean for session in kept.sessions] == pytest.approx(
+    assert [kept_run.launches for kept_run in kept.runs] == [12] * 4
+    assert [kept_run.mean for kept_run in kept.runs] == pytest.approx(
         [math.log(0.2 * 1.03**day) for day in range(1, 5)], abs=1e-3
     )
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [f"small-noise-{number}" for number in range(1, 5)]
-    apart = drift(kept.sessions)
+    apart = drift(kept.runs)
     assert 0.03 < apart < 0.05
-    assert f"4 sessions within 3.0 days differ by {apart:.1%} (standard deviation) beyond their launches" in outputs[3]
-    assert "2 sessions within 24.0 hours differ by 2.1% (standard deviation) beyond their launches" in outputs[1]
+    assert f"4 runs within 3.0 days differ by {apart:.1%} (standard deviation) beyond their launches" in outputs[3]
+    assert "2 runs within 24.0 hours differ by 2.1% (standard deviation) beyond their launches" in outputs[1]
     floors = [line for lines in outputs for line in lines if line.startswith("noise floor: ")]
     assert [floor.partition(", ")[2] for floor in floors] == [
-        *(f"without the drift between runs: {number} of 4 sessions" for number in (1, 2, 3)),
-        "of 4 sessions within 3.0 days",
+        *(f"without the drift between runs: {number} of 4 runs" for number in (1, 2, 3)),
+        "of 4 runs within 3.0 days",
     ]
     assert outputs[3][-2] == f"proposed threshold: max_regression: {math.ceil(100 * noise_floor(kept, 5))}%"
     assert noise_floor(kept, 5) > 0.3
 
 
-def test_a_session_that_was_interrupted_or_failed_is_continued_and_another_cell_has_its_own(noise, tmp_path):
+def test_a_run_that_was_interrupted_or_failed_is_continued_and_another_cell_has_its_own(noise, tmp_path):
     assert noise(interrupt=signal.SIGINT, until=7, day=None).returncode == 130
     failed = noise(crash=12, summary=RunSummary(failed_cells={"a"}), day=None)
     assert failed.returncode == EXIT_CELL_FAILED
@@ -118,26 +118,26 @@ def test_a_session_that_was_interrupted_or_failed_is_continued_and_another_cell_
     assert [len(list(RunStore(path).records())) for path in runs.values()] == [12, 12]
 
 
-def test_sessions_that_began_long_ago_are_not_continued(noise, tmp_path):
+def test_runs_that_began_long_ago_are_not_continued(noise, tmp_path):
     assert noise(interrupt=signal.SIGINT, until=7).returncode == 130
     assert noise(day=3).returncode == EXIT_OK
     numbers = [len(list(RunStore(tmp_path / "runs" / f"small-noise-{number}").records())) for number in (1, 2)]
     assert numbers == [7, 12]
 
 
-def test_sessions_of_something_else_are_named_kept_and_forgotten_when_asked(noise):
+def test_runs_of_something_else_are_named_kept_and_forgotten_when_asked(noise):
     noise("--only", "backend=zero2")
     done = noise(day=2)
     reason = "cell backend=zero2 policy=pi05 batch=1 against backend=ddp policy=pi05 batch=1"
-    assert f"1 earlier session is not counted: {reason}" in done.stdout.splitlines()
+    assert f"1 earlier run is not counted: {reason}" in done.stdout.splitlines()
     longer = noise("--set", "measure.steps=5", day=3)
-    assert "2 earlier sessions are not counted: steps 4 against 5" in longer.stdout.splitlines()
+    assert "2 earlier runs are not counted: steps 4 against 5" in longer.stdout.splitlines()
     kept = read_noise(MACHINE)["small"]
-    assert (len(kept.sessions), len(kept.other_sessions)) == (1, 2)
+    assert (len(kept.runs), len(kept.other_runs)) == (1, 2)
     fresh = noise("--fresh", day=4)
     assert "not counted" not in fresh.stdout
     kept = read_noise(MACHINE)["small"]
-    assert (len(kept.sessions), len(kept.other_sessions)) == (1, 0)
+    assert (len(kept.runs), len(kept.other_runs)) == (1, 0)
 
 
 def test_a_machine_that_scatters_needs_more_launches_and_a_wider_threshold(noise, tmp_path):
