@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -123,6 +124,15 @@ def test_runs_that_began_long_ago_are_not_continued(noise, tmp_path):
     assert noise(day=3).returncode == EXIT_OK
     numbers = [len(list(RunStore(tmp_path / "runs" / f"small-noise-{number}").records())) for number in (1, 2)]
     assert numbers == [7, 12]
+
+
+def test_a_run_of_another_command_in_a_folder_of_that_name_is_left_as_it_is(noise, tmp_path):
+    assert noise(interrupt=signal.SIGINT, until=7, day=None).returncode == 130
+    store = RunStore(tmp_path / "runs" / "small-noise-1")
+    store.write_run(replace(store.run(), name="mine"))
+    assert noise(day=None).returncode == EXIT_OK
+    assert (store.run().name, len(list(store.records()))) == ("mine", 7)
+    assert len(list(RunStore(tmp_path / "runs" / "small-noise-2").records())) == 12
 
 
 def test_runs_of_something_else_are_named_kept_and_forgotten_when_asked(noise):
