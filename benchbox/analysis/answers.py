@@ -1,7 +1,8 @@
 """The answer of a run: the fastest set-up that fits, whether launches settle that, and whether its precision is right.
 
 Cells that do the same work per sample form a task: the same policy, size, cameras, data and ranks. In a task backend, batch,
-attention, checkpointing and recipe are free. A set-up whose audit has an error is no answer, however fast it is.
+attention, checkpointing and recipe are free. A set-up whose audit has an error is no answer, however fast it is. Of a walk, the
+batch that is its fastest is a set-up: launches repeat no other, so that nothing more is learned of them.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from math import comb
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
-from benchbox.analysis.best_batches import repeats
+from benchbox.analysis.best_batches import has_repeats, repeats, why_walk_diverges
+from benchbox.analysis.certificates import first_throughput
 from benchbox.analysis.comparability import throughput_effect, verdict_of_effect, why_incomparable, why_not_judged
 from benchbox.analysis.inference import ONE_TEST, Criteria, launches_to_settle
 from benchbox.registry.metrics import metric_by_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from benchbox.analysis.certificates import Certificate
     from benchbox.analysis.inference import Effect, Verdict
     from benchbox.analysis.summary import CellSummary
 
@@ -72,21 +75,20 @@ def answers(
     *,
     memory_limit: int | None = None,
     criteria: Criteria = ONE_TEST,
-    walked: Collection[str] = (),
+    walks: Sequence[Certificate] = (),
 ) -> list[Answer]:
     """Return the answer for every task of a run, in the order of its cells.
 
     Args:
         memory_limit: bytes of a rank; set-ups with a larger peak, or an unknown one, are no candidates.
         criteria: of the tests. All pairs of every task count, because the fastest is chosen by the launches that are tested.
-        walked: ids of the cells of walks, whose first launch chose the batch and is not tested.
+        walks: of the run. Their first launches chose the batches, and are not tested.
     """
     tasks: dict[str, list[CellSummary]] = {}
     for summary in summaries:
         task = {field: value for field, value in summary.cell.items() if field not in SETUP_FIELDS}
-        measured = repeats(summary) if summary.cell_id in walked else summary
-        tasks.setdefault(json.dumps(task, sort_keys=True), []).append(measured)
-    setups = [_SetUps(cells, memory_limit) for cells in tasks.values()]
+        tasks.setdefault(json.dumps(task, sort_keys=True), []).append(summary)
+    setups = [_SetUps(cells, memory_limit, walks) for cells in tasks.values()]
     pairs = sum(comb(len(of_task.candidates), 2) for of_task in setups)
     return [_answer(of_task, pairs, criteria) for of_task in setups]
 
@@ -102,7 +104,7 @@ def precision_state(summary: CellSummary) -> PrecisionState:
 class _SetUps:
     """The set-ups of a task: those that were measured, that fit, and whose precision is not wrong, the fastest first."""
 
-    def __init__(self, cells: Sequence[CellSummary], memory_limit: int | None) -> None:
+    def __init__(self, cells: Sequence[CellSummary], memory_limit: int | None, walks: Sequence[Certificate]) -> None:
         self.task = {field: value for field, value in cells[0].cell.items() if field not in SETUP_FIELDS}
         measured = sorted(
             (summary for summary in cells if summary.status == "ok" and _speed(summary)), key=_speed, reverse=True
@@ -111,7 +113,27 @@ class _SetUps:
         self.fitting = [summary for summary in with_peak if memory_limit is None or (summary.peak_bytes or 0) <= memory_limit]
         self.too_large = len(with_peak) - len(self.fitting)
         self.unknown_memory = len(measured) - len(with_peak)
-        self.candidates = _in_common_launches([summary for summary in self.fitting if precision_state(summary) != "wrong"])
+        right = [summary for summary in self.fitting if precision_state(summary) != "wrong"]
+        self.candidates = _in_common_launches(_without_other_batches(right, walks))
+        searched = {summary.cell_id for walk in walks for summary in walk.batches}
+        # Those of which there are only launches that searched.
+        self.untested = {
+            summary.cell_id for summary in self.candidates if summary.cell_id in searched and not has_repeats(summary)
+        }
+
+
+def _without_other_batches(summaries: Sequence[CellSummary], walks: Sequence[Certificate]) -> list[CellSummary]:
+    """Return the set-ups with one batch of each walk: the fastest in the launches that searched, which are then left out.
+
+    A walk with a batch that trains differently has none: its other batches run the same code.
+    """
+    setups = {summary.cell_id: summary for summary in summaries}
+    for walk in walks:
+        tried = [setups.pop(summary.cell_id) for summary in walk.batches if summary.cell_id in setups]
+        if tried and why_walk_diverges(walk) is None:
+            fastest = max(tried, key=lambda summary: first_throughput(summary) or 0.0)
+            setups[fastest.cell_id] = repeats(fastest)
+    return sorted(setups.values(), key=_speed, reverse=True)
 
 
 def _in_common_launches(summaries: Sequence[CellSummary]) -> list[CellSummary]:
@@ -133,7 +155,9 @@ def _answer(setups: _SetUps, pairs: int, criteria: Criteria) -> Answer:
     nearest = next((rival for rival in rivals if not rival.is_equal and rival.effect is not None), None)
     missing = 0
     if nearest is not None and nearest.effect is not None:
-        missing = launches_to_settle(max(1, pairs), alpha=criteria.alpha) - min(nearest.effect.launches)
+        untested = setups.untested & {nearest.summary.cell_id, fastest.cell_id if fastest else ""}
+        tested = 0 if untested else min(nearest.effect.launches)
+        missing = launches_to_settle(max(1, pairs), alpha=criteria.alpha) - tested
     return Answer(
         task=setups.task,
         fastest=fastest,

@@ -1,13 +1,23 @@
-"""Set-ups compared at the fastest batch of each: the batch is chosen by their walks, and is part of what is compared."""
+"""Comparisons of a run with its reference, of cells and of walks: a walk is compared at its fastest batch.
+
+The launch that searched chose that batch, so it favours whatever chance made fast, and is not tested. Launches after it repeat
+the fastest batch only: those of the other batches settle nothing.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from benchbox.analysis.comparability import compare_pairs, reference_axis
+from benchbox.analysis.comparability import (
+    compare_pair,
+    pairs_with_reference,
+    reference_axis,
+    with_verdicts,
+)
 from benchbox.analysis.inference import ONE_TEST, Criteria
 from benchbox.analysis.walk import walk_point
+from benchbox.registry.statuses import DIVERGED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,33 +25,114 @@ if TYPE_CHECKING:
     from benchbox.analysis.certificates import Certificate
     from benchbox.analysis.comparability import Comparison
     from benchbox.analysis.summary import CellSummary
+    from benchbox.store.run import Run
 
 
-def compare_best_batches(
-    results: Sequence[Certificate], reference: Mapping[str, Any], axes: Mapping[str, Any], criteria: Criteria = ONE_TEST
-) -> list[Comparison]:
-    """Compare the fastest batch of every walk with that of the walk which equals it except on the reference's axis.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunComparisons:
+    """Comparisons with the reference of a run. Verdicts hold for all of them at once, and one pair of cells has one verdict."""
+
+    cells: Mapping[str, Comparison]  # of cells that differ in the axis of the reference only, by the id of the subject
+    walks: tuple[Comparison, ...]  # of walks that differ in that axis only, each at its fastest batch
+
+
+def compare_run(
+    run: Run, summaries: Sequence[CellSummary], results: Sequence[Certificate], criteria: Criteria = ONE_TEST
+) -> RunComparisons:
+    """Compare the cells and the walks of a run with its reference.
+
+    Cells of two walks at the same batch are compared by the launches that searched, which settle nothing, unless it is the
+    fastest batch of both.
+
+    Args:
+        results: of the walks of the run.
+    """
+    if not run.reference:
+        return RunComparisons(cells={}, walks=())
+    fields, obstacle = reference_axis(run.reference, run.matrix.get("axes") or {})
+    searched = {cell_id for walk in run.walks for cell_id in walk["cells"]}
+    pairs = pairs_with_reference(summaries, run.reference)
+    measured = [pair for pair in pairs if not _is_search(pair, searched)]
+    walks = _pairs_of_walks(results, run.reference)
+    tested = max(1, len(measured) + len(walks))
+    comparisons = {("cells", pair[0].cell_id): compare_pair(*pair, fields, obstacle, criteria, tested) for pair in measured}
+    for walk, other in walks:
+        reason = obstacle or why_walk_diverges(walk) or why_walk_diverges(other)
+        comparison = _compare_walks(walk, other, (*fields, "batch"), reason, criteria, tested)
+        comparisons["walks", comparison.subject.cell_id] = comparison
+    comparisons = with_verdicts(comparisons, criteria)
+    best = tuple(comparison for (kind, _), comparison in comparisons.items() if kind == "walks")
+    of_walks = {comparison.pair_id: replace(comparison, axis=fields) for comparison in best}
+    cells = {}
+    for subject, reference in pairs:
+        if ("cells", subject.cell_id) in comparisons:
+            cells[subject.cell_id] = comparisons["cells", subject.cell_id]
+            continue
+        comparison = compare_pair(_search_of(subject), reference and _search_of(reference), fields, obstacle, criteria, tested)
+        cells[subject.cell_id] = of_walks.get(comparison.pair_id) or replace(comparison, is_search=True)
+    return RunComparisons(cells=cells, walks=best)
+
+
+def _is_search(pair: tuple[CellSummary, CellSummary | None], searched: set[str]) -> bool:
+    subject, reference = pair
+    return subject.cell_id in searched and (reference is None or reference.cell_id in searched)
+
+
+def _pairs_of_walks(results: Sequence[Certificate], reference: Mapping[str, object]) -> list[tuple[Certificate, Certificate]]:
+    """Return every walk that is not itself a reference with the one that equals it except on the reference's axis.
 
     Walks that have not ended are left out: another batch may be faster.
     """
-    fields, obstacle = reference_axis(reference, axes)
-    fastest = {
-        walk_point(result.fastest.cell): repeats(result.fastest)
+    ended = {
+        walk_point(result.fastest.cell): result
         for result in results
         if result.fastest and result.outcome in ("complete", "capped")
     }
-    pairs = [
-        (summary, fastest[counterpart])
-        for summary in fastest.values()
-        if any(summary.cell.get(field) != value for field, value in reference.items())
-        and (counterpart := walk_point({**summary.cell, **reference})) in fastest
+    return [
+        (result, ended[counterpart])
+        for result in ended.values()
+        if (cell := result.batches[0].cell) and any(cell.get(field) != value for field, value in reference.items())
+        if (counterpart := walk_point({**cell, **reference})) in ended
     ]
-    return list(compare_pairs(pairs, (*fields, "batch"), obstacle, criteria).values()) if fields else []
+
+
+def _compare_walks(
+    subject: Certificate,
+    reference: Certificate,
+    axis: tuple[str, ...],
+    obstacle: str | None,
+    criteria: Criteria,
+    pairs: int,
+) -> Comparison:
+    assert subject.fastest is not None
+    assert reference.fastest is not None
+    cells = repeats(subject.fastest), repeats(reference.fastest)
+    comparison = compare_pair(*cells, axis, obstacle, criteria, pairs)
+    return replace(comparison, is_search=not all(map(has_repeats, (subject.fastest, reference.fastest))))
+
+
+def why_walk_diverges(result: Certificate) -> str | None:
+    """Return why a walk has no ratio if one of its batches trains differently: its other batches run the same code."""
+    diverged = next((summary for summary in result.batches if summary.status == DIVERGED), None)
+    return None if diverged is None else f"batch {diverged.cell['batch']} is diverged: {diverged.divergence}"
+
+
+def _search_of(summary: CellSummary) -> CellSummary:
+    """Return a summary of the launch that searched."""
+    records = summary.records[:1]
+    status = DIVERGED if summary.status == DIVERGED else records[0]["status"] if records else summary.status
+    return replace(summary, records=records, planned=min(1, summary.planned), status=status)
 
 
 def repeats(summary: CellSummary) -> CellSummary:
-    """Return a summary of the launches after the one that chose the batch, which favours whatever chance made fast."""
-    records = tuple(record for record in summary.records if record["launch"] > 1)
-    if not any(record["status"] == "ok" for record in records):
+    """Return a summary of the launches after the one that chose the batch; of that one where there is no other."""
+    if not has_repeats(summary):
         return summary
-    return replace(summary, records=records, planned=summary.planned - 1)
+    return replace(
+        summary, records=tuple(record for record in summary.records if record["launch"] > 1), planned=summary.planned - 1
+    )
+
+
+def has_repeats(summary: CellSummary) -> bool:
+    """Return whether a batch of a walk has launches that did not choose it."""
+    return any(record["launch"] > 1 for record in summary.ok)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from benchbox.analysis.adam_state import adam_dtypes
 from benchbox.analysis.inference import (
@@ -25,6 +25,8 @@ from benchbox.registry.metrics import metric_by_name
 if TYPE_CHECKING:
     from benchbox.analysis.summary import CellSummary
     from benchbox.registry.launch_record import LaunchRecord
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 # If launches differ in any of these, a ratio would measure that difference too.
 _SAME_ENVIRONMENT = (
@@ -69,6 +71,7 @@ class Comparison:
     reason: str | None = None  # why there is no effect
     criteria: Criteria = ONE_TEST
     more_launches: int | None = None  # of each cell, before any difference could settle the pair; None: there are enough
+    is_search: bool = False  # the launches are those by which walks chose their batches, and settle nothing
 
     @property
     def ratio(self) -> float | None:
@@ -126,36 +129,25 @@ def compare_with_reference(
     if not reference:
         return {}
     fields, obstacle = reference_axis(reference, axes)
+    pairs = pairs_with_reference(summaries, reference)
+    return with_verdicts(
+        {pair[0].cell_id: compare_pair(*pair, fields, obstacle, criteria, len(pairs)) for pair in pairs}, criteria
+    )
+
+
+def pairs_with_reference(
+    summaries: Sequence[CellSummary], reference: Mapping[str, Any]
+) -> list[tuple[CellSummary, CellSummary | None]]:
+    """Return every cell that is not itself a reference, with the one that equals it except on the reference's axis."""
     by_cell = {_key(summary.cell): summary for summary in summaries}
-    pairs = [
+    return [
         (summary, by_cell.get(_key({**summary.cell, **reference})))
         for summary in summaries
         if any(summary.cell.get(field) != value for field, value in reference.items())
     ]
-    return compare_pairs(pairs, fields, obstacle, criteria)
 
 
-def compare_pairs(
-    pairs: Sequence[tuple[CellSummary, CellSummary | None]],
-    axis: tuple[str, ...],
-    obstacle: str | None = None,
-    criteria: Criteria = ONE_TEST,
-) -> dict[str, Comparison]:
-    """Compare the first cell of every pair with the second along `axis`, with verdicts that hold for all pairs at once.
-
-    Args:
-        obstacle: why none of them may be compared.
-
-    Returns:
-        Comparisons by the id of the first cell.
-    """
-    comparisons = {
-        subject.cell_id: _comparison(subject, reference, axis, obstacle, criteria, len(pairs)) for subject, reference in pairs
-    }
-    return _with_verdicts(comparisons, criteria)
-
-
-def _comparison(
+def compare_pair(
     subject: CellSummary,
     reference: CellSummary | None,
     axis: tuple[str, ...],
@@ -163,6 +155,12 @@ def _comparison(
     criteria: Criteria,
     pairs: int,
 ) -> Comparison:
+    """Compare two cells along `axis`, without a verdict where they can be compared: `with_verdicts` gives those of all pairs.
+
+    Args:
+        obstacle: why they may not be compared.
+        pairs: of the table.
+    """
     reason = obstacle
     if reason is None and reference is None:
         reason = f"no cell differs from it in {' and '.join(axis)} only"
@@ -211,14 +209,16 @@ def _common_rounds(subject: CellSummary, reference: CellSummary) -> set[int]:
     return {number for (_, number), (_, following) in pairwise(launches) if number == following}
 
 
-def _with_verdicts(comparisons: Mapping[str, Comparison], criteria: Criteria) -> dict[str, Comparison]:
-    """Return the comparisons of a table with verdicts that hold for all its pairs at once."""
+def with_verdicts(comparisons: Mapping[_Key, Comparison], criteria: Criteria) -> dict[_Key, Comparison]:
+    """Return the comparisons of a table, by any key, with verdicts that hold for all its pairs at once."""
     effects = {cell_id: comparison.effect for cell_id, comparison in comparisons.items() if comparison.effect is not None}
     adjusted = dict(zip(effects, holm([effect.p for effect in effects.values()]), strict=True))
     needed = launches_to_settle(max(1, len(effects)), alpha=criteria.alpha)
     verdicts = {}
     for cell_id, comparison in comparisons.items():
-        if comparison.effect is not None:
+        if comparison.effect is not None and comparison.is_search:
+            comparison = replace(comparison, more_launches=needed)
+        elif comparison.effect is not None:
             verdict = criteria.settled.get(comparison.pair_id) or verdict_of_effect(
                 comparison.effect, adjusted[cell_id], criteria
             )

@@ -12,7 +12,8 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
-from benchbox.analysis.comparability import compare_with_reference
+from benchbox.analysis.best_batches import compare_run
+from benchbox.analysis.certificates import certificates
 from benchbox.analysis.launches import RunLaunches
 from benchbox.analysis.rank_file_invariants import as_ranks_wrote, events_agree
 from benchbox.analysis.run_check import LaunchKey, Problem, RunCheck
@@ -227,7 +228,7 @@ class _Ratios(_MadeOfRecords):
             return
         printed, left_out = _printed_ratios((self.store.path / "report.md").read_text(encoding="utf-8").splitlines())
         summaries = summarize_launches(run, self._launches)
-        comparisons = compare_with_reference(summaries, run.reference, run.matrix.get("axes") or {}, criteria_of(run))
+        comparisons = compare_run(run, summaries, certificates(run, summaries), criteria_of(run)).cells
         if len(printed) + left_out != len(summaries):
             yield None, f"report.md: {len(printed)} rows of cells, of {len(summaries)}"
             return

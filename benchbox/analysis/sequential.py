@@ -13,9 +13,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchbox.analysis.best_batches import compare_best_batches
+from benchbox.analysis.best_batches import compare_run
 from benchbox.analysis.certificates import certificates
-from benchbox.analysis.comparability import compare_with_reference, reference_pairs
+from benchbox.analysis.comparability import reference_pairs
 from benchbox.analysis.inference import ALPHA, ONE_TEST, RELEVANT, Criteria, launches_to_settle
 from benchbox.analysis.summary import summarize
 
@@ -59,11 +59,9 @@ class Look:
 
 def look_at(run: Run, records: Iterable[LaunchRecord]) -> Look:
     """Judge all pairs of a run by the launches of its current look: of a run with walks, the fastest batches of each."""
-    summaries, axes, criteria = summarize(run, records), run.matrix.get("axes") or {}, criteria_of(run)
-    if run.walks:
-        comparisons = compare_best_batches(certificates(run, summaries), run.reference, axes, criteria)
-    else:
-        comparisons = [*compare_with_reference(summaries, run.reference, axes, criteria).values()]
+    summaries = summarize(run, records)
+    compared = compare_run(run, summaries, certificates(run, summaries), criteria_of(run))
+    comparisons = compared.walks if run.walks else tuple(compared.cells.values())
     return Look(
         settled=tuple(comparison for comparison in comparisons if comparison.is_settled),
         unsettled=tuple(pair for pair in comparisons if pair.effect is not None and not pair.is_settled),

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from benchbox.analysis.comparability import compare_with_reference
+from benchbox.analysis.best_batches import compare_run
+from benchbox.analysis.certificates import certificates
 from benchbox.analysis.sequential import criteria_of
 from benchbox.analysis.summary import summarize
 from benchbox.report.write import read_report
@@ -60,7 +61,7 @@ class Results:
         import pandas as pd
 
         summaries = summarize(self.run, self.records)
-        pairs = compare_with_reference(summaries, self.run.reference, self.run.matrix.get("axes") or {}, criteria_of(self.run))
+        pairs = compare_run(self.run, summaries, certificates(self.run, summaries), criteria_of(self.run)).cells
         rows = [_cell_row(summary, pairs.get(summary.cell_id)) for summary in summaries]
         return pd.DataFrame(rows, index=pd.Index([summary.cell_id for summary in summaries], name="cell_id"))
 

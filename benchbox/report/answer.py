@@ -11,9 +11,10 @@ from benchbox.analysis.quantities import quantity
 from benchbox.analysis.summary import BUSY_HOST, RECOMPILED, label
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from benchbox.analysis.answers import Answer
+    from benchbox.analysis.certificates import Certificate
     from benchbox.analysis.summary import CellSummary
 
 Level = Literal["ok", "warning", "bad"]
@@ -44,10 +45,10 @@ def answer_boxes(
     *,
     memory_limit: int | None = None,
     criteria: Criteria = ONE_TEST,
-    walked: Collection[str] = (),
+    walks: Sequence[Certificate] = (),
 ) -> tuple[AnswerBox, ...]:
     """Return the boxes of a run; none where no task has two set-ups. `axes` are the fields that vary."""
-    results = answers(summaries, memory_limit=memory_limit, criteria=criteria, walked=walked)
+    results = answers(summaries, memory_limit=memory_limit, criteria=criteria, walks=walks)
     setup_axes = [axis for axis in axes if axis in SETUP_FIELDS]
     task_axes = [axis for axis in axes if axis not in SETUP_FIELDS]
     if not setup_axes:

@@ -91,7 +91,10 @@ def _axis_value(cell: Mapping[str, object], field: str) -> str:
 def _sentence(subject: str, reference: str, pairs: Sequence[Comparison]) -> str:
     """Quote the ratios of settled pairs, and count the others."""
     ratios = [comparison.ratio for comparison in pairs if comparison.ratio is not None and comparison.is_settled]
+    pairs = [comparison for comparison in pairs if not comparison.is_search]
     unsettled = len(pairs) - len(ratios)
+    if not pairs:
+        return f"Launches that search for a batch do not settle whether {subject} or {reference} trains faster."
     if not ratios:
         more = max((comparison.more_launches or 0 for comparison in pairs), default=0)
         remedy = f": {more} more of each cell could" if more else ""
@@ -124,6 +127,9 @@ def evidence_of(comparison: Comparison) -> str:
     effect = comparison.effect
     assert effect is not None
     launches = f"{effect.launches[0]} against {effect.launches[1]} launches"
+    if comparison.is_search:
+        more = f"; {comparison.more_launches} more of each cell can" if comparison.more_launches else ""
+        return f"{launches}, which searched for the batch and settle nothing{more}"
     if comparison.more_launches is not None:
         return f"{launches}: too few to settle any difference; {comparison.more_launches} more of each cell could"
     text = f"{launches}, {effect.low:.2f}x to {effect.high:.2f}x with {100 * (1 - comparison.criteria.alpha):.4g}% confidence"

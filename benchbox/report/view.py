@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchbox import __version__
-from benchbox.analysis.best_batches import compare_best_batches
+from benchbox.analysis.best_batches import compare_run
 from benchbox.analysis.certificates import certificates
-from benchbox.analysis.comparability import compare_with_reference
 from benchbox.analysis.sequential import criteria_of
 from benchbox.analysis.summary import (
     BUSY_HOST,
@@ -163,9 +162,9 @@ def build_report(
     predictions = predictions or {}
     summaries = summarize(run, records)
     axes = varying_fields([*run.cells.values()])
-    named_axes, criteria = run.matrix.get("axes") or {}, criteria_of(run)
-    comparisons = compare_with_reference(summaries, run.reference, named_axes, criteria)
+    criteria = criteria_of(run)
     walks = certificates(run, summaries)
+    compared = compare_run(run, summaries, walks, criteria)
     fitting = [summary for summary in summaries if not summary.beyond_memory]
     cells = ReportCells(summaries=fitting, axes=axes, walks=walks, compared=tuple(run.reference), max_bars=MAX_PLAIN_CARDS)
     table_columns = columns(axes, summaries, compared=bool(run.reference), predictions=predictions)
@@ -174,7 +173,7 @@ def build_report(
     fixed = tuple(
         (field, matrix_text(value)) for field, value in common.items() if value is not None and not isinstance(value, Mapping)
     )
-    rows = table_rows(table_columns, summaries, comparisons)
+    rows = table_rows(table_columns, summaries, compared.cells)
     cell_lists = CellLists([summary.cell for summary in summaries], axes)
     environments = environment_texts(summaries)
     observed = requested_and_observed(summaries, axes, _peaks_of_machine(summaries, peaks))
@@ -188,15 +187,15 @@ def build_report(
         counts=_counts(run, summaries),
         fixed=fixed,
         settings=flatten_text({field: value for field, value in common.items() if isinstance(value, Mapping)}),
-        answers=answer_boxes(summaries, axes, memory_limit=memory_limit, criteria=criteria, walked=_walked(run)),
-        headline=build_headline(_comparable(run, comparisons), axes, [summary.cell_id for summary in summaries], cell_lists),
-        walks=walk_section(walks, compare_best_batches(walks, run.reference, named_axes, criteria), axes),
+        answers=answer_boxes(summaries, axes, memory_limit=memory_limit, criteria=criteria, walks=walks),
+        headline=build_headline(_comparable(run, compared.cells), axes, [summary.cell_id for summary in summaries], cell_lists),
+        walks=walk_section(walks, compared.walks, axes),
         axes=axes,
         cards=cell_cards(run, summaries, axes, table_columns, rows, {cell.cell_id: cell for cell in observed}),
         table=Table(
             columns=table_columns,
             rows=rows,
-            notes=_table_notes(summaries, comparisons),
+            notes=_table_notes(summaries, compared.cells),
         ),
         figures=report_drawings(cells),
         phase_notes=phase_notes(cells),
@@ -230,17 +229,13 @@ def _peaks_of_machine(
 
 def _comparable(run: Run, comparisons: Mapping[str, Comparison]) -> dict[str, Comparison]:
     """Return the comparisons without those of batches that one of two walks did not try, or that do not fit: no failure."""
-    walked = _walked(run)
+    walked = {cell_id for walk in run.walks for cell_id in walk["cells"]}
     return {
         cell_id: comparison
         for cell_id, comparison in comparisons.items()
         if cell_id not in walked
         or not (comparison.subject.beyond_memory or comparison.reference is None or comparison.reference.beyond_memory)
     }
-
-
-def _walked(run: Run) -> set[str]:
-    return {cell_id for walk in run.walks for cell_id in walk["cells"]}
 
 
 def _summary_line(run: Run, axes: Sequence[str]) -> str:

@@ -8,18 +8,19 @@ import pytest
 from rich.console import Console
 
 from benchbox.analysis.baseline import make_baseline
-from benchbox.analysis.best_batches import compare_best_batches
+from benchbox.analysis.best_batches import compare_run
 from benchbox.analysis.certificates import certificates, mean_probes
 from benchbox.analysis.gate import gate
 from benchbox.analysis.invariants import verify_run
 from benchbox.analysis.regression import BaselineLookup
 from benchbox.analysis.summary import summarize
+from benchbox.report.headline import evidence_of
 from benchbox.report.html import render_html
 from benchbox.report.markdown import render_markdown
 from benchbox.report.terminal import print_table
 from benchbox.report.view import build_report
 from benchbox.spec.matrix import BatchSearch
-from tests.support.example_run import MEASURE, MIB, OOM
+from tests.support.example_run import MEASURE, MIB, OOM, steady_records
 from tests.support.walks import START, Killed, Machine, cameras
 
 LIMITED = replace(MEASURE, memory_limit=200 * MIB)
@@ -29,6 +30,25 @@ BACKENDS = (replace(START, backend="fsdp1_full"), replace(START, backend="zero2"
 def results(machine: Machine):
     run = machine.store.run()
     return certificates(run, summarize(run, machine.store.records()))
+
+
+def records_of(machine: Machine, *, at_start=None, speed=1.0):
+    """Return the records of a run, with keys of that of FSDP at batch 2 changed and its throughputs multiplied."""
+    records = []
+    for record in machine.store.records():
+        if record["cell"]["backend"] == "fsdp1_full":
+            record |= (at_start or {}) if record["cell"]["batch"] == 2 else {}
+            if throughput := record["throughput"]:
+                record["throughput"] = throughput | {"global_samples_per_s": speed * throughput["global_samples_per_s"]}
+        records.append(record)
+    return records
+
+
+def compared(machine: Machine, **changes):
+    """Return the comparisons of a run. The changes are those of `records_of`."""
+    run = machine.store.run()
+    summaries = summarize(run, records_of(machine, **changes))
+    return compare_run(run, summaries, certificates(run, summaries))
 
 
 @pytest.fixture
@@ -127,8 +147,7 @@ def test_set_ups_are_compared_at_the_fastest_batch_of_each_and_the_batch_is_name
     )
     machine.run()
     run = machine.store.run()
-    reference, axes = {"backend": "zero2"}, {"backend": ["fsdp1_full", "zero2"]}
-    (comparison,) = compare_best_batches(results(machine), reference, axes)
+    (comparison,) = compared(machine).walks
     assert comparison.axis == ("backend", "batch")
     assert (comparison.subject.cell["batch"], comparison.reference.cell["batch"]) == (6, 7)
     assert comparison.effect.launches == (7, 7), "the launch that chose the batch does not count"
@@ -222,11 +241,93 @@ def test_set_ups_that_cannot_be_compared_at_their_fastest_batches_say_why(tmp_pa
     assert row == ("backend=fsdp1_full", "3", "3", "-", "they also differ in torch: fsdp1_full against zero2")
 
 
-def test_the_launch_that_chose_a_batch_counts_where_there_is_no_other_that_ended_ok(tmp_path):
+def test_the_launch_that_chose_a_batch_is_shown_where_there_is_no_other_and_settles_nothing(tmp_path):
     machine = Machine(tmp_path, lambda _: 3, BACKENDS, replace(LIMITED, launches=1), predicted=3, fastest=3)
     machine.run()
-    (comparison,) = compare_best_batches(results(machine), {"backend": "zero2"}, {"backend": ["fsdp1_full", "zero2"]})
+    (comparison,) = compared(machine).walks
     assert comparison.effect.launches == (1, 1)
+    assert (comparison.verdict, comparison.is_search, comparison.more_launches) == ("inconclusive", True, 5)
+    assert evidence_of(comparison) == (
+        "1 against 1 launches, which searched for the batch and settle nothing; 5 more of each cell can"
+    )
+
+
+def test_one_pair_of_cells_has_one_verdict_as_walks_and_at_the_same_batch(tmp_path):
+    """Batch 3 is the fastest of both walks. At batch 2 there are only the launches that searched."""
+    machine = Machine(tmp_path, lambda _: 3, BACKENDS, replace(LIMITED, launches=8), predicted=3, fastest=3)
+    machine.run()
+    comparisons = compared(machine, speed=0.5)
+    (walks,) = comparisons.walks
+    first, fastest, beyond = sorted(comparisons.cells.values(), key=lambda comparison: comparison.subject.cell["batch"])
+    assert (walks.verdict, walks.effect.launches) == ("regression", (7, 7))
+    assert (fastest.effect, fastest.verdict, fastest.axis) == (walks.effect, walks.verdict, ("backend",))
+    assert (first.effect.launches, first.verdict, first.is_search, first.more_launches) == ((1, 1), "inconclusive", True, None)
+    assert beyond.effect is None
+    headline = build_report(machine.store.run(), records_of(machine, speed=0.5)).headline
+    assert [card.evidence for card in headline.cards] == [
+        "1 against 1 launches, which searched for the batch and settle nothing",
+        "7 against 7 launches, 0.47x to 0.53x with 99% confidence: slower",
+    ]
+    assert headline.sentences == ("fsdp1_full trains at 0.50x the samples/s of zero2.",)
+
+
+def test_launches_that_search_settle_nothing_where_no_other_batch_is_the_fastest_of_both_walks(tmp_path):
+    largest = {"fsdp1_full": 6, "zero2": 4}
+    machine = Machine(tmp_path, lambda cell: largest[cell.backend], BACKENDS, LIMITED, predicted=4, fastest=7)
+    machine.run()
+    (sentence, *_) = build_report(machine.store.run(), records_of(machine)).headline.sentences
+    assert sentence == "Launches that search for a batch do not settle whether fsdp1_full or zero2 trains faster."
+
+
+def test_cells_without_a_walk_and_walks_share_the_probability_of_a_wrong_verdict(tmp_path):
+    machine = Machine(tmp_path, lambda _: 3, BACKENDS, replace(LIMITED, launches=6), predicted=3, fastest=3)
+    machine.run()
+    alone = compared(machine, speed=0.5).walks[0]
+    assert (alone.verdict, alone.effect.launches, alone.more_launches) == ("regression", (5, 5), None)
+    beside = [replace(START, backend=backend, cams=2) for backend in ("fsdp1_full", "zero2")]
+    run, records = machine.store.run(), records_of(machine, speed=0.5)
+    records += [
+        record for cell, step_s in zip(beside, (0.4, 0.2), strict=True) for record in steady_records(cell, step_s=step_s)
+    ]
+    run = replace(run, cells={**run.cells, **{cell.cell_id: cell.to_dict() for cell in beside}})
+    summaries = summarize(run, records)
+    comparisons = compare_run(run, summaries, certificates(run, summaries))
+    both = (comparisons.walks[0], comparisons.cells[beside[0].cell_id])
+    assert {(comparison.verdict, comparison.more_launches) for comparison in both} == {("inconclusive", 1)}
+
+
+def test_a_walk_with_a_batch_that_diverged_has_no_ratio_at_any_batch_and_is_no_answer(tmp_path):
+    """The fastest batches, 6 and 5, are never compared with one another."""
+    largest = {"fsdp1_full": 6, "zero2": 5}
+    machine = Machine(
+        tmp_path, lambda cell: largest[cell.backend], BACKENDS, replace(LIMITED, launches=8), predicted=5, fastest=7
+    )
+    machine.run()
+    assert compared(machine).walks[0].ratio > 1
+    wrong = {"loss": [9.0, 8.0, 7.0]}
+    (diverged,) = compared(machine, at_start=wrong).walks
+    assert (diverged.verdict, diverged.ratio) == ("incomparable", None)
+    assert diverged.reason.startswith("batch 2 is diverged: ")
+    (box,) = build_report(machine.store.run(), records_of(machine, at_start=wrong)).answers
+    assert box.lines[0].text.startswith("The only set-up: backend=zero2 batch=5, ")
+
+
+@pytest.mark.parametrize(
+    ("launches", "level", "text"),
+    [
+        (8, "ok", "Settled: 7 launches of each show every other one to be slower."),
+        (1, "warning", "Not settled against backend=zero2 batch=4: 5 more launches of each could."),
+    ],
+)
+def test_the_answer_compares_walks_at_the_fastest_batch_of_each(tmp_path, launches, level, text):
+    """The other batches are launched once: they would be left unsettled for ever."""
+    largest = {"fsdp1_full": 6, "zero2": 4}
+    settings = replace(LIMITED, launches=launches)
+    machine = Machine(tmp_path, lambda cell: largest[cell.backend], BACKENDS, settings, predicted=4, fastest=7)
+    machine.run()
+    (box,) = build_report(machine.store.run(), records_of(machine, speed=2)).answers
+    assert box.lines[0].text.startswith("Fastest of 2 set-ups: backend=fsdp1_full batch=6, ")
+    assert (box.lines[1].level, box.lines[1].text) == (level, text)
 
 
 def test_a_batch_that_ran_out_of_memory_below_one_that_fits_is_a_failure(machine):

@@ -102,11 +102,6 @@ def test_the_fastest_is_not_one_that_more_launches_show_to_be_slower():
     assert box(summaries)[0][1].startswith("Fastest of 3 set-ups: backend=zero2, ")
 
 
-def test_the_launch_that_chose_the_batch_of_a_walk_is_not_counted():
-    summaries = summaries_of({CELL: 0.25, ZERO2: 0.2})
-    assert box(summaries, walked={CELL.cell_id, ZERO2.cell_id})[1][1].startswith("Settled: 6 launches of each ")
-
-
 def test_a_near_rival_is_named_with_the_interval():
     """Faster by less than what is relevant, in launches that scatter by more."""
 
