@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchbox.analysis.summary import label, varying_fields
-from benchbox.cli.auto_launches import plan_auto
+from benchbox.cli.auto_launches import keep_looks, plan_auto
 from benchbox.cli.capacity import check_any_cell, skip_beyond_capacity
 from benchbox.cli.nodes import check_world_sizes
 from benchbox.cli.walk_launches import WalkLaunches, check_memory_limit, plan_walks
@@ -61,7 +61,7 @@ class MatrixRun:
     def find_pending(self, *, fresh: bool) -> PendingLaunches:
         """Return the launches that would run now: of walks the next ones, of --launches auto those of the last look."""
         most = self.measure
-        if self.run.sequential:
+        if self.auto and self.run.sequential:
             most = replace(most, launches=max(self.run.sequential["looks"]))
         chosen = self.launches if self.matrix.search else launches_of(self.selected, most)
         pending = pending_launches(chosen, self.measure, self.store, self.matrix.policy_dirs, fresh=fresh)
@@ -120,13 +120,16 @@ def open_matrix_run(
         if not matrix.reference or resources:
             raise ConfigurationError("--launches auto tests pairs with the reference of the matrix, and runs without Slurm")
         run, measure = plan_auto(run, planned, resolution), replace(measure, launches=1)
+    store = RunStore(out or Path("runs") / matrix.name)
+    if resolution is None and not fresh:
+        run = keep_looks(run, store, measure, matrix.policy_dirs)
     return MatrixRun(
         matrix=matrix,
         planned=planned,
         selected=selected,
         run=run,
         measure=measure,
-        store=RunStore(out or Path("runs") / matrix.name),
+        store=store,
         auto=resolution is not None,
         fresh=fresh,
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchbox.analysis.sequential import criteria_of
 from benchbox.launch.fingerprint import benchbox_sha256, policy_sha256
+from benchbox.launch.resume import pending_launches
 from benchbox.launch.runner import RunSummary
 from benchbox.store.run import RunStore
 from tests.support.commands import run_in_process
@@ -13,24 +15,73 @@ from tests.support.example_run import steady_records
 ONE_CELL = ("backends", "--only", "backend=ddp")  # of a shipped matrix
 
 
+def write_records(launches, *, store, measure, fresh=False, **_):
+    """Write records of pending launches, those of ZeRO-2 1.5% slower, as `run_matrix` runs them."""
+    sources = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256("pi05")}
+    for cell, number in pending_launches(launches, measure, store, (), fresh=fresh).launches:
+        step_s = 0.203 if cell.backend == "zero2" else 0.2
+        record = steady_records(cell, step_s=step_s, launches=number)[-1]
+        record["environment"] = {**record["environment"], **sources}
+        store.write_record(record | {"steps": measure.steps, "warmup_steps": measure.warmup_steps})
+    return RunSummary()
+
+
 @pytest.mark.parametrize("command", [("run", *ONE_CELL, "--no-estimate"), ("noise", *ONE_CELL)])
 @pytest.mark.parametrize(("options", "kept"), [((), 13), (("--set", "measure.steps=3"), 12)])
 def test_further_launches_of_other_steps_are_not_among_the_figures(tmp_path, monkeypatch, command, options, kept):
-    sources = {"benchbox_sha256": benchbox_sha256(), "policy_sha256": policy_sha256("pi05")}
-
-    def launch(launches, *, store, measure, **_):
-        for cell, number in launches:
-            record = steady_records(cell, step_s=0.2, launches=number)[-1]
-            record["environment"] = {**record["environment"], **sources}
-            store.write_record(record | {"steps": measure.steps, "warmup_steps": measure.warmup_steps})
-        return RunSummary()
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for module in ("cli.run_here", "launch.runner"):  # of `run`, and of `noise`
-        monkeypatch.setattr(f"benchbox.{module}.run_matrix", launch)
+        monkeypatch.setattr(f"benchbox.{module}.run_matrix", write_records)
     first = run_in_process(*command, "--out", "run", "--launches", "13", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
     again = run_in_process(*command, "--out", "run", "--launches", "12", *options, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert len(list(RunStore(tmp_path / "run").records())) == kept
     assert ("removing 1 further launch" in again.stdout) == (kept == 12)
+
+
+TWO_CELLS = """
+name: looks
+policy: pi05
+size: tiny
+data: synthetic
+world_size: 2
+batch: 1
+recipe: fp32
+axes: {backend: [ddp, BACKEND]}
+measure: {warmup_steps: 1, steps: 2, launches: 1}
+reference: {backend: ddp}
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "launches"),
+    [((), 7), (("--launches", "9"), 7), (("--fresh",), 1), (("--set", "measure.steps=3"), 1)],
+    ids=["same", "more launches", "fresh", "other steps"],
+)
+def test_a_command_without_looks_judges_no_launches_that_were_looked_at_before(tmp_path, monkeypatch, options, launches):
+    """The first look, after launch 7, settles the pair. All looks share 1%, and nothing is left for a further test."""
+    monkeypatch.setattr("benchbox.cli.run_here.run_matrix", write_records)
+    (tmp_path / "looks.yaml").write_text(TWO_CELLS.replace("BACKEND", "zero2"))
+    command = ("run", "looks.yaml", "--out", "run", "--no-estimate")
+    looked = run_in_process(*command, "--launches", "auto", "--resolution", "1%", cwd=tmp_path)
+    assert "after launch 7: 1 of 1 pairs settled" in looked.stdout, looked.stderr
+    again = run_in_process(*command, *options, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    run = RunStore(tmp_path / "run").run()
+    assert run.launches == launches
+    assert criteria_of(run).alpha == pytest.approx(0.01 / 6 if launches == 7 else 0.01)
+    assert ("pairs stay judged by the look of --launches auto after launch 7" in again.stdout) == (launches == 7)
+
+
+def test_cells_that_were_not_there_at_the_looks_have_the_launches_of_their_command(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchbox.cli.run_here.run_matrix", write_records)
+    matrix = tmp_path / "looks.yaml"
+    matrix.write_text(TWO_CELLS.replace("BACKEND", "zero2"))
+    command = ("run", "looks.yaml", "--out", "run", "--no-estimate")
+    run_in_process(*command, "--launches", "auto", "--resolution", "1%", cwd=tmp_path)
+    matrix.write_text(TWO_CELLS.replace("BACKEND", "zero2, fsdp2"))
+    run_in_process(*command, "--launches", "2", cwd=tmp_path)
+    run = RunStore(tmp_path / "run").run()
+    planned = {run.cells[cell_id]["backend"]: launches for cell_id, launches in run.planned_launches().items()}
+    assert planned == {"ddp": 7, "zero2": 7, "fsdp2": 2}
