@@ -121,6 +121,10 @@ def _judge(summary: CellSummary, base: CellSummary | None, *, alone: bool) -> Eq
     reason = _why_diverged(worst)
     if reason is not None:
         return Equivalence(verdict="diverged", reference=base, differences=worst, reason=reason)
+    unknown = [name for name in QUANTITIES if not all(record[name] for record in (*launches, base.ok[0]))]
+    if unknown:
+        reason = f"the {NAMES[unknown[0]]} of a launch is unknown"
+        return Equivalence(verdict="not compared", reference=base, reason=reason)
     return Equivalence(verdict="reference" if summary is base else "equivalent", reference=base, differences=worst)
 
 
@@ -134,7 +138,7 @@ def _why_not_compared(launches: Iterable[LaunchRecord], base: LaunchRecord, reci
         ):
             if value and expected and value != expected:
                 return f"it differs in {name}" + (f": {value} against {expected}" if name == "Adam state" else "")
-    if not any(base["grad_norm"] or ()):
+    if base["grad_norm"] and not any(base["grad_norm"]):
         return "every gradient of the reference is zero: nothing trains"
     return None
 

@@ -177,6 +177,14 @@ def test_a_policy_that_does_not_train_is_not_compared():
     assert summaries["ddp"].equivalence.reason == "every gradient of the reference is zero: nothing trains"
 
 
+@pytest.mark.parametrize("backend", ["single", "ddp"])
+@pytest.mark.parametrize(("quantity", "text"), [("loss", "loss"), ("grad_norm", "gradient norm")])
+def test_a_cell_is_not_equivalent_in_what_is_unknown(backend, quantity, text):
+    records = [example_record(cell) | ({quantity: None} if cell.backend == backend else {}) for cell in (SINGLE, CELL)]
+    equivalence = judged(*records)[1]["ddp"].equivalence
+    assert (equivalence.verdict, equivalence.reason) == ("not compared", f"the {text} of a launch is unknown")
+
+
 def test_optimizer_states_of_other_dtypes_are_no_rounding():
     """bf16_naive steps masters where the backend keeps them, and the parameters themselves elsewhere."""
     _, _, summaries = published("precision_ab")
