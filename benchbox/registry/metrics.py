@@ -39,6 +39,7 @@ class Metric:
     launches: Literal["median", "worst"] = "median"  # how the values of several launches become that of a cell
     deterministic: bool = False  # equal launches have equal values, up to rounding
     words: tuple[str, ...] = ()  # possible values of a metric that is a word
+    across_batches: bool = False  # values of different batches can be compared, as those of a throughput
 
     @property
     def is_number(self) -> bool:
@@ -101,6 +102,7 @@ BUILT_IN_METRICS: dict[str, Metric] = {
             direction="higher",
             formula="batch x accumulation x world_size / step_time_s",
             read=_samples_per_s,
+            across_batches=True,
         ),
         Metric(
             name="peak_allocated_bytes",
@@ -132,6 +134,7 @@ BUILT_IN_METRICS: dict[str, Metric] = {
             direction="higher",
             formula="model FLOPs a step / (step_time_s x world_size x the device's peak); null where the peak is unknown",
             read=lambda record: record["mfu"],
+            across_batches=True,
         ),
         Metric(
             name="hfu",
@@ -139,6 +142,7 @@ BUILT_IN_METRICS: dict[str, Metric] = {
             direction="higher",
             formula="as mfu, of all FLOPs that the device did: recomputation is among them",
             read=lambda record: record.get("hfu"),
+            across_batches=True,
         ),
         Metric(
             name="final_loss",

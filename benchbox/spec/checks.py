@@ -13,6 +13,7 @@ from benchbox.registry.names import did_you_mean
 from benchbox.spec.cell import LIMITED_STEPS, Cell, MeasureSpec
 from benchbox.spec.fields import Point
 from benchbox.spec.matrix import describe, matches, to_yaml_word
+from benchbox.spec.threshold import FASTEST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -128,11 +129,22 @@ def check_cells(matrix: Matrix, source: Source, policies: Mapping[str, PolicyEnt
             problems.append(Problem(_position_of(source, "attention", attention), *refusal))
     refusals = (mode_refusal(policies[policy], matrix.data.mode) for policy in dict.fromkeys(cell.policy for cell in cells))
     problems += [Problem(source.where(("data", "mode")), *refusal) for refusal in refusals if refusal]
-    selections: list[tuple[Keys, Mapping[str, Any]]] = [(("reference",), matrix.reference)]
-    selections += [(("thresholds", i, "where"), threshold.where) for i, threshold in enumerate(matrix.thresholds)]
-    for keys, point in selections:
-        if not any(matches(cell, point) for cell in cells):
-            problems.append(Problem(source.where(keys), f"no cell has {describe(point)}", _existing_values(point, cells)))
+    selections: list[tuple[Keys, Mapping[str, Any], list[Cell]]] = [(("reference",), matrix.reference, cells)]
+    for index, threshold in enumerate(matrix.thresholds):
+        keys: Keys = ("thresholds", index, "where")
+        if threshold.where.get("batch") != FASTEST:
+            selections.append((keys, threshold.where, cells))
+        elif matrix.search is not None:
+            others = {key: value for key, value in threshold.where.items() if key != "batch"}
+            selections.append((keys, others, list(matrix.axis_cells())))
+        elif not any(source.where(path).startswith("--set") for path in (("axes", "batch"), ("batch",))):
+            # Without --set batch=.. the matrix could never be judged. With it, `check` says that the run has no walks.
+            where, hint = source.where((*keys, "batch")), "under axes, write batch: {search: max}"
+            problems.append(Problem(where, f"batch: {FASTEST} selects walks, and this matrix has none", hint))
+    for keys, point, selectable in selections:
+        if not any(matches(cell, point) for cell in selectable):
+            hint = _existing_values(point, selectable)
+            problems.append(Problem(source.where(keys), f"no cell has {describe(point)}", hint))
     return problems
 
 

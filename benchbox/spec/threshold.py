@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+FASTEST = "fastest"  # in place of a batch: of every walk the one that is fastest
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
@@ -20,6 +22,8 @@ class Acceptance:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
     """One demand on one metric, in every cell that `where` selects (all of them when it is empty).
+
+    With the batch `FASTEST`, `where` selects walks, and the demand is on the fastest batch of each.
 
     At least one of `expect`, `min`, `max`, `max_regression` is set. `max_regression` is a fraction (0.05 for 5%) of the
     baseline's value, in the metric's worse direction. With the severity `warning` a breach is printed and fails nothing.

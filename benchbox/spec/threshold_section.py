@@ -7,19 +7,19 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, WrapValidator, model_validator
 
 from benchbox.errors import ConfigurationError
 from benchbox.registry.metrics import metrics
 from benchbox.registry.policies import PolicyEntry, find_policies
-from benchbox.spec.fields import Point  # noqa: TC001 (pydantic evaluates the annotation)
+from benchbox.spec.fields import Point
 from benchbox.spec.problems import in_order, problems_of
 from benchbox.spec.source import read_source
-from benchbox.spec.threshold import Acceptance, Threshold
-from benchbox.spec.types import ABSENT, Fraction, MetricName, Strict, check_name, refusal
+from benchbox.spec.threshold import FASTEST, Acceptance, Threshold
+from benchbox.spec.types import ABSENT, Batch, Fraction, MetricName, Strict, check_name, refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from benchbox.registry.launch_record import CellDict
 
@@ -46,9 +46,24 @@ def _word_or_number(value: Any) -> Any:
     return value
 
 
+def _fastest_or_batch(value: Any, validate: Callable[[Any], int]) -> Any:
+    return value if value == FASTEST else validate(value)
+
+
+class SelectedCells(Point):
+    """Some of the fields of a cell: the cells that a threshold applies to."""
+
+    batch: Annotated[
+        Batch,
+        WrapValidator(_fastest_or_batch),
+        WithJsonSchema({"anyOf": [{"const": FASTEST}, {"type": "integer", "minimum": 1, "maximum": 1_000_000}]}),
+    ] = ABSENT
+    """Samples per rank and micro-step; or fastest, which selects the fastest batch of every walk."""
+
+
 class ThresholdFile(Strict):
     metric: MetricName
-    where: Point = ABSENT
+    where: SelectedCells = ABSENT
     """The cells that the threshold applies to; all of them when it is absent."""
     expect: Annotated[str | float, BeforeValidator(_word_or_number)] = ABSENT
     """The metric equals this."""
@@ -69,6 +84,9 @@ class ThresholdFile(Strict):
             raise refusal(f"demands nothing of {self.metric}", "give expect, min, max, or vs: baseline with max_regression")
         if ("vs" in keys) != ("max_regression" in keys):
             raise refusal("vs and max_regression go together", "vs: baseline, max_regression: 5%")
+        if self.where and self.where.explicit_values().get("batch") == FASTEST and not metric.across_batches:
+            comparable = ", ".join(sorted(name for name, other in metrics().items() if other.across_batches))
+            raise refusal(f"{self.metric} depends on the batch, and another one may be fastest", f"give one of {comparable}")
         if "max_regression" in keys and metric.direction == "none":
             raise refusal(f"{self.metric} has no better direction to regress from", "give expect, min or max")
         if {"min", "max"} <= keys and self.min > self.max:

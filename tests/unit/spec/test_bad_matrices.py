@@ -100,6 +100,22 @@ APPENDED = [
     ),
     ("thresholds: [{metric: mfu, max: 1, where: {batch: 7}}]", "m.yaml:8:43: no cell has batch=7; batch is one of 1, 2"),
     (
+        "thresholds: [{metric: mfu, max: 1, where: {batch: fastest}}]",
+        "m.yaml:8:51: batch: fastest selects walks, and this matrix has none; under axes, write batch: {search: max}",
+    ),
+    (
+        "thresholds: [{metric: step_time_s, max: 1, where: {batch: fastest}}]",
+        (
+            "m.yaml:8:14: step_time_s depends on the batch, and another one may be fastest; "
+            "give one of global_samples_per_s, hfu, mfu"
+        ),
+    ),
+    (
+        "thresholds: [{metric: mfu, max: 1, where: {batch: slowest}}]",
+        'm.yaml:8:51: thresholds[0].where.batch must be a whole number, not "slowest"',
+    ),
+    ("reference: {batch: fastest}", 'm.yaml:8:20: reference.batch must be a whole number, not "fastest"'),
+    (
         "thresholds: [{metric: mfu, vs: baseline}]",
         "m.yaml:8:14: demands nothing of mfu; give expect, min, max, or vs: baseline with max_regression",
     ),
@@ -161,6 +177,11 @@ REPLACED = [
         "[1, 2]",
         "{search: max}\nexclude: [{batch: 2}]",
         "m.yaml:8:12: batch is searched, so none can be excluded; give at_most along the axis",
+    ),
+    (
+        "[1, 2]",
+        "{search: max}\nthresholds: [{metric: mfu, max: 1, where: {backend: zero3, batch: fastest}}]",
+        "m.yaml:8:43: no cell has backend=zero3; backend is one of zero2, ddp",
     ),
     (
         "[1, 2]",

@@ -123,6 +123,14 @@ def test_the_rest_of_the_file_reaches_the_matrix(load, tmp_path, monkeypatch):
     assert all(Threshold(**threshold.to_dict()) == threshold for threshold in matrix.thresholds)
 
 
+@pytest.mark.parametrize("overrides", [{}, {"axes.batch": "[1]"}, {"axes.batch": "null", "batch": "1"}])
+def test_a_threshold_on_the_fastest_batch_of_walks_may_stay_where_set_replaces_the_search(load, overrides):
+    searched = GOOD.replace("[1, 2]", "{search: max}")
+    demand = "thresholds: [{metric: global_samples_per_s, where: {backend: ddp, batch: fastest}, min: 1}]\n"
+    (threshold,) = load(searched + demand, overrides).thresholds
+    assert threshold == Threshold(metric="global_samples_per_s", where={"backend": "ddp", "batch": "fastest"}, min=1)
+
+
 def test_a_file_that_says_nothing_gets_the_defaults_of_the_dataclasses(load):
     matrix = load(GOOD)
     assert (matrix.data, matrix.optim, matrix.measure) == (DataSpec(), OptimSpec(), MeasureSpec())
